@@ -1,0 +1,165 @@
+"""Reads an ordinary Ray Serve config file, strictly, with overrides from the command line.
+
+Serve itself ignores keys it does not know; here every key of the outer file is checked as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.config import Config, GrpcConfig, HttpConfig, parse, unknown_key
+from cluster.config_rules import check_ports, check_rules
+from cluster.errors import ConfigError
+
+# The keys of Ray Serve's ServeDeploySchema and ServeApplicationSchema that we let through.
+_SERVE_KEYS = ("proxy_location", "http_options", "grpc_options", "logging_config", "applications")
+_HTTP_KEYS = ("host", "port", "root_path", "request_timeout_s", "keep_alive_timeout_s")
+_GRPC_KEYS = ("port", "grpc_servicer_functions", "request_timeout_s", "enable_reflection")
+_APPLICATION_KEYS = (
+    "name",
+    "route_prefix",
+    "import_path",
+    "runtime_env",
+    "args",
+    "logging_config",
+    "external_scaler_enabled",
+    "autoscaling_policy",
+)
+
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeFile:
+    """A checked file.  document: the Serve config as plain data, overrides applied."""
+
+    path: Path
+    document: Mapping[str, Any]
+    config: Config
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
+    """Read `path` and apply overrides of the form `target.engine.dtype=float32`.
+
+    `http.*` and `grpc.*` mean Serve's http_options and grpc_options; everything else means a key
+    below applications[0].args.  Values are YAML.  Raises ConfigError with file and key path.
+    """
+    path = Path(path)
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    try:
+        return _checked(path, document, overrides)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", param=error.param) from error
+
+
+def parse_arguments(arguments: Mapping[str, Any]) -> Config:
+    """The `args` of the application, as Serve hands them to `deployments.app:build`."""
+    _refuse_serve_keys(arguments)
+    config = parse(Config, arguments)
+    check_rules(config)
+    return config
+
+
+def _refuse_serve_keys(arguments: Mapping[str, Any]) -> None:
+    for name in ("http", "grpc"):
+        if name in arguments:
+            raise ConfigError(f"{name}: set it in {name}_options, Ray Serve's own key", param=name)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """PyYAML keeps the last of two equal keys; an operator who wrote both wants to know."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if isinstance(key_node, yaml.ScalarNode) and key_node.tag != _MERGE_TAG:
+                if key_node.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key_node.value!r} stands twice", key_node.start_mark
+                    )
+                seen.add(key_node.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _checked(path: Path, document: Any, overrides: Sequence[str]) -> ServeFile:
+    document = copy.deepcopy(document)
+    if not isinstance(document, dict):
+        raise ConfigError("the file is not a mapping; see configs/local.yaml for the form")
+    _check_keys(document, _SERVE_KEYS, "")
+    applications = document.get("applications")
+    if not isinstance(applications, list) or len(applications) != 1:
+        raise ConfigError("applications: exactly one application is expected", param="applications")
+    application = applications[0]
+    _check_keys(application, _APPLICATION_KEYS, "applications[0]")
+    http = _section(document, "http_options")
+    grpc = _section(document, "grpc_options")
+    arguments = _section(application, "args")
+    for override in overrides:
+        _override({"http": http, "grpc": grpc}, arguments, override)
+    _check_keys(http, _HTTP_KEYS, "http_options")
+    _check_keys(grpc, _GRPC_KEYS, "grpc_options")
+    _refuse_serve_keys(arguments)
+    config = dataclasses.replace(
+        parse(Config, arguments),
+        http=parse(HttpConfig, {k: http[k] for k in ("host", "port") if k in http}, "http"),
+        grpc=parse(GrpcConfig, {k: grpc[k] for k in ("port",) if k in grpc}, "grpc"),
+    )
+    check_rules(config)
+    check_ports(config)
+    http["host"], http["port"] = config.http.host, config.http.port
+    grpc["port"] = config.grpc.port
+    return ServeFile(path, document, config)
+
+
+def _section(parent: dict[str, Any], name: str) -> dict[str, Any]:
+    """The mapping `parent[name]`, created where it is absent or left empty."""
+    if parent.get(name) is None:
+        parent[name] = {}
+    section = parent[name]
+    if not isinstance(section, dict):
+        raise ConfigError(f"{name}: {section!r} is not a mapping", param=name)
+    return section
+
+
+def _check_keys(mapping: Any, known: Sequence[str], path: str) -> None:
+    if not isinstance(mapping, dict):
+        raise ConfigError(f"{path or 'the file'}: {mapping!r} is not a mapping", param=path)
+    for key in mapping:
+        if key not in known:
+            raise unknown_key(str(key), known, f"{path}.{key}" if path else str(key))
+
+
+def _override(
+    serve_sections: Mapping[str, dict[str, Any]], arguments: dict[str, Any], override: str
+) -> None:
+    """Set the one key that `override` names, in a section of Serve's or in our arguments."""
+    key, separator, text = override.partition("=")
+    parts = key.strip().split(".")
+    node = arguments
+    if parts[0] in serve_sections:
+        node = serve_sections[parts[0]]
+        parts = parts[1:]
+    if not separator or not parts or not all(parts):
+        raise ConfigError(f"--set {override!r}: expected key.path=value", param=key)
+    for part in parts[:-1]:
+        if node.get(part) is None:
+            node[part] = {}
+        node = node[part]
+        if not isinstance(node, dict):
+            raise ConfigError(f"--set {override!r}: {part} is not a mapping", param=key)
+    try:
+        node[parts[-1]] = yaml.load(text, Loader=_UniqueKeyLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not valid YAML", param=key) from error

@@ -1,0 +1,159 @@
+"""What a configuration must obey beyond its types: ranges, and references between its parts.
+
+Types and key names are checked while parsing (`cluster.config`); these rules need the whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from cluster.config import (
+    Config,
+    CoordinatorConfig,
+    DashboardConfig,
+    DrafterConfig,
+    EngineConfig,
+    GrpcConfig,
+    HttpConfig,
+    IngressConfig,
+    PlacementConfig,
+    TargetConfig,
+)
+from cluster.errors import ConfigError
+
+Range = tuple[float, float]
+
+_COUNT: Range = (1, math.inf)
+_OPTIONAL_COUNT: Range = (0, math.inf)
+_PORT: Range = (1, 65535)
+
+# Both ends are allowed.
+RANGES: Mapping[type, Mapping[str, Range]] = {
+    EngineConfig: {
+        "tensor_parallel": _COUNT,
+        "page_size": _COUNT,
+        "num_pages": _OPTIONAL_COUNT,
+        "memory_fraction": (0.01, 1.0),
+        "max_running_sequences": _COUNT,
+        "max_context_len": _OPTIONAL_COUNT,
+        "max_batch_tokens": _COUNT,
+        "threads": _OPTIONAL_COUNT,
+    },
+    PlacementConfig: {"num_cpus": _OPTIONAL_COUNT, "num_gpus": _OPTIONAL_COUNT},
+    TargetConfig: {"replicas": _COUNT},
+    DrafterConfig: {"max_nodes": _COUNT, "max_requests": _COUNT, "replicas": _COUNT},
+    CoordinatorConfig: {
+        "replicas": _COUNT,
+        "max_running_sequences": _COUNT,
+        "max_queued_requests": _OPTIONAL_COUNT,
+        "max_draft_tokens": _OPTIONAL_COUNT,
+        "max_homogeneity_wait_ms": _OPTIONAL_COUNT,
+        "max_frame_bytes": (65536, 2**31 - 1),
+        "breaker_failures": _COUNT,
+        "breaker_reset_s": _OPTIONAL_COUNT,
+        "target_timeout_s": (0.1, math.inf),
+    },
+    IngressConfig: {
+        "replicas": _COUNT,
+        "max_body_bytes": (1024, math.inf),
+        "max_choices": _COUNT,
+        "max_logprobs": _OPTIONAL_COUNT,
+        "max_stop_strings": _OPTIONAL_COUNT,
+        "default_max_tokens": _COUNT,
+    },
+    HttpConfig: {"port": _PORT},
+    GrpcConfig: {"port": _PORT},
+    DashboardConfig: {"port": _PORT},
+}
+
+# Names become parts of Serve deployment names and of metric labels.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+
+
+def check_rules(config: Config) -> None:
+    """Raise ConfigError, with the path of the key, for the first rule that `config` breaks."""
+    for path, record in _records(config, ""):
+        for name, (low, high) in RANGES.get(type(record), {}).items():
+            _check_range(getattr(record, name), low, high, f"{path}.{name}")
+        if isinstance(record, PlacementConfig):
+            for resource, amount in record.resources.items():
+                _check_range(amount, 0, math.inf, f"{path}.resources.{resource}")
+    _check_names(config)
+    _check_target(config)
+
+
+def check_ports(config: Config) -> None:
+    """Raise ConfigError when two of our servers would listen on the same port.
+
+    Apart from the other rules, because a replica knows `args` only, not Serve's own sections.
+    """
+    ports = {"http.port": config.http.port, "grpc.port": config.grpc.port}
+    if config.dashboard.enabled:
+        ports["dashboard.port"] = config.dashboard.port
+    taken: dict[int, str] = {}
+    for path, port in ports.items():
+        if port in taken:
+            raise ConfigError(f"{path}: {port} is already {taken[port]}; change one", param=path)
+        taken[port] = path
+
+
+def _records(record: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Every dataclass inside `record`, itself included, with its path."""
+    yield path, record
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        below = f"{path}.{field.name}" if path else field.name
+        if dataclasses.is_dataclass(value):
+            yield from _records(value, below)
+        elif isinstance(value, Mapping):
+            for key, item in value.items():
+                if dataclasses.is_dataclass(item):
+                    yield from _records(item, f"{below}.{key}")
+
+
+def _check_range(value: float, low: float, high: float, path: str) -> None:
+    if low <= value <= high:  # false for NaN, which is the intention
+        return
+    bounds = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+    raise ConfigError(f"{path}: {value:g} is out of range; it must be {bounds}", param=path)
+
+
+def _check_names(config: Config) -> None:
+    for name in config.drafters:
+        if not _NAME.fullmatch(name):
+            path = f"drafters.{name}"
+            raise ConfigError(
+                f"{path}: a drafter's name may hold letters, digits, '_' and '-' only", param=path
+            )
+    for task, names in config.tasks.items():
+        path = f"tasks.{task}"
+        for position, name in enumerate(names):
+            if name in names[:position]:
+                raise ConfigError(f"{path}: {name!r} stands twice; name it once", param=path)
+            if name in config.drafters:
+                continue
+            near = difflib.get_close_matches(name, config.drafters, n=1, cutoff=0.5)
+            known = ", ".join(config.drafters) or "none"
+            hint = f"did you mean {near[0]}?" if near else f"drafters: {known}"
+            raise ConfigError(f"{path}: no drafter is named {name!r} ({hint})", param=path)
+
+
+def _check_target(config: Config) -> None:
+    engine = config.target.engine
+    if not engine.model:
+        path = "target.engine.model"
+        raise ConfigError(
+            f"{path}: no model is named; set it to a Hugging Face folder or hub name", param=path
+        )
+    if engine.device_map is not None and engine.tensor_parallel > 1:
+        path = "target.engine.device_map"
+        raise ConfigError(
+            f"{path}: {engine.device_map!r} cannot be combined with tensor_parallel "
+            f"{engine.tensor_parallel}; a device map spreads one process over its devices",
+            param=path,
+        )

@@ -1,0 +1,104 @@
+"""Who gets in: the check of a request against the served limits, and the queue for a place."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from cluster.coordinator.session import Limits, Session
+from cluster.core import Request, SamplingParams, TokenArray
+from cluster.errors import NotFoundError, RequestError, TooLargeError
+from cluster.spec.params import check_params
+
+_MAX_TOKEN_ID = 2**31 - 1
+
+
+def check_request(
+    request: Request, limits: Limits, drafters: Iterable[str], max_frame_tokens: int
+) -> None:
+    """Raise the RequestError that names the first value that cannot be served, and the remedy."""
+    prompt_len = len(request.prompt_ids) + len(request.output_ids)
+    if len(request.prompt_ids) == 0:
+        raise RequestError("the prompt has no tokens; send at least one", param="prompt")
+    _check_length(prompt_len, limits, max_frame_tokens)
+    for name, token_ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
+        _check_vocabulary(token_ids, limits.vocab_size, name)
+    _check_sampling(request.params, limits.vocab_size)
+    options = request.speculation
+    if options.max_draft_tokens is not None and options.max_draft_tokens < 0:
+        raise RequestError(
+            f"speculation.max_draft_tokens is {options.max_draft_tokens}; it must be at least 0",
+            param="speculation.max_draft_tokens",
+        )
+    known = tuple(drafters)
+    for name in options.drafters or ():
+        if name not in known:
+            raise NotFoundError(
+                f"no drafter is named {name!r}; served are: {', '.join(known) or 'none'}",
+                param="speculation.drafters",
+            )
+
+
+def _check_length(prompt_len: int, limits: Limits, max_frame_tokens: int) -> None:
+    if limits.max_context_len and prompt_len >= limits.max_context_len:
+        raise RequestError(
+            f"the prompt has {prompt_len} tokens; prompt and output together may have "
+            f"{limits.max_context_len}; shorten the prompt or raise target.engine.max_context_len",
+            param="prompt",
+        )
+    if prompt_len > max_frame_tokens:
+        raise TooLargeError(
+            f"the prompt has {prompt_len} tokens; one frame carries {max_frame_tokens}; "
+            "shorten the prompt or raise coordinator.max_frame_bytes",
+            param="prompt",
+        )
+
+
+def _check_vocabulary(token_ids: TokenArray, vocab_size: int, param: str) -> None:
+    if len(token_ids) == 0:
+        return
+    low, high = int(token_ids.min()), int(token_ids.max())
+    if low < 0 or (vocab_size and high >= vocab_size):
+        worst = low if low < 0 else high
+        raise RequestError(
+            f"token id {worst} is outside the vocabulary of {vocab_size or 'the model'} tokens",
+            param=param,
+        )
+
+
+def _check_sampling(params: SamplingParams, vocab_size: int) -> None:
+    # While no target has told its vocabulary, ids are checked against none; the target will.
+    check_params(params, vocab_size or _MAX_TOKEN_ID)
+    if params.max_tokens < 1:
+        raise RequestError(
+            f"max_tokens is {params.max_tokens}; it must be at least 1", param="max_tokens"
+        )
+
+
+class WaitingLine:
+    """Admitted sessions without a place, first come first served.
+
+    Sessions that lost their target come back to where their arrival puts them: at the front.
+    """
+
+    def __init__(self) -> None:
+        self._line: deque[Session] = deque()
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._line)
+
+    def push(self, session: Session) -> None:
+        self._line.append(session)
+
+    def put_back(self, sessions: Iterable[Session]) -> None:
+        returned = [*sessions, *self._line]
+        self._line = deque(sorted(returned, key=lambda session: session.arrival))
+
+    def pop(self) -> Session:
+        return self._line.popleft()
+
+    def remove(self, session: Session) -> None:
+        self._line.remove(session)

@@ -1,0 +1,52 @@
+"""The circuit breaker of one drafter replica."""
+
+from __future__ import annotations
+
+# A replica that is gone and has not failed for so many times the reset time starts afresh.
+_MEMORY_RESETS = 10
+
+
+class CircuitBreaker:
+    """Closed until `failures` happen in a row; then open for `reset_s`, then on probation.
+
+    On probation the replica is used again; one more failure opens the breaker at once, one
+    success closes it.  Times are seconds of any one monotonic clock.
+    """
+
+    def __init__(self, failures: int, reset_s: float) -> None:
+        self._limit = max(1, failures)
+        self._reset_s = reset_s
+        self._failures_in_a_row = 0
+        self._opened_at: float | None = None
+        self._failed_at: float | None = None
+
+    def allows(self, now: float) -> bool:
+        """Whether the replica may be used."""
+        return self._opened_at is None or now - self._opened_at >= self._reset_s
+
+    def record_success(self) -> None:
+        self._failures_in_a_row = 0
+        self._opened_at = None
+
+    def record_failure(self, now: float) -> bool:
+        """Count one failure.  True when the breaker is open after it."""
+        self._failures_in_a_row += 1
+        self._failed_at = now
+        if self._failures_in_a_row >= self._limit:
+            self._opened_at = now
+        return not self.allows(now)
+
+    def is_history(self, now: float) -> bool:
+        """Whether its last failure, if any, lies so far back that it is worth forgetting."""
+        return self._failed_at is None or now - self._failed_at >= _MEMORY_RESETS * self._reset_s
+
+    @property
+    def is_clean(self) -> bool:
+        """No failure since the last success: nothing worth remembering."""
+        return self._failures_in_a_row == 0
+
+    def state(self, now: float) -> str:
+        """closed | open | probation, for status reports."""
+        if self._opened_at is None:
+            return "closed"
+        return "probation" if self.allows(now) else "open"

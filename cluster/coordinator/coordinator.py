@@ -1,0 +1,323 @@
+"""The coordinator: owns every sequence, leads its targets, and feeds the drafters.
+
+One asyncio loop, no threads, no torch.  Workers are added and removed by whoever discovers them;
+requests come from ingress links (`serve`) or from the same process (`submit`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from cluster import metrics
+from cluster.config import Config
+from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.ingress import IngressLink
+from cluster.coordinator.ledger import RoundLedger
+from cluster.coordinator.planner import DraftPlanner
+from cluster.coordinator.replica import DrafterReplica
+from cluster.coordinator.rounds import RoundLoop
+from cluster.coordinator.session import Deliver, Limits
+from cluster.coordinator.sessions import SessionTable
+from cluster.coordinator.stream import EventStream
+from cluster.coordinator.targets import TargetSeat
+from cluster.coordinator.workers import check_drafter, check_target
+from cluster.core import (
+    CommitFrame,
+    ProposalFrame,
+    Request,
+    TokenEvent,
+    VerdictFrame,
+    VerifyFrame,
+    WorkerDescription,
+)
+from cluster.errors import ProtocolError, WorkerError
+from cluster.metrics import Recorder
+from cluster.rpc.duplex import run_until_first_ends
+from cluster.rpc.link import Link
+from cluster.rpc.messages import EventFrame, SubmitFrame
+
+log = logging.getLogger(__name__)
+
+_BYTES_PER_TOKEN = 4
+# Timeouts are multiples of seconds; nothing on the round path depends on the watch.
+_WATCH_INTERVAL_S = 0.5
+
+
+class Coordinator:
+    """Create it inside a running event loop, `start` it, add workers, submit requests."""
+
+    def __init__(
+        self,
+        config: Config,
+        recorder: Recorder | None = None,
+        *,
+        worker_id: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        settings = config.coordinator
+        # Half of a frame is left for everything that is not tokens.
+        max_frame_tokens = settings.max_frame_bytes // (2 * _BYTES_PER_TOKEN)
+        self.recorder = recorder or Recorder()
+        self._config = config
+        self._clock = clock
+        self._id = worker_id or uuid.uuid4().hex[:12]
+        self._max_frame_tokens = max_frame_tokens
+        self._pool = DrafterPool(settings, self.recorder)
+        self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
+        planner = DraftPlanner(settings)
+        self._ledger = RoundLedger(self.recorder, planner)
+        wait_s = settings.max_homogeneity_wait_ms / 1000.0
+        self._rounds = RoundLoop(self._table, self._pool, planner, self._ledger, wait_s, clock)
+        self._tasks: dict[TargetSeat | DrafterReplica, asyncio.Task[None]] = {}
+        self._watch: asyncio.Task[None] | None = None
+        self._link_numbers = itertools.count(1)
+
+    async def start(self) -> None:
+        """Start the watch over timeouts; idempotent."""
+        if self._watch is None:
+            self._watch = asyncio.create_task(self._watch_forever())
+
+    async def stop(self) -> None:
+        """Cancel every request and leave every worker."""
+        for session_id in list(self._table.sessions):
+            self._table.cancel(session_id)
+        self._dispatch_touched()
+        await asyncio.gather(*(seat.flush() for seat in self._seats()), return_exceptions=True)
+        tasks = list(self._tasks.values())
+        if self._watch is not None:
+            tasks.append(self._watch)
+            self._watch = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # Workers
+
+    def add_target(
+        self, target_id: str, description: WorkerDescription, link: Link[VerifyFrame, VerdictFrame]
+    ) -> asyncio.Task[None]:
+        """Give a target work from now on; raises ProtocolError when it does not fit the others.
+
+        Returns a task that is done when the target has left, for whatever reason: then connect
+        anew.  A target of the same id is replaced.
+        """
+        self.remove_target(target_id)
+        check_target(description, (seat.description for seat in self._seats()))
+        for replica in list(self._pool):
+            try:
+                check_drafter(replica.description, description)
+            except ProtocolError as error:
+                log.error("drafter removed: %s", error.message)
+                self.remove_drafter(replica.name, replica.id)
+        seat = TargetSeat(target_id, description, link, self._max_frame_tokens, self._clock())
+        self._table.seats[target_id] = seat
+        self._update_limits()
+        log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
+        self._table.admit()
+        self._dispatch_touched()
+        task = self._tasks[seat] = asyncio.create_task(self._run_target(seat))
+        return task
+
+    def remove_target(self, target_id: str) -> None:
+        """Stop using a target; its sessions move.  An unknown id is no error."""
+        seat = self._table.seats.get(target_id)
+        if seat is not None:
+            self._lose_target(seat)
+            self._tasks[seat].cancel()
+
+    def add_drafter(
+        self,
+        name: str,
+        replica_id: str,
+        description: WorkerDescription,
+        link: Link[CommitFrame, ProposalFrame],
+    ) -> asyncio.Task[None]:
+        """Add a replica to the pool of drafter `name`; like `add_target` otherwise."""
+        self.remove_drafter(name, replica_id)
+        target = next((seat.description for seat in self._seats()), None)
+        check_drafter(description, target)
+        replica = self._pool.add(name, replica_id, description, link)
+        log.info("drafter joined name=%s id=%s", name, replica_id)
+        for session in list(self._table.sessions.values()):
+            if session.target is not None and name in session.drafters:
+                self._pool.commit(session, self._clock())
+        task = self._tasks[replica] = asyncio.create_task(self._run_drafter(replica))
+        return task
+
+    def remove_drafter(self, name: str, replica_id: str) -> None:
+        """Stop using a drafter replica; an unknown one is no error."""
+        replica = self._pool.get(name, replica_id)
+        if replica is not None:
+            self._lose_drafter(replica, failed=False)
+            self._tasks[replica].cancel()
+
+    # Requests
+
+    def open(self, session_id: str, request: Request, deliver: Deliver) -> None:
+        """Admit `request` and call `deliver` with its events, from the event loop.
+
+        session_id: unique at this coordinator.  Raises RequestError or CapacityError.
+        """
+        self._table.open(session_id, request, deliver)
+        self._dispatch_touched()
+
+    async def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
+        """The events of `request`; raises RequestError or CapacityError at the first one.
+
+        Leaving the iteration early (`aclose`) cancels the request.
+        """
+        stream = EventStream()
+        self.open(request.id, request, stream.put)
+        try:
+            async for event in stream:
+                yield event
+        finally:
+            self.cancel(request.id)
+
+    def cancel(self, session_id: str) -> None:
+        """Free a request's state everywhere; unknown and finished ones are no error."""
+        self._table.cancel(session_id)
+        self._table.admit()
+        self._dispatch_touched()
+
+    async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
+        """Serve one ingress link until it ends."""
+        await IngressLink(self, link, f"{next(self._link_numbers)}/").serve()
+
+    # Reports
+
+    def describe(self) -> WorkerDescription:
+        target = next((seat.description for seat in self._seats()), None)
+        return WorkerDescription(
+            worker_id=self._id,
+            role="coordinator",
+            name=self._config.model_name,
+            model_hash=target.model_hash if target else "",
+            tokenizer_hash=target.tokenizer_hash if target else "",
+            vocab_size=target.vocab_size if target else 0,
+            max_context_len=target.max_context_len if target else 0,
+            max_running_sequences=self._config.coordinator.max_running_sequences,
+            max_batch_tokens=target.max_batch_tokens if target else 0,
+        )
+
+    def render_metrics(self) -> bytes:
+        """All metrics as of now, in Prometheus' text format."""
+        self._ledger.settle()
+        self.recorder.set(metrics.RUNNING, self._table.num_running)
+        self.recorder.set(metrics.QUEUED, self._table.num_waiting)
+        self.recorder.set(metrics.TARGET_UP, len(self._table.seats))
+        return self.recorder.render()
+
+    def status(self) -> dict[str, Any]:
+        """A plain picture of the moment, for debugging and benchmarks."""
+        return {
+            "id": self._id,
+            "num_running": self._table.num_running,
+            "num_waiting": self._table.num_waiting,
+            "targets": [seat.status() for seat in self._seats()],
+            "drafters": self._pool.status(self._clock()),
+            "recent_rounds": self._ledger.recent_rounds.report(),
+        }
+
+    def tick(self) -> None:
+        """Act on everything that is overdue; called every half second by the watch."""
+        now, timeout_s = self._clock(), self._config.coordinator.target_timeout_s
+        for seat in self._seats():
+            if seat.is_owed and now - seat.owed_since >= timeout_s:
+                log.error("target is silent id=%s for %.0f s; it is left", seat.id, timeout_s)
+                self.remove_target(seat.id)
+        self._table.fail_unserved(now, timeout_s)
+        for session in self._pool.move_stalled(now):
+            self._pool.commit(session, now)
+        self._dispatch_touched()
+
+    # Tasks
+
+    def _seats(self) -> list[TargetSeat]:
+        return list(self._table.seats.values())
+
+    def _update_limits(self) -> None:
+        """What every target can serve; without targets, what the last ones could."""
+        served = [seat.description for seat in self._seats()]
+        if served:
+            lengths = [each.max_context_len for each in served if each.max_context_len]
+            limits = Limits(min(lengths, default=0), served[0].vocab_size)
+            self._table.limits = self._rounds.limits = limits
+
+    def _dispatch_touched(self) -> None:
+        while self._table.touched:
+            self._rounds.dispatch(self._table.touched.pop())
+
+    async def _run_target(self, seat: TargetSeat) -> None:
+        try:
+            await run_until_first_ends(self._read_verdicts(seat), seat.send_forever())
+        except WorkerError as error:
+            log.warning("target link broke id=%s: %s", seat.id, error.message)
+        except Exception:
+            # Whatever it sent, its sessions go on elsewhere and the others are not hurt.
+            log.exception("target link failed id=%s", seat.id)
+        finally:
+            self._tasks.pop(seat, None)
+            self._lose_target(seat)
+            await seat.link.close()
+
+    async def _read_verdicts(self, seat: TargetSeat) -> None:
+        async for frame in seat.link:
+            self._rounds.take(seat, frame, self._clock())
+            self._table.touched.add(seat)
+            self._table.admit()
+            self._dispatch_touched()
+            await seat.flush()
+            # An in-process target reads its frame now; what follows runs beside its step.
+            await asyncio.sleep(0)
+            self._ledger.settle()
+
+    def _lose_target(self, seat: TargetSeat) -> None:
+        if self._table.seats.get(seat.id) is seat:
+            log.info("target left id=%s sessions=%d", seat.id, len(seat.sessions))
+            self._table.lose_seat(seat)
+            self._ledger.forget(seat)
+            self._update_limits()
+            self._dispatch_touched()
+
+    async def _run_drafter(self, replica: DrafterReplica) -> None:
+        failed = True
+        try:
+            await run_until_first_ends(
+                self._read_proposals(replica), replica.send_forever(self._clock)
+            )
+            failed = False
+        except WorkerError as error:
+            log.warning(
+                "drafter link broke name=%s id=%s: %s", replica.name, replica.id, error.message
+            )
+        except Exception:
+            log.exception("drafter link failed name=%s id=%s", replica.name, replica.id)
+        finally:
+            self._tasks.pop(replica, None)
+            self._lose_drafter(replica, failed=failed)
+            await replica.link.close()
+
+    async def _read_proposals(self, replica: DrafterReplica) -> None:
+        async for frame in replica.link:
+            self._pool.receive(replica, frame, self._table.sessions, self._clock())
+
+    def _lose_drafter(self, replica: DrafterReplica, *, failed: bool) -> None:
+        now = self._clock()
+        for session in self._pool.remove(replica, now, failed=failed):
+            self._pool.commit(session, now)
+
+    async def _watch_forever(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_INTERVAL_S)
+            try:
+                self.tick()
+            except Exception:
+                # What failed is tried again; without the watch no silent worker would be noticed.
+                log.exception("the watch over timeouts failed once")

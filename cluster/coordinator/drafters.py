@@ -1,0 +1,325 @@
+"""The drafter pool: which replica serves which session, and the newest tree each one sent.
+
+Everything a drafter sends is checked here; nothing it does or fails to do can hold up a round.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+
+from cluster import metrics
+from cluster.config import CoordinatorConfig
+from cluster.coordinator.breaker import CircuitBreaker
+from cluster.coordinator.proposals import keep_newest, problem_of, problem_of_tree
+from cluster.coordinator.replica import DrafterReplica
+from cluster.coordinator.session import Session, Subscription
+from cluster.core import (
+    CommitFrame,
+    Observation,
+    ProposalFrame,
+    Refusal,
+    WorkerDescription,
+)
+from cluster.errors import CapacityError, RequestError, error_from_code
+from cluster.metrics import Recorder
+from cluster.rpc.link import Link
+
+log = logging.getLogger(__name__)
+
+_BYTES_PER_TOKEN = 4
+# Weight of the newest commit in a drafter's running loss on one text.
+_LOSS_WEIGHT = 0.1
+# Answers in a row that ask for tokens again, after which a drafter is given up for a while.
+_MAX_SHORTAGES = 8
+
+
+class DrafterPool:
+    """Replicas by drafter name.  A session sticks to one replica per name while that one lives."""
+
+    def __init__(self, config: CoordinatorConfig, recorder: Recorder) -> None:
+        self._config = config
+        self._recorder = recorder
+        self._replicas: dict[str, dict[str, DrafterReplica]] = {}
+        self._breakers: dict[tuple[str, str], CircuitBreaker] = {}
+        # Half a frame at most, which leaves room for everything that is not tokens.
+        self._max_frame_tokens = config.max_frame_bytes // (2 * _BYTES_PER_TOKEN)
+
+    def __iter__(self) -> Iterator[DrafterReplica]:
+        for replicas in self._replicas.values():
+            yield from replicas.values()
+
+    def get(self, name: str, replica_id: str) -> DrafterReplica | None:
+        return self._replicas.get(name, {}).get(replica_id)
+
+    def add(
+        self,
+        name: str,
+        replica_id: str,
+        description: WorkerDescription,
+        link: Link[CommitFrame, ProposalFrame],
+    ) -> DrafterReplica:
+        """Take a replica into the pool.  A breaker that its former life opened stays open."""
+        key = (name, replica_id)
+        breaker = self._breakers.get(key)
+        if breaker is None:
+            breaker = CircuitBreaker(self._config.breaker_failures, self._config.breaker_reset_s)
+            self._breakers[key] = breaker
+        replica = DrafterReplica(
+            name, replica_id, description, link, breaker, self._max_frame_tokens
+        )
+        self._replicas.setdefault(name, {})[replica.id] = replica
+        self._recorder.set(metrics.DRAFTER_UP, len(self._replicas[name]), drafter=name)
+        return replica
+
+    def remove(self, replica: DrafterReplica, now: float, *, failed: bool) -> list[Session]:
+        """Take a replica out.  Returns the sessions that lost it, to be committed elsewhere."""
+        replicas = self._replicas.get(replica.name, {})
+        if replicas.get(replica.id) is not replica:
+            return []
+        del replicas[replica.id]
+        self._recorder.set(metrics.DRAFTER_UP, len(replicas), drafter=replica.name)
+        self._forget_gauges(replica)
+        if failed:
+            self._record_fault(replica, "link", now)
+        elif replica.breaker.is_clean:
+            self._breakers.pop((replica.name, replica.id), None)
+        self._forget_breakers(now)
+        return self._detach_all(replica)
+
+    def _forget_breakers(self, now: float) -> None:
+        """Replicas that restart under new ids would leave one behind each time."""
+        old = [
+            (name, replica_id)
+            for (name, replica_id), breaker in self._breakers.items()
+            if self.get(name, replica_id) is None and breaker.is_history(now)
+        ]
+        for key in old:
+            del self._breakers[key]
+
+    def commit(self, session: Session, now: float) -> None:
+        """Let every drafter of `session` know its tokens; returns at once."""
+        for name in session.drafters:
+            subscription = session.subscriptions.get(name)
+            if subscription is None:
+                subscription = self._subscribe(session, name, now)
+                if subscription is None:
+                    continue
+            subscription.replica.mark(session)
+
+    def release(self, session: Session) -> None:
+        """The session is over; its drafters free what they hold of it."""
+        for subscription in session.subscriptions.values():
+            subscription.replica.forget(session.id)
+        session.subscriptions.clear()
+
+    def receive(
+        self,
+        replica: DrafterReplica,
+        frame: ProposalFrame,
+        sessions: Mapping[str, Session],
+        now: float,
+    ) -> None:
+        """Take in one frame: keep newest trees, send again what is missing, count faults."""
+        replica.unanswered_since = None
+        for proposal in frame.proposals:
+            subscription = self._current(replica, sessions.get(proposal.request_id))
+            if subscription is None:
+                continue
+            session = sessions[proposal.request_id]
+            if proposal.generation != session.generation:
+                continue
+            problem = problem_of(proposal, session)
+            if problem is None:
+                keep_newest(subscription, proposal)
+            else:
+                self._record_rubbish(replica, problem, now)
+        for observation in frame.observations:
+            self._observe(replica, observation, sessions, now)
+        for refusal in frame.refusals:
+            self._refused(replica, refusal, sessions, now)
+        self._record_gauges(replica, frame)
+
+    def check_trees(self, batch: Iterable[Session], vocab_size: int, now: float) -> None:
+        """Look at the trees that a batch is about to use, each once; unsound ones are dropped."""
+        for session in batch:
+            for subscription in list(session.subscriptions.values()):
+                held = subscription.held
+                if held is None or held.checked:
+                    continue
+                replica = subscription.replica
+                problem = problem_of_tree(held.tree, held.survival, vocab_size)
+                if problem is None:
+                    held.checked = True
+                    replica.breaker.record_success()
+                else:
+                    subscription.held = None
+                    self._record_rubbish(replica, problem, now)
+
+    def _record_rubbish(self, replica: DrafterReplica, problem: str, now: float) -> None:
+        log.warning("drafter sent rubbish name=%s id=%s: %s", replica.name, replica.id, problem)
+        self._record_fault(replica, "rubbish", now)
+
+    def move_stalled(self, now: float) -> list[Session]:
+        """Free the sessions of replicas that have stopped answering, where another one is free."""
+        moved: list[Session] = []
+        for replica in list(self):
+            if not replica.sessions or not self._is_stalled(replica, now):
+                continue
+            other = self._pick(replica.name, now, besides=replica)
+            if other is not None and not self._is_stalled(other, now):
+                self._recorder.add(metrics.DRAFTER_FAULTS, drafter=replica.name, why="stalled")
+                moved.extend(self._detach_all(replica))
+        return moved
+
+    def status(self, now: float) -> list[dict[str, object]]:
+        return [
+            {
+                "name": replica.name,
+                "id": replica.id,
+                "sessions": len(replica.sessions),
+                "breaker": replica.breaker.state(now),
+            }
+            for replica in self
+        ]
+
+    def _pick(
+        self, name: str, now: float, besides: DrafterReplica | None = None
+    ) -> DrafterReplica | None:
+        """The least loaded replica that may be used; one that owes an answer only at need."""
+        usable = [
+            replica
+            for replica in self._replicas.get(name, {}).values()
+            if replica is not besides and replica.breaker.allows(now) and replica.has_room()
+        ]
+        return min(
+            usable,
+            key=lambda replica: (self._is_stalled(replica, now), len(replica.sessions)),
+            default=None,
+        )
+
+    def _is_stalled(self, replica: DrafterReplica, now: float) -> bool:
+        since = replica.unanswered_since
+        return since is not None and now - since >= self._config.breaker_reset_s
+
+    def _subscribe(self, session: Session, name: str, now: float) -> Subscription | None:
+        if now < session.declined.get(name, now):
+            return None
+        replica = self._pick(name, now)
+        if replica is None:
+            return None
+        subscription = session.subscriptions[name] = Subscription(replica)
+        replica.sessions[session.id] = session
+        return subscription
+
+    @staticmethod
+    def _current(replica: DrafterReplica, session: Session | None) -> Subscription | None:
+        """The session's subscription, when it is with this very replica."""
+        if session is None:
+            return None
+        subscription = session.subscriptions.get(replica.name)
+        return subscription if subscription and subscription.replica is replica else None
+
+    def _detach_all(self, replica: DrafterReplica) -> list[Session]:
+        sessions = list(replica.sessions.values())
+        for session in sessions:
+            self._detach(replica, session)
+        return sessions
+
+    @staticmethod
+    def _detach(replica: DrafterReplica, session: Session) -> None:
+        session.subscriptions.pop(replica.name, None)
+        replica.forget(session.id)
+
+    def _record_fault(self, replica: DrafterReplica, why: str, now: float) -> None:
+        self._recorder.add(metrics.DRAFTER_FAULTS, drafter=replica.name, why=why)
+        if replica.breaker.record_failure(now):
+            log.warning("drafter left alone name=%s id=%s why=%s", replica.name, replica.id, why)
+            self._detach_all(replica)
+
+    def _observe(
+        self,
+        replica: DrafterReplica,
+        observation: Observation,
+        sessions: Mapping[str, Session],
+        now: float,
+    ) -> None:
+        session = sessions.get(observation.request_id)
+        subscription = self._current(replica, session)
+        if session is None or subscription is None:
+            return
+        if observation.generation != session.generation:
+            return
+        if observation.log_loss is not None and np.isfinite(observation.log_loss):
+            former = subscription.log_loss
+            mean = observation.log_loss if former is None else former
+            subscription.log_loss = mean + _LOSS_WEIGHT * (observation.log_loss - mean)
+        have_len, expected = observation.have_len, subscription.expected
+        if have_len in expected:
+            # It answers this commit; frames before it may have been lost on the way.
+            while expected.popleft() != have_len:
+                continue
+            subscription.num_shortages = 0
+        elif 0 <= have_len < subscription.sent_len:
+            subscription.num_shortages += 1
+            keeps_nothing = have_len == 0 and subscription.base_len == 0
+            if keeps_nothing or subscription.num_shortages > _MAX_SHORTAGES:
+                # It is full, or at its end; sending the text again and again would not help.
+                self._decline(replica, session, now + self._config.breaker_reset_s)
+                return
+            subscription.sent_len = have_len
+            expected.clear()
+            replica.mark(session)
+
+    def _decline(self, replica: DrafterReplica, session: Session, until: float) -> None:
+        self._detach(replica, session)
+        session.declined[replica.name] = until
+
+    def _refused(
+        self,
+        replica: DrafterReplica,
+        refusal: Refusal,
+        sessions: Mapping[str, Session],
+        now: float,
+    ) -> None:
+        session = sessions.get(refusal.request_id)
+        if self._current(replica, session) is None or session is None:
+            return
+        if refusal.generation != session.generation:
+            return
+        error = error_from_code(refusal.code, refusal.message)
+        if isinstance(error, RequestError):
+            # It is this request that it cannot serve (say, too long); nothing is wrong with it.
+            self._decline(replica, session, math.inf)
+            return
+        if isinstance(error, CapacityError):
+            # Nor is anything wrong with one that is full.
+            self._decline(replica, session, now + self._config.breaker_reset_s)
+            return
+        # Else its whole text would be sent again after every verdict.
+        self._decline(replica, session, now + self._config.breaker_reset_s)
+        log.warning("drafter refused name=%s id=%s code=%s", replica.name, replica.id, refusal.code)
+        self._record_fault(replica, "refused", now)
+
+    def _record_gauges(self, replica: DrafterReplica, frame: ProposalFrame) -> None:
+        recorder = self._recorder
+        recorder.set(
+            metrics.DRAFTER_REQUESTS, frame.num_requests, drafter=replica.name, worker=replica.id
+        )
+        replica.has_reported = True
+        if frame.pages_total:
+            worker = {"role": "drafter", "worker": replica.id}
+            recorder.set(metrics.KV_PAGES_IN_USE, frame.pages_in_use, **worker)
+            recorder.set(metrics.KV_PAGES_TOTAL, frame.pages_total, **worker)
+            replica.has_pages = True
+
+    def _forget_gauges(self, replica: DrafterReplica) -> None:
+        """What a lost replica last said of itself is not true any more."""
+        if replica.has_reported:
+            self._recorder.forget(metrics.DRAFTER_REQUESTS, drafter=replica.name, worker=replica.id)
+        if replica.has_pages:
+            for gauge in (metrics.KV_PAGES_IN_USE, metrics.KV_PAGES_TOTAL):
+                self._recorder.forget(gauge, role="drafter", worker=replica.id)

@@ -1,0 +1,87 @@
+"""Ingress links: many requests multiplexed over one stream, leased to that stream."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import Protocol
+
+from cluster.coordinator.session import Deliver
+from cluster.coordinator.sessions import error_event
+from cluster.core import Request, TokenEvent
+from cluster.errors import DrafthouseError, WorkerError
+from cluster.rpc.duplex import run_until_first_ends
+from cluster.rpc.link import Link
+from cluster.rpc.messages import EventFrame, SubmitFrame
+
+log = logging.getLogger(__name__)
+
+# Far below any frame limit, also with twenty alternatives' log-probabilities per token.
+_MAX_EVENTS_PER_FRAME = 256
+
+
+class RequestTaker(Protocol):
+    """What an ingress link needs of the coordinator."""
+
+    def open(self, session_id: str, request: Request, deliver: Deliver) -> None: ...
+
+    def cancel(self, session_id: str) -> None: ...
+
+
+class IngressLink:
+    """Serves one link.  Request ids are the ingress's own; `prefix` keeps links apart."""
+
+    def __init__(
+        self, taker: RequestTaker, link: Link[EventFrame, SubmitFrame], prefix: str
+    ) -> None:
+        self._taker = taker
+        self._link = link
+        self._prefix = prefix
+        self._live: set[str] = set()
+        self._events: deque[TokenEvent] = deque()
+        self._wake = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Until the link ends; its requests are then cancelled: nobody would read their text."""
+        try:
+            await run_until_first_ends(self._read_all(), self._send_forever())
+        except WorkerError as error:
+            log.info("ingress link broke: %s", error.message)
+        finally:
+            for request_id in list(self._live):
+                self._taker.cancel(self._prefix + request_id)
+
+    async def _read_all(self) -> None:
+        async for frame in self._link:
+            for request in frame.requests:
+                self._submit(request)
+            for request_id in frame.cancelled:
+                self._taker.cancel(self._prefix + request_id)
+
+    def _submit(self, request: Request) -> None:
+        if request.id not in self._live:
+            self._live.add(request.id)
+            try:
+                self._taker.open(self._prefix + request.id, request, self._deliver)
+            except DrafthouseError as error:
+                self._deliver(error_event(request.id, error))
+            return
+        # A doubled id must not end the request that runs under it.
+        log.warning("ingress sent a request id twice; the second was ignored")
+
+    def _deliver(self, event: TokenEvent) -> None:
+        if event.finish_reason is not None:
+            self._live.discard(event.request_id)
+        self._events.append(event)
+        self._wake.set()
+
+    async def _send_forever(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._events:
+                count = min(len(self._events), _MAX_EVENTS_PER_FRAME)
+                await self._link.send(
+                    EventFrame(tuple(self._events.popleft() for _ in range(count)))
+                )

@@ -1,0 +1,126 @@
+"""The book of the rounds: what happened is noted at once, and entered while the targets compute.
+
+Nothing of this is needed for the next frame, so none of it is done before that has gone out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster import metrics
+from cluster.coordinator.planner import DraftPlanner
+from cluster.coordinator.session import InFlight, Session
+from cluster.coordinator.statistics import RecentRounds, RoundTimes, record_attribution
+from cluster.coordinator.targets import TargetSeat
+from cluster.core import StepReport, Verdict
+from cluster.metrics import Recorder
+
+# Weight of the newest batch in the exported mean purity.
+_PURITY_WEIGHT = 0.02
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Answer:
+    """A committed verdict.  last_event_at: None where these are the first tokens."""
+
+    session: Session
+    in_flight: InFlight
+    verdict: Verdict
+    at: float
+    last_event_at: float | None
+    num_kept: int
+
+
+class RoundLedger:
+    """Metrics, recent rounds, and the lessons that the planner draws from verdicts."""
+
+    def __init__(self, recorder: Recorder, planner: DraftPlanner) -> None:
+        self._recorder = recorder
+        self._planner = planner
+        self._answers: list[_Answer] = []
+        self._reports: list[tuple[TargetSeat, StepReport]] = []
+        self._rounds: list[RoundTimes] = []
+        self._batches: list[tuple[int, float]] = []
+        self._num_misses = 0
+        self._mean_purity: float | None = None
+        self.recent_rounds = RecentRounds()
+
+    def note_verdict(
+        self, session: Session, in_flight: InFlight, verdict: Verdict, now: float, num_kept: int
+    ) -> None:
+        """A verdict of which num_kept tokens were emitted; before its event is counted."""
+        self._answers.append(
+            _Answer(session, in_flight, verdict, now, session.last_event_at, num_kept)
+        )
+
+    def note_report(self, seat: TargetSeat, report: StepReport) -> None:
+        self._reports.append((seat, report))
+
+    def note_round(self, times: RoundTimes) -> None:
+        self._rounds.append(times)
+
+    def note_batch(self, size: int, purity: float) -> None:
+        self._batches.append((size, purity))
+
+    def note_miss(self) -> None:
+        self._num_misses += 1
+
+    def settle(self) -> None:
+        """Enter everything noted so far."""
+        answers, self._answers = self._answers, []
+        reports, self._reports = self._reports, []
+        rounds, self._rounds = self._rounds, []
+        batches, self._batches = self._batches, []
+        for answer in answers:
+            self._enter_answer(answer)
+        for seat, report in reports:
+            self._enter_report(seat, report)
+        for times in rounds:
+            self.recent_rounds.add(times)
+            self._recorder.observe(metrics.ROUND_OVERHEAD, times.outside_s)
+        for size, purity in batches:
+            self._enter_batch(size, purity)
+        if self._num_misses:
+            self._recorder.add(metrics.CACHE_MISSES, self._num_misses)
+            self._num_misses = 0
+
+    def forget(self, seat: TargetSeat) -> None:
+        """The target has left: what it last said of itself is not true any more."""
+        self.settle()
+        self._planner.forget(seat.id)
+        if seat.has_reported:
+            for gauge in (metrics.KV_PAGES_IN_USE, metrics.KV_PAGES_TOTAL):
+                self._recorder.forget(gauge, role="target", worker=seat.id)
+
+    def _enter_answer(self, answer: _Answer) -> None:
+        task = answer.session.request.task
+        self._recorder.add(metrics.OUTPUT_TOKENS, answer.num_kept, task=task)
+        if answer.last_event_at is None:
+            ttft_s = answer.at - answer.session.arrived_at
+            self._recorder.observe(metrics.TTFT, ttft_s, task=task)
+        elif answer.num_kept:
+            interval_s = (answer.at - answer.last_event_at) / answer.num_kept
+            self._recorder.observe(metrics.ITL, interval_s, task=task)
+        in_flight = answer.in_flight
+        if in_flight.claims:
+            drafters = tuple(claim.drafter for claim in in_flight.claims)
+            record_attribution(
+                self._recorder, task, drafters, in_flight.sources, answer.verdict.path
+            )
+            self._planner.learn(answer.session, in_flight, answer.verdict)
+
+    def _enter_report(self, seat: TargetSeat, report: StepReport) -> None:
+        recorder = self._recorder
+        if report.num_sequences or report.num_prefill_tokens:
+            recorder.add(metrics.STEPS, target=seat.id)
+            recorder.observe(metrics.STEP_TIME, report.step_time_s, target=seat.id)
+            recorder.observe(metrics.FORWARD_TIME, report.forward_time_s, target=seat.id)
+        seat.has_reported = True
+        recorder.set(metrics.KV_PAGES_IN_USE, report.pages_in_use, role="target", worker=seat.id)
+        recorder.set(metrics.KV_PAGES_TOTAL, report.pages_total, role="target", worker=seat.id)
+
+    def _enter_batch(self, size: int, purity: float) -> None:
+        self._recorder.observe(metrics.BATCH_SIZE, size)
+        mean = purity if self._mean_purity is None else self._mean_purity
+        self._mean_purity = mean + _PURITY_WEIGHT * (purity - mean)
+        self._recorder.set(metrics.BATCH_PURITY, self._mean_purity)

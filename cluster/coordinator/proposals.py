@@ -1,0 +1,54 @@
+"""What drafters propose, checked: nothing they send is trusted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cluster.coordinator.session import HeldTree, Session, Subscription
+from cluster.core import FloatArray, Proposal, TokenTree
+from cluster.errors import ProtocolError
+from cluster.spec.tree import check_tree
+
+# No tree of use is larger; a longer one is rubbish that would cost the round loop time.
+_MAX_PROPOSED_NODES = 4096
+
+
+def problem_of(proposal: Proposal, session: Session) -> str | None:
+    """Why a proposal of the right generation cannot be what an honest drafter sends, or None.
+
+    O(1): most of the trees that are streamed are replaced before a batch could use them.  The
+    tree itself is looked at by `problem_of_tree`.
+    """
+    if not 0 <= proposal.base_len <= len(session.tokens):
+        return (
+            f"base_len {proposal.base_len} lies beyond the {len(session.tokens)} committed tokens"
+        )
+    if proposal.prefix_hash != session.tokens.hash_at(proposal.base_len):
+        return f"the prefix hash at {proposal.base_len} is not that of the committed tokens"
+    if len(proposal.tree) > _MAX_PROPOSED_NODES:
+        return f"{len(proposal.tree)} nodes; at most {_MAX_PROPOSED_NODES} are of any use"
+    survival = proposal.survival
+    if survival.shape != (len(proposal.tree),):
+        return f"{survival.shape} survival values for {len(proposal.tree)} nodes"
+    return None
+
+
+def problem_of_tree(tree: TokenTree, survival: FloatArray, vocab_size: int) -> str | None:
+    """Why a proposed tree is not one that could be verified, or None."""
+    if not bool(np.all((survival >= 0.0) & (survival <= 1.0))):  # false for NaN, as it should be
+        return "a survival probability lies outside [0, 1]"
+    try:
+        check_tree(tree, vocab_size)
+    except ProtocolError as error:
+        return error.message
+    return None
+
+
+def keep_newest(subscription: Subscription, proposal: Proposal) -> None:
+    """Keep the newest tree; one that was overtaken on the way changes nothing."""
+    held = subscription.held
+    if held is not None and proposal.base_len < held.proposed_len:
+        return
+    subscription.held = HeldTree(
+        proposal.base_len, proposal.base_len, proposal.tree, proposal.survival
+    )

@@ -1,0 +1,123 @@
+"""One connected drafter replica: its link, what it must still be told, and its breaker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cluster.coordinator.breaker import CircuitBreaker
+from cluster.coordinator.session import Session, Subscription
+from cluster.core import Commit, CommitFrame, ProposalFrame, WorkerDescription
+from cluster.rpc.link import Link
+
+# Trees that are already known when a verdict comes in are what the next batch is made of, so a
+# drafter is asked for more nodes than one step verifies: the rest survives the re-rooting.
+SHADOW_FACTOR = 3
+
+
+class DrafterReplica:
+    """Sends commits to one replica without ever making the round loop wait.
+
+    Nothing is queued but the *names* of sessions with news: a frame is built when the link can
+    take one, from what each session then is.  A slow replica gets fewer, longer commits, and its
+    backlog is bounded by the number of its sessions.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        replica_id: str,
+        description: WorkerDescription,
+        link: Link[CommitFrame, ProposalFrame],
+        breaker: CircuitBreaker,
+        max_frame_tokens: int,
+    ) -> None:
+        self.name = name
+        self.id = replica_id
+        self.description = description
+        self.link = link
+        self.breaker = breaker
+        self.sessions: dict[str, Session] = {}
+        self.unanswered_since: float | None = None  # a frame was sent and nothing came back yet
+        self.has_reported = False  # it has gauges of its own, of requests and of KV pages
+        self.has_pages = False
+        self._max_frame_tokens = max_frame_tokens
+        self._news: dict[str, Session] = {}
+        self._told: set[str] = set()  # sessions that it may hold state of
+        self._released: list[str] = []
+        self._wake = asyncio.Event()
+
+    def has_room(self) -> bool:
+        limit = self.description.max_running_sequences
+        return limit == 0 or len(self.sessions) < limit
+
+    def mark(self, session: Session) -> None:
+        """There are tokens of `session` that the replica has not been sent."""
+        self._news[session.id] = session
+        self._wake.set()
+
+    def forget(self, session_id: str) -> None:
+        """The session ended or moved: tell the replica to free its state."""
+        if self.sessions.pop(session_id, None) is None:
+            return
+        self._news.pop(session_id, None)
+        if session_id in self._told:
+            self._told.discard(session_id)
+            self._released.append(session_id)
+            self._wake.set()
+
+    async def send_forever(self, clock: Callable[[], float]) -> None:
+        """Send what there is to tell, for ever; raises WorkerError when the link is down."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while (frame := self._next_frame()) is not None:
+                if frame.commits and self.unanswered_since is None:
+                    self.unanswered_since = clock()
+                await self.link.send(frame)
+
+    def _next_frame(self) -> CommitFrame | None:
+        released = tuple(self._released)
+        self._released.clear()
+        commits: list[Commit] = []
+        room = self._max_frame_tokens
+        for session in list(self._news.values()):
+            if room <= 0:
+                break
+            commit = self._commit(session, room)
+            if commit is not None:
+                commits.append(commit)
+                self._told.add(session.id)
+                room -= len(commit.token_ids)
+        if not commits and not released:
+            return None
+        return CommitFrame(tuple(commits), released)
+
+    def _commit(self, session: Session, max_tokens: int) -> Commit | None:
+        """The next commit of `session`, at most max_tokens long; None when it has all."""
+        subscription: Subscription | None = session.subscriptions.get(self.name)
+        if subscription is None or subscription.replica is not self:
+            self._news.pop(session.id, None)
+            return None
+        base_len = subscription.sent_len
+        end = min(len(session.tokens), base_len + max_tokens)
+        if end == len(session.tokens):
+            self._news.pop(session.id, None)
+        if end == base_len and subscription.generation == session.generation:
+            return None
+        opens = base_len == 0 or subscription.generation != session.generation
+        subscription.sent_len = end
+        subscription.base_len = base_len
+        subscription.generation = session.generation
+        subscription.expected.append(end)
+        return Commit(
+            request_id=session.id,
+            generation=session.generation,
+            base_len=base_len,
+            prefix_hash=session.tokens.hash_at(base_len),
+            token_ids=session.tokens.since(base_len, end),
+            prompt_len=session.prompt_len,
+            max_nodes=session.max_draft_tokens * SHADOW_FACTOR,
+            task=session.request.task,
+            params=session.request.params if opens else None,
+        )

@@ -1,0 +1,289 @@
+"""The round loop of the targets: take in verdicts, commit them, form the next batch.
+
+Everything here is synchronous: from a verdict's arrival to the next frame there is no trip through
+the event loop, and nothing waits for a drafter.  What the next frame does not depend on (metrics,
+calibration) is settled after it has gone out.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+from cluster.coordinator.batching import choose_batch, purity
+from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.ledger import RoundLedger
+from cluster.coordinator.planner import DraftPlanner
+from cluster.coordinator.session import InFlight, Limits, Session, Status
+from cluster.coordinator.statistics import RoundTimes
+from cluster.coordinator.targets import OpenRound, TargetSeat
+from cluster.core import (
+    CacheMiss,
+    FinishReason,
+    Refusal,
+    StepReport,
+    Verdict,
+    VerdictFrame,
+    VerifyItem,
+)
+from cluster.errors import (
+    DrafthouseError,
+    ProtocolError,
+    RequestError,
+    WorkerError,
+    error_from_code,
+)
+
+log = logging.getLogger(__name__)
+
+# A target that forgets a session so often without one verdict in between will not learn it.
+_MAX_MISSES_IN_A_ROW = 16
+
+
+class SessionOwner(Protocol):
+    """Who decides about the coming and going of sessions: the coordinator."""
+
+    def finish(self, session: Session, reason: FinishReason) -> None:
+        """The text has ended: free what is held for it.  The loop delivers the last event."""
+        ...
+
+    def fail(self, session: Session, error: DrafthouseError) -> None:
+        """The request ends with `error`."""
+        ...
+
+    def relocate(self, session: Session, error: DrafthouseError) -> None:
+        """Its target could not serve it; try again, elsewhere if possible."""
+        ...
+
+
+class RoundLoop:
+    """Drives the sessions that have a place at a target."""
+
+    def __init__(
+        self,
+        owner: SessionOwner,
+        pool: DrafterPool,
+        planner: DraftPlanner,
+        ledger: RoundLedger,
+        max_homogeneity_wait_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._owner = owner
+        self._pool = pool
+        self._planner = planner
+        self._ledger = ledger
+        self._max_wait_s = max_homogeneity_wait_s
+        self._clock = clock
+        self.limits = Limits()
+
+    def take(self, seat: TargetSeat, frame: VerdictFrame, now: float) -> None:
+        """Commit what the target answered.  The caller dispatches the seat afterwards."""
+        seat.owed_since = now
+        was_decoding = len(seat.decoding)
+        was_stepping = set(seat.stepping)
+        for verdict in frame.verdicts:
+            session = self._answered(seat, verdict.request_id, verdict.generation)
+            if session is not None:
+                self._take_verdict(seat, session, verdict, now)
+        for miss in frame.misses:
+            session = self._answered(seat, miss.request_id, miss.generation)
+            if session is not None:
+                self._take_miss(seat, session, miss)
+        for refusal in frame.refusals:
+            session = self._answered(seat, refusal.request_id, refusal.generation)
+            if session is not None:
+                self._take_refusal(seat, session, refusal)
+        if _is_stuck(frame) or not was_stepping <= seat.decoding.keys():
+            seat.stepping.clear()
+        if frame.report is not None:
+            self._ledger.note_report(seat, frame.report)
+            self._close_round(seat, frame.report, was_decoding, now)
+
+    def dispatch(self, seat: TargetSeat) -> None:
+        """Queue for `seat` whatever it can be sent now: prefills at once, a batch if it is free."""
+        if not seat.is_owed:
+            seat.owed_since = self._clock()
+        prefills = [self._start_prefill(seat, session) for session in seat.unsent.values()]
+        seat.unsent.clear()
+        if prefills and seat.round is not None:
+            seat.round.is_clean = False
+        batch = self._form_batch(seat) if seat.ready and seat.can_take else []
+        if batch or prefills or seat.released:
+            seat.post(batch, prefills)
+        if not seat.decoding:
+            seat.round = None  # the next round will not follow this one directly
+
+    def _answered(self, seat: TargetSeat, session_id: str, generation: int) -> Session | None:
+        """The session an answer is for, or None when it is stale, doubled or unknown."""
+        session = seat.sessions.get(session_id)
+        if session is None or session.generation != generation or session.in_flight is None:
+            return None
+        return session
+
+    def _take_verdict(
+        self, seat: TargetSeat, session: Session, verdict: Verdict, now: float
+    ) -> None:
+        in_flight = session.in_flight
+        if in_flight is None or verdict.context_len != in_flight.context_len:
+            return  # it answers an older item, once more
+        if not _is_sound(verdict, in_flight, self.limits.vocab_size):
+            error = ProtocolError(f"target {seat.id} sent a verdict that does not fit its item")
+            self._owner.relocate(session, error)
+            return
+        position = session.num_output_tokens
+        num_kept, reason = session.cut(verdict.token_ids, self.limits)
+        session.tokens.append(verdict.token_ids[:num_kept])
+        session.statistics.record_step(len(in_flight.tree), len(verdict.path), num_kept)
+        session.in_flight = None
+        session.num_misses = session.num_retries = 0
+        seat.decoding.pop(session.id, None)
+        seat.prefilling.pop(session.id, None)
+        self._ledger.note_verdict(session, in_flight, verdict, now, num_kept)
+        session.last_event_at = now
+        if reason is not None:
+            self._owner.finish(session, reason)
+            session.deliver(session.event(position, verdict, reason))
+            return
+        session.target_len = verdict.context_len + len(verdict.path)
+        session.status = Status.READY
+        session.ready_since = now
+        seat.ready[session.id] = session
+        self._pool.commit(session, now)
+        session.deliver(session.event(position, verdict, None))
+
+    def _take_miss(self, seat: TargetSeat, session: Session, miss: CacheMiss) -> None:
+        if not 0 <= miss.have_len <= session.target_len:
+            return  # the answer to an older item, once more
+        if miss.have_len == session.target_len > 0:
+            return
+        self._ledger.note_miss()
+        session.num_misses += 1
+        if session.num_misses > _MAX_MISSES_IN_A_ROW:
+            error = WorkerError(f"target {seat.id} cannot keep the context of a request")
+            self._owner.relocate(session, error)
+            return
+        self._send_again(seat, session, miss.have_len)
+
+    def _take_refusal(self, seat: TargetSeat, session: Session, refusal: Refusal) -> None:
+        error = error_from_code(refusal.code, refusal.message)
+        if not isinstance(error, RequestError):
+            self._owner.relocate(session, error)
+            return
+        in_flight = session.in_flight
+        if in_flight is None or len(in_flight.tree) == 0:
+            self._owner.fail(session, error)
+            return
+        # Perhaps only its drafts were too much (pages, rows): they may never cost it its text.
+        self._pool.release(session)
+        session.drafters = ()
+        self._send_again(seat, session, 0)
+
+    def _send_again(self, seat: TargetSeat, session: Session, have_len: int) -> None:
+        """The target holds only the first have_len tokens; send it the rest."""
+        seat.decoding.pop(session.id, None)
+        seat.prefilling.pop(session.id, None)
+        session.in_flight = None
+        session.target_len = have_len
+        session.sends_params = True
+        session.status = Status.PREFILL
+        seat.unsent[session.id] = session
+
+    def _start_prefill(self, seat: TargetSeat, session: Session) -> VerifyItem:
+        session.status = Status.PREFILL
+        session.in_flight = InFlight(len(session.tokens))
+        seat.prefilling[session.id] = session
+        return session.item(session.in_flight.tree)
+
+    def _form_batch(self, seat: TargetSeat) -> list[VerifyItem]:
+        now = self._clock()
+        limit = seat.description.max_running_sequences or len(seat.ready)
+        # A step of unknown length may be longer than any wait: nobody sits it out.
+        step_time_s = seat.step_time_s or math.inf
+        batch = choose_batch(seat.ready.values(), now, self._max_wait_s, step_time_s, limit)
+        row_limit = seat.description.max_batch_tokens
+        max_nodes = max(row_limit - len(batch), 0) if row_limit else None
+        self._pool.check_trees(batch, self.limits.vocab_size, now)
+        plans = self._planner.plan(seat.id, batch, self.limits, max_nodes)
+        items: list[VerifyItem] = []
+        num_nodes = 0
+        for session, in_flight in zip(batch, plans, strict=True):
+            del seat.ready[session.id]
+            seat.decoding[session.id] = session
+            session.in_flight = in_flight
+            session.status = Status.DECODING
+            num_nodes += len(in_flight.tree)
+            items.append(session.item(in_flight.tree))
+        seat.stepping = {session.id for session in batch}
+        self._open_round(seat, batch, num_nodes)
+        return items
+
+    def _open_round(self, seat: TargetSeat, batch: list[Session], num_nodes: int) -> None:
+        now = self._clock()
+        last = seat.round
+        if last is not None and last.report is not None and last.is_clean:
+            times = RoundTimes(
+                sent_at=last.sent_at,
+                received_at=last.received_at,
+                next_sent_at=now,
+                num_sequences=last.num_sequences,
+                num_nodes=last.num_nodes,
+                step_time_s=last.report.step_time_s,
+                forward_time_s=last.report.forward_time_s,
+                queue_time_s=last.report.queue_time_s,
+            )
+            self._ledger.note_round(times)
+        seat.round = OpenRound(now, len(batch), num_nodes, is_clean=not seat.prefilling)
+        self._ledger.note_batch(len(batch), purity(batch))
+
+    def _close_round(
+        self, seat: TargetSeat, report: StepReport, was_decoding: int, now: float
+    ) -> None:
+        """Note the step's times when this frame completed the batch in flight."""
+        opened = seat.round
+        if opened is None or was_decoding == 0 or seat.decoding:
+            return
+        opened.received_at = now
+        opened.report = report
+        if report.num_prefill_tokens:
+            opened.is_clean = False
+            return
+        # A batch that took several steps says nothing about the time of one.
+        if report.num_sequences != opened.num_sequences:
+            return
+        if opened.is_clean:
+            seat.record_wire_time(max(now - opened.sent_at - report.step_time_s, 0.0))
+        # Not the round trip: with prefills about, the batch may have waited for one of their steps.
+        round_time_s = seat.record_step_time(report.step_time_s)
+        self._planner.record_step(seat.id, opened.num_sequences, opened.num_nodes, round_time_s)
+
+
+def _is_stuck(frame: VerdictFrame) -> bool:
+    """Whether a step could do nothing: the target lacks pages for all that it was sent.
+
+    A report of no step (after releases) is none of that: the batch in flight may still be ahead.
+    """
+    report = frame.report
+    return (
+        report is not None
+        and report.step_time_s > 0.0
+        and not (frame.verdicts or frame.misses or frame.refusals)
+        and report.num_prefill_tokens == 0
+    )
+
+
+def _is_sound(verdict: Verdict, in_flight: InFlight, vocab_size: int) -> bool:
+    """Whether the path is one of the item's tree and the tokens are the path's and one more."""
+    path = verdict.path.tolist()
+    token_ids = verdict.token_ids.tolist()
+    if len(token_ids) != len(path) + 1 or not 0 <= token_ids[-1] < (vocab_size or 2**31):
+        return False
+    parent = -1
+    for node, token in zip(path, token_ids, strict=False):
+        if not 0 <= node < len(in_flight.tree) or in_flight.tree.parents[node] != parent:
+            return False
+        if in_flight.tree.token_ids[node] != token:
+            return False
+        parent = node
+    return True

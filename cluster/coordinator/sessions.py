@@ -1,0 +1,253 @@
+"""The coming and going of sessions: admission, places, failover, and every way to end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+
+from cluster import metrics
+from cluster.config import Config
+from cluster.coordinator.admission import WaitingLine, check_request
+from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.session import Deliver, Limits, Session, Status
+from cluster.coordinator.targets import TargetSeat
+from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
+from cluster.errors import (
+    CapacityError,
+    DrafthouseError,
+    RequestError,
+    UnavailableError,
+    WorkerError,
+)
+from cluster.metrics import Recorder
+
+log = logging.getLogger(__name__)
+
+_MAX_RETRIES_IN_A_ROW = 3
+# Weight of the newest finished request in the estimate behind Retry-After, and its bounds.
+_DURATION_WEIGHT = 0.1
+_RETRY_AFTER_S = (1.0, 60.0)
+
+
+class SessionTable:
+    """All live sessions of a coordinator, those with a place and those that wait for one.
+
+    Changes that a target must hear of are noted in `touched`; the caller dispatches those seats.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        pool: DrafterPool,
+        recorder: Recorder,
+        max_frame_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._pool = pool
+        self._recorder = recorder
+        self._max_frame_tokens = max_frame_tokens
+        self._clock = clock
+        self._line = WaitingLine()
+        self._arrivals = itertools.count()
+        # Never repeated within this process, so an answer meant for an earlier owner, or for an
+        # earlier request of the same id, is always recognised.
+        self._generations = itertools.count(1)
+        self._mean_duration_s = 1.0
+        self._unserved_since = clock()
+        self.sessions: dict[str, Session] = {}
+        self.seats: dict[str, TargetSeat] = {}
+        self.touched: set[TargetSeat] = set()
+        self.limits = Limits()
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._line)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.sessions) - len(self._line)
+
+    def open(self, session_id: str, request: Request, deliver: Deliver) -> None:
+        """Admit a request, or raise RequestError or CapacityError before any work is done."""
+        try:
+            self._check(session_id, request)
+        except DrafthouseError as error:
+            self._recorder.add(metrics.REJECTED, code=error.code)
+            raise
+        session = Session(session_id, request, deliver, next(self._arrivals), self._clock())
+        options, limit = request.speculation, self._config.coordinator.max_draft_tokens
+        if options.max_draft_tokens is not None:
+            limit = min(limit, options.max_draft_tokens)
+        if options.enabled and limit > 0:
+            session.max_draft_tokens = limit
+            allowed = options.drafters
+            session.drafters = (
+                self._config.drafters_of(request.task) if allowed is None else allowed
+            )
+        self.sessions[session_id] = session
+        self._recorder.add(metrics.PROMPT_TOKENS, session.prompt_len, task=request.task)
+        if session.remaining_tokens(self.limits) <= 0:  # resumed at its very end
+            self._line.push(session)
+            self.finish(session, FinishReason.LENGTH)
+            session.deliver(session.event(session.num_output_tokens, None, FinishReason.LENGTH))
+            return
+        self._line.push(session)
+        self.admit()
+
+    def cancel(self, session_id: str) -> None:
+        """Free everything held for a session; unknown and finished ones are no error."""
+        session = self.sessions.get(session_id)
+        if session is not None:
+            self.finish(session, FinishReason.CANCELLED)
+            session.deliver(session.event(session.num_output_tokens, None, FinishReason.CANCELLED))
+
+    def finish(self, session: Session, reason: FinishReason) -> None:
+        """Free what is held for `session` here, at its target and at its drafters."""
+        del self.sessions[session.id]
+        self._leave(session)
+        session.status = Status.FINISHED
+        self._pool.release(session)
+        self._recorder.add(metrics.REQUESTS, task=session.request.task, finish_reason=reason.value)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            duration_s = self._clock() - session.arrived_at
+            self._mean_duration_s += _DURATION_WEIGHT * (duration_s - self._mean_duration_s)
+
+    def fail(self, session: Session, error: DrafthouseError) -> None:
+        """End `session` with an error event."""
+        self.finish(session, FinishReason.ERROR)
+        session.deliver(error_event(session.request.id, error, session))
+
+    def relocate(self, session: Session, error: DrafthouseError) -> None:
+        """Its target could not serve it: try another one, or the same again, a few times."""
+        session.num_retries += 1
+        log.warning("target refused a request, try %d: %s", session.num_retries, error.message)
+        if session.num_retries > _MAX_RETRIES_IN_A_ROW:
+            self.fail(session, error)
+            return
+        if session.target is not None:
+            session.shunned_target = session.target.id
+        self._put_back([session])
+
+    def lose_seat(self, seat: TargetSeat) -> None:
+        """The target is gone; its sessions are prefilled again wherever there is room."""
+        if self.seats.get(seat.id) is seat:
+            del self.seats[seat.id]
+        self._unserved_since = self._clock()
+        lost = list(seat.sessions.values())
+        if lost:
+            self._recorder.add(metrics.FAILOVERS, len(lost))
+        for session in lost:
+            if session.in_flight is not None:
+                # A request that brings down every target it meets must not go round for ever.
+                session.num_retries += 1
+        self._put_back(lost)
+        self.touched.discard(seat)
+        for session in lost:
+            if session.num_retries > _MAX_RETRIES_IN_A_ROW:
+                self.fail(session, WorkerError("every target that took the request was lost"))
+        self.admit()
+
+    def admit(self) -> None:
+        """Give places to those who wait, first come first served, while there are any."""
+        limit = self._config.coordinator.max_running_sequences
+        while len(self._line) and self.num_running < limit:
+            seat = self._free_seat(next(iter(self._line)))
+            if seat is None:
+                return
+            self._place(self._line.pop(), seat)
+
+    def fail_unserved(self, now: float, timeout_s: float) -> None:
+        """Without any target, let those go who have waited for so long."""
+        if self.seats:
+            return
+        for session in list(self._line):
+            if now - max(session.arrived_at, self._unserved_since) >= timeout_s:
+                waited = f"no target has been available for {timeout_s:g} s; ask again later"
+                self.fail(session, UnavailableError(waited))
+
+    def _check(self, session_id: str, request: Request) -> None:
+        if session_id in self.sessions:
+            raise RequestError(f"a request with id {request.id!r} is running already", param="id")
+        check_request(request, self.limits, self._config.drafters, self._max_frame_tokens)
+        if len(request.output_ids):
+            return  # accepted once already, by a coordinator that is gone
+        limits = self._config.coordinator
+        has_place = (
+            not len(self._line)
+            and self.num_running < limits.max_running_sequences
+            and any(seat.has_room() for seat in self.seats.values())
+        )
+        if not has_place and len(self._line) >= limits.max_queued_requests:
+            retry_after_s = self._retry_after_s()
+            raise CapacityError(
+                f"{self.num_running} requests are running and {len(self._line)} are waiting; ask "
+                f"again in {retry_after_s:.0f} s or raise coordinator.max_queued_requests",
+                retry_after_s=retry_after_s,
+            )
+
+    def _retry_after_s(self) -> float:
+        """When a place in the line will be free, by how long requests have taken lately."""
+        low, high = _RETRY_AFTER_S
+        return min(max(self._mean_duration_s / max(self.num_running, 1), low), high)
+
+    def _free_seat(self, session: Session) -> TargetSeat | None:
+        free = [seat for seat in self.seats.values() if seat.has_room()]
+        return min(
+            free,
+            key=lambda seat: (seat.id == session.shunned_target, len(seat.sessions)),
+            default=None,
+        )
+
+    def _place(self, session: Session, seat: TargetSeat) -> None:
+        if session.remaining_tokens(self.limits) <= 0:
+            # It was admitted while no target had told its context limit yet.
+            limit = self.limits.max_context_len
+            message = f"the prompt has {len(session.tokens)} tokens, the context limit is {limit}"
+            self.fail(session, RequestError(f"{message}; shorten the prompt", param="prompt"))
+            return
+        session.generation = next(self._generations)
+        session.target = seat
+        session.target_len = 0
+        session.num_misses = 0
+        session.sends_params = True
+        session.status = Status.PREFILL
+        seat.sessions[session.id] = session
+        seat.unsent[session.id] = session
+        self.touched.add(seat)
+        # The drafters read the prompt while the target does.
+        self._pool.commit(session, self._clock())
+
+    def _put_back(self, sessions: list[Session]) -> None:
+        for session in sessions:
+            self._leave(session)
+            session.status = Status.WAITING
+        self._line.put_back(sessions)
+
+    def _leave(self, session: Session) -> None:
+        """Take `session` out of its seat or of the line."""
+        session.in_flight = None
+        seat = session.target
+        session.target = None
+        if seat is not None:
+            seat.drop(session)
+            seat.released.append(session.id)
+            self.touched.add(seat)
+        elif session.status is Status.WAITING and session in self._line:
+            self._line.remove(session)
+
+
+def error_event(
+    request_id: str, error: DrafthouseError, session: Session | None = None
+) -> TokenEvent:
+    """The last event of a request that ends with `error`."""
+    return TokenEvent(
+        request_id=request_id,
+        position=session.num_output_tokens if session else 0,
+        token_ids=EMPTY_TOKENS,
+        finish_reason=FinishReason.ERROR,
+        stats=session.statistics.snapshot() if session else None,
+        error_code=error.code,
+        error_message=error.message,
+    )

@@ -1,0 +1,142 @@
+"""What speculation did: per request, per drafter, and per round."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster import metrics
+from cluster.core import SpeculationStats, TokenArray
+from cluster.metrics import Recorder
+
+_MAX_RECENT_ROUNDS = 512
+
+
+class RequestStatistics:
+    """Counts for one request, in the definitions of `SpeculationStats`.
+
+    A draft counts as accepted when the target accepted it, also where a stop token cut it off.
+    """
+
+    __slots__ = (
+        "_histogram",
+        "_num_accepted",
+        "_num_drafted",
+        "_num_spec_steps",
+        "_num_spec_tokens",
+        "_num_steps",
+    )
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._num_spec_steps = 0
+        self._num_drafted = 0
+        self._num_accepted = 0
+        self._num_spec_tokens = 0
+        self._histogram: list[int] = []
+
+    def record_step(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """One target step that emitted tokens; num_drafted 0 = plain decoding."""
+        self._num_steps += 1
+        if num_drafted == 0:
+            return
+        self._num_spec_steps += 1
+        self._num_drafted += num_drafted
+        self._num_accepted += num_accepted
+        self._num_spec_tokens += num_emitted
+        if num_accepted >= len(self._histogram):
+            self._histogram.extend([0] * (num_accepted + 1 - len(self._histogram)))
+        self._histogram[num_accepted] += 1
+
+    def snapshot(self) -> SpeculationStats:
+        return SpeculationStats(
+            num_steps=self._num_steps,
+            num_spec_steps=self._num_spec_steps,
+            num_draft_tokens=self._num_drafted,
+            num_accepted_draft_tokens=self._num_accepted,
+            num_spec_tokens=self._num_spec_tokens,
+            acceptance_histogram=tuple(self._histogram),
+        )
+
+
+def record_attribution(
+    recorder: Recorder,
+    task: str,
+    drafters: tuple[str, ...],
+    sources: npt.NDArray[np.uint64],
+    path: TokenArray,
+) -> None:
+    """Credit one verified tree to the drafters whose trees held its nodes.
+
+    sources: uint64[n], bit i = drafters[i] proposed the node; a node of several counts for each.
+    path: accepted nodes, root first; position in the metrics is the depth, from 0.
+    """
+    for index, name in enumerate(drafters):
+        proposed = (sources >> np.uint64(index)) & np.uint64(1)
+        num_drafted = int(proposed.sum())
+        if num_drafted == 0:
+            continue
+        recorder.add(metrics.NUM_DRAFTS, drafter=name, task=task)
+        recorder.add(metrics.NUM_DRAFT_TOKENS, num_drafted, drafter=name, task=task)
+        accepted = [depth for depth, node in enumerate(path.tolist()) if proposed[node]]
+        if accepted:
+            recorder.add(metrics.NUM_ACCEPTED_TOKENS, len(accepted), drafter=name, task=task)
+        for depth in accepted:
+            recorder.add(metrics.NUM_ACCEPTED_PER_POS, drafter=name, task=task, position=str(depth))
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """The timestamps of one decode round, in seconds of the coordinator's clock.
+
+    sent_at: its verify frame was handed to the link.  received_at: its last verdict was read.
+    next_sent_at: the next round's verify frame was handed over in the same call path.
+    """
+
+    sent_at: float
+    received_at: float
+    next_sent_at: float
+    num_sequences: int
+    num_nodes: int
+    step_time_s: float
+    forward_time_s: float
+    queue_time_s: float
+
+    @property
+    def outside_s(self) -> float:
+        """The whole round less the model's forward: wire, codec, sampling, queues, coordinator."""
+        return self.next_sent_at - self.sent_at - self.forward_time_s
+
+    @property
+    def coordinator_s(self) -> float:
+        """From the verdict's arrival to the next frame: the coordinator's own share."""
+        return self.next_sent_at - self.received_at
+
+
+class RecentRounds:
+    """A ring of the last rounds, for status reports and benchmarks."""
+
+    def __init__(self) -> None:
+        self._rounds: deque[RoundTimes] = deque(maxlen=_MAX_RECENT_ROUNDS)
+
+    def add(self, times: RoundTimes) -> None:
+        self._rounds.append(times)
+
+    def report(self) -> list[dict[str, float]]:
+        """One plain record per round, oldest first."""
+        return [
+            {
+                "num_sequences": times.num_sequences,
+                "num_nodes": times.num_nodes,
+                "step_time_s": times.step_time_s,
+                "forward_time_s": times.forward_time_s,
+                "queue_time_s": times.queue_time_s,
+                "outside_s": times.outside_s,
+                "coordinator_s": times.coordinator_s,
+                "round_trip_s": times.received_at - times.sent_at,
+            }
+            for times in self._rounds
+        ]

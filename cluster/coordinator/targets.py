@@ -1,0 +1,158 @@
+"""One connected target: the sessions it owns, the batch it works on, and what it must be sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.coordinator.session import Session
+from cluster.core import StepReport, VerdictFrame, VerifyFrame, VerifyItem, WorkerDescription
+from cluster.rpc.link import Link
+
+# Weight of the newest decode step in the running estimate of how long one takes.
+_STEP_TIME_WEIGHT = 0.2
+
+
+@dataclass(slots=True)
+class OpenRound:
+    """A decode batch from the moment its frame was handed over.
+
+    is_clean: no prefill was under way with it, so its round trip is that of decoding alone.
+    report: the last step report of the batch, once it is complete; received_at likewise.
+    """
+
+    sent_at: float
+    num_sequences: int
+    num_nodes: int
+    is_clean: bool
+    received_at: float = 0.0
+    report: StepReport | None = None
+
+
+class TargetSeat:
+    """A target replica as the round loop sees it.
+
+    A session it owns is in exactly one of unsent (a longer delta is still to be sent), prefilling,
+    ready and decoding.
+    """
+
+    def __init__(
+        self,
+        target_id: str,
+        description: WorkerDescription,
+        link: Link[VerifyFrame, VerdictFrame],
+        max_frame_tokens: int,
+        now: float,
+    ) -> None:
+        self.id = target_id
+        self.description = description
+        self.link = link
+        self.sessions: dict[str, Session] = {}
+        self.unsent: dict[str, Session] = {}
+        self.prefilling: dict[str, Session] = {}
+        self.ready: dict[str, Session] = {}
+        self.decoding: dict[str, Session] = {}
+        self.released: list[str] = []
+        self.round: OpenRound | None = None
+        # The last batch, until one of it is answered or a step says that it could do nothing.
+        self.stepping: set[str] = set()
+        self.owed_since = now  # while is_owed: since when it has been silent
+        self.step_time_s = 0.0  # running mean of decode steps, with the way there and back
+        self.wire_time_s = 0.0  # running mean of the rounds' times outside their steps
+        self.has_reported = False  # it has gauges of its own
+        self._max_frame_tokens = max_frame_tokens
+        self._outbox: deque[VerifyFrame] = deque()
+        self._wake = asyncio.Event()
+        self._is_sending = False
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether the target has something to answer."""
+        return bool(self.decoding or self.prefilling)
+
+    @property
+    def can_take(self) -> bool:
+        """Whether a batch may be sent.
+
+        Not while the last one is being computed: sequences that become ready meanwhile share the
+        next step.  Answers to earlier batches do not count, so that two batches which ever came
+        to be under way together are one again after a round.  But what a step has left unanswered
+        (rows or pages ran out) holds up nobody: the pages that it waits for may be those of the
+        sequences that are ready.
+        """
+        return self.stepping.isdisjoint(self.decoding)
+
+    def has_room(self) -> bool:
+        limit = self.description.max_running_sequences
+        return limit == 0 or len(self.sessions) < limit
+
+    def drop(self, session: Session) -> None:
+        """Forget `session` in every state; the target hears of it by `released`."""
+        for table in (self.sessions, self.unsent, self.prefilling, self.ready, self.decoding):
+            table.pop(session.id, None)
+        self.stepping.discard(session.id)
+
+    def status(self) -> dict[str, object]:
+        """A plain picture of the moment, for status reports."""
+        return {
+            "id": self.id,
+            "sessions": len(self.sessions),
+            "prefilling": len(self.prefilling) + len(self.unsent),
+            "ready": len(self.ready),
+            "decoding": len(self.decoding),
+            "step_time_s": self.step_time_s,
+        }
+
+    def record_wire_time(self, wire_time_s: float) -> None:
+        weight = _STEP_TIME_WEIGHT if self.wire_time_s else 1.0
+        self.wire_time_s += weight * (wire_time_s - self.wire_time_s)
+
+    def record_step_time(self, step_time_s: float) -> float:
+        """A step of decoding alone took so long; returns what such a round is expected to take."""
+        round_time_s = step_time_s + self.wire_time_s
+        weight = _STEP_TIME_WEIGHT if self.step_time_s else 1.0
+        self.step_time_s += weight * (round_time_s - self.step_time_s)
+        return round_time_s
+
+    def post(self, batch: Sequence[VerifyItem], prefills: Sequence[VerifyItem]) -> None:
+        """Queue frames: `batch` in one, prefills beside it as far as frame sizes allow."""
+        items = list(batch)
+        room = self._max_frame_tokens - sum(len(item.delta) + 3 * len(item.tree) for item in items)
+        for item in prefills:
+            if items and len(item.delta) > room:
+                self._outbox.append(VerifyFrame(tuple(items), self._take_released()))
+                items, room = [], self._max_frame_tokens
+            items.append(item)
+            room -= len(item.delta)
+        if items or self.released:
+            self._outbox.append(VerifyFrame(tuple(items), self._take_released()))
+        if self._outbox:
+            self._wake.set()
+
+    async def flush(self) -> None:
+        """Send what is queued; raises WorkerError when the link is down.
+
+        The reader of verdicts calls it right after forming a batch, which saves the round a trip
+        through the event loop; everyone else leaves it to `send_forever`.
+        """
+        if self._is_sending:
+            return  # whoever is sending takes the new frames along
+        self._is_sending = True
+        try:
+            while self._outbox:
+                await self.link.send(self._outbox.popleft())
+        finally:
+            self._is_sending = False
+
+    async def send_forever(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self.flush()
+
+    def _take_released(self) -> tuple[str, ...]:
+        released = tuple(self.released)
+        self.released.clear()
+        return released

@@ -1,0 +1,412 @@
+"""The nouns of speculative serving.  NumPy only; every module speaks in these terms.
+
+Lengths count tokens from the start of the prompt.  For one sequence
+`base_len <= base_len + len(delta) = context_len`: the worker is believed to hold `base_len`
+tokens, is sent `delta`, and then has the whole committed context.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+TokenArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+# Frames between peers carry this number; peers with another one refuse each other in Describe.
+PROTOCOL_VERSION = 1
+
+# poly64, the prefix hash: h(empty) = 0 and h(s + [t]) = h(s) * MULTIPLIER + t + 1 (mod 2^64).
+# It recognises stale and duplicated frames; it is no defence against a malicious peer.
+PREFIX_HASH_MULTIPLIER = 0x9E3779B97F4A7C15
+_MASK64 = (1 << 64) - 1
+_INVERSE_MULTIPLIER = pow(PREFIX_HASH_MULTIPLIER, -1, 1 << 64)
+
+
+def prefix_hash(token_ids: Sequence[int] | TokenArray, start: int = 0) -> int:
+    """poly64 of `token_ids`, continued from the hash `start` of what stands before them."""
+    value = start
+    for token in token_ids:
+        value = (value * PREFIX_HASH_MULTIPLIER + int(token) + 1) & _MASK64
+    return value
+
+
+def prefix_hashes(token_ids: TokenArray, start: int = 0) -> npt.NDArray[np.uint64]:
+    """poly64 after each token: element i is `prefix_hash(token_ids[: i + 1], start)`.
+
+    uint64[n].  The recurrence is unrolled with the multiplier's inverse, h(i) = M^(i+1) * (start +
+    sum of (t_j + 1) * M^-(j+1)), so that a long prompt costs no Python loop.
+    """
+    num_tokens = len(token_ids)
+    powers = np.cumprod(np.full(num_tokens, PREFIX_HASH_MULTIPLIER, dtype=np.uint64))
+    inverses = np.cumprod(np.full(num_tokens, _INVERSE_MULTIPLIER, dtype=np.uint64))
+    terms = (token_ids.astype(np.int64) + 1).astype(np.uint64) * inverses
+    return powers * (np.cumsum(terms, dtype=np.uint64) + np.uint64(start))
+
+
+def token_array(token_ids: Iterable[int] | TokenArray) -> TokenArray:
+    """`token_ids` as a contiguous int32 array; no copy when it is one already."""
+    if isinstance(token_ids, np.ndarray):
+        return np.ascontiguousarray(token_ids, dtype=np.int32)
+    return np.fromiter(token_ids, dtype=np.int32)
+
+
+EMPTY_TOKENS: TokenArray = np.empty(0, dtype=np.int32)
+EMPTY_TOKENS.setflags(write=False)
+EMPTY_FLOATS: FloatArray = np.empty(0, dtype=np.float32)
+EMPTY_FLOATS.setflags(write=False)
+
+
+class FinishReason(enum.StrEnum):
+    STOP = "stop"  # an end-of-sequence or stop token, or a stop string
+    LENGTH = "length"  # max_tokens or the context limit
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the target draws; together with the prompt and the target it determines the text.
+
+    temperature 0 is greedy.  top_k 0 and top_p 1 and min_p 0 keep every candidate.
+    Presence and frequency penalties count output tokens, repetition_penalty prompt and output.
+    seed: 64-bit, the ingress draws one where the client gave none.  stream: index of the sample
+    when one prompt is sampled n times.  stop_token_ids end the text and are not part of it.
+    logprobs: number of alternatives to report per token, None = no log-probabilities at all.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int = 0
+    stream: int = 0
+    max_tokens: int = 16
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        return (
+            self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.repetition_penalty != 1.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions:
+    """The request's say over speculation: never over its text.
+
+    max_draft_tokens: upper bound of draft nodes per step, None = the controller decides.
+    drafters: names allowed for this request, None = those of its task.
+    """
+
+    enabled: bool = True
+    max_draft_tokens: int | None = None
+    drafters: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """What a client asked, in tokens.  Immutable.
+
+    output_ids: tokens already emitted, when the request is resumed after a failover.
+    """
+
+    id: str
+    prompt_ids: TokenArray
+    params: SamplingParams
+    task: str = "default"
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    output_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenTree:
+    """Speculative tokens that continue a context; n = 0 is legal and means plain decoding.
+
+    token_ids: int32[n].  parents: int32[n], parents[i] < i; -1 continues the context.
+    Siblings carry different tokens.
+    """
+
+    token_ids: TokenArray
+    parents: TokenArray
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @classmethod
+    def empty(cls) -> TokenTree:
+        return EMPTY_TREE
+
+    @classmethod
+    def of(cls, token_ids: Iterable[int], parents: Iterable[int]) -> TokenTree:
+        return cls(token_array(token_ids), token_array(parents))
+
+    @classmethod
+    def chain(cls, token_ids: Sequence[int] | TokenArray) -> TokenTree:
+        ids = token_array(token_ids)
+        return cls(ids, np.arange(-1, len(ids) - 1, dtype=np.int32))
+
+
+EMPTY_TREE = TokenTree(EMPTY_TOKENS, EMPTY_TOKENS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Proposal:
+    """A tree that continues the first `base_len` tokens of a sequence.
+
+    prefix_hash: poly64 of those tokens; a proposal whose hash differs is stale and dropped.
+    survival: float32[n], probability that the emitted path passes through the node; it does not
+    increase along a path.  A new proposal replaces the drafter's former one for the request.
+    """
+
+    request_id: str
+    generation: int
+    base_len: int
+    prefix_hash: int
+    tree: TokenTree
+    survival: FloatArray
+    drafter: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Commit:
+    """Committed tokens for a drafter: "append `token_ids` from `base_len`".
+
+    prefix_hash: poly64 of the first base_len tokens.  max_nodes: how many nodes the coordinator
+    can use at present.  params and task come with the first commit of a (request, generation)
+    and whenever base_len is 0; a drafter that knows fewer than base_len tokens answers with what
+    it has (`Observation.have_len`) and is sent the rest.
+    """
+
+    request_id: str
+    generation: int
+    base_len: int
+    prefix_hash: int
+    token_ids: TokenArray
+    prompt_len: int
+    max_nodes: int
+    task: str = "default"
+    params: SamplingParams | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A drafter's answer to one commit.
+
+    have_len: tokens it now holds; less than base_len + len(token_ids) = send the rest.
+    log_loss: mean negative log-probability it gave the committed tokens, None = not computed.
+    """
+
+    request_id: str
+    generation: int
+    have_len: int
+    log_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTask:
+    """Ask a drafter for one bounded slice of growth of one request's tree."""
+
+    request_id: str
+    generation: int
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifyItem:
+    """One sequence's share of a target step: append `delta` at `base_len`, verify `tree` after it.
+
+    prefix_hash: poly64 of the first base_len tokens.  delta: int32[k], k >= 1.
+    params: sent when base_len is 0 (the target then opens the request), else None.
+    prompt_len: output position of a token at absolute position a is a - prompt_len.
+    """
+
+    request_id: str
+    generation: int
+    base_len: int
+    prefix_hash: int
+    delta: TokenArray
+    tree: TokenTree
+    prompt_len: int
+    params: SamplingParams | None = None
+
+    @property
+    def context_len(self) -> int:
+        return self.base_len + len(self.delta)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probabilities (natural log, raw model law) of one emitted token and its alternatives."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most probable first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """What the target said about one item.
+
+    context_len: tokens before the first of token_ids.  path: accepted nodes of the item's tree,
+    root first.  token_ids: int32[len(path) + 1], the path's tokens and one more of the target's.
+    node_draws: int32[n], the token the target drew *at* each node; the evidence for calibration.
+    """
+
+    request_id: str
+    generation: int
+    context_len: int
+    path: TokenArray
+    token_ids: TokenArray
+    node_draws: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMiss:
+    """ "I have `have_len` tokens": the worker lost or never had the rest.  Send from there."""
+
+    request_id: str
+    generation: int
+    have_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An item the worker cannot serve, and why (an error code of `cluster.errors`)."""
+
+    request_id: str
+    generation: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """Where one target step's time went, and what the engine holds after it.
+
+    step_time_s: forward, draw and walk.  queue_time_s: from the frame's arrival to the step.
+    num_sequences: items that drew (decode or verify).  num_nodes: draft nodes verified.
+    num_prefill_tokens: rows of prefill chunks in the same step.
+    """
+
+    step_time_s: float = 0.0
+    forward_time_s: float = 0.0
+    queue_time_s: float = 0.0
+    num_sequences: int = 0
+    num_nodes: int = 0
+    num_prefill_tokens: int = 0
+    pages_in_use: int = 0
+    pages_total: int = 0
+    pages_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerifyFrame:
+    """Coordinator to target: a batch that runs as one step, and requests to forget."""
+
+    items: tuple[VerifyItem, ...] = ()
+    released: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerdictFrame:
+    """Target to coordinator.  Every item of a VerifyFrame is answered once, in some frame."""
+
+    verdicts: tuple[Verdict, ...] = ()
+    misses: tuple[CacheMiss, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    report: StepReport | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CommitFrame:
+    """Coordinator to drafter."""
+
+    commits: tuple[Commit, ...] = ()
+    released: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProposalFrame:
+    """Drafter to coordinator.  pages_*: KV pages of the drafter's engine, 0 without one."""
+
+    proposals: tuple[Proposal, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    pages_in_use: int = 0
+    pages_total: int = 0
+    num_requests: int = 0
+    draft_time_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """Per-request statistics, in vLLM's definitions (see `docs` of the response field)."""
+
+    num_steps: int = 0  # every target step that emitted tokens for the request
+    num_spec_steps: int = 0  # those that verified at least one draft node
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_spec_tokens: int = 0  # tokens emitted by speculative steps
+    acceptance_histogram: tuple[int, ...] = ()  # [k] = speculative steps that accepted k drafts
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        if self.num_spec_steps == 0:
+            return 1.0
+        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        if self.num_draft_tokens == 0:
+            return 0.0
+        return self.num_accepted_draft_tokens / self.num_draft_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenEvent:
+    """Coordinator to ingress: new tokens of a request, in order; the last one is finished.
+
+    position: index of token_ids[0] among the output tokens.
+    """
+
+    request_id: str
+    position: int
+    token_ids: TokenArray
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stats: SpeculationStats | None = None  # with the last event
+    error_code: str = ""  # with FinishReason.ERROR
+    error_message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDescription:
+    """What a worker says of itself in Describe; a mismatch is refused at connect.
+
+    model_hash: of the checkpoint's config and weights index.  tokenizer_hash: over the token
+    strings in id order, "" for drafters that serve any vocabulary.
+    """
+
+    worker_id: str
+    role: str  # "target" | "drafter" | "coordinator"
+    name: str
+    protocol_version: int = PROTOCOL_VERSION
+    model_hash: str = ""
+    tokenizer_hash: str = ""
+    vocab_size: int = 0
+    max_context_len: int = 0
+    max_running_sequences: int = 0
+    max_batch_tokens: int = 0

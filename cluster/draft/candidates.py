@@ -1,0 +1,171 @@
+"""From rows of logits to ranked candidates: what a drafting LM expects the target to draw.
+
+torch selects the most probable tokens of each row; everything after that is NumPy on a few dozen
+numbers per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cluster.core import SamplingParams
+from cluster.spec.noise import gumbel
+
+Array = npt.NDArray[np.float64]
+IdArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowContext:
+    """Under which conditions the target draws at one row.
+
+    position: output position of the token to be drawn.  output_counts: how often each token stands
+    in the output up to there, and seen: whether a token stands in prompt or output; only looked at
+    where the parameters have penalties.
+    """
+
+    params: SamplingParams
+    position: int
+    output_counts: Mapping[int, int] | None = None
+    seen: frozenset[int] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankedRows:
+    """The candidates of several nodes: `Ranking`'s arrays with a first axis of rows."""
+
+    token_ids: IdArray
+    scores: Array
+    log_probs: Array
+
+    def row(self, index: int) -> Ranking:
+        return Ranking(self.token_ids[index], self.scores[index], self.log_probs[index])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """The candidates of one node, best first.
+
+    token_ids: int64[m].  scores: float64[m], log-weights at the request's temperature plus noise
+    (greedy: logits without noise); -inf where the request's truncation leaves no candidate.
+    log_probs: float64[m], the model's own law (temperature 1, no processing).
+    """
+
+    token_ids: IdArray
+    scores: Array
+    log_probs: Array
+
+    def rank_of(self, token_id: int) -> int | None:
+        """Place of `token_id` among the candidates, None when it is not one of them."""
+        places = np.flatnonzero(self.token_ids == token_id)
+        if len(places) == 0 or self.scores[places[0]] == -np.inf:
+            return None
+        return int(places[0])
+
+    def loss_of(self, token_id: int) -> float:
+        """Negative log-probability of `token_id`; for a token below all candidates a lower bound
+        on it, the least probable candidate's."""
+        places = np.flatnonzero(self.token_ids == token_id)
+        chosen = self.log_probs[places[0]] if len(places) else self.log_probs.min()
+        return -float(chosen)
+
+
+def rank_rows(logits: torch.Tensor, rows: Sequence[RowContext], num_candidates: int) -> RankedRows:
+    """Rank the candidates of every row.
+
+    logits: float32[rows, vocab].  Noise is added to the num_candidates most probable tokens only:
+    a draft need not be exact.  Order of processing as in `cluster.spec.sampling`.
+    """
+    log_totals = torch.logsumexp(logits, dim=-1)
+    biased = _with_bias(logits, rows)
+    values, ids = torch.topk(biased, min(num_candidates, logits.shape[1]), dim=-1)
+    raw = torch.gather(logits, 1, ids) if biased is not logits else values
+    log_probs: Array = (raw - log_totals[:, None]).cpu().numpy().astype(np.float64)
+    weights: Array = values.cpu().numpy().astype(np.float64)
+    token_ids: IdArray = ids.cpu().numpy()
+    _penalise(weights, token_ids, rows)
+    scores = _scores(weights, token_ids, rows)
+    order = np.argsort(-scores, axis=1, kind="stable")
+    return RankedRows(
+        np.take_along_axis(token_ids, order, axis=1),
+        np.take_along_axis(scores, order, axis=1),
+        np.take_along_axis(log_probs, order, axis=1),
+    )
+
+
+def _with_bias(logits: torch.Tensor, rows: Sequence[RowContext]) -> torch.Tensor:
+    biased = logits
+    for index, row in enumerate(rows):
+        entries = [entry for entry in row.params.logit_bias if 0 <= entry[0] < logits.shape[1]]
+        if not entries:
+            continue
+        if biased is logits:
+            biased = logits.clone()
+        ids = torch.tensor([token for token, _ in entries], device=logits.device)
+        biased[index, ids] += torch.tensor([bias for _, bias in entries], device=logits.device)
+    return biased
+
+
+def _penalise(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) -> None:
+    """Apply the penalties to the candidates in place; tokens that they would lift stay unseen."""
+    for index, row in enumerate(rows):
+        params = row.params
+        if not params.has_penalties:
+            continue
+        counts, seen = row.output_counts or {}, row.seen or frozenset()
+        for place, token in enumerate(token_ids[index].tolist()):
+            count = counts.get(token, 0)
+            value = weights[index, place]
+            if (count or token in seen) and params.repetition_penalty != 1.0:
+                penalty = params.repetition_penalty
+                value = value / penalty if value > 0.0 else value * penalty
+            value -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+            weights[index, place] = value
+
+
+def _scores(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) -> Array:
+    """Log-weights after temperature and truncation, with noise.  float64[rows, m]."""
+    temperatures = np.array([row.params.temperature for row in rows])
+    sampled = np.flatnonzero(temperatures > 0.0)
+    if len(sampled) == 0:
+        return weights
+    scores = weights.copy()
+    chosen = [rows[index] for index in sampled.tolist()]
+    scaled = weights[sampled] / temperatures[sampled, None]
+    scaled = _truncated(scaled, [row.params for row in chosen])
+    noise = gumbel(
+        np.array([row.params.seed & 0xFFFF_FFFF_FFFF_FFFF for row in chosen], np.uint64)[:, None],
+        np.array([row.position for row in chosen])[:, None],
+        token_ids[sampled],
+        np.array([row.params.stream for row in chosen])[:, None],
+    )
+    scores[sampled] = scaled + noise
+    return scores
+
+
+def _truncated(scaled: Array, params: Sequence[SamplingParams]) -> Array:
+    """-inf where top-k, top-p or min-p leave no candidate; the first one always stays.
+
+    The candidates stand for the whole vocabulary: the mass below them is neglected.
+    """
+    if all(each.top_k == 0 and each.top_p >= 1.0 and each.min_p <= 0.0 for each in params):
+        return scaled
+    order = np.argsort(-scaled, axis=1, kind="stable")  # penalties may have changed it
+    ranked = np.take_along_axis(scaled, order, axis=1)
+    places = np.arange(scaled.shape[1])[None, :]
+    top_k = np.array([each.top_k or scaled.shape[1] for each in params])[:, None]
+    ranked = np.where(places < top_k, ranked, -np.inf)
+    probs = np.exp(ranked - ranked[:, :1])
+    probs /= probs.sum(axis=1, keepdims=True)
+    before = np.cumsum(probs, axis=1) - probs
+    kept = before < np.array([each.top_p for each in params])[:, None]
+    kept &= probs >= np.array([each.min_p for each in params])[:, None] * probs[:, :1]
+    kept[:, 0] = True
+    result = np.empty_like(scaled)
+    np.put_along_axis(result, order, np.where(kept, ranked, -np.inf), axis=1)
+    return result

@@ -1,0 +1,208 @@
+"""What a drafter knows of its requests: committed text, and which commits may extend it.
+
+Every drafter follows the same rules of `Drafter.observe`; they live here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import (
+    PREFIX_HASH_MULTIPLIER,
+    Commit,
+    Observation,
+    SamplingParams,
+    TokenArray,
+    prefix_hash,
+    prefix_hashes,
+)
+
+HashArray = npt.NDArray[np.uint64]
+
+_SHORT = 24  # below this many tokens a loop beats the vectorised hash
+
+
+class CommittedText:
+    """Committed tokens of one sequence and poly64 of each of their prefixes.
+
+    Appending costs amortised O(tokens appended), truncating O(1).
+    """
+
+    def __init__(self) -> None:
+        self._tokens: TokenArray = np.empty(64, dtype=np.int32)
+        self._hashes: HashArray = np.zeros(65, dtype=np.uint64)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def token_ids(self) -> TokenArray:
+        """int32[len]; a view, valid until the text changes."""
+        return self._tokens[: self._length]
+
+    @property
+    def hashes(self) -> HashArray:
+        """uint64[len + 1]: hashes[n] is poly64 of the first n tokens; a view like token_ids."""
+        return self._hashes[: self._length + 1]
+
+    def hash_at(self, length: int) -> int:
+        """poly64 of the first `length` tokens."""
+        return int(self._hashes[length])
+
+    def append(self, token_ids: TokenArray) -> None:
+        end = self._length + len(token_ids)
+        if end > len(self._tokens):
+            self._grow(end)
+        self._tokens[self._length : end] = token_ids
+        self._hashes[self._length + 1 : end + 1] = _hashes_after(
+            token_ids, int(self._hashes[self._length])
+        )
+        self._length = end
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        self._length = min(self._length, length)
+
+    def ends_with(self, token_ids: TokenArray, start: int) -> bool:
+        """Whether the tokens from `start` to the end of the text are exactly `token_ids`."""
+        return start + len(token_ids) == self._length and bool(
+            np.array_equal(self._tokens[start : self._length], token_ids)
+        )
+
+    def _grow(self, capacity: int) -> None:
+        capacity = max(capacity, 2 * len(self._tokens))
+        tokens = np.empty(capacity, dtype=np.int32)
+        tokens[: self._length] = self.token_ids
+        hashes = np.zeros(capacity + 1, dtype=np.uint64)
+        hashes[: self._length + 1] = self.hashes
+        self._tokens, self._hashes = tokens, hashes
+
+
+def _hashes_after(token_ids: TokenArray, start: int) -> HashArray:
+    """poly64 after each of `token_ids`, continued from `start`; a loop where it is faster."""
+    if len(token_ids) >= _SHORT:
+        return prefix_hashes(token_ids, start)
+    hashes = np.empty(len(token_ids), dtype=np.uint64)
+    for index, token in enumerate(token_ids.tolist()):
+        start = prefix_hash((token,), start)
+        hashes[index] = start
+    return hashes
+
+
+def gram_keys(text: CommittedText, size: int, start: int) -> HashArray:
+    """Keys of the `size`-grams that end at start, start + 1, ... len - 1 (inclusive ends).
+
+    start >= size - 1.  uint64[len - start]; equal n-grams have equal keys, and a collision only
+    costs a wrong draft.
+    """
+    hashes = text.hashes
+    power = np.uint64(pow(PREFIX_HASH_MULTIPLIER, size, 1 << 64))
+    keys: HashArray = hashes[start + 1 :] - hashes[start + 1 - size : len(hashes) - size] * power
+    return keys
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """What every drafter keeps of a request; drafters extend it.
+
+    renewed: a commit changed the owner or the parameters: trees grown before are void, though the
+    text may be the same.  The drafter clears it.
+    """
+
+    generation: int
+    prompt_len: int
+    task: str
+    params: SamplingParams
+    text: CommittedText = field(default_factory=CommittedText)
+    renewed: bool = False
+
+    @property
+    def next_position(self) -> int:
+        """Output position of the token that follows the committed text."""
+        return len(self.text) - self.prompt_len
+
+
+State = TypeVar("State", bound=RequestState)
+
+
+class RequestTable(Generic[State]):
+    """The requests of one drafter, at most `max_requests` of them.
+
+    A request beyond the bound is declined (have_len 0): evicting a running one instead would make
+    a full table re-read every prompt in turn.
+    """
+
+    def __init__(self, max_requests: int, open_request: Callable[[Commit], State]) -> None:
+        self._states: dict[str, State] = {}
+        self._max_requests = max_requests
+        self._open = open_request
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[State]:
+        return iter(self._states.values())
+
+    def get(self, request_id: str, generation: int) -> State | None:
+        state = self._states.get(request_id)
+        return state if state is not None and state.generation == generation else None
+
+    def find(self, request_id: str) -> State | None:
+        return self._states.get(request_id)
+
+    def pop(self, request_id: str) -> State | None:
+        return self._states.pop(request_id, None)
+
+    def admit(self, commit: Commit) -> State | None:
+        """The state that `commit` extends, opened if need be; None when it changes nothing.
+
+        The caller then truncates the text to commit.base_len and appends commit.token_ids.
+        """
+        state = self._states.get(commit.request_id)
+        if state is None:
+            full = len(self._states) >= self._max_requests
+            if full or commit.base_len != 0 or commit.prefix_hash != 0:
+                return None
+            state = self._open(commit)
+            self._states[commit.request_id] = state
+            return state
+        if commit.generation < state.generation or not 0 <= commit.base_len <= len(state.text):
+            return None
+        if state.text.hash_at(commit.base_len) != commit.prefix_hash:
+            return None
+        self._renew(state, commit)
+        return state
+
+    def _renew(self, state: State, commit: Commit) -> None:
+        former = (state.generation, state.prompt_len, state.params)
+        state.generation, state.prompt_len = commit.generation, commit.prompt_len
+        if commit.params is not None:  # the task travels with the parameters
+            state.task, state.params = commit.task, commit.params
+        state.renewed |= former != (state.generation, state.prompt_len, state.params)
+
+    def declined(self, commit: Commit) -> Observation:
+        """The answer to a commit that was not admitted: what the drafter holds of that text."""
+        state = self._states.get(commit.request_id)
+        if state is None:
+            return Observation(commit.request_id, commit.generation, 0)
+        held = len(state.text)
+        if (
+            0 <= commit.base_len <= held
+            and state.text.hash_at(commit.base_len) != commit.prefix_hash
+        ):
+            held = 0  # another text under the same name: start over
+        return Observation(commit.request_id, max(commit.generation, state.generation), held)
+
+
+def common_len(text: CommittedText, commit: Commit) -> int:
+    """How many tokens of `text` stay when `commit`, already admitted, is applied to it."""
+    held = text.token_ids[commit.base_len :]
+    shared = min(len(held), len(commit.token_ids))
+    differing = np.flatnonzero(held[:shared] != commit.token_ids[:shared])
+    return commit.base_len + (int(differing[0]) if len(differing) else shared)

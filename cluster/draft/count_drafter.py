@@ -1,0 +1,154 @@
+"""The common life of count-based drafters: observe, propose, release.
+
+A kind says how it learns from text and what followed a context; everything else is here.  No
+tokenizer, no torch: such a drafter serves any vocabulary and answers within one call.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from cluster.core import (
+    Commit,
+    DraftTask,
+    Observation,
+    Proposal,
+    SamplingParams,
+    TokenArray,
+)
+from cluster.draft.base import DrafterContext
+from cluster.draft.committed_text import RequestState, RequestTable, common_len
+from cluster.draft.count_tree import (
+    NO_COUNT_TREE,
+    Continuations,
+    CountTree,
+    GrowthLimits,
+    grow_count_tree,
+)
+from cluster.draft.hit_rates import HitRates
+from cluster.draft.per_task import PerTask
+
+Context = TypeVar("Context")
+
+
+@dataclass(slots=True, eq=False)
+class CountState(RequestState):
+    """One request: its newest tree, and whether the text changed since that was grown."""
+
+    grown: CountTree = NO_COUNT_TREE
+    grown_max_nodes: int = -1
+
+
+State = TypeVar("State", bound=CountState)
+
+
+class CountDrafter(ABC, Generic[State, Context]):
+    """Proposes one complete tree per commit."""
+
+    def __init__(self, context: DrafterContext, min_survival: float) -> None:
+        self._name = context.name
+        self._max_nodes = context.max_nodes
+        self._min_survival = min_survival
+        self._requests: RequestTable[State] = RequestTable(context.max_requests, self._opened)
+        # Greedy and sampled requests of a task class learn apart.
+        self._rates: PerTask[HitRates] = PerTask(HitRates)
+
+    @abstractmethod
+    def _opened(self, commit: Commit) -> State:
+        """A fresh state for the request of `commit`, without text."""
+
+    @abstractmethod
+    def _learn(self, state: State, start: int) -> None:
+        """Note the tokens of state.text from `start` on."""
+
+    @abstractmethod
+    def _unlearn(self, state: State, length: int) -> None:
+        """The text is about to be cut to `length` tokens; it still has the old ones."""
+
+    @abstractmethod
+    def _root(self, state: State) -> Context:
+        """The context at the end of the committed text."""
+
+    @abstractmethod
+    def _continuations(self, state: State, context: Context) -> Continuations[Context] | None:
+        """What followed `context` so far; None when nothing did."""
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        """See `Drafter.observe`.  Costs O(committed tokens), amortised."""
+        return [self._observe(commit) for commit in commits]
+
+    def _observe(self, commit: Commit) -> Observation:
+        state = self._requests.admit(commit)
+        if state is None:
+            return self._requests.declined(commit)
+        if state.renewed:
+            state.grown, state.grown_max_nodes, state.renewed = NO_COUNT_TREE, -1, False
+        if not state.text.ends_with(commit.token_ids, commit.base_len):
+            self._advance(state, commit)
+        return Observation(commit.request_id, commit.generation, len(state.text))
+
+    def _advance(self, state: State, commit: Commit) -> None:
+        kept = common_len(state.text, commit)
+        if kept < len(state.text):
+            self._unlearn(state, kept)
+            state.text.truncate(kept)
+        else:
+            self._score(state, commit.token_ids[kept - commit.base_len :])
+        state.grown, state.grown_max_nodes = NO_COUNT_TREE, -1
+        state.text.append(commit.token_ids[kept - commit.base_len :])
+        self._learn(state, kept)
+
+    def _score(self, state: State, token_ids: TokenArray) -> None:
+        lessons = state.grown.lessons(token_ids.tolist())
+        if lessons:
+            rates = self._rates.of((state.task, state.params.temperature == 0.0))
+            for evidence, hit in lessons:
+                rates.record(evidence, hit=hit)
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        """See `Drafter.propose`.  A tree is complete at once, so it is proposed once."""
+        proposals = (self._propose(task) for task in tasks)
+        return [proposal for proposal in proposals if proposal is not None]
+
+    def _propose(self, task: DraftTask) -> Proposal | None:
+        state = self._requests.get(task.request_id, task.generation)
+        max_nodes = min(task.max_nodes, self._max_nodes)
+        if state is None or state.grown_max_nodes >= max_nodes or state.next_position < 0:
+            return None
+        state.grown = grow_count_tree(
+            self._root(state),
+            lambda context: self._continuations(state, context),
+            state.params,
+            state.next_position,
+            self._rates.of((state.task, state.params.temperature == 0.0)),
+            GrowthLimits(max_nodes, self._min_survival),
+        )
+        state.grown_max_nodes = max_nodes
+        if len(state.grown.tree) == 0:
+            return None
+        return Proposal(
+            task.request_id,
+            state.generation,
+            len(state.text),
+            state.text.hash_at(len(state.text)),
+            state.grown.tree,
+            state.grown.survival,
+            self._name,
+        )
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """See `Drafter.release`."""
+        for request_id in request_ids:
+            self._requests.pop(request_id)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+
+def opening_params(commit: Commit) -> SamplingParams:
+    """The parameters of a request that `commit` opens; the protocol sends them with it."""
+    return commit.params or SamplingParams()

@@ -1,0 +1,82 @@
+"""What a drafter may know of the target's draw: the shared noise, and where the text must end.
+
+The target emits argmax(log p_i + G[t, i]); a drafter that ranks its own candidates with the same
+G finds the target's token far more often than one that ranks by probability.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from cluster.core import SamplingParams
+
+_WORD = 0xFFFF_FFFF
+_ROUNDS = 10
+
+# A match that is right is taken to be a copy, whose law gives the copied token this probability.
+_COPY_MASS = 0.95
+
+
+def gumbel_scalar(seed: int, position: int, token_id: int, stream: int) -> float:
+    """The shared noise G[position, token_id] of one token.
+
+    The same integers as `cluster.spec.noise.gumbel`; for two or three tokens at a time a plain
+    loop is ten times faster than array operations.
+    """
+    first, second = seed & _WORD, (seed >> 32) & _WORD
+    word0, word1, word2, word3 = token_id & _WORD, position & _WORD, stream & _WORD, 0
+    for _ in range(_ROUNDS):
+        product0, product1 = 0xD2511F53 * word0, 0xCD9E8D57 * word2
+        word0, word1, word2, word3 = (
+            (product1 >> 32) ^ word1 ^ first,
+            product1 & _WORD,
+            (product0 >> 32) ^ word3 ^ second,
+            product0 & _WORD,
+        )
+        first, second = (first + 0x9E3779B9) & _WORD, (second + 0xBB67AE85) & _WORD
+    uniform = (word0 + 0.5) * 2.0**-32
+    return -math.log(-math.log1p(-uniform))
+
+
+def is_useful(params: SamplingParams, position: int, token_id: int) -> bool:
+    """Whether a draft of `token_id` at output position `position` can save a step.
+
+    A token that ends the text is emitted by its parent's draw, with or without a node for it.
+    """
+    if position + 1 >= params.max_tokens:
+        return False
+    return position < params.min_tokens or token_id not in params.stop_token_ids
+
+
+def count_conditionals(
+    params: SamplingParams,
+    position: int,
+    token_ids: Sequence[int],
+    counts: Sequence[float],
+    hit_rate: float,
+) -> list[float]:
+    """Probability of each candidate to be the target's token; their sum stays below 1.
+
+    hit_rate: probability that the target's token is among them.  Greedy: hit_rate in proportion
+    to the counts.  Sampled: with w = hit_rate / c the text is a copy, in which the candidates
+    hold the mass c; candidate i then wins against the unknown rest with probability
+    exp(-(1 - c) * exp(-score_i)), score_i = log(c * count ratio) + G_i, because the best of the
+    rest is Gumbel(log(1 - c)).  Averaged over G this is hit_rate again.
+    """
+    total = sum(counts)
+    if params.temperature == 0.0:
+        return [hit_rate * count / total for count in counts]
+    mass = max(_COPY_MASS, hit_rate)
+    scores = [
+        math.log(mass * count / total)
+        + gumbel_scalar(params.seed, position, token_id, params.stream)
+        for token_id, count in zip(token_ids, counts, strict=True)
+    ]
+    best = max(scores)
+    weights = [math.exp(score - best) for score in scores]
+    share = hit_rate / mass / sum(weights)
+    return [
+        share * weight * math.exp(-(1.0 - mass) * math.exp(-score))
+        for weight, score in zip(weights, scores, strict=True)
+    ]

@@ -1,0 +1,168 @@
+"""A drafting LM's growing tree: nodes with KV, and leaves that wait for theirs.
+
+Trees hold some hundred nodes and change by a few at a time, where lists beat arrays.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
+from cluster.draft.candidates import Ranking
+
+ROOT = 0
+
+
+class LiveTree:
+    """Node 0 is the root, the last committed token; parents stand before children.
+
+    An *expanded* node has KV and a ranking, and its children stand side by side; the root is
+    expanded from the start.  Other expanded nodes have a *slot*, their index in the engine's tree,
+    which counts them in the order of their expansion.  Leaves have neither.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = [-1]
+        self.parents = [-1]
+        self.survivals = [1.0]
+        self.depths = [0]
+        self.slots = [-1]
+        self.rankings: list[Ranking | None] = [None]
+        self.slot_nodes: list[int] = []  # slot -> node
+        self._first_child = [0]
+        self._num_children = [0]
+        self._frontier: list[tuple[float, int]] = []  # heap of (-survival, leaf)
+
+    def __len__(self) -> int:
+        """Nodes below the root."""
+        return len(self.tokens) - 1
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.slot_nodes)
+
+    def best_leaf_survival(self) -> float:
+        """Survival of the leaf to be expanded next, 0 when there is none."""
+        return -self._frontier[0][0] if self._frontier else 0.0
+
+    def pop_leaf(self) -> int:
+        """Take the most likely leaf off the frontier, to expand it."""
+        return heapq.heappop(self._frontier)[1]
+
+    def assign_slots(self, leaves: Sequence[int]) -> None:
+        """`leaves` are being evaluated: they become the engine's next nodes."""
+        for leaf in leaves:
+            self.slots[leaf] = len(self.slot_nodes)
+            self.slot_nodes.append(leaf)
+
+    def engine_tree(self) -> TokenTree:
+        """The nodes with slots, in slot order."""
+        tokens, parents, slots = self.tokens, self.parents, self.slots
+        return TokenTree(
+            np.array([tokens[node] for node in self.slot_nodes], dtype=np.int32),
+            np.array([slots[parents[node]] for node in self.slot_nodes], dtype=np.int32),
+        )
+
+    def expand(
+        self, node: int, ranking: Ranking, children: Sequence[tuple[int, float]], *, grows: bool
+    ) -> None:
+        """Give `node` its ranking and its `children`, (token, survival) each.
+
+        grows: whether the children may be expanded in turn.
+        """
+        self.rankings[node] = ranking
+        self._first_child[node] = len(self.tokens)
+        self._num_children[node] = len(children)
+        depth = self.depths[node] + 1
+        for token, survival in children:
+            if grows:
+                heapq.heappush(self._frontier, (-survival, len(self.tokens)))
+            self._append(token, node, survival, depth)
+
+    def _append(self, token: int, parent: int, survival: float, depth: int) -> None:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.survivals.append(survival)
+        self.depths.append(depth)
+        self.slots.append(-1)
+        self.rankings.append(None)
+        self._first_child.append(0)
+        self._num_children.append(0)
+
+    def path_tokens(self, node: int) -> list[int]:
+        """Tokens from below the root down to `node`."""
+        tokens: list[int] = []
+        while node != ROOT:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        tokens.reverse()
+        return tokens
+
+    def walk(self, token_ids: Sequence[int]) -> list[int]:
+        """The nodes below the root that `token_ids` lead through, as far as the tree goes."""
+        path: list[int] = []
+        node = ROOT
+        for token in token_ids:
+            first = self._first_child[node]
+            for child in range(first, first + self._num_children[node]):
+                if self.tokens[child] == token:
+                    break
+            else:
+                break
+            path.append(child)
+            node = child
+        return path
+
+    def reroot(self, root: int) -> list[int]:
+        """Make the expanded node `root` the root; its descendants stay.
+
+        Returns the old slots of the nodes that stay, ascending.  The order of nodes and of slots
+        is kept, and survival is conditioned on having come so far.
+        """
+        places = {root: ROOT}
+        for node in range(root + 1, len(self.tokens)):
+            if self.parents[node] in places:
+                places[node] = len(places)
+        kept = list(places)
+        kept_slots = [
+            slot for slot, node in enumerate(self.slot_nodes) if node in places and node != root
+        ]
+        share, depth = self.survivals[root], self.depths[root]
+        frontier = [places[leaf] for _, leaf in self._frontier if leaf in places]
+        self.slot_nodes = [places[self.slot_nodes[slot]] for slot in kept_slots]
+        self.tokens = [self.tokens[node] for node in kept]
+        self.parents = [places.get(self.parents[node], -1) for node in kept]
+        self.survivals = [min(self.survivals[node] / share, 1.0) for node in kept]
+        self.depths = [self.depths[node] - depth for node in kept]
+        self.rankings = [self.rankings[node] for node in kept]
+        self._first_child = [places.get(self._first_child[node], 0) for node in kept]
+        self._num_children = [self._num_children[node] for node in kept]
+        self.slots = [-1] * len(kept)
+        for slot, node in enumerate(self.slot_nodes):
+            self.slots[node] = slot
+        self._frontier = [(-self.survivals[leaf], leaf) for leaf in frontier]
+        heapq.heapify(self._frontier)
+        return kept_slots
+
+    def best(self, max_nodes: int, min_survival: float) -> tuple[TokenTree, FloatArray]:
+        """The at most `max_nodes` most likely nodes, leaves included, and their survival.
+
+        A child is never likelier than its parent and stands behind it, so a stable order by
+        survival is prefix-closed wherever it is cut.
+        """
+        survivals = self.survivals
+        chosen = [node for node in range(1, len(self.tokens)) if survivals[node] >= min_survival]
+        chosen.sort(key=survivals.__getitem__, reverse=True)
+        del chosen[max_nodes:]
+        if not chosen:
+            return EMPTY_TREE, EMPTY_FLOATS
+        chosen.sort()
+        places = {node: place for place, node in enumerate(chosen)}
+        tree = TokenTree(
+            np.array([self.tokens[node] for node in chosen], dtype=np.int32),
+            np.array([places.get(self.parents[node], -1) for node in chosen], dtype=np.int32),
+        )
+        return tree, np.array([survivals[node] for node in chosen], dtype=np.float32)

@@ -1,0 +1,287 @@
+"""The drafting LM: one growing tree per request, best first, on the same engine as the target.
+
+Per request the engine caches the committed text and the tree's expanded nodes.  A commit walks
+the tree: where it ends on an expanded node that node becomes the root and its subtree goes on
+growing (a hit); otherwise the rest of the commit is appended to the text's cache (a miss).
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
+from cluster.draft.base import DrafterContext
+from cluster.draft.candidates import rank_rows
+from cluster.draft.committed_text import RequestTable, common_len
+from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.lm_options import LMOptions
+from cluster.draft.lm_request import LMRequest
+from cluster.draft.per_task import PerTask
+from cluster.draft.root_counts import RootCounts
+from cluster.draft.sharpness import Sharpness, conditionals
+from cluster.engine.engine import Engine
+from cluster.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+class LMDrafter:
+    """See `Drafter`.  A slice of growth is one engine step over all requests.
+
+    While a long prompt is read, or nodes grew that do not change what is proposed, the answer of
+    `propose` repeats the last proposal (an empty tree before the first): growth goes on.
+    """
+
+    def __init__(
+        self, context: DrafterContext, options: LMOptions, engine: Engine | None = None
+    ) -> None:
+        self._engine = engine or Engine.load(options.engine)
+        _check_vocabulary(context, self._engine)
+        self._name = context.name
+        self._max_nodes = context.max_nodes
+        self._vocab_size = min(
+            context.vocab_size or self._engine.vocab_size, self._engine.vocab_size
+        )
+        self._options = options
+        # The engine wants one row to spare for the text's last token.
+        self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
+        self._requests: RequestTable[LMRequest] = RequestTable(context.max_requests, self._opened)
+        # Greedy and sampled requests of a task class are fitted apart.
+        self._sharpness: PerTask[Sharpness] = PerTask(Sharpness)
+        self.root_counts = RootCounts()
+
+    @property
+    def pages_in_use(self) -> int:
+        return self._engine.pages_in_use
+
+    @property
+    def pages_total(self) -> int:
+        return self._engine.pages_total
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    def _opened(self, commit: Commit) -> LMRequest:
+        return LMRequest(
+            commit.generation,
+            commit.prompt_len,
+            commit.task,
+            commit.params or SamplingParams(),
+            request_id=commit.request_id,
+        )
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        """See `Drafter.observe`.  No forward pass: texts are extended and trees re-rooted."""
+        return [self._observe(commit) for commit in commits]
+
+    def _observe(self, commit: Commit) -> Observation:
+        request = self._requests.admit(commit)
+        if request is None:
+            return self._requests.declined(commit)
+        loss: float | None = None
+        if request.renewed:
+            request.renewed = False
+            request.forget_cache(request.cached_len)
+        if not request.text.ends_with(commit.token_ids, commit.base_len):
+            kept = common_len(request.text, commit)
+            if kept < len(request.text):
+                request.roll_back(kept)
+            request.append(commit.token_ids[kept - commit.base_len :], self._vocab_size)
+            loss = self._catch_up(request)
+        return Observation(commit.request_id, commit.generation, len(request.text), loss)
+
+    def _catch_up(self, request: LMRequest) -> float | None:
+        """Lead the tree's root to the end of the text; the mean loss of the tokens on the way.
+
+        Waits while the engine still works on the request: its tree must not change meanwhile.
+        """
+        tree = request.tree
+        if tree is None or request.pending is not None or request.root_len == len(request.text):
+            return None
+        token_ids = request.text.token_ids[request.root_len :].tolist()
+        path = tree.walk(token_ids)
+        loss = self._learn(request, tree, path, token_ids)
+        hit = len(path) == len(token_ids) and tree.rankings[path[-1]] is not None
+        self.root_counts.record(hit=hit)
+        cached = [node for node in path if tree.slots[node] >= 0]
+        path_slots = [tree.slots[node] for node in cached]
+        if self._engine.cached_len(request.request_id) != request.cached_len:
+            request.forget_cache(self._engine.cached_len(request.request_id))
+        elif hit:
+            kept_slots = tree.reroot(path[-1])
+            self._engine.retain(request.request_id, path_slots, kept_slots)
+            request.cached_len += len(path_slots)
+            request.root_len = len(request.text)
+            request.changed = True
+        else:
+            if path_slots:
+                self._engine.retain(request.request_id, path_slots)
+            request.forget_cache(request.cached_len + len(path_slots))
+        return loss
+
+    def _learn(
+        self, request: LMRequest, tree: LiveTree, path: Sequence[int], token_ids: Sequence[int]
+    ) -> float | None:
+        """Fit the sharpness to the draws at the nodes that were reached; mean loss there."""
+        sharpness = self._sharpness_of(request)
+        losses: list[float] = []
+        for node, token in zip((ROOT, *path), token_ids, strict=False):
+            ranking = tree.rankings[node]
+            if ranking is None:
+                break
+            sharpness.learn(ranking.scores, ranking.rank_of(token))
+            losses.append(ranking.loss_of(token))
+        return float(np.mean(losses)) if losses else None
+
+    def _sharpness_of(self, request: LMRequest) -> Sharpness:
+        return self._sharpness.of((request.task, request.params.temperature == 0.0))
+
+    @torch.inference_mode()
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        """See `Drafter.propose`.  Trees that a commit re-rooted are proposed at once, without
+        a pass; otherwise one engine step expands the likeliest leaves of all requests."""
+        wanted: dict[str, tuple[LMRequest, int]] = {}
+        for task in tasks:
+            request = self._requests.get(task.request_id, task.generation)
+            if request is not None and task.max_nodes > 0:
+                wanted[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
+        changed = [entry for entry in wanted.values() if entry[0].changed]
+        if not changed:
+            self._submit([request for request, _ in wanted.values()])
+            grown = self._step()
+            for request in grown:
+                request.changed = True  # whoever did not ask for it now is told when it does
+            changed = [entry for entry in wanted.values() if entry[0] in grown]
+        return [self._proposal(request, max_nodes) for request, max_nodes in changed]
+
+    def _proposal(self, request: LMRequest, max_nodes: int) -> Proposal:
+        request.changed = False
+        return request.proposal(max_nodes, self._options.min_survival, self._name)
+
+    def _submit(self, requests: Sequence[LMRequest]) -> None:
+        """Queue what brings each request's tree forward: its missing text, or its best leaves."""
+        limit = self._engine.max_context_len
+        growing: list[LMRequest] = []
+        for request in requests:
+            if request.pending is not None:
+                continue
+            if not request.is_draftable(limit):
+                self._drop_cache(request)
+            elif request.tree is None:
+                self._engine.submit(request.delta_work())
+            elif request.tree.num_slots < self._max_nodes:
+                growing.append(request)
+        for request, leaves in self._choose_leaves(growing):
+            self._engine.submit(request.leaves_work(leaves))
+
+    def _choose_leaves(self, requests: Sequence[LMRequest]) -> list[tuple[LMRequest, list[int]]]:
+        """The likeliest leaves of all requests, which compete by survival."""
+        num_rows = min(self._max_rows, self._options.width * len(requests))
+        # (-survival, index): the best leaf of each request.
+        best = [
+            (-request.tree.best_leaf_survival(), index)
+            for index, request in enumerate(requests)
+            if request.tree is not None
+        ]
+        heapq.heapify(best)
+        chosen: dict[int, list[int]] = {}
+        while best and num_rows > 0 and -best[0][0] >= self._options.min_survival:
+            index = best[0][1]
+            tree = requests[index].tree
+            assert tree is not None
+            leaves = chosen.setdefault(index, [])
+            leaves.append(tree.pop_leaf())
+            num_rows -= 1
+            full = tree.num_slots + len(leaves) >= self._max_nodes
+            survival = 0.0 if full else tree.best_leaf_survival()
+            heapq.heapreplace(best, (-survival, index))
+        # Sorted, so that parents stand before children in the engine as they do here.
+        return [(requests[index], sorted(leaves)) for index, leaves in chosen.items()]
+
+    def _step(self) -> set[LMRequest]:
+        """One engine step; returns the requests it works on, whether they are done or not."""
+        if not self._engine.has_pending:
+            return set()
+        grown = {request for request in self._requests if request.pending is not None}
+        outputs = self._engine.step()
+        rows: list[tuple[LMRequest, int]] = []
+        logits: list[torch.Tensor] = []
+        for output in outputs:
+            request = self._requests.find(output.request_id)
+            if request is None or request.pending is None:
+                continue
+            nodes = request.completed(output)
+            if output.error is not None:
+                log.info(
+                    "drafter stops for a request drafter=%s code=%s", self._name, output.error.code
+                )
+            if output.logits is not None and nodes:
+                rows.extend((request, node) for node in nodes)
+                logits.append(output.logits)
+        if rows:
+            self._expand(rows, logits[0] if len(logits) == 1 else torch.cat(logits))
+        for request in grown:
+            self._catch_up(request)
+        return grown
+
+    def _expand(self, rows: Sequence[tuple[LMRequest, int]], logits: torch.Tensor) -> None:
+        """Give the evaluated nodes their children.  logits: float32[rows, engine's vocab]."""
+        ranked = rank_rows(
+            logits[:, : self._vocab_size],
+            [request.row_context(node) for request, node in rows],
+            self._options.num_candidates,
+        )
+        fits = [self._sharpness_of(request) for request, _ in rows]
+        probs = conditionals(
+            ranked.scores,
+            np.array([fit.tau for fit in fits]),
+            np.array([fit.coverage for fit in fits]),
+        )
+        num_children = self._options.num_children
+        tokens = ranked.token_ids[:, :num_children].tolist()
+        shares = probs[:, :num_children].tolist()
+        limit = self._engine.max_context_len
+        for index, (request, node) in enumerate(rows):
+            request.expand(
+                node, ranked.row(index), list(zip(tokens[index], shares[index], strict=True)), limit
+            )
+
+    def _drop_cache(self, request: LMRequest) -> None:
+        """The text has left what the model can draft: its pages go to others."""
+        if request.in_engine:
+            self._engine.release(request.request_id)
+        request.in_engine = False
+        request.forget_cache(0)
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """See `Drafter.release`."""
+        for request_id in request_ids:
+            if self._requests.pop(request_id) is not None:
+                self._engine.release(request_id)
+
+
+def _check_vocabulary(context: DrafterContext, engine: Engine) -> None:
+    """Refuse a model whose token ids do not mean what the target's mean.
+
+    Sizes alone say little: models pad their vocabularies, and equal sizes hide different tokens.
+    """
+    theirs, ours = context.tokenizer_hash, engine.tokenizer_hash
+    if theirs and ours:
+        if theirs != ours:
+            raise ConfigError(
+                f"drafters.{context.name}: its tokenizer has hash {ours}, the target's {theirs}; "
+                "draft with a model that shares the target's vocabulary",
+                param=f"drafters.{context.name}.options.engine.model",
+            )
+    elif context.vocab_size and context.vocab_size != engine.vocab_size:
+        raise ConfigError(
+            f"drafters.{context.name}: its vocabulary has {engine.vocab_size} tokens, the target's "
+            f"{context.vocab_size}; draft with a model that shares the target's vocabulary",
+            param=f"drafters.{context.name}.options.engine.model",
+        )

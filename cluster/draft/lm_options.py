@@ -1,0 +1,41 @@
+"""Settings of the LM drafter; apart from it, so that checking a configuration needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster.config import EngineConfig
+from cluster.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class LMOptions:
+    """The drafting model, and how its trees grow.
+
+    engine: the model and its device.  num_candidates: most probable tokens that are ranked with
+    the shared noise at a node.  num_children: the best of them that become nodes.  width: leaves
+    expanded per forward pass and growing request.  max_rows: leaves expanded per pass over all
+    requests.  min_survival: less likely nodes are neither proposed nor expanded.
+    """
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    num_candidates: int = 32
+    num_children: int = 4
+    width: int = 8
+    max_rows: int = 64
+    min_survival: float = 0.01
+
+    def __post_init__(self) -> None:
+        for name in ("num_candidates", "num_children", "width", "max_rows"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is below 1", param=name)
+        if self.num_children > self.num_candidates:
+            raise ConfigError(
+                f"num_children: {self.num_children} exceeds num_candidates, "
+                f"{self.num_candidates}; children are the best candidates",
+                param="num_children",
+            )
+        if not 0.0 < self.min_survival < 1.0:
+            raise ConfigError(
+                f"min_survival: {self.min_survival} is not between 0 and 1", param="min_survival"
+            )

@@ -1,0 +1,204 @@
+"""One request of the LM drafter: its text, what the engine caches of it, and its tree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenArray
+from cluster.draft.candidates import Ranking, RowContext
+from cluster.draft.committed_text import RequestState
+from cluster.draft.coupling import is_useful
+from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.engine.work import Output, Work
+
+
+@dataclass(slots=True, eq=False)
+class LMRequest(RequestState):
+    """See the module.
+
+    in_engine: the engine knows the request.  cached_len: committed tokens that it is believed to
+    hold.  tree: rooted at root_len tokens; None while the logits at the end of the text are
+    missing.  root_len lags behind the text only while work is pending.  pending: what the engine
+    works on: the text, or these leaves of the tree.  changed: the tree was re-rooted, or grew
+    while nobody asked for it, and was not proposed since.
+    """
+
+    request_id: str = ""
+    in_engine: bool = False
+    cached_len: int = 0
+    tree: LiveTree | None = None
+    root_len: int = 0
+    pending: Literal["text"] | list[int] | None = None
+    changed: bool = False
+    # While work is pending: tokens that no rollback has touched since it was submitted.
+    _valid_len: int = 0
+    _pending_len: int = 0  # the text's length when it was submitted
+    _foreign_at: int | None = None  # the first token outside the model's vocabulary
+    _failed: bool = False  # the engine can never serve this text
+    _proposed: Proposal | None = None
+    _penalty_len: int = -1
+    _output_counts: Counter[int] | None = None
+    _seen: frozenset[int] = frozenset()
+
+    def roll_back(self, length: int) -> None:
+        """Cut the text to `length` tokens, which are fewer than it has."""
+        self.text.truncate(length)
+        self._valid_len = min(self._valid_len, length)
+        self._failed = False
+        self._penalty_len = -1
+        if self._foreign_at is not None and self._foreign_at >= length:
+            self._foreign_at = None
+        self.forget_cache(min(self.cached_len, length))
+
+    def append(self, token_ids: TokenArray, vocab_size: int) -> None:
+        if self._foreign_at is None and len(token_ids):
+            foreign = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
+            if len(foreign):
+                self._foreign_at = len(self.text) + int(foreign[0])
+        self.text.append(token_ids)
+
+    def forget_cache(self, cached_len: int) -> None:
+        """The tree is gone, and so is what the engine held beyond `cached_len` tokens."""
+        self.cached_len = cached_len
+        self.tree = None
+
+    def is_draftable(self, max_context_len: int) -> bool:
+        """Whether the model can look at the text, and a draft could still save a step."""
+        return (
+            self._foreign_at is None
+            and not self._failed
+            and 0 < len(self.text) <= max_context_len
+            and self.next_position >= 0
+            and self.next_position + 1 < self.params.max_tokens
+        )
+
+    def delta_work(self) -> Work:
+        """The text that the engine lacks; pending from here on.
+
+        At least the last token, for the logits after it.  A copy: the text may be rolled back
+        while the engine reads.
+        """
+        base_len = min(self.cached_len, len(self.text) - 1)
+        self.pending = "text"
+        self._mark_submitted()
+        return Work(
+            self.request_id,
+            base_len,
+            self.text.token_ids[base_len:].copy(),
+            prefix_hash=self.text.hash_at(base_len),
+        )
+
+    def leaves_work(self, leaves: list[int]) -> Work:
+        """The tree with `leaves` (ascending) as its new nodes; pending from here on."""
+        assert self.tree is not None, "leaves belong to a tree"
+        num_cached = self.tree.num_slots
+        self.tree.assign_slots(leaves)
+        self.pending = leaves
+        self._mark_submitted()
+        return Work(
+            self.request_id,
+            self.cached_len,
+            self.text.token_ids[:0],
+            self.tree.engine_tree(),
+            num_cached,
+            self.text.hash_at(self.cached_len),
+        )
+
+    def _mark_submitted(self) -> None:
+        self.in_engine = True
+        self._pending_len = self._valid_len = len(self.text)
+
+    def completed(self, output: Output) -> Sequence[int]:
+        """Take the engine's answer to the pending work; returns the nodes its logits belong to."""
+        pending, self.pending = self.pending, None
+        if output.error is not None:
+            self._failed = True
+            self.forget_cache(0)
+        elif output.have_len is not None:
+            self.forget_cache(min(output.have_len, self._valid_len))
+        elif pending == "text":
+            self.forget_cache(min(self._pending_len, self._valid_len))
+            if self._valid_len == self._pending_len:
+                self.tree, self.root_len = LiveTree(), self._pending_len
+                return (ROOT,)
+        elif self.tree is not None and isinstance(pending, list):
+            return pending
+        return ()
+
+    def position_after(self, node: int) -> int:
+        """Output position of the token that follows `node`."""
+        assert self.tree is not None
+        return self.root_len - self.prompt_len + self.tree.depths[node]
+
+    def row_context(self, node: int) -> RowContext:
+        """The conditions of the target's draw at `node`."""
+        position = self.position_after(node)
+        if not self.params.has_penalties:
+            return RowContext(self.params, position)
+        assert self.tree is not None
+        self._count_tokens()
+        path = self.tree.path_tokens(node)
+        counts = Counter(self._output_counts)
+        counts.update(path)
+        return RowContext(self.params, position, counts, self._seen)
+
+    def _count_tokens(self) -> None:
+        """Recount for the penalties when the root moved; a few microseconds per thousand tokens."""
+        if self._penalty_len == self.root_len:
+            return
+        text = self.text.token_ids[: self.root_len]
+        self._output_counts = Counter(text[self.prompt_len :].tolist())
+        self._seen = frozenset(text.tolist())
+        self._penalty_len = self.root_len
+
+    def expand(
+        self,
+        node: int,
+        ranking: Ranking,
+        candidates: Sequence[tuple[int, float]],
+        max_context_len: int,
+    ) -> None:
+        """Give `node` its children.  candidates: (token, conditional probability), best first."""
+        tree = self.tree
+        assert tree is not None
+        position = self.position_after(node)
+        survival = tree.survivals[node]
+        children = [
+            (token, survival * conditional)
+            for token, conditional in candidates
+            if conditional > 0.0 and is_useful(self.params, position, token)
+        ]
+        # A child stands at this absolute place; beyond the limit it has no position of its own.
+        place = self.root_len + tree.depths[node]
+        grows = place < max_context_len and position + 2 < self.params.max_tokens
+        tree.expand(node, ranking, children, grows=grows)
+
+    def proposal(self, max_nodes: int, min_survival: float, drafter: str) -> Proposal:
+        """The tree as it is now; the former object where nothing differs.
+
+        None of it while the root lags behind the text: it does not continue what is committed.
+        Survival is not compared: the same nodes at other odds are no news worth a frame.
+        """
+        tree, survival = EMPTY_TREE, EMPTY_FLOATS
+        if self.tree is not None and self.root_len == len(self.text):
+            tree, survival = self.tree.best(max_nodes, min_survival)
+        former, base_len = self._proposed, len(self.text)
+        prefix_hash = self.text.hash_at(base_len)
+        if (
+            former is None
+            or former.base_len != base_len
+            or former.prefix_hash != prefix_hash
+            or former.generation != self.generation
+            or not np.array_equal(former.tree.token_ids, tree.token_ids)
+            or not np.array_equal(former.tree.parents, tree.parents)
+        ):
+            former = Proposal(
+                self.request_id, self.generation, base_len, prefix_hash, tree, survival, drafter
+            )
+            self._proposed = former
+        return former

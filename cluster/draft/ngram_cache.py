@@ -1,0 +1,177 @@
+"""N-gram cache: the most frequent continuations of the last words in all text seen so far.
+
+One store per task class, shared by all requests of it and kept when they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.core import PREFIX_HASH_MULTIPLIER, Commit
+from cluster.draft.base import DrafterContext
+from cluster.draft.committed_text import CommittedText, gram_keys
+from cluster.draft.count_drafter import CountDrafter, CountState, opening_params
+from cluster.draft.count_tree import Continuations
+from cluster.draft.per_task import PerTask
+from cluster.errors import ConfigError
+
+_MASK64 = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class NgramCacheOptions:
+    """min_ngram, max_ngram: shortest and longest context that is counted, in tokens.
+
+    max_contexts: contexts kept per task class (about 250 bytes each); the least recently used
+    half is forgotten at a time.  max_tasks: task classes with a store of their own, least recently
+    used out.  max_continuations: tokens counted per context.
+    min_survival: less likely nodes are left out.
+    """
+
+    min_ngram: int = 1
+    max_ngram: int = 4
+    max_contexts: int = 200_000
+    max_tasks: int = 8
+    max_continuations: int = 8
+    min_survival: float = 0.02
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_ngram <= self.max_ngram:
+            raise ConfigError(
+                f"min_ngram {self.min_ngram} and max_ngram {self.max_ngram}: expected "
+                "1 <= min_ngram <= max_ngram",
+                param="min_ngram",
+            )
+        for name in ("max_tasks", "max_continuations"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is below 1", param=name)
+        if self.max_contexts < 2:
+            raise ConfigError(f"max_contexts: {self.max_contexts} is below 2", param="max_contexts")
+
+
+class GramStore:
+    """Counts of the tokens that followed each context; bounded.
+
+    Contexts live in two dictionaries, young and old.  A touched context moves to the young one;
+    when that is half of the bound the old one is dropped and they change places.  So eviction
+    costs nothing and forgets the least recently used half.
+    """
+
+    def __init__(self, max_contexts: int, max_continuations: int) -> None:
+        self._half = max(max_contexts // 2, 1)
+        self._max_continuations = max_continuations
+        # context key -> [token, count, token, count, ...]
+        self._young: dict[int, list[int]] = {}
+        self._old: dict[int, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def add(self, key: int, token_id: int) -> None:
+        counts = self.counts(key)
+        if counts is None:
+            self._insert(key, [token_id, 1])
+            return
+        for index in range(0, len(counts), 2):
+            if counts[index] == token_id:
+                counts[index + 1] += 1
+                return
+        if len(counts) < 2 * self._max_continuations:
+            counts.extend((token_id, 1))
+            return
+        # Space-saving (Metwally et al. 2005): the newcomer inherits the least count, plus one.
+        least = min(range(1, len(counts), 2), key=counts.__getitem__)
+        counts[least - 1] = token_id
+        counts[least] += 1
+
+    def counts(self, key: int) -> list[int] | None:
+        """[token, count, token, count, ...] of a context; the list stays the store's."""
+        counts = self._young.get(key)
+        if counts is None:
+            counts = self._old.pop(key, None)
+            if counts is not None:
+                self._insert(key, counts)
+        return counts
+
+    def _insert(self, key: int, counts: list[int]) -> None:
+        if len(self._young) >= self._half:
+            self._young, self._old = {}, self._young
+        self._young[key] = counts
+
+
+@dataclass(slots=True, eq=False)
+class _CacheState(CountState):
+    learned_len: int = 0  # tokens already counted; a rollback does not count them again
+
+
+class NgramCacheDrafter(CountDrafter[_CacheState, tuple[int, ...]]):
+    """Counts n-grams of everything committed; a context is the tuple of the last few tokens."""
+
+    def __init__(self, context: DrafterContext, options: NgramCacheOptions) -> None:
+        super().__init__(context, options.min_survival)
+        self._options = options
+        self._stores = PerTask(
+            lambda: GramStore(options.max_contexts, options.max_continuations), options.max_tasks
+        )
+
+    @property
+    def num_contexts(self) -> int:
+        """Contexts held over all task classes."""
+        return sum(len(store) for store in self._stores)
+
+    def _opened(self, commit: Commit) -> _CacheState:
+        return _CacheState(
+            commit.generation, commit.prompt_len, commit.task, opening_params(commit)
+        )
+
+    def _learn(self, state: _CacheState, start: int) -> None:
+        start = max(start, state.learned_len)
+        state.learned_len = max(state.learned_len, len(state.text))
+        store = self._stores.of(state.task)
+        for size in range(self._options.min_ngram, self._options.max_ngram + 1):
+            first = max(start, size)  # the first token with a whole context before it
+            if first >= len(state.text):
+                continue
+            keys = gram_keys(state.text, size, first - 1)[:-1].tolist()
+            following = state.text.token_ids[first:].tolist()
+            for key, token_id in zip(keys, following, strict=True):
+                store.add(key ^ size, token_id)
+
+    def _unlearn(self, state: _CacheState, length: int) -> None:
+        """Nothing: the text was committed once, and its statistics are as good as any."""
+
+    def _root(self, state: _CacheState) -> tuple[int, ...]:
+        return _last_tokens(state.text, self._options.max_ngram)
+
+    def _continuations(
+        self, state: _CacheState, context: tuple[int, ...]
+    ) -> Continuations[tuple[int, ...]] | None:
+        """Those of the longest known context; a doubling of its count is as good as a token."""
+        store = self._stores.of(state.task)
+        for size in range(min(self._options.max_ngram, len(context)), 0, -1):
+            if size < self._options.min_ngram:
+                return None
+            counts = store.counts(_gram_key(context[len(context) - size :]) ^ size)
+            if counts is not None:
+                token_ids = counts[0::2]
+                evidence = size + sum(counts[1::2]).bit_length() - 1
+                return Continuations(
+                    evidence,
+                    token_ids,
+                    counts[1::2],
+                    [(*context, token)[-self._options.max_ngram :] for token in token_ids],
+                )
+        return None
+
+
+def _gram_key(token_ids: Sequence[int]) -> int:
+    """The key that `gram_keys` gives to these tokens."""
+    key = 0
+    for token in token_ids:
+        key = (key * PREFIX_HASH_MULTIPLIER + token + 1) & _MASK64
+    return key
+
+
+def _last_tokens(text: CommittedText, count: int) -> tuple[int, ...]:
+    return tuple(text.token_ids[-count:].tolist())

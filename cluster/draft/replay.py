@@ -1,0 +1,201 @@
+"""Run a drafter along text that is known already: acceptance without a target.
+
+Under the law of this project the target's text does not depend on the drafts, so one recording
+serves for tuning, tests and benchmarks of any drafter.  Rounds are synchronous: the drafter grows
+until it is content (or for a given number of slices), then the text decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from cluster.core import (
+    EMPTY_TOKENS,
+    Commit,
+    DraftTask,
+    Proposal,
+    SamplingParams,
+    TokenArray,
+    prefix_hash,
+    token_array,
+)
+from cluster.draft.base import Drafter
+from cluster.draft.root_counts import RootCounts
+from cluster.errors import ProtocolError
+from cluster.spec.tree import walk
+
+# A drafter that still grows after so many slices of one round does not keep its bound.
+_MAX_SLICES = 10_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """What a target emitted for a prompt under `params`."""
+
+    prompt_ids: TokenArray
+    output_ids: TokenArray
+    params: SamplingParams
+    task: str = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayStats:
+    """Sums over rounds; statistics of several recordings can be added.
+
+    num_rounds: rounds that could have accepted a draft (all but those for a last token).
+    num_predicted: sum of the survival the drafter claimed, to be compared with num_accepted.
+    root_hits, root_commits: as the drafter counts them, see RootCounts; 0 where it does not.
+    log_loss_sum, num_losses: of the observations that reported one.
+    """
+
+    num_rounds: int = 0
+    num_draft_tokens: int = 0
+    num_accepted: int = 0
+    num_predicted: float = 0.0
+    root_hits: int = 0
+    root_commits: int = 0
+    log_loss_sum: float = 0.0
+    num_losses: int = 0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per round, the target's own included."""
+        return 1.0 + self.num_accepted / max(self.num_rounds, 1)
+
+    @property
+    def root_hit_rate(self) -> float:
+        """Share of the commits whose root had been pre-drafted."""
+        return self.root_hits / max(self.root_commits, 1)
+
+    def __add__(self, other: ReplayStats) -> ReplayStats:
+        return ReplayStats(
+            self.num_rounds + other.num_rounds,
+            self.num_draft_tokens + other.num_draft_tokens,
+            self.num_accepted + other.num_accepted,
+            self.num_predicted + other.num_predicted,
+            self.root_hits + other.root_hits,
+            self.root_commits + other.root_commits,
+            self.log_loss_sum + other.log_loss_sum,
+            self.num_losses + other.num_losses,
+        )
+
+
+@runtime_checkable
+class CountsRoots(Protocol):
+    """Optional for drafters."""
+
+    @property
+    def root_counts(self) -> RootCounts: ...
+
+
+def replay(
+    drafter: Drafter,
+    recording: Recording,
+    max_nodes: int,
+    max_slices: int = _MAX_SLICES,
+    request_id: str = "replay",
+) -> ReplayStats:
+    """Draft along `recording` and release the request afterwards.
+
+    Raises ProtocolError where the drafter breaks its protocol: a proposal for another text, a
+    tree above max_nodes, an observation that is not what was sent.
+    """
+    counts = drafter.root_counts if isinstance(drafter, CountsRoots) else RootCounts()
+    hits, commits = counts.hits, counts.commits
+    replayer = _Replay(drafter, recording, max_nodes, max_slices, request_id)
+    try:
+        stats = replayer.run()
+    finally:
+        drafter.release([request_id])
+    return stats + ReplayStats(root_hits=counts.hits - hits, root_commits=counts.commits - commits)
+
+
+class _Replay:
+    """One recording under way.  _committed: tokens of prompt and output the drafter was sent."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        recording: Recording,
+        max_nodes: int,
+        max_slices: int,
+        request_id: str,
+    ) -> None:
+        self._drafter = drafter
+        self._recording = recording
+        self._max_nodes = max_nodes
+        self._max_slices = max_slices
+        self._request_id = request_id
+        self._prompt_len = len(recording.prompt_ids)
+        self._committed: list[int] = []
+        self._hash = 0
+        self._stats = ReplayStats()
+
+    def run(self) -> ReplayStats:
+        output_ids = self._recording.output_ids.tolist()
+        self._commit(self._recording.prompt_ids.tolist())
+        position = 0
+        while position < len(output_ids) - 1:
+            proposal = self._grow()
+            accepted = 0
+            if proposal is not None:
+                _, accepted = walk(proposal.tree, output_ids[position : len(output_ids) - 1])
+            self._stats += ReplayStats(
+                num_rounds=1,
+                num_draft_tokens=len(proposal.tree) if proposal else 0,
+                num_accepted=accepted,
+                num_predicted=float(proposal.survival.sum()) if proposal else 0.0,
+            )
+            self._commit(output_ids[position : position + accepted + 1])
+            position += accepted + 1
+        return self._stats
+
+    def _commit(self, token_ids: Sequence[int]) -> None:
+        base_len = len(self._committed)
+        commit = Commit(
+            self._request_id,
+            generation=1,
+            base_len=base_len,
+            prefix_hash=self._hash,
+            token_ids=token_array(token_ids) if token_ids else EMPTY_TOKENS,
+            prompt_len=self._prompt_len,
+            max_nodes=self._max_nodes,
+            task=self._recording.task,
+            params=self._recording.params if base_len == 0 else None,
+        )
+        (observation,) = self._drafter.observe([commit])
+        self._committed.extend(token_ids)
+        self._hash = prefix_hash(token_ids, self._hash)
+        if observation.have_len != len(self._committed):
+            raise ProtocolError(
+                f"the drafter was sent {len(self._committed)} tokens and reports "
+                f"{observation.have_len}; a replay needs a free drafter and an unused request id"
+            )
+        if observation.log_loss is not None:
+            self._stats += ReplayStats(log_loss_sum=observation.log_loss, num_losses=1)
+
+    def _grow(self) -> Proposal | None:
+        """The newest proposal after so many slices, None when there was none."""
+        newest: Proposal | None = None
+        for _ in range(self._max_slices):
+            proposals = self._drafter.propose([DraftTask(self._request_id, 1, self._max_nodes)])
+            if not proposals:
+                return newest
+            newest = proposals[-1]
+            self._check(newest)
+        if self._max_slices == _MAX_SLICES:
+            raise ProtocolError(f"the drafter still grows after {_MAX_SLICES} slices of one round")
+        return newest
+
+    def _check(self, proposal: Proposal) -> None:
+        if proposal.base_len != len(self._committed) or proposal.prefix_hash != self._hash:
+            raise ProtocolError(
+                f"a proposal continues {proposal.base_len} tokens, {len(self._committed)} are "
+                "committed; proposals are for the newest text"
+            )
+        if len(proposal.tree) > self._max_nodes:
+            raise ProtocolError(
+                f"a proposal has {len(proposal.tree)} nodes, the task allows {self._max_nodes}"
+            )

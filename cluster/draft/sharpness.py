@@ -1,0 +1,62 @@
+"""How far a drafting LM's scores can be trusted, fitted online to what the target committed.
+
+The probability that the target draws candidate i is modelled as
+coverage * softmax(scores / tau)_i.  tau grows with the mismatch of the two models; coverage is
+how often the target's token is among the candidates at all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.spec.survival import TauFit, conditional
+
+Array = npt.NDArray[np.float64]
+
+_INITIAL_TAU = 1.3
+# Coverage starts with the weight of so many observations and forgets beyond so many.
+_PRIOR_WEIGHT = 20.0
+_MEMORY = 2000.0
+
+
+def conditionals(scores: Array, taus: Array, coverages: Array) -> Array:
+    """coverage * softmax(scores / tau), row by row.
+
+    scores: float64[rows, m], the first of each row finite.  taus, coverages: float64[rows].
+    Returns float64[rows, m].
+    """
+    # Rows of different requests have different taus, so they are divided out beforehand.
+    shares: Array = conditional(scores / taus[:, None], 0.0, 1.0) * coverages[:, None]
+    return shares
+
+
+class Sharpness:
+    """tau and coverage of one kind of request."""
+
+    def __init__(self) -> None:
+        self._fit = TauFit(_INITIAL_TAU)
+        self._covered = _PRIOR_WEIGHT
+        self._trials = _PRIOR_WEIGHT + 1.0
+
+    @property
+    def tau(self) -> float:
+        return self._fit.tau
+
+    @property
+    def coverage(self) -> float:
+        """In (0, 1): survival falls along every path."""
+        return self._covered / self._trials
+
+    def learn(self, scores: Array, rank: int | None) -> None:
+        """The target drew candidate `rank` where the drafter had `scores`, descending; None =
+        a token that is no candidate, which is coverage's affair and not tau's."""
+        if self._trials >= _MEMORY:
+            self._trials *= 0.5
+            self._covered *= 0.5
+        self._trials += 1.0
+        if rank is None:
+            return
+        self._covered += 1.0
+        # Scores are in units of their own temperature already, noise included.
+        self._fit.observe(scores[np.isfinite(scores)], 0.0, rank)

@@ -1,0 +1,186 @@
+"""The seam between transformers' models and our attention.
+
+Models run unmodified: `tree_paged` is registered as an attention implementation, and the forward's
+`plan` argument reaches it in every layer.  What happens there is the plan's affair: `Step` writes
+keys and values into the cache and attends by a backend; the probe at load time takes notes.
+A backend turns a Batch into an AttentionPlan once per step; `cluster.engine.sdpa` is the reference
+that every other one is tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+from cluster.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cluster.engine.batch import Batch
+    from cluster.engine.kv_cache import KVCache
+
+IMPLEMENTATION = "tree_paged"
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one attention layer stores, on this rank, and how far it looks back.
+
+    window: a key is visible iff query position - key position < window; None = no limit.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    window: int | None = None
+
+    def storage(self) -> LayerSpec:
+        """Equal for layers whose caches can be one tensor."""
+        return replace(self, window=None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionOptions:
+    """Per-layer arithmetic.  scores = softcap * tanh(q k * scaling / softcap) where softcap is set.
+
+    sinks: [heads], a logit per head that takes part in the softmax and adds nothing to the sum.
+    """
+
+    scaling: float
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+
+
+class AttentionPlan(Protocol):
+    """One step's attention, for all layers."""
+
+    def attend(
+        self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
+    ) -> torch.Tensor:
+        """query: [heads, rows, head_dim].  kv: a layer of the cache.  Returns [rows, heads,
+        head_dim]: each row attends to the keys of its sequence that the Batch says it sees."""
+        ...
+
+
+class AttentionBackend(Protocol):
+    """A way to compute tree attention over paged keys."""
+
+    def plan(self, batch: Batch, scratch_slot: int) -> AttentionPlan: ...
+
+
+class LayerPlan(Protocol):
+    """What `tree_paged` hands a layer's tensors to."""
+
+    def attend_layer(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim], rotated.
+        Returns [1, rows, heads, head_dim]."""
+        ...
+
+
+class Step:
+    """The plan of a real step: write, then attend."""
+
+    def __init__(
+        self, cache: KVCache, layers: Sequence[LayerSpec], attention: AttentionPlan,
+        write_slots: torch.Tensor,
+    ) -> None:  # fmt: skip
+        self._cache = cache
+        self._layers = layers
+        self._attention = attention
+        self._write_slots = write_slots
+
+    def attend_layer(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        kv = self._cache.layers[layer]
+        fresh = torch.stack((key[0], value[0]), dim=1)  # [kv_heads, 2, rows, head_dim]
+        slots = self._write_slots
+        if slots.device != kv.device:
+            slots = slots.to(kv.device)
+        kv.index_copy_(0, slots, fresh.permute(2, 1, 0, 3))
+        window = self._layers[layer].window
+        return self._attention.attend(query[0], kv, window, options).unsqueeze(0)
+
+
+def tree_paged(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    plan: LayerPlan | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function transformers calls in every layer; see `LayerPlan` for shapes.
+
+    attention_mask is always None: no mask function is registered under this name.  A layer's
+    window was learned at load (`cluster.engine.probe`).
+    """
+    if plan is None:
+        raise ConfigError(
+            f"{type(module).__name__} does not pass keyword arguments through to its attention; "
+            "this architecture cannot be served",
+            param="model",
+        )
+    if scaling is None:
+        scaling = float(query.shape[-1]) ** -0.5
+    options = AttentionOptions(scaling, softcap, s_aux)
+    output = plan.attend_layer(layer_index(module), query, key, value, options)
+    # Some models view the result instead of reshaping it.
+    return output.contiguous(), None
+
+
+def layer_index(module: torch.nn.Module) -> int:
+    """Which layer an attention module belongs to."""
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int):
+        raise ConfigError(
+            f"{type(module).__name__} does not know its layer index; this architecture cannot be "
+            "served",
+            param="model",
+        )
+    return index
+
+
+def register() -> None:
+    """Make `tree_paged` known to transformers; a second call changes nothing."""
+    AttentionInterface.register(IMPLEMENTATION, tree_paged)
+
+
+def create_backend(name: str) -> AttentionBackend:
+    """The backend of that name; `auto` is the best one for this machine."""
+    factories = _backends()
+    if name == "auto":
+        name = "sdpa"
+    if name not in factories:
+        raise ConfigError(
+            f"attention {name!r} is unknown; use auto or one of: {', '.join(sorted(factories))}",
+            param="attention",
+        )
+    return factories[name]()
+
+
+def _backends() -> dict[str, Callable[[], AttentionBackend]]:
+    # Imported here because the backends import this module's types.
+    from cluster.engine.sdpa import SdpaBackend
+
+    return {"sdpa": SdpaBackend}

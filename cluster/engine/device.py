@@ -1,0 +1,76 @@
+"""Devices, number formats and threads: what the configuration's words mean on this machine."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from cluster.config import EngineConfig
+from cluster.errors import ConfigError
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def resolve_device(name: str, rank: int = 0) -> torch.device:
+    """`auto` is this rank's GPU where there is one, else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device {name!r} is unknown; use auto, cpu, cuda or cuda:N", param="device"
+        ) from error
+    if device.type == "cuda":
+        num_devices = torch.cuda.device_count()
+        index = rank if device.index is None else device.index
+        if index >= num_devices:
+            raise ConfigError(
+                f"device cuda:{index} does not exist, this machine shows {num_devices} GPUs; "
+                "use device: auto or cpu",
+                param="device",
+            )
+        return torch.device("cuda", index)
+    if device.type != "cpu":
+        raise ConfigError(
+            f"device {name!r} is not supported; use auto, cpu, cuda or cuda:N", param="device"
+        )
+    return device
+
+
+def resolve_dtype(name: str) -> torch.dtype | str:
+    """transformers' `dtype` argument; `auto` is the checkpoint's own."""
+    return _DTYPES.get(name, "auto")
+
+
+def configure_threads(config: EngineConfig) -> int:
+    """Set torch's threads for this process and return how many there are.
+
+    Call it once at the start of a worker process, never in a library: it is process-wide, and
+    Ray starts actors of less than one CPU with OMP_NUM_THREADS=1.  0 = half the cores, shared by
+    the ranks of a tensor-parallel group, at least one.
+    """
+    threads = config.threads
+    if threads == 0:
+        threads = max(1, num_cores() // 2 // config.tensor_parallel)
+    torch.set_num_threads(threads)
+    return threads
+
+
+def num_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def free_cpu_bytes() -> int:
+    """Memory the kernel would give out without swapping; Linux only."""
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    raise ConfigError("free memory is unknown on this system; set num_pages", param="num_pages")

@@ -1,0 +1,296 @@
+"""One engine for any Hugging Face causal LM: the target's and the drafting LM's.
+
+    engine = Engine.load(config)
+    engine.submit(Work("a", base_len=0, delta=prompt, tree=drafts))
+    for output in engine.step(): ...      # one forward over what the scheduler picks
+    engine.retain("a", accepted_path)     # keep the KV of accepted nodes
+    engine.release("a")
+
+Not thread-safe: one thread owns an engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cluster.config import EngineConfig
+from cluster.core import EMPTY_TOKENS, TokenArray
+from cluster.engine import parallel, self_check
+from cluster.engine.attention import Step, create_backend
+from cluster.engine.batch import Pick, build_batch
+from cluster.engine.identity import identify
+from cluster.engine.kv_cache import KVCache, derive_num_pages
+from cluster.engine.limits import Limits
+from cluster.engine.model import LoadedModel, load_model
+from cluster.engine.parallel import RankGroup
+from cluster.engine.residency import Residency
+from cluster.engine.scheduler import Scheduler
+from cluster.engine.sequence import Pending
+from cluster.engine.work import Output, StepSummary, Work
+from cluster.errors import ProtocolError, WorkerError
+
+__all__ = ["Engine", "Output", "StepSummary", "Work"]
+
+log = logging.getLogger(__name__)
+
+# On CPU a matrix product of one row can take a far slower path than one of two.
+_MIN_ROWS_ON_CPU = 2
+
+
+class Engine:
+    """A model, its KV cache, and the works waiting for them."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: LoadedModel,
+        *,
+        group: RankGroup | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        num_pages = derive_num_pages(
+            config, model.layers, model.max_context_len, model.activation_bytes
+        )
+        if group is not None:
+            num_pages = group.minimum(num_pages)
+        self._limits = Limits.of(config, model.max_context_len, model.vocab_size, num_pages)
+        identity = identify(model.source)
+        self.config = config
+        self.device = model.device
+        self.vocab_size = model.vocab_size
+        self.max_context_len = model.max_context_len
+        self.eos_token_ids = model.eos_token_ids
+        self.layers = model.layers
+        self.model_hash = identity.model_hash
+        self.tokenizer_hash = identity.tokenizer_hash
+        self.last_step = StepSummary()
+        self._model = model
+        self._cache = KVCache(model.layers, num_pages, config.page_size)
+        self._residency = Residency(self._cache, prefix_cache=config.prefix_cache)
+        self._scheduler = Scheduler(self._residency, config)
+        self._backend = create_backend(config.attention)
+        self._clock = clock
+        self._min_rows = _MIN_ROWS_ON_CPU if self.device.type == "cpu" else 1
+        # The sequences with a pending work, in order of submission.
+        self._waiting: dict[str, None] = {}
+        # Works that can never run, answered by the next step.
+        self._refused: dict[str, Output] = {}
+        self._num_submitted = 0
+        # Whether the last schedule was empty: then only a call from outside can change that.
+        self._blocked = False
+        self._group: RankGroup | None = None
+        self_check.check(self, model)
+        self._residency.forget_prefixes()
+        # Set last: during the self-check every rank calls for itself.
+        self._group = group
+
+    @classmethod
+    def load(cls, config: EngineConfig) -> Engine:
+        """Load the model with transformers; with tensor_parallel > 1 on every rank, after
+        `parallel.init_rank`.  Raises ConfigError, naming the architecture and the remedy."""
+        model = load_model(config)
+        group = RankGroup() if config.tensor_parallel > 1 else None
+        return cls(config, model, group=group)
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether a step would do anything.  False while every work waits for pages that only a
+        release or retain can free."""
+        return bool(self._refused) or (bool(self._waiting) and not self._blocked)
+
+    @property
+    def pages_in_use(self) -> int:
+        """Pages that requests hold."""
+        return self._residency.pool.num_held
+
+    @property
+    def pages_total(self) -> int:
+        return self._residency.pool.num_pages
+
+    @property
+    def pages_cached(self) -> int:
+        """Pages that only the prefix cache keeps; they are given up when needed."""
+        return self._residency.pool.num_idle
+
+    def cached_len(self, request_id: str) -> int:
+        """Committed tokens of the request in the cache, 0 if it is unknown."""
+        sequence = self._residency.sequences.get(request_id)
+        return 0 if sequence is None else sequence.cached_len
+
+    def context_ids(self, request_id: str) -> TokenArray:
+        """Those tokens: int32[cached_len], a copy."""
+        sequence = self._residency.sequences.get(request_id)
+        return EMPTY_TOKENS if sequence is None else sequence.tokens.copy()
+
+    def submit(self, work: Work) -> None:
+        """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""
+        if work.request_id in self._waiting or work.request_id in self._refused:
+            raise ProtocolError(
+                f"request {work.request_id!r} has a pending work; step until it is answered"
+            )
+        self._tell(parallel.Submit(work))
+        self._blocked = False
+        error = self._limits.refusal(work)
+        if error is not None:
+            self._refused[work.request_id] = Output(work.request_id, error=error)
+            return
+        sequence = self._residency.enter(work.request_id)
+        sequence.pending = Pending(work, self._num_submitted)
+        self._num_submitted += 1
+        self._waiting[work.request_id] = None
+
+    def step(self) -> list[Output]:
+        """One forward over the works the scheduler picks; returns those that are over.
+
+        A work that was cut appears once its last chunk has run.  Raises WorkerError when the
+        device or another rank fails; the engine should then be discarded.
+        """
+        start = self._clock()
+        if self._group is not None and self._group.leads:
+            self._group.send(parallel.RunStep())
+        sequences = self._residency.sequences
+        schedule = self._scheduler.schedule([sequences[name] for name in self._waiting])
+        outputs = [*self._refused.values(), *schedule.answers]
+        self._refused.clear()
+        self._blocked = not schedule.picks and not outputs
+        # Shares of similar length stand side by side, so that a backend can serve them together.
+        picks = sorted(schedule.picks, key=lambda pick: pick.sequence.cached_len)
+        forward_start = self._clock()
+        logits = self._forward(picks)
+        forward_time_s = self._clock() - forward_start
+        outputs += self._commit(picks, logits)
+        for output in outputs:
+            self._waiting.pop(output.request_id, None)
+        self.last_step = StepSummary(
+            num_rows=schedule.num_rows,
+            num_prefill_rows=sum(pick.num_delta for pick in picks if pick.is_prefill),
+            num_sequences=sum(pick.completes for pick in picks),
+            num_nodes=sum(pick.num_rows - pick.num_delta for pick in picks),
+            num_preempted=schedule.num_preempted,
+            num_prefix_hit_tokens=schedule.num_prefix_hit_tokens,
+            forward_time_s=forward_time_s,
+            step_time_s=self._clock() - start,
+        )
+        return outputs
+
+    def _forward(self, picks: Sequence[Pick]) -> torch.Tensor:
+        """float32 [wanted rows, vocab], in the order of the picks."""
+        if not any(pick.num_rows for pick in picks):
+            return torch.empty((0, self.vocab_size), device=self.device)
+        batch = build_batch(
+            picks,
+            min_rows=self._min_rows,
+            scratch_slot=self._cache.scratch_slot,
+            max_context_len=self.max_context_len,
+        )
+        plan = Step(
+            self._cache,
+            self._model.layers,
+            self._backend.plan(batch, self._cache.scratch_slot),
+            self._on_device(batch.slots),
+        )
+        try:
+            with torch.inference_mode():
+                logits = self._model.forward(
+                    self._on_device(batch.token_ids),
+                    self._on_device(batch.positions),
+                    self._on_device(batch.logit_rows),
+                    plan,
+                )
+                if logits.is_cuda:
+                    # Errors and times of asynchronous kernels belong to the step that ran them.
+                    torch.cuda.synchronize(self.device)
+        except RuntimeError as error:
+            raise WorkerError(f"the forward of {batch.num_rows} rows failed: {error}") from error
+        return logits
+
+    def _on_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _commit(self, picks: Sequence[Pick], logits: torch.Tensor) -> list[Output]:
+        """Record what has been written, and answer the works that are over."""
+        outputs: list[Output] = []
+        row = 0
+        for pick in picks:
+            sequence = pick.sequence
+            if pick.num_delta:
+                self._residency.commit(sequence, pick.delta())
+            if not pick.completes:
+                continue
+            sequence.tree = pick.work.tree
+            sequence.pending = None
+            rows = logits[row : row + pick.num_logit_rows]
+            row += len(rows)
+            outputs.append(Output(sequence.request_id, logits=rows))
+        return outputs
+
+    def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None:
+        """After a step: commit the nodes `path`, keep the nodes `keep`, drop all others.
+
+        path: root first, a real path from the context.  keep: ascending indices into the tree of
+        the last step; the parent of each is kept too or is the path's last node (the context where
+        the path is empty).  They stay as live nodes, renumbered in this order.  Their KV moves in
+        place, nothing is computed.  A target retains (path), a drafter (path so far, survivors).
+        A request that is unknown or has lost its cache is left alone: its next work is answered
+        with have_len.
+        """
+        sequence = self._residency.sequences.get(request_id)
+        if sequence is None or not sequence.pages:
+            return
+        if sequence.pending is not None:
+            raise ProtocolError(f"request {request_id!r} has a pending work; retain before submit")
+        path, keep = tuple(path), tuple(keep)
+        self._residency.retain(sequence, path, keep)
+        self._blocked = False
+        self._tell(parallel.Retain(request_id, path, keep))
+
+    def release(self, request_id: str) -> None:
+        """Forget a request and its pending work; an unknown one is no error."""
+        self._waiting.pop(request_id, None)
+        self._refused.pop(request_id, None)
+        self._residency.leave(request_id)
+        self._blocked = False
+        self._tell(parallel.Release(request_id))
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError unless every page is accounted for."""
+        self._residency.check_integrity()
+
+    def follow(self) -> None:
+        """Ranks other than 0: repeat rank 0's calls until it closes its engine.
+
+        Raises WorkerError when the group breaks."""
+        if self._group is None or self._group.leads:
+            raise ProtocolError("only ranks 1.. of a tensor-parallel engine follow")
+        while True:
+            for command in self._group.receive():
+                if isinstance(command, parallel.Stop):
+                    return
+                self._repeat(command)
+
+    def _repeat(self, command: parallel.Command) -> None:
+        match command:
+            case parallel.Submit(work):
+                self.submit(work)
+            case parallel.Retain(request_id, path, keep):
+                self.retain(request_id, path, keep)
+            case parallel.Release(request_id):
+                self.release(request_id)
+            case parallel.RunStep():
+                self.step()
+
+    def _tell(self, command: parallel.Command) -> None:
+        if self._group is not None and self._group.leads:
+            self._group.record(command)
+
+    def close(self) -> None:
+        """Let the other ranks go; an engine of one rank has nothing to close."""
+        if self._group is not None and self._group.leads:
+            self._group.send(parallel.Stop())
+        self._group = None

@@ -1,0 +1,158 @@
+"""Tensor parallelism: one engine per rank, rank 0 leads, the others repeat what it does.
+
+Every rank loads the model with transformers' tensor-parallel plan and runs the same deterministic
+scheduler.  Rank 0 collects the calls made on its engine and broadcasts them when it steps; the
+others replay them.  Nothing here needs Ray: a deployment's actors and hand-started processes call
+
+    init_rank(rank, world_size, "10.0.0.1:29500")
+    engine = Engine.load(config)
+    engine.follow()          # on every rank but 0; returns when rank 0 closes its engine
+
+Commands travel on a gloo group of their own, which waits for them without limit but notices a
+closed connection at once; the model's collectives time out.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from transformers.distributed import DistributedConfig
+
+from cluster.engine.work import Work
+from cluster.errors import ConfigError, WorkerError
+
+# An idle leader sends nothing for as long as nobody asks it anything.
+_IDLE_TIMEOUT = timedelta(days=365)
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Retain:
+    request_id: str
+    path: tuple[int, ...]
+    keep: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Command = Submit | Retain | Release | RunStep | Stop
+
+
+def init_rank(
+    rank: int,
+    world_size: int,
+    address: str,
+    *,
+    local_rank: int | None = None,
+    timeout_s: float = 60.0,
+) -> None:
+    """Join the process group of a tensor-parallel engine; call before Engine.load.
+
+    address: host:port of rank 0, equal on all ranks.  local_rank: this process's GPU, by default
+    the rank modulo the GPUs it sees.  timeout_s: a rank that is silent for so long inside a
+    collective is taken for dead, and the others raise WorkerError.
+    """
+    num_gpus = torch.cuda.device_count()
+    if local_rank is None:
+        local_rank = rank % num_gpus if num_gpus else rank
+    # transformers reads the rank's place from these when it shards the weights.
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(local_rank))
+    if num_gpus:
+        torch.cuda.set_device(local_rank)
+    try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if num_gpus else "gloo",
+            init_method=f"tcp://{address}",
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise WorkerError(
+            f"rank {rank} of {world_size} could not join its group at {address}: {error}"
+        ) from error
+
+
+def distributed_config(world_size: int) -> DistributedConfig:
+    """transformers' loading argument; raises ConfigError before init_rank."""
+    if not dist.is_initialized() or dist.get_world_size() != world_size:
+        raise ConfigError(
+            f"tensor_parallel {world_size} needs a process per rank that has called "
+            "cluster.engine.parallel.init_rank; start it through `drafthouse serve` or "
+            "`python -m cluster.worker`",
+            param="tensor_parallel",
+        )
+    return DistributedConfig(tp_size=world_size, tp_plan="auto")
+
+
+class RankGroup:
+    """This rank's end of the command channel."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self._group = dist.new_group(backend="gloo", timeout=_IDLE_TIMEOUT)
+        self._outbox: list[Command] = []
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def record(self, command: Command) -> None:
+        """Leader: have the other ranks repeat this call before the next step."""
+        self._outbox.append(command)
+
+    def send(self, command: Command) -> None:
+        """Leader: hand over everything recorded, and `command` last."""
+        batch: list[Any] = [[*self._outbox, command]]
+        self._outbox.clear()
+        self._broadcast(batch)
+
+    def receive(self) -> list[Command]:
+        """Follower: wait for the leader's next commands."""
+        batch: list[Any] = [None]
+        self._broadcast(batch)
+        commands: list[Command] = batch[0]
+        return commands
+
+    def minimum(self, value: int) -> int:
+        """The smallest of the ranks' values; every rank must call."""
+        tensor = torch.tensor([value], dtype=torch.int64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self._group)
+        return int(tensor)
+
+    def _broadcast(self, batch: list[Any]) -> None:
+        try:
+            dist.broadcast_object_list(batch, src=0, group=self._group, device=torch.device("cpu"))
+        except (RuntimeError, ValueError) as error:
+            raise WorkerError(
+                f"rank {self.rank} of {self.world_size} lost its tensor-parallel group: {error}"
+            ) from error
+
+
+def leave_group() -> None:
+    """Leave the process group, where this process is in one; safe to call twice."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,113 @@
+"""Every error Drafthouse raises on purpose, and how each one looks from outside.
+
+    DrafthouseError
+    ├── RequestError          the caller's fault; asking again unchanged fails again (4xx)
+    │   ├── NotFoundError     a model or drafter of that name is not served
+    │   └── TooLargeError     the body, prompt or frame exceeds a stated limit
+    ├── CapacityError         nothing is wrong; ask again later (429)
+    │   └── UnavailableError  no worker can take the work at present (503)
+    ├── CancelledRequestError the client took its request back
+    ├── WorkerError           one worker failed; the same work may succeed elsewhere
+    ├── ProtocolError         two peers disagree: version skew, a mismatched model, or a bug
+    └── ConfigError           the configuration cannot be served
+
+A message names the value it refuses and the remedy.  It never contains prompt text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class DrafthouseError(Exception):
+    """Base of every error that Drafthouse raises on purpose."""
+
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param  # the request field or configuration path at fault, where there is one
+
+
+class RequestError(DrafthouseError):
+    code = "invalid_request_error"
+
+
+class NotFoundError(RequestError):
+    code = "not_found_error"
+
+
+class TooLargeError(RequestError):
+    code = "request_too_large"
+
+
+class CapacityError(DrafthouseError):
+    code = "rate_limit_exceeded"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float = 1.0
+    ) -> None:
+        super().__init__(message, param=param)
+        self.retry_after_s = retry_after_s
+
+
+class UnavailableError(CapacityError):
+    code = "service_unavailable"
+
+
+class CancelledRequestError(DrafthouseError):
+    code = "request_cancelled"
+
+
+class WorkerError(DrafthouseError):
+    code = "worker_error"
+
+
+class ProtocolError(DrafthouseError):
+    code = "protocol_error"
+
+
+class ConfigError(DrafthouseError):
+    code = "config_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """How one error code looks from outside: HTTP status, OpenAI error type, gRPC status name."""
+
+    error: type[DrafthouseError]
+    http_status: int
+    openai_type: str
+    grpc_status: str
+
+
+# The one table between our errors, HTTP and gRPC; every class above stands in it (tested).
+SURFACES: tuple[Surface, ...] = (
+    Surface(DrafthouseError, 500, "server_error", "INTERNAL"),
+    Surface(RequestError, 400, "invalid_request_error", "INVALID_ARGUMENT"),
+    Surface(NotFoundError, 404, "invalid_request_error", "NOT_FOUND"),
+    Surface(TooLargeError, 413, "invalid_request_error", "OUT_OF_RANGE"),
+    Surface(CapacityError, 429, "rate_limit_error", "RESOURCE_EXHAUSTED"),
+    Surface(UnavailableError, 503, "server_error", "UNAVAILABLE"),
+    Surface(CancelledRequestError, 499, "cancelled", "CANCELLED"),
+    Surface(WorkerError, 503, "server_error", "UNAVAILABLE"),
+    Surface(ProtocolError, 502, "server_error", "FAILED_PRECONDITION"),
+    Surface(ConfigError, 500, "server_error", "FAILED_PRECONDITION"),
+)
+
+_BY_CODE = {surface.error.code: surface for surface in SURFACES}
+_BY_CLASS = {surface.error: surface for surface in SURFACES}
+
+
+def surface_of(error: DrafthouseError) -> Surface:
+    """The outside view of `error`; a subclass without a row of its own uses its parent's."""
+    return next(_BY_CLASS[kind] for kind in type(error).__mro__ if kind in _BY_CLASS)
+
+
+def error_from_code(code: str, message: str, param: str | None = None) -> DrafthouseError:
+    """Rebuild an error that crossed a process boundary; an unknown code is a ProtocolError."""
+    surface = _BY_CODE.get(code)
+    if surface is None:
+        return ProtocolError(f"unknown error code {code!r} from a peer: {message}", param=param)
+    return surface.error(message, param=param)

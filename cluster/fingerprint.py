@@ -1,0 +1,96 @@
+"""Fingerprints of vocabularies and checkpoints, compared by peers in Describe.
+
+Equal sizes prove nothing: two vocabularies of 32,000 tokens may number different strings, and a
+drafter that speaks the other one is wrong in every token.  So the token *strings* are hashed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ConfigError
+
+# What transformers writes into config.json without changing the model.
+_VOLATILE_CONFIG_KEYS = ("_name_or_path", "transformers_version", "_commit_hash")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
+_NUM_SAMPLES = 16
+_SAMPLE_BYTES = 4096
+
+
+def token_strings(vocabulary: Mapping[str, int]) -> list[str]:
+    """The strings of a vocabulary in id order; ids nobody uses are empty strings."""
+    strings = [""] * (max(vocabulary.values(), default=-1) + 1)
+    # Where two strings share an id the smaller one stands for it, whatever order they came in.
+    for string, token_id in sorted(vocabulary.items(), reverse=True):
+        strings[token_id] = string
+    return strings
+
+
+def tokenizer_hash(strings: Iterable[str]) -> str:
+    """SHA-256, in hex, over token strings in id order (`token_strings`), added tokens included."""
+    digest = hashlib.sha256()
+    for string in strings:
+        # surrogatepass: some vocabularies hold lone surrogates, and they must hash, not raise.
+        encoded = string.encode("utf-8", errors="surrogatepass")
+        digest.update(len(encoded).to_bytes(4, "little"))
+        digest.update(encoded)
+    return digest.hexdigest()
+
+
+def folder_tokenizer_hash(folder: str | Path) -> str:
+    """`tokenizer_hash` of a Hugging Face folder; raises ConfigError where it has no tokenizer."""
+    return tokenizer_hash(token_strings(load_pretrained_tokenizer(folder).get_vocab()))
+
+
+def load_pretrained_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> Any:
+    """transformers' tokenizer of a folder, without torch where the folder has tokenizer.json.
+
+    tokenizer.json is the whole tokenizer, so the generic class reads it exactly; AutoTokenizer,
+    which imports torch, is left to folders that must be converted first.
+    """
+    folder = Path(folder)
+    try:
+        if (folder / "tokenizer.json").is_file():
+            from transformers import PreTrainedTokenizerFast
+
+            return PreTrainedTokenizerFast.from_pretrained(folder)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise ConfigError(
+            f"{folder}: no tokenizer can be loaded ({error}); put the model's tokenizer.json there"
+        ) from error
+
+
+def model_hash(folder: str | Path) -> str:
+    """SHA-256, in hex, that recognises a checkpoint: its config and samples of its weights.
+
+    Reads sizes and a fixed number of evenly spread blocks of every weights file, so it takes
+    milliseconds for any size; it tells fine-tunes apart but is no proof of integrity.
+    """
+    folder = Path(folder)
+    digest = hashlib.sha256()
+    digest.update(_stable_config(folder / "config.json"))
+    weights = sorted(path for pattern in _WEIGHTS for path in folder.glob(pattern))
+    for path in weights:
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with path.open("rb") as file:
+            for sample in range(_NUM_SAMPLES):
+                file.seek(max(0, size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _stable_config(path: Path) -> bytes:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: not a readable model config: {error}") from error
+    stable = {key: value for key, value in config.items() if key not in _VOLATILE_CONFIG_KEYS}
+    return json.dumps(stable, sort_keys=True).encode()

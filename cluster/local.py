@@ -1,0 +1,280 @@
+"""The whole house in one process, without Ray: `LLM(config).generate(prompts)`.
+
+    with LLM("configs/local.yaml") as llm:
+        for completion in llm.generate(["def fib(n):"], SamplingParams(temperature=0.0)):
+            print(completion.text)
+
+It works in notebooks too: everything runs on threads of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from cluster.config import Config
+from cluster.config_file import load
+from cluster.coordinator.coordinator import Coordinator
+from cluster.coordinator.stream import EventStream
+from cluster.core import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    SpeculationOptions,
+    SpeculationStats,
+    TokenEvent,
+    TokenLogprob,
+    token_array,
+)
+from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
+from cluster.in_process import InProcessHouse
+from cluster.text.stream import TextStream
+from cluster.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What one prompt was continued with.
+
+    token_ids: stop tokens excluded.  text: "" where the model's folder has no tokenizer.
+    logprobs: one entry per token where SamplingParams.logprobs asks for them.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    stats: SpeculationStats
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class LLM:
+    """Loads everything `config` names; use it as a context manager, or `close` it.
+
+    config: a Config, or the path of a Serve config file.
+    """
+
+    def __init__(self, config: Config | str | Path) -> None:
+        from cluster.engine.engine import Engine
+
+        self.config = config if isinstance(config, Config) else load(config).config
+        self.tokenizer = _tokenizer(self.config.target.engine.model)
+        engine = Engine.load(self.config.target.engine)
+        own = self.tokenizer.eos_token_ids if self.tokenizer else ()
+        self._stop_ids = {*engine.eos_token_ids, *own}
+        self._house: InProcessHouse | None = InProcessHouse(self.config, engine)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        task: str = "default",
+        speculation: SpeculationOptions | None = None,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> list[Completion]:
+        """Continue every prompt; results in the order of the prompts.
+
+        prompts: texts or token ids, or a single one of them.  params: one for all or one each,
+        None = the defaults.  stop: strings that end a text and are not part of it.  ignore_eos:
+        end-of-sequence tokens are text like any other.  Raises the first request's error.
+        """
+        asked = _as_prompts(prompts)
+        if params is None or isinstance(params, SamplingParams):
+            params = [params or SamplingParams()] * len(asked)
+        if len(params) != len(asked):
+            raise RequestError(
+                f"{len(params)} sampling parameters for {len(asked)} prompts; give one or one each",
+                param="params",
+            )
+        requests = [
+            self._request(prompt, each, task, speculation or SpeculationOptions(), ignore_eos)
+            for prompt, each in zip(asked, params, strict=True)
+        ]
+        house = self._open_house()
+        return house.run(self._complete_all(house, requests, tuple(stop)))
+
+    def metrics(self) -> str:
+        """All metrics as of now, in Prometheus' text format."""
+        house = self._open_house()
+        return house.run(_called(house.coordinator.render_metrics)).decode()
+
+    def status(self) -> dict[str, Any]:
+        """The coordinator's picture of the moment."""
+        house = self._open_house()
+        return house.run(_called(house.coordinator.status))
+
+    def close(self) -> None:
+        """Stop every thread; idempotent."""
+        house, self._house = self._house, None
+        if house is not None:
+            house.stop()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _open_house(self) -> InProcessHouse:
+        if self._house is None:
+            raise WorkerError("this LLM is closed; create a new one")
+        return self._house
+
+    async def _complete_all(
+        self, house: InProcessHouse, requests: Sequence[Request], stop: tuple[str, ...]
+    ) -> list[Completion]:
+        # What does not fit waits here, so that no list is too long for admission control.
+        places = asyncio.Semaphore(self.config.coordinator.max_running_sequences)
+
+        async def complete(request: Request) -> Completion:
+            async with places:
+                return await self._complete(house.coordinator, request, stop)
+
+        tasks = [asyncio.ensure_future(complete(request)) for request in requests]
+        ends: list[asyncio.Future[Any]] = [asyncio.gather(*tasks), house.leading]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if not ends[0].done():
+                raise WorkerError("the target has failed, its log says why; create a new LLM")
+            completions: list[Completion] = ends[0].result()
+            return completions
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, ends[0], return_exceptions=True)
+
+    async def _complete(
+        self, coordinator: Coordinator, request: Request, stop: tuple[str, ...]
+    ) -> Completion:
+        answer = _Answer(self._text_stream(request, stop))
+        events = EventStream()
+        coordinator.open(request.id, request, events.put)
+        try:
+            async for event in events:
+                if event.finish_reason is FinishReason.ERROR:
+                    raise error_from_code(event.error_code, event.error_message)
+                if answer.take(event):
+                    # Its last event, which brings the statistics, comes after this.
+                    coordinator.cancel(request.id)
+        finally:
+            coordinator.cancel(request.id)
+        return answer.completion()
+
+    def _text_stream(self, request: Request, stop: tuple[str, ...]) -> TextStream | None:
+        if self.tokenizer is None:
+            if stop:
+                raise RequestError(
+                    "stop strings need a tokenizer, which the model's folder lacks", param="stop"
+                )
+            return None
+        return TextStream(
+            self.tokenizer,
+            stop,
+            min_tokens=request.params.min_tokens,
+            prompt_ids=request.prompt_ids,
+        )
+
+    def _request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        task: str,
+        speculation: SpeculationOptions,
+        ignore_eos: bool,
+    ) -> Request:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise RequestError(
+                    "the model's folder has no tokenizer; give the prompt as token ids",
+                    param="prompt",
+                )
+            prompt_ids = self.tokenizer.encode(prompt)
+        else:
+            prompt_ids = token_array(prompt)
+        if not ignore_eos:
+            stop_ids = tuple(sorted({*params.stop_token_ids, *self._stop_ids}))
+            params = dataclasses.replace(params, stop_token_ids=stop_ids)
+        return Request(uuid.uuid4().hex[:16], prompt_ids, params, task, speculation)
+
+
+def _tokenizer(folder: str) -> Tokenizer | None:
+    try:
+        return Tokenizer.load(folder)
+    except ConfigError:
+        return None  # tokens in, tokens out
+
+
+async def _called(function: Callable[[], T]) -> T:
+    return function()
+
+
+class _Answer:
+    """One completion while it grows."""
+
+    def __init__(self, text: TextStream | None) -> None:
+        self._text = text
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._reason: FinishReason | None = None
+        self._stats = SpeculationStats()
+
+    def take(self, event: TokenEvent) -> bool:
+        """Take in an event.  True when a stop string has just ended the text."""
+        self._stats = event.stats or self._stats
+        if self._reason is not None:
+            return False
+        num_tokens, stop = len(event.token_ids), None
+        if self._text is not None:
+            delta = self._text.push(event.token_ids)
+            self._pieces.append(delta.text)
+            num_tokens, stop = delta.num_tokens, delta.stop
+        self._token_ids.extend(event.token_ids[:num_tokens].tolist())
+        self._logprobs.extend(event.logprobs[:num_tokens])
+        if stop is not None:
+            self._reason = FinishReason.STOP
+            return event.finish_reason is None
+        self._reason = event.finish_reason
+        return False
+
+    def completion(self) -> Completion:
+        assert self._reason is not None
+        if self._text is not None:
+            rest = self._text.finish()
+            self._pieces.append(rest.text)
+            if rest.stop is not None:
+                self._reason = FinishReason.STOP
+        return Completion(
+            self._token_ids,
+            "".join(self._pieces),
+            self._reason,
+            self._stats,
+            tuple(self._logprobs),
+        )
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts; a text or a sequence of token ids is a single one."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) and all(isinstance(token, (int, np.integer)) for token in prompts):
+        return [cast(Sequence[int], prompts)]
+    return list(cast(Sequence[Prompt], prompts))

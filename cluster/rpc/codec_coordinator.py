@@ -1,0 +1,130 @@
+"""The frames between ingress and coordinator."""
+
+from __future__ import annotations
+
+from cluster.core import EMPTY_TOKENS, FinishReason, Refusal, Request, TokenEvent
+from cluster.errors import ProtocolError
+from cluster.rpc.codec import (
+    decode_finish,
+    decode_logprobs,
+    decode_params,
+    decode_speculation,
+    decode_stats,
+    encode_finish,
+    encode_logprobs,
+    encode_params,
+    encode_speculation,
+    encode_stats,
+    pack_tokens,
+    refusal_of,
+    unpack_tokens,
+)
+from cluster.rpc.frames import Decoded, FrameCodec
+from cluster.rpc.generated import coordinator_pb2 as pb
+from cluster.rpc.messages import EventFrame, SubmitFrame
+
+
+def _encode_request(request: Request) -> pb.Request:
+    return pb.Request(
+        id=request.id,
+        prompt_ids=pack_tokens(request.prompt_ids),
+        params=encode_params(request.params),
+        task=request.task,
+        speculation=encode_speculation(request.speculation),
+        output_ids=pack_tokens(request.output_ids),
+    )
+
+
+def _decode_request(message: pb.Request) -> Request:
+    prompt_ids = unpack_tokens(message.prompt_ids, "prompt_ids")
+    if not len(prompt_ids):
+        raise ProtocolError("prompt_ids is empty; send at least one token")
+    for field in ("params", "speculation"):
+        # Absent they would read as zeros, which are meaningful values here.
+        if not message.HasField(field):
+            raise ProtocolError(f"{field} is absent; send the request's own")
+    return Request(
+        id=message.id,
+        prompt_ids=prompt_ids,
+        params=decode_params(message.params),
+        task=message.task,
+        speculation=decode_speculation(message.speculation),
+        output_ids=unpack_tokens(message.output_ids, "output_ids"),
+    )
+
+
+def _encode_submit(frame: SubmitFrame) -> pb.SubmitFrame:
+    return pb.SubmitFrame(requests=map(_encode_request, frame.requests), cancelled=frame.cancelled)
+
+
+def _decode_submit(message: pb.SubmitFrame) -> Decoded[SubmitFrame]:
+    requests: list[Request] = []
+    refusals: list[Refusal] = []
+    for request in message.requests:
+        try:
+            requests.append(_decode_request(request))
+        except ProtocolError as error:
+            refusals.append(refusal_of(request.id, 0, error))
+    return Decoded(SubmitFrame(tuple(requests), tuple(message.cancelled)), tuple(refusals))
+
+
+def _encode_event(event: TokenEvent) -> pb.TokenEvent:
+    return pb.TokenEvent(
+        request_id=event.request_id,
+        position=event.position,
+        token_ids=pack_tokens(event.token_ids),
+        logprobs=encode_logprobs(event.logprobs),
+        finish_reason=encode_finish(event.finish_reason),
+        stats=None if event.stats is None else encode_stats(event.stats),
+        error_code=event.error_code,
+        error_message=event.error_message,
+    )
+
+
+def _decode_event(message: pb.TokenEvent) -> TokenEvent:
+    token_ids = unpack_tokens(message.token_ids, "token_ids")
+    logprobs = decode_logprobs(message.logprobs) if message.HasField("logprobs") else ()
+    if logprobs and len(logprobs) != len(token_ids):
+        raise ProtocolError(f"event has {len(token_ids)} tokens and {len(logprobs)} logprobs")
+    return TokenEvent(
+        request_id=message.request_id,
+        position=message.position,
+        token_ids=token_ids,
+        logprobs=logprobs,
+        finish_reason=decode_finish(message.finish_reason),
+        stats=decode_stats(message.stats) if message.HasField("stats") else None,
+        error_code=message.error_code,
+        error_message=message.error_message,
+    )
+
+
+def error_event(refusal: Refusal, position: int = 0) -> TokenEvent:
+    """The event that ends a request which was refused."""
+    return TokenEvent(
+        request_id=refusal.request_id,
+        position=position,
+        token_ids=EMPTY_TOKENS,
+        finish_reason=FinishReason.ERROR,
+        error_code=refusal.code,
+        error_message=refusal.message,
+    )
+
+
+def _encode_events(frame: EventFrame) -> pb.EventFrame:
+    return pb.EventFrame(events=map(_encode_event, frame.events))
+
+
+def _decode_events(message: pb.EventFrame) -> Decoded[EventFrame]:
+    events: list[TokenEvent] = []
+    for event in message.events:
+        try:
+            events.append(_decode_event(event))
+        except ProtocolError as error:
+            # Tokens are missing from here on, so the text cannot go on: the request ends.
+            refusal = refusal_of(event.request_id, 0, error)
+            events.append(error_event(refusal, event.position))
+    return Decoded(EventFrame(tuple(events)))
+
+
+SUBMIT = FrameCodec("SubmitFrame", _encode_submit, _decode_submit, pb.SubmitFrame.FromString)
+EVENT = FrameCodec("EventFrame", _encode_events, _decode_events, pb.EventFrame.FromString)

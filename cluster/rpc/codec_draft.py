@@ -1,0 +1,156 @@
+"""The frames between coordinator and drafter."""
+
+from __future__ import annotations
+
+from cluster.core import Commit, CommitFrame, Observation, Proposal, ProposalFrame, Refusal
+from cluster.errors import ProtocolError
+from cluster.rpc.codec import (
+    decode_params,
+    decode_refusal,
+    decode_tree,
+    encode_params,
+    encode_refusal,
+    encode_tree,
+    pack_floats,
+    pack_tokens,
+    refusal_of,
+    unpack_floats,
+    unpack_tokens,
+)
+from cluster.rpc.frames import Decoded, FrameCodec
+from cluster.rpc.generated import draft_pb2 as pb
+
+# Products of rounded probabilities may exceed one by a little.
+_MAX_SURVIVAL = 1.001
+
+
+def _encode_commit(commit: Commit) -> pb.Commit:
+    return pb.Commit(
+        request_id=commit.request_id,
+        generation=commit.generation,
+        base_len=commit.base_len,
+        prefix_hash=commit.prefix_hash,
+        token_ids=pack_tokens(commit.token_ids),
+        prompt_len=commit.prompt_len,
+        max_nodes=commit.max_nodes,
+        task=commit.task,
+        params=None if commit.params is None else encode_params(commit.params),
+    )
+
+
+def _decode_commit(message: pb.Commit) -> Commit:
+    return Commit(
+        request_id=message.request_id,
+        generation=message.generation,
+        base_len=message.base_len,
+        prefix_hash=message.prefix_hash,
+        token_ids=unpack_tokens(message.token_ids, "token_ids"),
+        prompt_len=message.prompt_len,
+        max_nodes=message.max_nodes,
+        task=message.task,
+        params=decode_params(message.params) if message.HasField("params") else None,
+    )
+
+
+def _encode_commits(frame: CommitFrame) -> pb.CommitFrame:
+    return pb.CommitFrame(commits=map(_encode_commit, frame.commits), released=frame.released)
+
+
+def _decode_commits(message: pb.CommitFrame) -> Decoded[CommitFrame]:
+    commits: list[Commit] = []
+    refusals: list[Refusal] = []
+    for commit in message.commits:
+        try:
+            commits.append(_decode_commit(commit))
+        except ProtocolError as error:
+            refusals.append(refusal_of(commit.request_id, commit.generation, error))
+    return Decoded(CommitFrame(tuple(commits), tuple(message.released)), tuple(refusals))
+
+
+def _encode_proposal(proposal: Proposal) -> pb.Proposal:
+    return pb.Proposal(
+        request_id=proposal.request_id,
+        generation=proposal.generation,
+        base_len=proposal.base_len,
+        prefix_hash=proposal.prefix_hash,
+        tree=encode_tree(proposal.tree),
+        survival=pack_floats(proposal.survival),
+        drafter=proposal.drafter,
+    )
+
+
+def _decode_proposal(message: pb.Proposal) -> Proposal:
+    tree = decode_tree(message.tree)
+    survival = unpack_floats(message.survival, "survival")
+    if len(survival) != len(tree):
+        raise ProtocolError(
+            f"proposal has {len(tree)} nodes and {len(survival)} survival values; one per node"
+        )
+    # Written so that NaN fails as well: it would poison every sum it enters.
+    if len(survival) and not (survival.min() >= 0.0 and survival.max() <= _MAX_SURVIVAL):
+        raise ProtocolError("proposal has a survival that is no probability; send values in [0, 1]")
+    return Proposal(
+        request_id=message.request_id,
+        generation=message.generation,
+        base_len=message.base_len,
+        prefix_hash=message.prefix_hash,
+        tree=tree,
+        survival=survival,
+        drafter=message.drafter,
+    )
+
+
+def _encode_observation(observation: Observation) -> pb.Observation:
+    return pb.Observation(
+        request_id=observation.request_id,
+        generation=observation.generation,
+        have_len=observation.have_len,
+        log_loss=observation.log_loss,
+    )
+
+
+def _decode_observation(message: pb.Observation) -> Observation:
+    return Observation(
+        message.request_id,
+        message.generation,
+        message.have_len,
+        message.log_loss if message.HasField("log_loss") else None,
+    )
+
+
+def _encode_proposals(frame: ProposalFrame) -> pb.ProposalFrame:
+    return pb.ProposalFrame(
+        proposals=map(_encode_proposal, frame.proposals),
+        observations=map(_encode_observation, frame.observations),
+        refusals=map(encode_refusal, frame.refusals),
+        pages_in_use=frame.pages_in_use,
+        pages_total=frame.pages_total,
+        num_requests=frame.num_requests,
+        draft_time_s=frame.draft_time_s,
+    )
+
+
+def _decode_proposals(message: pb.ProposalFrame) -> Decoded[ProposalFrame]:
+    proposals: list[Proposal] = []
+    refusals = [decode_refusal(refusal) for refusal in message.refusals]
+    for proposal in message.proposals:
+        try:
+            proposals.append(_decode_proposal(proposal))
+        except ProtocolError as error:
+            refusals.append(refusal_of(proposal.request_id, proposal.generation, error))
+    frame = ProposalFrame(
+        proposals=tuple(proposals),
+        observations=tuple(map(_decode_observation, message.observations)),
+        refusals=tuple(refusals),
+        pages_in_use=message.pages_in_use,
+        pages_total=message.pages_total,
+        num_requests=message.num_requests,
+        draft_time_s=message.draft_time_s,
+    )
+    return Decoded(frame)
+
+
+COMMIT = FrameCodec("CommitFrame", _encode_commits, _decode_commits, pb.CommitFrame.FromString)
+PROPOSAL = FrameCodec(
+    "ProposalFrame", _encode_proposals, _decode_proposals, pb.ProposalFrame.FromString
+)

@@ -1,0 +1,243 @@
+"""The public Generation service's messages and our nouns for them, both ways.
+
+Decoding raises RequestError naming the field: here the peer is a caller, not a colleague.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cluster.core import EMPTY_TOKENS, SpeculationOptions, SpeculationStats, TokenArray
+from cluster.errors import ProtocolError, RequestError
+from cluster.rpc.codec import (
+    decode_finish,
+    decode_logprobs,
+    encode_finish,
+    encode_logprobs,
+    pack_ids,
+    pack_tokens,
+    unpack_tokens,
+)
+from cluster.rpc.generated import common_pb2, generation_pb2
+from cluster.rpc.generation import (
+    ChatMessage,
+    ChoiceDelta,
+    GenerationRequest,
+    GenerationResponse,
+    ResumedChoice,
+    SamplingOptions,
+    Usage,
+)
+
+SERVICE: str = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
+
+_OPTIONAL_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "max_tokens", "min_tokens", "logprobs",
+)  # fmt: skip
+
+
+def encode_request(request: GenerationRequest) -> generation_pb2.GenerateRequest:
+    """Raises RequestError for a value that the message cannot hold (a negative count, say)."""
+    try:
+        message = generation_pb2.GenerateRequest(
+            model=request.model,
+            sampling=_encode_sampling(request.sampling),
+            n=request.n,
+            speculation=_encode_speculation(request.speculation),
+            metadata=request.metadata,
+            resume=[
+                generation_pb2.ResumedChoice(
+                    index=choice.index,
+                    token_ids=pack_tokens(choice.token_ids),
+                    finished=choice.is_finished,
+                )
+                for choice in request.resume
+            ],
+            request_id=request.request_id,
+        )
+    except (ValueError, TypeError, OverflowError) as error:
+        raise RequestError(f"the request holds a value out of range: {error}") from error
+    if isinstance(request.prompt, str):
+        message.text = request.prompt
+    elif isinstance(request.prompt, np.ndarray):
+        message.tokens.token_ids = pack_tokens(request.prompt)
+    else:
+        message.chat.SetInParent()
+        for turn in request.prompt:
+            message.chat.messages.add(role=turn.role, content=turn.content, name=turn.name)
+    return message
+
+
+def decode_request(message: generation_pb2.GenerateRequest) -> GenerationRequest:
+    """Raises RequestError where bytes are no tokens or the prompt is absent.
+
+    Ranges are not checked: those are the ingress's, the same for HTTP and gRPC.
+    """
+    sampling = message.sampling
+    return GenerationRequest(
+        model=message.model,
+        prompt=_decode_prompt(message),
+        sampling=SamplingOptions(
+            **{
+                name: getattr(sampling, name)
+                for name in _OPTIONAL_SAMPLING
+                if sampling.HasField(name)
+            },
+            logit_bias=dict(sampling.logit_bias),
+            stop=tuple(sampling.stop),
+            include_stop=sampling.include_stop,
+            stop_token_ids=tuple(
+                _tokens(sampling.stop_token_ids, "sampling.stop_token_ids").tolist()
+            ),
+            ignore_eos=sampling.ignore_eos,
+        ),
+        n=message.n or 1,
+        speculation=_decode_speculation(message.speculation),
+        metadata=dict(message.metadata),
+        resume=tuple(
+            ResumedChoice(
+                choice.index,
+                _tokens(choice.token_ids, f"resume[{position}].token_ids"),
+                choice.finished,
+            )
+            for position, choice in enumerate(message.resume)
+        ),
+        request_id=message.request_id,
+    )
+
+
+def encode_response(response: GenerationResponse) -> generation_pb2.GenerateResponse:
+    """One piece of the stream."""
+    usage, stats = response.usage, response.speculative_decoding
+    return generation_pb2.GenerateResponse(
+        id=response.id,
+        model=response.model,
+        seed=response.seed,
+        choices=[
+            generation_pb2.ChoiceDelta(
+                index=choice.index,
+                text=choice.text,
+                token_ids=pack_tokens(choice.token_ids),
+                logprobs=encode_logprobs(choice.logprobs),
+                finish_reason=encode_finish(choice.finish_reason),
+                stop=choice.stop,
+            )
+            for choice in response.choices
+        ],
+        usage=None
+        if usage is None
+        else generation_pb2.Usage(
+            prompt_tokens=usage.prompt_tokens,
+            completion_tokens=usage.completion_tokens,
+            accepted_prediction_tokens=usage.accepted_prediction_tokens,
+            rejected_prediction_tokens=usage.rejected_prediction_tokens,
+        ),
+        speculative_decoding=None if stats is None else _encode_stats(stats),
+    )
+
+
+def decode_response(message: generation_pb2.GenerateResponse) -> GenerationResponse:
+    """Raises ProtocolError for a response that cannot be understood."""
+    usage = message.usage
+    return GenerationResponse(
+        id=message.id,
+        model=message.model,
+        seed=message.seed,
+        choices=tuple(map(_decode_choice, message.choices)),
+        usage=Usage(
+            usage.prompt_tokens,
+            usage.completion_tokens,
+            usage.accepted_prediction_tokens,
+            usage.rejected_prediction_tokens,
+        )
+        if message.HasField("usage")
+        else None,
+        speculative_decoding=_decode_stats(message.speculative_decoding)
+        if message.HasField("speculative_decoding")
+        else None,
+    )
+
+
+def _tokens(data: bytes, field: str) -> TokenArray:
+    try:
+        return unpack_tokens(data, field)
+    except ProtocolError as error:
+        raise RequestError(error.message, param=field) from error
+
+
+def _decode_prompt(message: generation_pb2.GenerateRequest) -> Any:
+    kind = message.WhichOneof("prompt")
+    if kind == "text":
+        return message.text
+    if kind == "tokens":
+        return _tokens(message.tokens.token_ids, "tokens.token_ids")
+    if kind == "chat":
+        return tuple(
+            ChatMessage(turn.role, turn.content, turn.name) for turn in message.chat.messages
+        )
+    raise RequestError("the prompt is absent; set text, chat or tokens", param="prompt")
+
+
+def _encode_sampling(options: SamplingOptions) -> generation_pb2.SamplingOptions:
+    return generation_pb2.SamplingOptions(
+        **{name: getattr(options, name) for name in _OPTIONAL_SAMPLING},
+        logit_bias=options.logit_bias,
+        stop=options.stop,
+        include_stop=options.include_stop,
+        stop_token_ids=pack_ids(options.stop_token_ids),
+        ignore_eos=options.ignore_eos,
+    )
+
+
+def _encode_speculation(options: SpeculationOptions) -> generation_pb2.SpeculationRequest:
+    names = None if options.drafters is None else common_pb2.DrafterNames(names=options.drafters)
+    return generation_pb2.SpeculationRequest(
+        enabled=options.enabled, max_draft_tokens=options.max_draft_tokens, drafters=names
+    )
+
+
+def _decode_speculation(message: generation_pb2.SpeculationRequest) -> SpeculationOptions:
+    has = message.HasField
+    return SpeculationOptions(
+        enabled=message.enabled if has("enabled") else True,
+        max_draft_tokens=message.max_draft_tokens if has("max_draft_tokens") else None,
+        drafters=tuple(message.drafters.names) if has("drafters") else None,
+    )
+
+
+def _decode_choice(message: generation_pb2.ChoiceDelta) -> ChoiceDelta:
+    return ChoiceDelta(
+        index=message.index,
+        text=message.text,
+        token_ids=unpack_tokens(message.token_ids, "token_ids")
+        if message.token_ids
+        else EMPTY_TOKENS,
+        logprobs=decode_logprobs(message.logprobs) if message.HasField("logprobs") else (),
+        finish_reason=decode_finish(message.finish_reason),
+        stop=message.stop if message.HasField("stop") else None,
+    )
+
+
+def _encode_stats(stats: SpeculationStats) -> generation_pb2.SpeculativeDecoding:
+    return generation_pb2.SpeculativeDecoding(
+        mean_acceptance_length=stats.mean_acceptance_length,
+        draft_acceptance_rate=stats.draft_acceptance_rate,
+        acceptance_histogram=stats.acceptance_histogram,
+        num_spec_steps=stats.num_spec_steps,
+        num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_spec_tokens=stats.num_spec_tokens,
+    )
+
+
+def _decode_stats(message: generation_pb2.SpeculativeDecoding) -> SpeculationStats:
+    return SpeculationStats(
+        num_spec_steps=message.num_spec_steps,
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_draft_tokens=message.num_accepted_draft_tokens,
+        num_spec_tokens=message.num_spec_tokens,
+        acceptance_histogram=tuple(message.acceptance_histogram),
+    )

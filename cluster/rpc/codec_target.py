@@ -1,0 +1,171 @@
+"""The frames between coordinator and target."""
+
+from __future__ import annotations
+
+from cluster.core import (
+    EMPTY_TREE,
+    CacheMiss,
+    Refusal,
+    StepReport,
+    Verdict,
+    VerdictFrame,
+    VerifyFrame,
+    VerifyItem,
+)
+from cluster.errors import ProtocolError
+from cluster.rpc.codec import (
+    decode_logprobs,
+    decode_params,
+    decode_refusal,
+    decode_tree,
+    encode_logprobs,
+    encode_params,
+    encode_refusal,
+    encode_tree,
+    pack_tokens,
+    refusal_of,
+    unpack_tokens,
+)
+from cluster.rpc.frames import Decoded, FrameCodec
+from cluster.rpc.generated import target_pb2 as pb
+
+
+def _encode_item(item: VerifyItem) -> pb.VerifyItem:
+    return pb.VerifyItem(
+        request_id=item.request_id,
+        generation=item.generation,
+        base_len=item.base_len,
+        prefix_hash=item.prefix_hash,
+        delta=pack_tokens(item.delta),
+        tree=encode_tree(item.tree) if len(item.tree) else None,
+        prompt_len=item.prompt_len,
+        params=None if item.params is None else encode_params(item.params),
+    )
+
+
+def _decode_item(message: pb.VerifyItem) -> VerifyItem:
+    delta = unpack_tokens(message.delta, "delta")
+    if not len(delta):
+        raise ProtocolError("delta is empty; send at least the last committed token")
+    return VerifyItem(
+        request_id=message.request_id,
+        generation=message.generation,
+        base_len=message.base_len,
+        prefix_hash=message.prefix_hash,
+        delta=delta,
+        tree=decode_tree(message.tree) if message.HasField("tree") else EMPTY_TREE,
+        prompt_len=message.prompt_len,
+        params=decode_params(message.params) if message.HasField("params") else None,
+    )
+
+
+def _encode_verify(frame: VerifyFrame) -> pb.VerifyFrame:
+    return pb.VerifyFrame(items=map(_encode_item, frame.items), released=frame.released)
+
+
+def _decode_verify(message: pb.VerifyFrame) -> Decoded[VerifyFrame]:
+    items: list[VerifyItem] = []
+    refusals: list[Refusal] = []
+    for item in message.items:
+        try:
+            items.append(_decode_item(item))
+        except ProtocolError as error:
+            refusals.append(refusal_of(item.request_id, item.generation, error))
+    return Decoded(VerifyFrame(tuple(items), tuple(message.released)), tuple(refusals))
+
+
+def _encode_verdict(verdict: Verdict) -> pb.Verdict:
+    return pb.Verdict(
+        request_id=verdict.request_id,
+        generation=verdict.generation,
+        context_len=verdict.context_len,
+        path=pack_tokens(verdict.path),
+        token_ids=pack_tokens(verdict.token_ids),
+        node_draws=pack_tokens(verdict.node_draws),
+        logprobs=encode_logprobs(verdict.logprobs),
+    )
+
+
+def _decode_verdict(message: pb.Verdict) -> Verdict:
+    path = unpack_tokens(message.path, "path")
+    token_ids = unpack_tokens(message.token_ids, "token_ids")
+    if len(token_ids) != len(path) + 1:
+        raise ProtocolError(
+            f"verdict has {len(path)} accepted nodes and {len(token_ids)} tokens; "
+            "one more token than nodes is expected"
+        )
+    logprobs = decode_logprobs(message.logprobs) if message.HasField("logprobs") else ()
+    if logprobs and len(logprobs) != len(token_ids):
+        raise ProtocolError(f"verdict has {len(token_ids)} tokens and {len(logprobs)} logprobs")
+    return Verdict(
+        request_id=message.request_id,
+        generation=message.generation,
+        context_len=message.context_len,
+        path=path,
+        token_ids=token_ids,
+        node_draws=unpack_tokens(message.node_draws, "node_draws"),
+        logprobs=logprobs,
+    )
+
+
+def _encode_miss(miss: CacheMiss) -> pb.CacheMiss:
+    return pb.CacheMiss(
+        request_id=miss.request_id, generation=miss.generation, have_len=miss.have_len
+    )
+
+
+def _encode_report(report: StepReport) -> pb.StepReport:
+    return pb.StepReport(
+        step_time_s=report.step_time_s,
+        forward_time_s=report.forward_time_s,
+        queue_time_s=report.queue_time_s,
+        num_sequences=report.num_sequences,
+        num_nodes=report.num_nodes,
+        num_prefill_tokens=report.num_prefill_tokens,
+        pages_in_use=report.pages_in_use,
+        pages_total=report.pages_total,
+        pages_cached=report.pages_cached,
+    )
+
+
+def _decode_report(message: pb.StepReport) -> StepReport:
+    return StepReport(
+        step_time_s=message.step_time_s,
+        forward_time_s=message.forward_time_s,
+        queue_time_s=message.queue_time_s,
+        num_sequences=message.num_sequences,
+        num_nodes=message.num_nodes,
+        num_prefill_tokens=message.num_prefill_tokens,
+        pages_in_use=message.pages_in_use,
+        pages_total=message.pages_total,
+        pages_cached=message.pages_cached,
+    )
+
+
+def _encode_verdicts(frame: VerdictFrame) -> pb.VerdictFrame:
+    return pb.VerdictFrame(
+        verdicts=map(_encode_verdict, frame.verdicts),
+        misses=map(_encode_miss, frame.misses),
+        refusals=map(encode_refusal, frame.refusals),
+        report=None if frame.report is None else _encode_report(frame.report),
+    )
+
+
+def _decode_verdicts(message: pb.VerdictFrame) -> Decoded[VerdictFrame]:
+    verdicts: list[Verdict] = []
+    refusals = [decode_refusal(refusal) for refusal in message.refusals]
+    for verdict in message.verdicts:
+        try:
+            verdicts.append(_decode_verdict(verdict))
+        except ProtocolError as error:
+            # The coordinator asked: to it, an unreadable answer is a refusal of its item.
+            refusals.append(refusal_of(verdict.request_id, verdict.generation, error))
+    misses = tuple(
+        CacheMiss(miss.request_id, miss.generation, miss.have_len) for miss in message.misses
+    )
+    report = _decode_report(message.report) if message.HasField("report") else None
+    return Decoded(VerdictFrame(tuple(verdicts), misses, tuple(refusals), report))
+
+
+VERIFY = FrameCodec("VerifyFrame", _encode_verify, _decode_verify, pb.VerifyFrame.FromString)
+VERDICT = FrameCodec("VerdictFrame", _encode_verdicts, _decode_verdicts, pb.VerdictFrame.FromString)

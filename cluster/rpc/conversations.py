@@ -1,0 +1,55 @@
+"""Who says what on each stream: the three conversations of the data plane, from both sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.core import CommitFrame, ProposalFrame, Refusal, VerdictFrame, VerifyFrame
+from cluster.rpc.codec_coordinator import EVENT, SUBMIT, error_event
+from cluster.rpc.codec_draft import COMMIT, PROPOSAL
+from cluster.rpc.codec_target import VERDICT, VERIFY
+from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
+from cluster.rpc.messages import EventFrame, SubmitFrame
+from cluster.rpc.stream import Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """name: the gRPC service.  stream: its bidirectional method.  role: of who serves it."""
+
+    name: str
+    stream: str
+    role: str
+
+
+TARGET = Service(target_pb2.DESCRIPTOR.services_by_name["Target"].full_name, "Verify", "target")
+DRAFTER = Service(draft_pb2.DESCRIPTOR.services_by_name["Drafter"].full_name, "Draft", "drafter")
+COORDINATOR = Service(
+    coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name, "Session", "coordinator"
+)
+
+
+def _refuse_items(refusals: tuple[Refusal, ...]) -> VerdictFrame:
+    return VerdictFrame(refusals=refusals)
+
+
+def _refuse_commits(refusals: tuple[Refusal, ...]) -> ProposalFrame:
+    return ProposalFrame(refusals=refusals)
+
+
+def _refuse_requests(refusals: tuple[Refusal, ...]) -> EventFrame:
+    return EventFrame(tuple(error_event(refusal) for refusal in refusals))
+
+
+ASK_TARGET: Conversation[VerifyFrame, VerdictFrame] = Conversation(VERIFY, VERDICT)
+ANSWER_AS_TARGET: Conversation[VerdictFrame, VerifyFrame] = Conversation(
+    VERDICT, VERIFY, _refuse_items
+)
+ASK_DRAFTER: Conversation[CommitFrame, ProposalFrame] = Conversation(COMMIT, PROPOSAL)
+ANSWER_AS_DRAFTER: Conversation[ProposalFrame, CommitFrame] = Conversation(
+    PROPOSAL, COMMIT, _refuse_commits
+)
+ASK_COORDINATOR: Conversation[SubmitFrame, EventFrame] = Conversation(SUBMIT, EVENT)
+ANSWER_AS_COORDINATOR: Conversation[EventFrame, SubmitFrame] = Conversation(
+    EVENT, SUBMIT, _refuse_requests
+)

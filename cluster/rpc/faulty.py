@@ -1,0 +1,100 @@
+"""A link that misbehaves by a seeded plan: drops, duplicates, delays, reorders, breaks.
+
+For chaos tests, in process or over gRPC; wrap both ends to disturb both directions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from cluster.errors import WorkerError
+from cluster.rpc.link import Link
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPlan:
+    """What happens to the messages of one direction; probabilities are per message.
+
+    drop: lost.  duplicate: delivered twice.  delay: this one, and with it all that follow, comes
+    up to max_delay_s later.  reorder: this one alone comes up to max_delay_s later, others
+    overtake it.  break_after: the link breaks when so many messages were sent; None = never.
+    """
+
+    seed: int
+    drop: float = 0.0
+    duplicate: float = 0.0
+    delay: float = 0.0
+    reorder: float = 0.0
+    max_delay_s: float = 0.02
+    break_after: int | None = None
+
+
+class FaultyLink(Generic[S, R]):
+    """Wraps a link; what is sent suffers the plan, what is received passes as it comes."""
+
+    def __init__(
+        self,
+        link: Link[S, R],
+        plan: FaultPlan,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """sleep: how delays pass; the decisions depend on the plan's seed alone."""
+        self._link = link
+        self._plan = plan
+        self._sleep = sleep
+        self._random = random.Random(plan.seed)
+        self._num_sent = 0
+        self._late: set[asyncio.Task[None]] = set()
+
+    async def send(self, message: S) -> None:
+        """As the link's, but the message may meet with an accident."""
+        plan, draw = self._plan, self._random.random
+        # Every message takes the same number of draws, so that plans stay comparable.
+        dropped, doubled = draw() < plan.drop, draw() < plan.duplicate
+        stalled, overtaken = draw() < plan.delay, draw() < plan.reorder
+        late_s = draw() * plan.max_delay_s
+        if plan.break_after is not None and self._num_sent >= plan.break_after:
+            await self.close()
+            raise WorkerError("the link broke, as planned")
+        self._num_sent += 1
+        if dropped:
+            return
+        if stalled:
+            await self._sleep(late_s)
+        for _ in range(2 if doubled else 1):
+            if overtaken:
+                self._send_later(message, late_s)
+            else:
+                await self._link.send(message)
+
+    def __aiter__(self) -> AsyncIterator[R]:
+        return self._link.__aiter__()
+
+    async def close(self) -> None:
+        """Close the link; messages that are still late are lost."""
+        for task in self._late:
+            task.cancel()
+        await asyncio.gather(*self._late, return_exceptions=True)
+        await self._link.close()
+
+    def _send_later(self, message: S, delay_s: float) -> None:
+        async def send() -> None:
+            await self._sleep(delay_s)
+            await self._link.send(message)
+
+        task = asyncio.create_task(send())
+        self._late.add(task)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._late.discard(task)
+        if not task.cancelled():
+            # A link that went down in the meantime loses late messages like any other.
+            task.exception()

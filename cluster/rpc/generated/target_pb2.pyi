@@ -1,0 +1,98 @@
+from cluster.rpc.generated import common_pb2 as _common_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class VerifyFrame(_message.Message):
+    __slots__ = ("items", "released")
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedCompositeFieldContainer[VerifyItem]
+    released: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, items: _Optional[_Iterable[_Union[VerifyItem, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class VerifyItem(_message.Message):
+    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "delta", "tree", "prompt_len", "params")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    BASE_LEN_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    DELTA_FIELD_NUMBER: _ClassVar[int]
+    TREE_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    base_len: int
+    prefix_hash: int
+    delta: bytes
+    tree: _common_pb2.TokenTree
+    prompt_len: int
+    params: _common_pb2.SamplingParams
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., delta: _Optional[bytes] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+
+class VerdictFrame(_message.Message):
+    __slots__ = ("verdicts", "misses", "refusals", "report")
+    VERDICTS_FIELD_NUMBER: _ClassVar[int]
+    MISSES_FIELD_NUMBER: _ClassVar[int]
+    REFUSALS_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
+    misses: _containers.RepeatedCompositeFieldContainer[CacheMiss]
+    refusals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refusal]
+    report: StepReport
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., misses: _Optional[_Iterable[_Union[CacheMiss, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ...) -> None: ...
+
+class Verdict(_message.Message):
+    __slots__ = ("request_id", "generation", "context_len", "path", "token_ids", "node_draws", "logprobs")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    NODE_DRAWS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    context_len: int
+    path: bytes
+    token_ids: bytes
+    node_draws: bytes
+    logprobs: _common_pb2.Logprobs
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., path: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., node_draws: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+
+class CacheMiss(_message.Message):
+    __slots__ = ("request_id", "generation", "have_len")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    HAVE_LEN_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    have_len: int
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., have_len: _Optional[int] = ...) -> None: ...
+
+class StepReport(_message.Message):
+    __slots__ = ("step_time_s", "forward_time_s", "queue_time_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total", "pages_cached")
+    STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    FORWARD_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    PAGES_CACHED_FIELD_NUMBER: _ClassVar[int]
+    step_time_s: float
+    forward_time_s: float
+    queue_time_s: float
+    num_sequences: int
+    num_nodes: int
+    num_prefill_tokens: int
+    pages_in_use: int
+    pages_total: int
+    pages_cached: int
+    def __init__(self, step_time_s: _Optional[float] = ..., forward_time_s: _Optional[float] = ..., queue_time_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_cached: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,264 @@
+"""The answering side of the data plane: a gRPC server around one worker.
+
+Each server also answers `grpc.health.v1` and reflection, so probes and grpcurl need nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cluster.core import (
+    CommitFrame,
+    ProposalFrame,
+    VerdictFrame,
+    VerifyFrame,
+    WorkerDescription,
+)
+from cluster.errors import ConfigError, DrafthouseError, WorkerError
+from cluster.rpc.codec import encode_description
+from cluster.rpc.conversations import (
+    ANSWER_AS_COORDINATOR,
+    ANSWER_AS_DRAFTER,
+    ANSWER_AS_TARGET,
+    COORDINATOR,
+    DRAFTER,
+    TARGET,
+    Service,
+)
+from cluster.rpc.frames import MAX_FRAME_BYTES
+from cluster.rpc.generated import common_pb2, coordinator_pb2
+from cluster.rpc.link import Link
+from cluster.rpc.messages import EventFrame, SubmitFrame
+from cluster.rpc.options import server_options
+from cluster.rpc.status import abort
+from cluster.rpc.stream import Conversation, StreamLink
+
+log = logging.getLogger(__name__)
+
+# How long a worker may take to free a stream's state after its peer has gone.
+_CLEANUP_GRACE_S = 5.0
+
+
+class ServesTarget(Protocol):
+    """A target worker as the server sees it.  serve returns when its link has ended."""
+
+    def describe(self) -> WorkerDescription: ...
+
+    async def serve(self, link: Link[VerdictFrame, VerifyFrame]) -> None: ...
+
+
+class ServesDrafter(Protocol):
+    """A draft worker as the server sees it.  serve returns when its link has ended."""
+
+    def describe(self) -> WorkerDescription: ...
+
+    async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None: ...
+
+
+class ServesCoordinator(Protocol):
+    """A coordinator as the server sees it.  serve returns when its link has ended."""
+
+    def describe(self) -> WorkerDescription: ...
+
+    async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None: ...
+
+    def render_metrics(self) -> bytes: ...
+
+    def status(self) -> Mapping[str, Any]: ...
+
+
+class RunningServer:
+    """A server that listens.  port: the bound one.  address: "host:port" as it was bound."""
+
+    def __init__(self, server: grpc.aio.Server, host: str, port: int, health_: Any) -> None:
+        self.host = host
+        self.port = port
+        self._server = server
+        self._health = health_
+
+    @property
+    def address(self) -> str:
+        """Where clients on the same network reach it."""
+        return f"{self.host}:{self.port}"
+
+    async def stop(self, grace_s: float = 1.0) -> None:
+        """Refuse new streams, let open ones end for grace_s seconds, then break them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+
+async def serve_target(
+    worker: ServesTarget,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    max_frame_bytes: int = MAX_FRAME_BYTES,
+) -> RunningServer:
+    """Serve a target; port 0 = a free one.  Raises ConfigError when the port is taken."""
+    methods = _methods(worker, TARGET, ANSWER_AS_TARGET, max_frame_bytes)
+    return await _start(TARGET, methods, host, port, max_frame_bytes)
+
+
+async def serve_drafter(
+    worker: ServesDrafter,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    max_frame_bytes: int = MAX_FRAME_BYTES,
+) -> RunningServer:
+    """Serve a drafter; as `serve_target`."""
+    methods = _methods(worker, DRAFTER, ANSWER_AS_DRAFTER, max_frame_bytes)
+    return await _start(DRAFTER, methods, host, port, max_frame_bytes)
+
+
+async def serve_coordinator(
+    coordinator: ServesCoordinator,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    *,
+    max_frame_bytes: int = MAX_FRAME_BYTES,
+) -> RunningServer:
+    """Serve a coordinator; as `serve_target`."""
+
+    async def metrics(_request: Any, _context: Any) -> Any:
+        return coordinator_pb2.MetricsResponse(text=coordinator.render_metrics())
+
+    async def status(_request: Any, _context: Any) -> Any:
+        return coordinator_pb2.StatusResponse(json=json.dumps(coordinator.status()))
+
+    methods = _methods(coordinator, COORDINATOR, ANSWER_AS_COORDINATOR, max_frame_bytes)
+    methods["Metrics"] = grpc.unary_unary_rpc_method_handler(
+        metrics,
+        coordinator_pb2.MetricsRequest.FromString,
+        coordinator_pb2.MetricsResponse.SerializeToString,
+    )
+    methods["Status"] = grpc.unary_unary_rpc_method_handler(
+        status,
+        coordinator_pb2.StatusRequest.FromString,
+        coordinator_pb2.StatusResponse.SerializeToString,
+    )
+    return await _start(COORDINATOR, methods, host, port, max_frame_bytes)
+
+
+class ServerStream:
+    """The server's end of one bidirectional call (a `ByteStream`)."""
+
+    peer_ends = False
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+
+    async def read(self) -> bytes | None:
+        try:
+            data = await self._context.read()
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise WorkerError(f"the peer's stream broke: {error}") from error
+        if data is grpc.aio.EOF:
+            if self._context.cancelled():
+                raise WorkerError("the peer has gone")
+            return None
+        return bytes(data)
+
+    async def write(self, data: bytes) -> None:
+        try:
+            await self._context.write(data)
+        except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            raise WorkerError(f"the peer's stream broke: {error}") from error
+
+    async def finish(self) -> None:
+        """The call ends when its handler returns."""
+
+    async def dispose(self) -> None:
+        """The call belongs to its handler."""
+
+
+def _methods(
+    worker: Any, service: Service, conversation: Conversation[Any, Any], max_frame_bytes: int
+) -> dict[str, Any]:
+    async def describe(_request: Any, _context: Any) -> Any:
+        return encode_description(worker.describe())
+
+    async def converse(_requests: Any, context: Any) -> None:
+        await context.send_initial_metadata(())
+        link: StreamLink[Any, Any] = StreamLink(
+            ServerStream(context), conversation, max_frame_bytes=max_frame_bytes
+        )
+        await _serve_link(worker.serve, link, context)
+
+    return {
+        "Describe": grpc.unary_unary_rpc_method_handler(
+            describe,
+            common_pb2.DescribeRequest.FromString,
+            common_pb2.WorkerDescription.SerializeToString,
+        ),
+        # Bytes in, bytes out: our codec decides what a malformed frame costs.
+        service.stream: grpc.stream_stream_rpc_method_handler(converse),
+    }
+
+
+async def _serve_link(
+    serve: Callable[[Link[Any, Any]], Awaitable[None]],
+    link: StreamLink[Any, Any],
+    context: Any,
+) -> None:
+    """Run the worker on the link until either is done; the worker always gets to clean up."""
+    serving = asyncio.ensure_future(serve(link))
+    ended = asyncio.ensure_future(link.wait_ended())
+    try:
+        await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({serving}, timeout=_CLEANUP_GRACE_S)
+    except asyncio.CancelledError:
+        # The peer has gone or the server stops.  To the worker its link broke, as anywhere else.
+        link.fail(WorkerError("the peer has gone"))
+        await asyncio.wait({serving}, timeout=_CLEANUP_GRACE_S)
+        raise
+    finally:
+        for task in (serving, ended):
+            task.cancel()
+        await asyncio.wait({serving, ended})
+        await link.close()
+    await _report_failure(serving, context)
+
+
+async def _report_failure(serving: asyncio.Future[None], context: Any) -> None:
+    if serving.cancelled():
+        return
+    error = serving.exception()
+    if isinstance(error, DrafthouseError):
+        await abort(context, error)
+    elif error is not None:
+        log.error("worker failed on a stream", exc_info=error)
+        await abort(context, WorkerError(f"the worker failed: {type(error).__name__}"))
+
+
+async def _start(
+    service: Service, methods: dict[str, Any], host: str, port: int, max_frame_bytes: int
+) -> RunningServer:
+    server = grpc.aio.server(options=server_options(max_frame_bytes))
+    handler = grpc.method_handlers_generic_handler(service.name, methods)
+    server.add_generic_rpc_handlers((handler,))
+    status = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(status, server)
+    for name in ("", service.name):
+        await status.set(name, health_pb2.HealthCheckResponse.SERVING)
+    reflection.enable_server_reflection(
+        (service.name, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+    )
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise ConfigError(
+            f"port {port} of {host} cannot be bound; choose another one, or 0 for a free one",
+            param="port",
+        ) from error
+    await server.start()
+    log.info("serving service=%s host=%s port=%d", service.name, host, bound)
+    return RunningServer(server, host, bound, status)

@@ -1,0 +1,104 @@
+"""Our errors as gRPC statuses and back.
+
+A status says the kind; the trailing metadata says the exact error code, the field at fault and
+when to come back, so that an error looks the same on both sides of the wire.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+from urllib.parse import quote, unquote
+
+import grpc
+
+from cluster.errors import (
+    SURFACES,
+    CapacityError,
+    DrafthouseError,
+    ProtocolError,
+    RequestError,
+    WorkerError,
+    error_from_code,
+    surface_of,
+)
+
+CODE_KEY = "drafthouse-code"
+PARAM_KEY = "drafthouse-param"
+RETRY_AFTER_KEY = "drafthouse-retry-after-s"
+
+# What a status means when the peer gave no code of ours: a proxy's or gRPC's own error.
+_DEFAULTS: dict[str, type[DrafthouseError]] = {
+    "DEADLINE_EXCEEDED": WorkerError,
+    "ABORTED": WorkerError,
+    "DATA_LOSS": WorkerError,
+    "INTERNAL": WorkerError,
+    "UNKNOWN": WorkerError,
+    "UNIMPLEMENTED": ProtocolError,
+    "FAILED_PRECONDITION": ProtocolError,
+    "ALREADY_EXISTS": RequestError,
+    "PERMISSION_DENIED": RequestError,
+    "UNAUTHENTICATED": RequestError,
+}
+
+
+def status_code(error: DrafthouseError) -> grpc.StatusCode:
+    """The gRPC status of `error`, by the table in `cluster.errors`."""
+    return grpc.StatusCode[surface_of(error).grpc_status]
+
+
+def trailing_metadata(error: DrafthouseError) -> tuple[tuple[str, str], ...]:
+    """What rides beside the status; metadata is ASCII, so the field is percent-encoded."""
+    metadata = [(CODE_KEY, error.code)]
+    if error.param is not None:
+        metadata.append((PARAM_KEY, quote(error.param, safe="[]._-")))
+    if isinstance(error, CapacityError):
+        metadata.append((RETRY_AFTER_KEY, f"{error.retry_after_s:g}"))
+    return tuple(metadata)
+
+
+async def abort(context: Any, error: DrafthouseError) -> NoReturn:
+    """End the call of a grpc.aio servicer context with `error`."""
+    await context.abort(status_code(error), error.message, trailing_metadata(error))
+    raise AssertionError("abort returns by raising")
+
+
+def error_of(call: Any, *, peer: str = "") -> DrafthouseError:
+    """The error behind a failed call (`grpc.RpcError` with code, details and trailing metadata)."""
+    return error_from_status(
+        call.code(), call.details() or "", dict(call.trailing_metadata() or ()), peer=peer
+    )
+
+
+def error_from_status(
+    code: grpc.StatusCode, details: str, metadata: dict[str, Any], *, peer: str = ""
+) -> DrafthouseError:
+    """Rebuild the error a peer sent; `peer` is named where the error is not one of ours."""
+    param = metadata.get(PARAM_KEY)
+    our_code = metadata.get(CODE_KEY)
+    if our_code is None:
+        where = f" from {peer}" if peer else ""
+        foreign = _default_kind(code)(f"gRPC status {code.name}{where}: {details}")
+        if isinstance(foreign, CapacityError):
+            foreign.retry_after_s = 0.0  # nobody said when; the caller's own backoff decides
+        return foreign
+    error = error_from_code(our_code, details, None if param is None else unquote(param))
+    if isinstance(error, CapacityError):
+        error.retry_after_s = _seconds(metadata.get(RETRY_AFTER_KEY), error.retry_after_s)
+    return error
+
+
+def _default_kind(code: grpc.StatusCode) -> type[DrafthouseError]:
+    kind = _DEFAULTS.get(code.name)
+    if kind is not None:
+        return kind
+    for surface in SURFACES:
+        if surface.grpc_status == code.name:
+            return surface.error
+    return ProtocolError
+
+
+def _seconds(text: Any, default: float) -> float:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return default

@@ -1,0 +1,178 @@
+"""A link over one gRPC bidirectional stream, the same on the client's and the server's side.
+
+Two tasks per link move bytes between the stream and two bounded mailboxes.  So cancelling a
+coroutine that sends or iterates never tears the stream (gRPC would cancel the call), a dead peer is
+noticed at once even while nobody reads, and a full mailbox stops the reading, which HTTP/2 flow
+control turns into back-pressure on the peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from cluster.core import Refusal
+from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.rpc.frames import MAX_FRAME_BYTES, FrameCodec
+from cluster.rpc.mailbox import DEFAULT_WINDOW, Mailbox
+
+log = logging.getLogger(__name__)
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+# How long close waits for the peer to take what was sent before.
+CLOSE_GRACE_S = 1.0
+
+
+class ByteStream(Protocol):
+    """A gRPC stream as bytes.  Its methods raise a DrafthouseError when the stream is broken.
+
+    peer_ends: after finish the peer's end is still to be read (the client's side); otherwise the
+    call ends with its handler (the server's side).
+    """
+
+    peer_ends: bool
+
+    async def read(self) -> bytes | None:
+        """The next message; None when the peer has closed in order."""
+        ...
+
+    async def write(self, data: bytes) -> None: ...
+
+    async def finish(self) -> None:
+        """No more will be written."""
+        ...
+
+    async def dispose(self) -> None:
+        """Free everything; what is still in flight is lost.  Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation(Generic[S, R]):
+    """What one side of a stream says and hears.
+
+    answer: makes the frame that tells the peer which of its items were malformed; None on the
+    asking side, whose codec puts refusals into the frame.
+    """
+
+    outgoing: FrameCodec[S]
+    incoming: FrameCodec[R]
+    answer: Callable[[tuple[Refusal, ...]], S] | None = None
+
+
+class StreamLink(Generic[S, R]):
+    """A `Link` over a ByteStream.  Must be created on the event loop that uses it."""
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        conversation: Conversation[S, R],
+        *,
+        window: int = DEFAULT_WINDOW,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+    ) -> None:
+        """window: frames that may wait per direction on this side."""
+        self._stream = stream
+        self._conversation = conversation
+        self._max_frame_bytes = max_frame_bytes
+        self._inbox: Mailbox[R] = Mailbox(window)
+        self._outbox: Mailbox[bytes] = Mailbox(window)
+        self._running = asyncio.create_task(self._run())
+
+    async def send(self, message: S) -> None:
+        """Queue one frame; waits while the window is full.
+
+        Raises WorkerError when the link is down, TooLargeError when one item of the frame exceeds
+        the frame limit (nothing of the frame is sent then).
+        """
+        for data in self._conversation.outgoing.encode(message, self._max_frame_bytes):
+            await self._outbox.put(data)
+
+    def __aiter__(self) -> AsyncIterator[R]:
+        return self
+
+    async def __anext__(self) -> R:
+        return await self._inbox.get()
+
+    async def close(self) -> None:
+        """Send what is queued, end the conversation and free the stream; idempotent."""
+        self._inbox.close()
+        self._inbox.clear()
+        self._outbox.close()
+        await asyncio.wait({self._running}, timeout=CLOSE_GRACE_S)
+        if not self._running.done():
+            self._running.cancel()
+            await asyncio.wait({self._running})
+
+    async def wait_ended(self) -> None:
+        """Return when the conversation is over, for whatever reason."""
+        await asyncio.wait({self._running})
+
+    def fail(self, error: DrafthouseError) -> None:
+        """Break the link: both directions raise from now on."""
+        self._break(error)
+        self._running.cancel()
+
+    def _break(self, error: DrafthouseError) -> None:
+        # Whatever the reason, to the users of a link it means: this worker is lost.
+        if not isinstance(error, WorkerError):
+            lost = WorkerError(f"the link broke ({error.code}): {error.message}")
+            lost.__cause__ = error
+            error = lost
+        self._inbox.fail(error)
+        self._outbox.fail(error)
+
+    async def _run(self) -> None:
+        reader = asyncio.create_task(self._read_all())
+        writer = asyncio.create_task(self._write_all())
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            if not reader.done() and self._stream.peer_ends:
+                await asyncio.wait({reader})
+            if not reader.done():
+                writer.result()
+                return
+            reader.result()
+            # The peer has closed: nobody would read what is sent from now on.
+            self._inbox.close()
+            self._outbox.close()
+            await writer
+        except DrafthouseError as error:
+            self._break(error)
+        finally:
+            # Also when this task is cancelled: then the link goes down without ceremony.
+            self._break(WorkerError("the link is closed; open a new one"))
+            reader.cancel()
+            writer.cancel()
+            await asyncio.gather(reader, writer, return_exceptions=True)
+            await self._stream.dispose()
+
+    async def _read_all(self) -> None:
+        while (data := await self._stream.read()) is not None:
+            if self._inbox.is_closed:
+                continue  # the consumer has left; the peer learns it from the end of our stream
+            decoded = self._conversation.incoming.decode(data)
+            if decoded.refusals:
+                await self._refuse(decoded.refusals)
+            with contextlib.suppress(WorkerError):  # closed while waiting for space
+                await self._inbox.put(decoded.frame)
+
+    async def _refuse(self, refusals: tuple[Refusal, ...]) -> None:
+        name = self._conversation.incoming.name
+        log.warning("malformed items count=%d frame=%s", len(refusals), name)
+        if self._conversation.answer is None:
+            raise ProtocolError(f"{len(refusals)} items of a {name} are malformed")
+        await self.send(self._conversation.answer(refusals))
+
+    async def _write_all(self) -> None:
+        try:
+            while True:
+                await self._stream.write(await self._outbox.get())
+        except StopAsyncIteration:
+            await self._stream.finish()

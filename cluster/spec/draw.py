@@ -1,0 +1,127 @@
+"""The target's draw at every row: argmax of scaled logits plus shared noise (Gumbel-max)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cluster.core import TokenArray
+from cluster.spec.noise import gumbel
+from cluster.spec.noise_torch import NoiseRows, Triple
+from cluster.spec.sampling import RowLaws, Survivors, scale, survivors
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DrawRows:
+    """What each row's draw depends on besides its logits; one entry per row.
+
+    packed: float64[rows, 4] of `sampling.pack`.  truncated: bool[rows], `sampling.is_truncated`.
+    seeds, positions, streams: the noise; position counts output tokens.
+    """
+
+    packed: npt.NDArray[np.float64]
+    truncated: npt.NDArray[np.bool_]
+    seeds: npt.NDArray[np.uint64]
+    positions: npt.NDArray[np.int64]
+    streams: npt.NDArray[np.int64]
+
+    def take(self, rows: Indices) -> DrawRows:
+        """The rows with these indices."""
+        return DrawRows(
+            self.packed[rows],
+            self.truncated[rows],
+            self.seeds[rows],
+            self.positions[rows],
+            self.streams[rows],
+        )
+
+    def triples(self) -> list[Triple]:
+        """(seed, position, stream) of each row."""
+        return list(
+            zip(self.seeds.tolist(), self.positions.tolist(), self.streams.tolist(), strict=True)
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draws:
+    """token_ids: int32[rows].  valid: bool[rows], False where the row's logits have no finite
+    maximum (NaN, infinite, or everything banned): such a row has no law to draw from.
+    """
+
+    token_ids: TokenArray
+    valid: npt.NDArray[np.bool_]
+
+
+def draw(logits: torch.Tensor, rows: DrawRows | None, noise: NoiseRows) -> Draws:
+    """One token per row; equal scores go to the lowest token id.
+
+    logits: float32[rows, vocab] after penalties, bias and bans; not changed.  rows: None when
+    every row is greedy, which then costs one pass and one transfer.
+    """
+    # torch.max documents that the first of several maxima is returned, and NaN counts as largest.
+    maxima, token_ids = logits.max(dim=1)
+    if rows is not None:
+        sampled = np.flatnonzero(rows.packed[:, 0] > 0.0)
+        if len(sampled) == len(token_ids):
+            token_ids = _draw_sampled(logits, maxima, rows, noise)
+        elif len(sampled):
+            index = torch.from_numpy(sampled).to(logits.device)
+            token_ids[index] = _draw_sampled(
+                logits[index], maxima[index], rows.take(sampled), noise
+            )
+    # Both results travel in one transfer.
+    both = torch.stack((token_ids, torch.isfinite(maxima).long())).cpu().numpy()
+    return Draws(both[0].astype(np.int32), both[1].astype(np.bool_))
+
+
+def _draw_sampled(
+    logits: torch.Tensor, maxima: torch.Tensor, rows: DrawRows, noise: NoiseRows
+) -> torch.Tensor:
+    """int64[rows] for rows of positive temperature."""
+    laws = RowLaws.unpack(torch.from_numpy(rows.packed), logits.device)
+    scaled = scale(logits, maxima, laws.temperature)  # [rows, vocab]
+    if not rows.truncated.any():
+        return _draw_full(scaled, None, rows, noise)
+    found = survivors(scaled, laws)
+    if logits.device.type != "cpu":
+        return _draw_full(scaled, found.cutoffs, rows, noise)
+    complete = found.complete.numpy()
+    if complete.all():
+        return torch.from_numpy(_draw_among(found, rows))
+    few, many = np.flatnonzero(complete), np.flatnonzero(~complete)
+    few_index, many_index = torch.from_numpy(few), torch.from_numpy(many)
+    token_ids = torch.empty(len(logits), dtype=torch.int64)
+    if len(few):
+        among = _draw_among(found.take(few_index), rows.take(few))
+        token_ids[few_index] = torch.from_numpy(among)
+    cutoffs = found.cutoffs[many_index]
+    token_ids[many_index] = _draw_full(scaled[many_index], cutoffs, rows.take(many), noise)
+    return token_ids
+
+
+def _draw_full(
+    scaled: torch.Tensor, cutoffs: torch.Tensor | None, rows: DrawRows, noise: NoiseRows
+) -> torch.Tensor:
+    scores = noise.fetch(rows.triples()).add_(scaled)  # [rows, vocab]
+    if cutoffs is not None:
+        scores.masked_fill_(scaled < cutoffs.unsqueeze(1), -torch.inf)
+    return scores.max(dim=1).indices
+
+
+def _draw_among(found: Survivors, rows: DrawRows) -> Indices:
+    """The same draw where the rows' few survivors are known: only they need noise."""
+    values, token_ids = found.values.numpy(), found.token_ids.numpy()
+    alive = values >= found.cutoffs.numpy()[:, None]
+    row, column = np.nonzero(alive)
+    noise = gumbel(rows.seeds[row], rows.positions[row], token_ids[row, column], rows.streams[row])
+    scores: npt.NDArray[np.float32] = np.full(values.shape, -np.inf, dtype=np.float32)
+    scores[row, column] = values[row, column] + noise
+    tied = alive & (scores == scores.max(axis=1, keepdims=True))
+    # A row of NaN has no survivors; its draw is not valid, whatever stands here.
+    lowest: Indices = np.where(tied, token_ids, np.iinfo(np.int64).max).min(axis=1)
+    return lowest

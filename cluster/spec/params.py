@@ -1,0 +1,41 @@
+"""Which sampling parameters a target can serve.  Torch-free: the ingress asks the same question."""
+
+from __future__ import annotations
+
+import math
+
+from cluster.core import SamplingParams
+from cluster.errors import RequestError
+
+
+def check_params(params: SamplingParams, vocab_size: int) -> None:
+    """Raise RequestError, naming the field, its value and its range, for what has no meaning."""
+    _check_range("temperature", params.temperature, 0.0, math.inf)
+    _check_range("top_p", params.top_p, 0.0, 1.0, low_open=True)
+    _check_range("min_p", params.min_p, 0.0, 1.0)
+    _check_range("presence_penalty", params.presence_penalty, -math.inf, math.inf)
+    _check_range("frequency_penalty", params.frequency_penalty, -math.inf, math.inf)
+    _check_range("repetition_penalty", params.repetition_penalty, 0.0, math.inf, low_open=True)
+    _check_range("top_k", params.top_k, 0, math.inf)
+    _check_range("min_tokens", params.min_tokens, 0, math.inf)
+    if params.logprobs is not None:
+        _check_range("logprobs", params.logprobs, 0, vocab_size)
+    for token, value in params.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"logit_bias names token {token}; the vocabulary is 0..{vocab_size - 1}",
+                param="logit_bias",
+            )
+        _check_range("logit_bias", value, -math.inf, math.inf)
+
+
+def _check_range(
+    name: str, value: float, low: float, high: float, *, low_open: bool = False
+) -> None:
+    if math.isfinite(value) and low <= value <= high and not (low_open and value == low):
+        return
+    opening = "(" if low_open or low == -math.inf else "["
+    closing = ")" if high == math.inf else "]"
+    raise RequestError(
+        f"{name} is {value}; give a finite number in {opening}{low}, {high}{closing}", param=name
+    )

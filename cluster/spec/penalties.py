@@ -1,0 +1,142 @@
+"""Logit bias, penalties and bans: the adjustments that depend on a row's own path.
+
+A row at a tree node counts the tokens of the node's path as output: under any tree its logits are
+adjusted as plain decoding would adjust them at the same text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cluster.core import SamplingParams, TokenArray, TokenTree
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """What one sequence has said so far, on the logits' device.
+
+    output: float32[vocab], occurrences among the output tokens.  seen: bool[vocab], whether a
+    token occurs in the prompt or the output.
+    """
+
+    output: torch.Tensor
+    seen: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, prompt: TokenArray, output: TokenArray, vocab_size: int, device: torch.device
+    ) -> Counts:
+        """Count from the start; `add` keeps up with the text afterwards."""
+        counts = cls(
+            torch.zeros(vocab_size, dtype=torch.float32, device=device),
+            torch.zeros(vocab_size, dtype=torch.bool, device=device),
+        )
+        counts.seen[torch.from_numpy(prompt.astype(np.int64)).to(device)] = True
+        counts.add(output)
+        return counts
+
+    def add(self, token_ids: TokenArray) -> None:
+        """Count further output tokens."""
+        ids = torch.from_numpy(token_ids.astype(np.int64)).to(self.output.device)
+        # Whole numbers in float32: the order of additions cannot matter.
+        self.output.index_add_(0, ids, torch.ones_like(ids, dtype=torch.float32))
+        self.seen[ids] = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PenalisedRows:
+    """The rows [start, stop) of one sequence: row 0 after its context, row i + 1 after node i."""
+
+    start: int
+    stop: int
+    counts: Counts
+    params: SamplingParams
+    tree: TokenTree
+
+
+def penalise(logits: torch.Tensor, sequences: Sequence[PenalisedRows]) -> None:
+    """Apply repetition, frequency and presence penalties to logits float32[rows, vocab], in place.
+
+    Repetition (Keskar et al. 2019, as Hugging Face and vLLM): positive logits of seen tokens are
+    divided by it, others multiplied.  Then output counts times frequency and, where above zero,
+    presence are taken off.
+    """
+    sizes = [sequence.stop - sequence.start for sequence in sequences]
+    owners = torch.from_numpy(np.repeat(np.arange(len(sequences)), sizes)).to(logits.device)
+    starts = np.repeat([s.start for s in sequences], sizes)
+    offsets = np.concatenate([np.arange(size) for size in sizes])
+    rows = torch.from_numpy(starts + offsets).to(logits.device)
+    output = torch.stack([s.counts.output for s in sequences])[owners]  # [rows, vocab]
+    seen = torch.stack([s.counts.seen for s in sequences])[owners]  # [rows, vocab]
+    path_rows, path_tokens = _path_pairs(sequences, sizes)
+    if path_rows:
+        index = torch.tensor([path_rows, path_tokens], device=logits.device)
+        ones = torch.ones(len(path_rows), device=logits.device)
+        output.index_put_((index[0], index[1]), ones, accumulate=True)
+        seen[index[0], index[1]] = True
+    factors = torch.tensor(
+        [
+            (s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty)
+            for s in sequences
+        ],
+        dtype=torch.float32,
+    ).to(logits.device)[owners]  # [rows, 3]
+    repetition, frequency, presence = factors.unsqueeze(2).unbind(1)  # each [rows, 1]
+    values = logits[rows]
+    repeated = torch.where(values > 0, values / repetition, values * repetition)
+    values = torch.where(seen, repeated, values)
+    values -= frequency * output
+    values -= presence * (output > 0)
+    logits[rows] = values
+
+
+def _path_pairs(
+    sequences: Sequence[PenalisedRows], sizes: Sequence[int]
+) -> tuple[list[int], list[int]]:
+    """(row, token) for every row and every token on its path, rows counted over `sequences`."""
+    rows: list[int] = []
+    tokens: list[int] = []
+    base = 0
+    for sequence, size in zip(sequences, sizes, strict=True):
+        paths: list[list[int]] = []
+        tree = sequence.tree
+        edges = zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True)
+        for node, (token, parent) in enumerate(edges):
+            paths.append([token] if parent < 0 else [*paths[parent], token])
+            rows.extend([base + node + 1] * len(paths[node]))
+            tokens.extend(paths[node])
+        base += size
+    return rows, tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenBias:
+    """Numbers to add to the logits of some tokens; ids int64[k] without repeats, on device."""
+
+    token_ids: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[int, float]], device: torch.device) -> TokenBias:
+        """A token named twice gets the sum."""
+        sums: dict[int, float] = {}
+        for token, value in pairs:
+            sums[token] = sums.get(token, 0.0) + value
+        return cls(
+            torch.tensor(list(sums), dtype=torch.int64, device=device),
+            torch.tensor(list(sums.values()), dtype=torch.float32, device=device),
+        )
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Add to every row of float32[rows, vocab], in place."""
+        logits.index_add_(1, self.token_ids, self.values.expand(len(logits), -1))
+
+
+def ban(logits: torch.Tensor, rows: Sequence[int], token_ids: torch.Tensor) -> None:
+    """Make `token_ids` (int64[k]) impossible at the given rows, in place."""
+    index = torch.tensor(rows, dtype=torch.int64, device=logits.device)
+    logits[index.unsqueeze(1), token_ids] = -torch.inf

@@ -1,0 +1,216 @@
+"""Survival: the probability that the emitted path passes through a draft node.
+
+A drafter claims it (`conditional`, `TauFit`); the coordinator recalibrates the claims by what
+verification reveals (`Calibrator`).  Both learn from *reached* nodes only: what would have been
+drawn at a node off the path says nothing about nodes on it, since leaving the path is itself a
+sign of a context that the drafter misjudged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import FloatArray, TokenArray
+
+Floats = npt.NDArray[np.float64]
+
+
+def conditional(scores: npt.ArrayLike, temperature: float, tau: float) -> Floats:
+    """Probability that the target draws each candidate, given that the node is reached.
+
+    scores: float[..., k], log-probabilities or logits plus temperature * noise of the drafter's
+    top candidates (`noise.gumbel`).  temperature 0: scores without noise; the law is then a
+    function of the logit margins.  tau: how far the drafter is from the target (0 = equal).
+    Returns float64[..., k], summing to 1 along the last axis.
+    """
+    width = max(tau * temperature if temperature > 0.0 else tau, 1e-6)
+    values = np.asarray(scores, dtype=np.float64) / width
+    values = np.exp(values - values.max(axis=-1, keepdims=True))
+    total: Floats = values.sum(axis=-1, keepdims=True)
+    result: Floats = values / total
+    return result
+
+
+class TauFit:
+    """tau of one (drafter, task), fitted online by gradient descent on the log-loss.
+
+    The step is bounded and shrinks to a floor, so the fit settles and still follows a drift.
+    """
+
+    def __init__(self, tau: float = 1.0, bounds: tuple[float, float] = (0.05, 20.0)) -> None:
+        self._log_tau = math.log(tau)
+        self._bounds = (math.log(bounds[0]), math.log(bounds[1]))
+        self._num_seen = 0
+
+    @property
+    def tau(self) -> float:
+        return math.exp(self._log_tau)
+
+    def observe(self, scores: npt.ArrayLike, temperature: float, drawn: int | None) -> None:
+        """One reached node: the candidates' scores, and which of them the target drew.
+
+        drawn: index into scores; None = none of them, which argues for a larger tau.
+        """
+        values = np.asarray(scores, dtype=np.float64)
+        probs = conditional(values, temperature, self.tau)
+        width = max(self.tau * temperature if temperature > 0.0 else self.tau, 1e-6)
+        # d(-log pi_drawn) / d(log tau) = (score_drawn - mean score under pi) / width
+        outcome = float(values.min()) if drawn is None else float(values[drawn])
+        slope = (outcome - float(probs @ values)) / width
+        self._num_seen += 1
+        rate = max(0.3 / math.sqrt(self._num_seen), 0.02)
+        step = -rate * max(-2.0, min(2.0, slope))
+        self._log_tau = max(self._bounds[0], min(self._bounds[1], self._log_tau + step))
+
+
+def revealed(parents: TokenArray, path: TokenArray) -> tuple[TokenArray, npt.NDArray[np.bool_]]:
+    """What one verification said about a tree: (nodes, accepted), parallel arrays.
+
+    A node is revealed when its parent was reached; it was accepted when it is on the path.
+    """
+    on_path = np.zeros(len(parents) + 1, dtype=np.bool_)
+    on_path[path] = True
+    on_path[-1] = True  # parent -1, the context, is always reached
+    nodes = np.flatnonzero(on_path[parents]).astype(np.int32)
+    accepted: npt.NDArray[np.bool_] = on_path[nodes]
+    return nodes, accepted
+
+
+def claimed_conditionals(parents: TokenArray, survival: FloatArray) -> Floats:
+    """Each node's probability given its parent, from survivals: float64[n] in [0, 1]."""
+    values = survival.astype(np.float64)
+    above = np.where(parents < 0, 1.0, values[parents])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = np.where(above > 0.0, values / above, 0.0)
+    result: Floats = np.clip(np.nan_to_num(ratios, nan=0.0), 0.0, 1.0)
+    return result
+
+
+_NUM_BINS = 24
+_MAX_LOGIT = 6.0
+_REFIT_EVERY = 32
+_SLOPES = (0.1, 5.0)
+_OFFSETS = (-5.0, 5.0)
+
+
+class Calibrator:
+    """Maps claimed conditional probabilities to observed ones, for one (drafter, task).
+
+    calibrated = sigmoid(slope * logit(claimed) + offset): Platt's form, so one class covers a
+    wrong temperature (slope) and a common bias (offset).  Outcomes are kept as counts per bin of
+    the claim, with exponential forgetting; the fit is a few Newton steps over the bins, held to
+    the identity by a prior that is worth `prior` observations.
+    """
+
+    def __init__(self, half_life: float = 2000.0, prior: float = 20.0) -> None:
+        """half_life: in observed nodes."""
+        self._decay = 0.5 ** (1.0 / half_life)
+        self._prior = prior
+        self._num = np.zeros(_NUM_BINS)
+        self._accepted = np.zeros(_NUM_BINS)
+        self._claims = np.zeros(_NUM_BINS)  # sum of claimed logits
+        self._unfitted = 0
+        self.slope = 1.0
+        self.offset = 0.0
+
+    @property
+    def num_observed(self) -> float:
+        """Observations in effect: forgotten ones do not count."""
+        return float(self._num.sum())
+
+    def calibrate(self, claimed: npt.ArrayLike) -> Floats:
+        """Calibrated conditional probabilities, float64 of the same shape; increasing in them."""
+        return _sigmoid(self.slope * _logit(claimed) + self.offset)
+
+    def survival(self, parents: TokenArray, claimed: FloatArray) -> FloatArray:
+        """A drafter's survivals, calibrated: float32[n], not increasing along a path."""
+        conditionals = self.calibrate(claimed_conditionals(parents, claimed)).tolist()
+        shares = _sibling_shares(parents.tolist(), conditionals)
+        found: list[float] = []
+        for parent, share in zip(parents.tolist(), shares, strict=True):
+            found.append(share if parent < 0 else found[parent] * share)
+        return np.array(found, dtype=np.float32)
+
+    def observe(self, claimed: npt.ArrayLike, accepted: npt.ArrayLike) -> None:
+        """Outcomes at revealed nodes: claimed conditionals and whether each was accepted."""
+        logits = np.atleast_1d(_logit(claimed))
+        if len(logits) == 0:
+            return
+        bins = _bins(logits)
+        for sums, values in (
+            (self._num, None),
+            (self._accepted, np.atleast_1d(np.asarray(accepted, dtype=np.float64))),
+            (self._claims, logits),
+        ):
+            sums *= self._decay ** len(logits)
+            sums += np.bincount(bins, weights=values, minlength=_NUM_BINS)
+        self._unfitted += len(logits)
+        if self._unfitted >= _REFIT_EVERY:
+            self._fit()
+
+    def observe_verdict(self, parents: TokenArray, claimed: FloatArray, path: TokenArray) -> None:
+        """Learn from one verified tree: claimed survivals, and the path that was accepted."""
+        nodes, accepted = revealed(parents, path)
+        self.observe(claimed_conditionals(parents, claimed)[nodes], accepted)
+
+    def expected_error(self) -> float:
+        """Expected calibration error: mean |calibrated - observed| over bins, by their counts."""
+        total = self.num_observed
+        if total <= 0.0:
+            return 0.0
+        means = self._claims / np.maximum(self._num, 1e-12)
+        calibrated = _sigmoid(self.slope * means + self.offset)
+        return float(np.abs(calibrated * self._num - self._accepted).sum() / total)
+
+    def _fit(self) -> None:
+        """Penalised maximum likelihood over the bins, by Newton steps along one axis at a time.
+
+        The likelihood is concave, so this converges within the bounds too.  A slope below zero
+        would turn the drafter's ranking around.
+        """
+        self._unfitted = 0
+        means = self._claims / np.maximum(self._num, 1e-12)
+        features = (means, np.ones(_NUM_BINS))
+        weights, identity = [self.slope, self.offset], (1.0, 0.0)
+        for _ in range(6):
+            for axis, (low, high) in ((1, _OFFSETS), (0, _SLOPES)):
+                probs = _sigmoid(weights[0] * means + weights[1])
+                slope = float(features[axis] @ (probs * self._num - self._accepted))
+                slope += self._prior * (weights[axis] - identity[axis])
+                curvature = float(features[axis] ** 2 @ (probs * (1.0 - probs) * self._num))
+                step = max(-1.0, min(1.0, slope / (curvature + self._prior)))
+                weights[axis] = max(low, min(high, weights[axis] - step))
+        self.slope, self.offset = weights
+
+
+def _sibling_shares(parents: Sequence[int], conditionals: Sequence[float]) -> list[float]:
+    """Conditionals scaled down where siblings' sum exceeds 1: at most one of them is drawn."""
+    totals = [0.0] * (len(parents) + 1)
+    for parent, value in zip(parents, conditionals, strict=True):
+        totals[parent + 1] += value
+    return [
+        value / max(totals[parent + 1], 1.0)
+        for parent, value in zip(parents, conditionals, strict=True)
+    ]
+
+
+def _logit(probabilities: npt.ArrayLike) -> Floats:
+    values = np.asarray(probabilities, dtype=np.float64)
+    bound = 1.0 / (1.0 + math.exp(_MAX_LOGIT))
+    values = np.clip(values, bound, 1.0 - bound)
+    result: Floats = np.log(values) - np.log1p(-values)
+    return result
+
+
+def _sigmoid(logits: Floats) -> Floats:
+    result: Floats = 1.0 / (1.0 + np.exp(-logits))
+    return result
+
+
+def _bins(logits: Floats) -> npt.NDArray[np.int64]:
+    scaled = (logits + _MAX_LOGIT) * (_NUM_BINS / (2.0 * _MAX_LOGIT))
+    return np.clip(scaled.astype(np.int64), 0, _NUM_BINS - 1)

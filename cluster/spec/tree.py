@@ -1,0 +1,259 @@
+"""Token trees as two arrays: everything about a tree follows from `token_ids` and `parents`.
+
+Trees on this path are small (a few dozen nodes), where plain loops over lists beat vectorised
+NumPy: a merge of three trees of sixteen nodes is some fifty dictionary look-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import EMPTY_FLOATS, EMPTY_TOKENS, EMPTY_TREE, FloatArray, TokenArray, TokenTree
+from cluster.errors import ProtocolError
+
+# One bit per merged tree.
+MAX_SOURCES = 64
+
+
+def check_tree(tree: TokenTree, vocab_size: int) -> None:
+    """Raise ProtocolError, naming the node and its value, unless `tree` is well formed.
+
+    Well formed: arrays of equal length, parents before children, every token in
+    [0, vocab_size), and no two siblings with the same token.
+    """
+    tokens, parents = tree.token_ids.tolist(), tree.parents.tolist()
+    if len(tokens) != len(parents):
+        raise ProtocolError(
+            f"a tree has {len(tokens)} token ids and {len(parents)} parents; send one parent per id"
+        )
+    seen: set[tuple[int, int]] = set()
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if not -1 <= parent < node:
+            raise ProtocolError(
+                f"node {node} has parent {parent}; parents stand before their children, "
+                "-1 continues the context"
+            )
+        if not 0 <= token < vocab_size:
+            raise ProtocolError(
+                f"node {node} has token {token}, the target's vocabulary is 0..{vocab_size - 1}"
+            )
+        if (parent, token) in seen:
+            raise ProtocolError(f"node {node} repeats token {token} of a sibling under {parent}")
+        seen.add((parent, token))
+
+
+def depths(parents: TokenArray) -> TokenArray:
+    """Distance of each node from the last committed token: children of the context have 1.
+
+    parents: int32[n].  Returns int32[n].
+    """
+    found: list[int] = []
+    for parent in parents.tolist():
+        found.append(1 if parent < 0 else found[parent] + 1)
+    return np.array(found, dtype=np.int32)
+
+
+def ancestor_mask(parents: TokenArray) -> npt.NDArray[np.bool_]:
+    """Which nodes each node may attend to.
+
+    parents: int32[n], parents[i] < i, -1 for children of the context.
+    Returns bool[n, n]; row i is True at i and at its ancestors.  O(n^2) memory; n is at most a few
+    hundred.  SpecInfer (Miao et al. 2024), section 4.2.
+    """
+    mask = np.eye(len(parents), dtype=np.bool_)
+    for node, parent in enumerate(parents.tolist()):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask
+
+
+def children(parents: TokenArray) -> list[list[int]]:
+    """The children of every node, ascending: entry 0 of the context, entry i + 1 of node i."""
+    found: list[list[int]] = [[] for _ in range(len(parents) + 1)]
+    for node, parent in enumerate(parents.tolist()):
+        found[parent + 1].append(node)
+    return found
+
+
+def path_to(parents: TokenArray, node: int) -> list[int]:
+    """The nodes from a child of the context down to `node`, which is the last; -1 gives []."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = int(parents[node])
+    path.reverse()
+    return path
+
+
+def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> tuple[int | None, int]:
+    """Follow `token_ids` from the context as far as the tree goes.
+
+    Returns (node, matched): the last node on the way, None when not even the first token is in the
+    tree, and how many tokens were found.
+    """
+    edges = _edges(tree)
+    node, matched = -1, 0
+    for token in token_ids:
+        child = edges.get((node, int(token)))
+        if child is None:
+            break
+        node, matched = child, matched + 1
+    return (None if node < 0 else node), matched
+
+
+def monotone(parents: TokenArray, survival: FloatArray) -> FloatArray:
+    """`survival` with every node clamped to its parent's value, NaN and negatives to 0."""
+    bounded: list[float] = []
+    for parent, value in zip(parents.tolist(), survival.tolist(), strict=True):
+        limit = 1.0 if parent < 0 else bounded[parent]
+        bounded.append(min(value, limit) if value > 0.0 else 0.0)
+    return np.array(bounded, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedTree:
+    """Several drafters' trees as one.
+
+    survival: float32[n], not increasing along a path.  sources: uint64[n]; bit m is set where
+    tree m proposed the node.
+    """
+
+    tree: TokenTree
+    survival: FloatArray
+    sources: npt.NDArray[np.uint64]
+
+
+def merge(
+    trees: Sequence[TokenTree],
+    survivals: Sequence[FloatArray],
+    weights: Sequence[float] | None = None,
+) -> MergedTree:
+    """The trie union of `trees`, all of which continue the same context.
+
+    weights: of the drafters, normalised here to sum 1; None = equal.  A node's survival is the
+    weighted mean of what the trees claim, and a tree without the node claims 0.  Nodes stand in
+    order of first mention, so parents stand before children.
+    """
+    if len(trees) > MAX_SOURCES:
+        raise ValueError(f"{len(trees)} trees cannot be merged; at most {MAX_SOURCES} can")
+    shares = _shares(len(trees), weights)
+    edges: dict[tuple[int, int], int] = {}
+    tokens: list[int] = []
+    parents: list[int] = []
+    survival: list[float] = []
+    sources: list[int] = []
+    for index, (tree, claimed) in enumerate(zip(trees, survivals, strict=True)):
+        places: list[int] = []
+        share, bit = shares[index], 1 << index
+        rows = zip(
+            tree.token_ids.tolist(), tree.parents.tolist(),
+            monotone(tree.parents, claimed).tolist(), strict=True,
+        )  # fmt: skip
+        for token, parent, value in rows:
+            above = -1 if parent < 0 else places[parent]
+            place = edges.setdefault((above, token), len(tokens))
+            if place == len(tokens):
+                tokens.append(token)
+                parents.append(above)
+                survival.append(0.0)
+                sources.append(0)
+            places.append(place)
+            survival[place] += share * value
+            sources[place] |= bit
+    merged = TokenTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32))
+    # Rounding of the sums may lift a child over its parent by an ulp; clamp once more.
+    values = monotone(merged.parents, np.array(survival, dtype=np.float32))
+    return MergedTree(merged, values, np.array(sources, dtype=np.uint64))
+
+
+def _shares(num_trees: int, weights: Sequence[float] | None) -> list[float]:
+    if weights is None:
+        return [1.0 / num_trees] * num_trees if num_trees else []
+    if len(weights) != num_trees:
+        raise ValueError(f"{len(weights)} weights for {num_trees} trees; give one per tree")
+    total = float(sum(weights))
+    if any(weight < 0.0 for weight in weights) or (num_trees and not total > 0.0):
+        raise ValueError(f"weights {list(weights)} must be non-negative and not all zero")
+    return [weight / total for weight in weights]
+
+
+def prune(
+    tree: TokenTree, survival: FloatArray, max_nodes: int
+) -> tuple[TokenTree, FloatArray, TokenArray]:
+    """The prefix-closed part of at most `max_nodes` nodes with the greatest total survival.
+
+    Returns (tree, survival, kept): kept is int32[m], the old indices, ascending.  Survival is made
+    monotone first; then the greatest values are prefix-closed by themselves, ties going to the
+    lower index, which is never the child.
+    """
+    bounded = monotone(tree.parents, survival)
+    if len(tree) <= max_nodes:
+        return tree, bounded, np.arange(len(tree), dtype=np.int32)
+    order = np.argsort(-bounded, kind="stable")[: max(max_nodes, 0)]
+    kept = np.sort(order).astype(np.int32)
+    return subtree(tree, kept), bounded[kept], kept
+
+
+def subtree(tree: TokenTree, kept: TokenArray) -> TokenTree:
+    """The tree of the nodes `kept` (ascending, with each node's parent, or parentless)."""
+    if len(kept) == 0:
+        return EMPTY_TREE
+    places = np.full(len(tree) + 1, -1, dtype=np.int32)  # the last entry serves parent -1
+    places[kept] = np.arange(len(kept), dtype=np.int32)
+    return TokenTree(tree.token_ids[kept], places[tree.parents[kept]])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RerootResult:
+    """What is left of a tree after tokens were committed.
+
+    hit: the tree contained all of them.  node: the old node that is now the last committed token,
+    -1 when nothing was committed.  tree, kept: its descendants, and their old indices (int32[m],
+    ascending).  survival: theirs, given that `node` was reached; empty when none was passed in.
+    """
+
+    hit: bool
+    node: int
+    tree: TokenTree
+    kept: TokenArray
+    survival: FloatArray
+
+
+_MISS = RerootResult(hit=False, node=-1, tree=EMPTY_TREE, kept=EMPTY_TOKENS, survival=EMPTY_FLOATS)
+
+
+def reroot(
+    tree: TokenTree,
+    committed: Sequence[int] | TokenArray,
+    survival: FloatArray | None = None,
+) -> RerootResult:
+    """Move the root along `committed`: its subtree stays, everything else goes.
+
+    Tokens that leave the tree make a miss, whose tree is empty.
+    """
+    reached, matched = walk(tree, committed)
+    if matched < len(committed):
+        return _MISS
+    root = -1 if reached is None else reached
+    if root < 0:
+        kept = np.arange(len(tree), dtype=np.int32)
+        return RerootResult(True, -1, tree, kept, EMPTY_FLOATS if survival is None else survival)
+    below = [False] * len(tree)
+    for node, parent in enumerate(tree.parents.tolist()):
+        below[node] = parent == root or (parent >= 0 and below[parent])
+    kept = np.flatnonzero(below).astype(np.int32)
+    rest = EMPTY_FLOATS
+    if survival is not None:
+        # Probabilities were claimed from the old root; condition them on having come so far.
+        reached_share = max(float(survival[root]), 1e-6)
+        rest = np.minimum(survival[kept] / reached_share, 1.0).astype(np.float32)
+    return RerootResult(True, root, subtree(tree, kept), kept, rest)
+
+
+def _edges(tree: TokenTree) -> dict[tuple[int, int], int]:
+    keys = zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)
+    return {key: node for node, key in enumerate(keys)}

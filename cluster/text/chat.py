@@ -1,0 +1,151 @@
+"""Chat messages to prompt text, by the model's own Jinja template in transformers' sandbox."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+
+from cluster.errors import RequestError
+
+# OpenAI's roles; a template that names further ones in its text may be sent those as well.
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+# What a template's expressions may raise on messages it was not written for.
+_TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+
+_MAX_REASON_CHARS = 200
+
+
+class ChatTemplate:
+    """Renders conversations; every failure is a RequestError that names field and remedy."""
+
+    def __init__(self, pretrained: Any) -> None:
+        """pretrained: a transformers tokenizer, whose template and special tokens are used."""
+        self._pretrained = pretrained
+        template = pretrained.chat_template
+        self._source = "\n".join(template.values()) if isinstance(template, dict) else template
+
+    @property
+    def exists(self) -> bool:
+        """Whether the model has a chat template at all."""
+        return self._source is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        template_arguments: Mapping[str, Any],
+    ) -> str:
+        """The prompt text of `messages`, which are checked first."""
+        if not self.exists:
+            raise RequestError(
+                "the model has no chat template; use the completions endpoint with plain text",
+                param="messages",
+            )
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            raise RequestError("messages is not a list of messages", param="messages")
+        if not messages:
+            raise RequestError("messages is empty; send at least one message", param="messages")
+        plain = [self._checked(message, index) for index, message in enumerate(messages)]
+        try:
+            rendered = self._pretrained.apply_chat_template(
+                plain,
+                tools=None if not tools else list(tools),
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **template_arguments,
+            )
+        except jinja2.TemplateError as error:
+            # Templates speak through raise_exception: their reason is meant for the caller.
+            reason = str(error)[:_MAX_REASON_CHARS]
+            raise RequestError(
+                f"the model's chat template refuses the messages: {reason}", param="messages"
+            ) from None
+        except _TEMPLATE_ERRORS as error:
+            # Python's own messages may quote content, so only the kind of the error is told.
+            raise RequestError(
+                f"the model's chat template cannot render the messages ({type(error).__name__}); "
+                "send messages with a role and text content",
+                param="messages",
+            ) from None  # whose message and variables a log would show
+        return str(rendered)
+
+    def _checked(self, message: Any, index: int) -> dict[str, Any]:
+        param = f"messages[{index}]"
+        if not isinstance(message, Mapping):
+            raise RequestError(f"{param} is not an object with role and content", param=param)
+        role = message.get("role")
+        if not isinstance(role, str) or not self._knows_role(role):
+            raise RequestError(
+                f"{param}.role is {str(role)[:40]!r}; use system, user, assistant or tool",
+                param=f"{param}.role",
+            )
+        checked = {**message, "role": self._native_role(role)}
+        if message.get("content") is not None:
+            checked["content"] = _text_of(message["content"], f"{param}.content")
+        elif not message.get("tool_calls"):
+            raise RequestError(f"{param}.content is missing; send a text", param=f"{param}.content")
+        if message.get("tool_calls"):
+            checked["tool_calls"] = _parsed_tool_calls(message["tool_calls"], param)
+        return checked
+
+    def _knows_role(self, role: str) -> bool:
+        return role in _ROLES or self._names(role)
+
+    def _names(self, role: str) -> bool:
+        return f"'{role}'" in self._source or f'"{role}"' in self._source
+
+    def _native_role(self, role: str) -> str:
+        # OpenAI renamed system to developer; most open models know the old name only.
+        if role == "developer" and not self._names("developer"):
+            return "system"
+        return role
+
+
+def _text_of(content: Any, param: str) -> str:
+    """Message content as one text; parts are joined by line breaks, as vLLM does."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, Sequence):
+        raise RequestError(
+            f"{param} is a {type(content).__name__}; send a string or a list of text parts",
+            param=param,
+        )
+    texts = []
+    for index, part in enumerate(content):
+        if isinstance(part, Mapping) and part.get("type") == "text":
+            text = part.get("text")
+            if isinstance(text, str):
+                texts.append(text)
+                continue
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise RequestError(
+            f"{param}[{index}] has type {str(kind)[:40]!r}; this model takes text parts only",
+            param=f"{param}[{index}]",
+        )
+    return "\n".join(texts)
+
+
+def _parsed_tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
+    """Tool calls with their arguments as objects: templates iterate over them."""
+    parsed = []
+    for index, call in enumerate(calls if isinstance(calls, Sequence) else (None,)):
+        path = f"{param}.tool_calls[{index}]"
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping):
+            raise RequestError(f"{path} is not an object with a function", param=path)
+        arguments = function.get("arguments", {})
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments or "{}")
+            except ValueError:
+                raise RequestError(
+                    f"{path}.function.arguments is not valid JSON", param=path
+                ) from None
+        parsed.append({**call, "function": {**function, "arguments": arguments}})
+    return parsed

@@ -1,0 +1,113 @@
+"""Token ids to text as they arrive, without decoding anything twice that is already certain.
+
+Two ways, one contract: `feed` returns the text that became certain, `flush` the rest, and the
+concatenation is what decoding all tokens at once gives.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+REPLACEMENT = "\ufffd"
+
+# UTF-8 characters have at most four bytes, so that many tokens that yield no whole character are
+# not one incomplete character.
+_MAX_INCOMPLETE_TOKENS = 4
+
+
+class Detokenizer(Protocol):
+    """Incremental decoding of one sequence."""
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        """Take the next tokens; returns the text that became certain."""
+        ...
+
+    def flush(self) -> str:
+        """No more tokens will come; returns what is left, incomplete characters as U+FFFD."""
+        ...
+
+
+class ByteDetokenizer:
+    """For byte-level vocabularies: each token stands for fixed bytes, decoded as one UTF-8 stream.
+
+    Exact for malformed UTF-8 as well: Python and Rust replace the same maximal subparts.
+    """
+
+    def __init__(self, bytes_of: Sequence[bytes]) -> None:
+        """bytes_of: the bytes of every token id, empty for those that decode to nothing."""
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        bytes_of = self._bytes_of
+        num_tokens = len(bytes_of)
+        # Ids beyond the vocabulary (padded embeddings) have no text in transformers either.
+        return self._decoder.decode(
+            b"".join([bytes_of[token] for token in token_ids if 0 <= token < num_tokens])
+        )
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For every other vocabulary: decodes a window of the last few tokens and takes the difference.
+
+    The tokens of the last piece of text stay in the window, because decoders treat the first
+    token of a text differently (they strip its leading space).  Equal to decoding at once except
+    after malformed UTF-8 in byte-fallback tokens, where a decoder would take back whole characters
+    that precede the malformed byte; text that was handed out stays.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        skipped_ids: frozenset[int],
+        context_ids: Sequence[int] = (),
+    ) -> None:
+        """decode: many tokens to text.  skipped_ids: tokens without text.
+
+        context_ids: the last tokens of the prompt, which the text continues.
+        """
+        self._decode = decode
+        self._skipped_ids = skipped_ids
+        self._prefix = [token for token in context_ids if token not in skipped_ids]
+        self._prefix_text = decode(self._prefix) if self._prefix else ""
+        self._pending: list[int] = []
+        self._num_incomplete = 0  # pending tokens in a row that ended within a character
+
+    def feed(self, token_ids: Iterable[int]) -> str:
+        pieces = []
+        for token in token_ids:
+            if token in self._skipped_ids:
+                continue
+            self._pending.append(token)
+            text = self._pending_text()
+            if not text:
+                continue
+            if text.endswith(REPLACEMENT):
+                self._num_incomplete += 1
+                if self._num_incomplete < _MAX_INCOMPLETE_TOKENS:
+                    continue
+            pieces.append(text)
+            self._advance()
+        return "".join(pieces)
+
+    def flush(self) -> str:
+        text = self._pending_text() if self._pending else ""
+        self._pending.clear()
+        return text
+
+    def _pending_text(self) -> str:
+        text = self._decode(self._prefix + self._pending)
+        if text.startswith(self._prefix_text):
+            return text[len(self._prefix_text) :]
+        # The decoder changed its mind about text that has been handed out.
+        return self._decode(self._pending)
+
+    def _advance(self) -> None:
+        self._prefix, self._pending = self._pending, []
+        self._num_incomplete = 0
+        self._prefix_text = self._decode(self._prefix)

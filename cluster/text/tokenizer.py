@@ -1,0 +1,207 @@
+"""Text to token ids and back, for one model's folder; and its chat template.
+
+No torch is imported: the tokenizer runs where no model does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import decoders
+
+from cluster.core import TokenArray
+from cluster.errors import ConfigError, RequestError
+from cluster.fingerprint import load_pretrained_tokenizer, token_strings, tokenizer_hash
+from cluster.text.chat import ChatTemplate
+from cluster.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+
+_BYTE_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-in for every byte: character to byte.
+
+    Printable bytes stand for themselves, the others for the characters from U+0100 on, in order.
+    Radford et al. 2019, `bytes_to_unicode`.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    alphabet.update({chr(0x100 + index): byte for index, byte in enumerate(others)})
+    return alphabet
+
+
+_BYTE_OF_CHAR = _byte_level_alphabet()
+
+
+def _byte_level_bytes(token: str) -> bytes:
+    """What tokenizers' ByteLevel decoder makes of one token.
+
+    A token with a character outside the alphabet (an added token with a space, say) stands for
+    its own UTF-8.
+    """
+    try:
+        return bytes([_BYTE_OF_CHAR[char] for char in token])
+    except KeyError:
+        return token.encode("utf-8", errors="replace")
+
+
+class Tokenizer:
+    """A model's tokenizer, equal to transformers' AutoTokenizer on the same folder.
+
+    Thread-safe.  hash: over the token strings in id order.  vocab_size: highest id + 1.
+    eos_token_ids: every token that ends a text, by generation config and tokenizer, ascending.
+    special_ids: tokens without text of their own.  is_byte_level: every token stands for fixed
+    bytes.  backend: the `tokenizers.Tokenizer` itself.
+    """
+
+    def __init__(self, pretrained: Any, eos_token_ids: Sequence[int] = ()) -> None:
+        """pretrained: a transformers tokenizer with a `tokenizers` backend."""
+        backend = getattr(pretrained, "backend_tokenizer", None)
+        if backend is None:
+            raise ConfigError(
+                f"{type(pretrained).__name__} has no fast tokenizer; save the model's tokenizer as "
+                "tokenizer.json (transformers' save_pretrained of a fast tokenizer)"
+            )
+        # Ours decides about lengths: a truncation baked into the file would cut prompts silently.
+        backend.no_truncation()
+        backend.no_padding()
+        self.backend = backend
+        strings = token_strings(pretrained.get_vocab())
+        self.vocab_size = len(strings)
+        self.hash = tokenizer_hash(strings)
+        self._chat = ChatTemplate(pretrained)
+        self.special_ids = frozenset(
+            token_id
+            for token_id, token in backend.get_added_tokens_decoder().items()
+            if token.special
+        )
+        self.is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        own_eos = pretrained.eos_token_id
+        self.eos_token_ids = tuple(
+            sorted({*eos_token_ids, *(() if own_eos is None else (own_eos,))})
+        )
+
+    @classmethod
+    def load(cls, folder: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
+        """Read a Hugging Face folder; raises ConfigError where it holds no usable tokenizer."""
+        folder = Path(folder)
+        pretrained = load_pretrained_tokenizer(folder, trust_remote_code=trust_remote_code)
+        return cls(pretrained, _generation_eos(folder))
+
+    @cached_property
+    def _bytes_of(self) -> list[bytes]:
+        strings = token_strings(self.backend.get_vocab(with_added_tokens=True))
+        return [_byte_level_bytes(string) for string in strings]
+
+    @cached_property
+    def _visible_bytes_of(self) -> list[bytes]:
+        special = self.special_ids
+        return [b"" if i in special else data for i, data in enumerate(self._bytes_of)]
+
+    def _decode_all(self, token_ids: Sequence[int]) -> str:
+        return str(self.backend.decode(token_ids, skip_special_tokens=False))
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether chat messages can be served with this tokenizer."""
+        return self._chat.exists
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
+        """Token ids of `text`, int32[n]; with the model's own BOS/EOS where it has them."""
+        try:
+            encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
+        except (UnicodeError, TypeError) as error:
+            raise RequestError(
+                "the text holds lone surrogates; send valid UTF-8", param="prompt"
+            ) from error
+        return np.asarray(encoding.ids, dtype=np.int32)
+
+    def decode(
+        self, token_ids: Sequence[int] | TokenArray, *, skip_special_tokens: bool = True
+    ) -> str:
+        """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
+        ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
+        return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    def token_text(self, token_id: int) -> str:
+        """One token decoded on its own, special tokens spelled out: for log-probability lists."""
+        return self.decode((token_id,), skip_special_tokens=False)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for, incomplete UTF-8 included (OpenAI's `bytes` field)."""
+        if self.is_byte_level:
+            return self._bytes_of[token_id] if 0 <= token_id < self.vocab_size else b""
+        token = self.backend.id_to_token(token_id)
+        if token is not None and _BYTE_FALLBACK.fullmatch(token):
+            return bytes.fromhex(token[3:5])
+        return self.token_text(token_id).encode()
+
+    def detokenizer(
+        self, context_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> Detokenizer:
+        """An incremental decoder for one sequence that continues `context_ids`."""
+        if self.is_byte_level:
+            table = self._visible_bytes_of if skip_special_tokens else self._bytes_of
+            return ByteDetokenizer(table)
+        skipped = self.special_ids if skip_special_tokens else frozenset[int]()
+        return WindowDetokenizer(self._decode_all, skipped, context_ids)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The conversation as the text the model was trained on.
+
+        messages: OpenAI's shape; text parts are joined, other parts are refused.
+        Raises RequestError for whatever the template or the model cannot take.
+        """
+        return self._chat.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            template_arguments=template_arguments or {},
+        )
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> TokenArray:
+        """Token ids of a conversation, int32[n], ready for the model; see `render_chat`."""
+        text = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            template_arguments=template_arguments,
+        )
+        # The template has already written the special tokens; a second BOS would be wrong.
+        return self.encode(text, add_special_tokens=False)
+
+
+def _generation_eos(folder: Path) -> tuple[int, ...]:
+    """eos_token_id of generation_config.json, or of config.json where that has none."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if not path.is_file():
+            continue
+        try:
+            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except ValueError as error:
+            raise ConfigError(f"{path}: not valid JSON: {error}") from error
+        if value is not None:
+            return tuple(value) if isinstance(value, list) else (int(value),)
+    return ()

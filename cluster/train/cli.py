@@ -1,0 +1,248 @@
+"""`drafthouse train ...`: every step from the machine's text to measured models."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from cluster.errors import DrafthouseError
+from cluster.train.corpus import (
+    KINDS,
+    heldout_prompts,
+    load_corpus,
+    read_excerpts,
+    write_excerpts,
+)
+from cluster.train.dataset import STREAMS, write_streams
+from cluster.train.drafter import RECIPES, generate_streams, recipe_named, train_drafter
+from cluster.train.evaluate import evaluate_acceptance, evaluate_bits
+from cluster.train.processes import run_together
+from cluster.train.target import train_target
+from cluster.train.tokenizer import train_tokenizer
+from cluster.train.trainer import Budget
+
+# How `all` divides its minutes between the target and the recipes, in their order.
+_TARGET_SHARE = 0.6
+_RECIPE_SHARES = (0.12, 0.14, 0.07, 0.07)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the training verbs to the parser of `drafthouse train`."""
+    verbs = parser.add_subparsers(dest="train_verb", metavar="STEP", required=True)
+    corpus = verbs.add_parser("corpus", help="count the corpus of this machine")
+    corpus.add_argument("--excerpts", type=Path, help="also write held-out excerpts to this file")
+    corpus.add_argument("--count", type=_positive_int, default=60, help="excerpts of each kind")
+    corpus.add_argument("--seed", type=int, default=0)
+    tokenizer = verbs.add_parser("tokenizer", help="train the tokenizer and encode the corpus")
+    _add_folders(tokenizer)
+    target = verbs.add_parser("target", help="train the target, or continue its training")
+    _add_folders(target)
+    _add_budget(target)
+    generate = verbs.add_parser("generate", help="let the target write text for its drafters")
+    _add_folders(generate)
+    generate.add_argument("--tokens", type=_positive_int, default=300_000, help="per kind")
+    generate.add_argument(
+        "--streams", nargs="+", choices=STREAMS, default=list(STREAMS), help="default: all"
+    )
+    drafter = verbs.add_parser("drafter", help="distil one drafter from the target")
+    for verb in (target, drafter):
+        verb.add_argument(
+            "--processes",
+            type=_positive_int,
+            default=1,
+            help="share each step among so many single-threaded processes (on busy cores)",
+        )
+    drafter.add_argument("name", choices=[recipe.name for recipe in RECIPES])
+    _add_folders(drafter)
+    _add_budget(drafter)
+    evaluate = verbs.add_parser("evaluate", help="measure the models on held-out text")
+    evaluate.add_argument("--models", type=Path, default=Path("models"))
+    evaluate.add_argument("--excerpts", type=Path, default=Path("models/heldout.jsonl"))
+    evaluate.add_argument(
+        "--max-bytes", type=_positive_int, help="held-out bytes of each kind (default: all)"
+    )
+    evaluate.add_argument(
+        "--skip-bits", action="store_true", help="measure acceptance only, which is quick"
+    )
+    evaluate.add_argument(
+        "--prompts",
+        type=_positive_int,
+        help="draw so many held-out prompts of each kind instead of reading the excerpts",
+    )
+    everything = verbs.add_parser("all", help="every step, in order")
+    _add_folders(everything)
+    everything.add_argument("--minutes", type=_positive_float, default=110.0)
+    for verb in (target, generate, drafter, evaluate, everything):
+        verb.add_argument("--threads", type=_positive_int, help="default: one per core")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Carry out the parsed verb; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    if getattr(arguments, "threads", None):
+        torch.set_num_threads(arguments.threads)
+    verbs: dict[str, Callable[[argparse.Namespace], None]] = {
+        "corpus": _corpus,
+        "tokenizer": _tokenizer,
+        "target": _target,
+        "generate": _generate,
+        "drafter": _drafter,
+        "evaluate": _evaluate,
+        "all": _all,
+    }
+    try:
+        verbs[arguments.train_verb](arguments)
+    except DrafthouseError as error:
+        print(f"drafthouse train {arguments.train_verb}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def main() -> int:
+    """The entry of `python -m cluster.train`."""
+    parser = argparse.ArgumentParser(prog="drafthouse train")
+    configure(parser)
+    return run(parser.parse_args())
+
+
+def _corpus(arguments: argparse.Namespace) -> None:
+    corpus = load_corpus()
+    for part, documents in (("train", corpus.train), ("heldout", corpus.heldout)):
+        counts = Counter(item.source for item in documents)
+        num_bytes: Counter[str] = Counter()
+        for item in documents:
+            num_bytes[item.source] += len(item.text.encode())
+        for source in sorted(counts):
+            print(f"{part}\t{source}\t{counts[source]} documents\t{num_bytes[source]} bytes")
+    print(f"dropped\t{corpus.num_duplicates} duplicates")
+    if arguments.excerpts is not None:
+        excerpts = [
+            excerpt
+            for kind in KINDS
+            for excerpt in heldout_prompts(kind, arguments.count, arguments.seed)
+        ]
+        write_excerpts(excerpts, arguments.excerpts)
+
+
+def _tokenizer(arguments: argparse.Namespace) -> None:
+    corpus = load_corpus()
+    tokenizer = train_tokenizer(document.text for document in corpus.train)
+    sizes = write_streams(corpus, tokenizer, arguments.work / "data", arguments.seed)
+    for name, size in sizes.items():
+        print(f"{name}\t{size} tokens")
+
+
+def _target(arguments: argparse.Namespace) -> None:
+    run_together(
+        arguments.processes,
+        train_target,
+        arguments.work,
+        arguments.models / "demo-target",
+        _budget(arguments),
+        arguments.seed,
+    )
+
+
+def _generate(arguments: argparse.Namespace) -> None:
+    sizes = generate_streams(
+        arguments.work,
+        arguments.models / "demo-target",
+        arguments.tokens,
+        arguments.seed,
+        arguments.streams,
+    )
+    for name, size in sizes.items():
+        print(f"generated {name}\t{size} tokens")
+
+
+def _drafter(arguments: argparse.Namespace) -> None:
+    recipe = recipe_named(arguments.name)
+    run_together(
+        arguments.processes,
+        train_drafter,
+        arguments.work,
+        arguments.models,
+        recipe,
+        _budget(arguments),
+        arguments.seed,
+    )
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    costs = (
+        {}
+        if arguments.skip_bits
+        else evaluate_bits(arguments.models / "demo-target", arguments.max_bytes)
+    )
+    for text, cost in costs.items():
+        print(f"bits per byte\t{text}\t{cost.rate:.4f}\t{cost.num_bytes} bytes held out")
+    if arguments.prompts is None:
+        excerpts = read_excerpts(arguments.excerpts)
+    else:
+        excerpts = tuple(
+            excerpt
+            for kind in KINDS
+            for excerpt in heldout_prompts(kind, arguments.prompts, seed=1)
+        )
+    for report in evaluate_acceptance(arguments.models, excerpts):
+        length, lead = report.length, report.lead
+        print(
+            f"mean acceptance length\t{report.kind}\t{report.drafter}\t{length.mean:.3f} "
+            f"[{length.low:.3f}, {length.high:.3f}]\tlead over the general drafter "
+            f"{lead.mean:+.3f} [{lead.low:+.3f}, {lead.high:+.3f}]\t{report.num_prompts} prompts"
+        )
+
+
+def _all(arguments: argparse.Namespace) -> None:
+    work, models, seed, minutes = (
+        arguments.work,
+        arguments.models,
+        arguments.seed,
+        arguments.minutes,
+    )
+    _tokenizer(arguments)
+    train_target(work, models / "demo-target", Budget(minutes=minutes * _TARGET_SHARE), seed)
+    generate_streams(work, models / "demo-target", 300_000, seed)
+    for recipe, share in zip(RECIPES, _RECIPE_SHARES, strict=True):
+        train_drafter(work, models, recipe, Budget(minutes=minutes * share), seed)
+
+
+def _budget(arguments: argparse.Namespace) -> Budget:
+    return Budget(steps=arguments.steps, minutes=arguments.minutes)
+
+
+def _add_folders(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--work", type=Path, default=Path("train-work"), help="streams, checkpoints, interim models"
+    )
+    # Not the published folder: training must not overwrite it by accident.
+    parser.add_argument(
+        "--models", type=Path, default=Path("train-work/models"), help="finished models"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+
+
+def _add_budget(parser: argparse.ArgumentParser) -> None:
+    budget = parser.add_mutually_exclusive_group(required=True)
+    budget.add_argument("--steps", type=_positive_int, help="repeatable on one machine")
+    budget.add_argument("--minutes", type=_positive_float, help="as many steps as fit")
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"{text} is not positive")
+    return value
+
+
+def _positive_float(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value

@@ -1,0 +1,164 @@
+"""Distilling the drafters: a general one on a mixture, then one per task."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from cluster.errors import ConfigError
+from cluster.train.corpus import KINDS
+from cluster.train.dataset import STREAMS, Mixture, mix_streams, read_streams, read_tokenizer
+from cluster.train.distill import Loss, distillation_loss
+from cluster.train.generate import Sampling, chat_prompts, corpus_prompts, generate_stream
+from cluster.train.networks import DRAFTER, build, load, save
+from cluster.train.optimizer import Rates
+from cluster.train.processes import rank
+from cluster.train.tokenizer import ASSISTANT, END, END_OF_TEXT
+from cluster.train.trainer import (
+    Budget,
+    Phase,
+    Trainer,
+    TrainSettings,
+    compile_objective,
+    language_loss,
+)
+
+log = logging.getLogger(__name__)
+
+DRAFTER_PHASES = (Phase(0.0, 512, 4), Phase(0.85, 1024, 2))
+TOKENS_PER_STEP = 4096
+PROMPT_LEN = 64
+NEW_TOKENS = 192
+# Half of the target's own text is greedy, half is sampled as chat clients usually do.
+TEMPERATURES = (0.0, 0.8)
+GENERATED_PREFIX = "generated-"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What one drafter learns from, and how."""
+
+    name: str
+    mixture: Mixture
+    rates: Rates
+    # None learns from the text alone and needs no target: cheap, and good enough for a beginning.
+    loss: Loss | None = "kl"
+    # The recipe whose finished network this one starts from.
+    starts_from: str | None = None
+
+    def folder(self, work: Path, models: Path) -> Path:
+        """Where the finished network lies; a beginning is no product."""
+        return (models if self.loss else work) / self.name
+
+
+# The beginning hardly decays: distillation goes on where it stops.
+_BEGINNING_RATES = Rates(muon=0.02, adamw=0.004, warmup=0.02, decay=0.1)
+_GENERAL_RATES = Rates(muon=0.02, adamw=0.004, warmup=0.02, decay=0.7)
+_TASK_RATES = Rates(muon=0.008, adamw=0.0015, warmup=0.02, decay=0.95)
+
+RECIPES = (
+    Recipe(
+        "draft-beginning",
+        (("code", 1.0), ("prose", 1.0), ("chat", 1.0)),
+        _BEGINNING_RATES,
+        loss=None,
+    ),
+    Recipe(
+        "demo-draft",
+        (
+            ("code", 0.2),
+            ("prose", 0.2),
+            ("chat", 0.5),
+            ("generated-code", 2.0),
+            ("generated-prose", 2.0),
+            ("generated-chat", 2.0),
+        ),
+        _GENERAL_RATES,
+        starts_from="draft-beginning",
+    ),
+    Recipe(
+        "demo-draft-code",
+        (("code", 0.05), ("generated-code", 2.0)),
+        _TASK_RATES,
+        starts_from="demo-draft",
+    ),
+    Recipe(
+        "demo-draft-prose",
+        (("prose", 0.05), ("generated-prose", 2.0)),
+        _TASK_RATES,
+        starts_from="demo-draft",
+    ),
+)
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of a drafter; an unknown name is the caller's error."""
+    for recipe in RECIPES:
+        if recipe.name == name:
+            return recipe
+    raise ConfigError(f"{name}: no such drafter; choose one of {[item.name for item in RECIPES]}")
+
+
+def generate_streams(
+    work: Path,
+    target_folder: Path,
+    num_tokens: int,
+    seed: int = 0,
+    streams: Sequence[str] = STREAMS,
+) -> dict[str, int]:
+    """Let the target continue training prompts: `num_tokens` of code and prose, a third of chat."""
+    tokenizer = read_tokenizer(target_folder)
+    network = load(target_folder).to(torch.bfloat16)
+    sampling = Sampling(NEW_TOKENS, stop_ids(tokenizer), TEMPERATURES)
+    sizes: dict[str, int] = {}
+    for name in streams:
+        (stream,) = read_streams(work / "data", [name])
+        if name in KINDS:
+            prompts = corpus_prompts(stream, PROMPT_LEN, seed)
+            wanted = num_tokens
+        else:
+            end_id, assistant_id = tokenizer.convert_tokens_to_ids([END_OF_TEXT, ASSISTANT])
+            prompts = chat_prompts(stream, assistant_id, end_id, seed)
+            wanted = num_tokens // 3
+        drawn = generate_stream(network, prompts, sampling, wanted, seed)
+        np.save(work / "data" / f"{GENERATED_PREFIX}{name}.npy", drawn)
+        sizes[name] = len(drawn)
+        log.info("generated stream=%s tokens=%s", name, len(drawn))
+    return sizes
+
+
+def train_drafter(work: Path, models: Path, recipe: Recipe, budget: Budget, seed: int = 0) -> None:
+    """Train one drafter in `work`, or continue its training, and save it in its folder."""
+    tokenizer = read_tokenizer(work / "data")
+    torch.manual_seed(seed)
+    if recipe.starts_from is None:
+        end_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        network = build(DRAFTER, end_of_text_id=end_id)
+    else:
+        network = load(recipe_named(recipe.starts_from).folder(work, models))
+    if recipe.loss is None:
+        objective = language_loss(network)
+    else:
+        objective = distillation_loss(network, load(models / "demo-target"), recipe.loss)
+    trainer = Trainer(
+        network,
+        compile_objective(objective),
+        mix_streams(work / "data", recipe.mixture),
+        TrainSettings(budget, DRAFTER_PHASES, TOKENS_PER_STEP, seed, recipe.rates),
+        checkpoint=work / f"{recipe.name}.pt",
+    )
+    trainer.resume()
+    trainer.run()
+    if rank() == 0:
+        save(network, tokenizer, recipe.folder(work, models))
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    """The tokens that end an answer."""
+    return tuple(tokenizer.convert_tokens_to_ids([END_OF_TEXT, END]))

@@ -1,0 +1,151 @@
+"""A drafter behind a wall: whatever it raises costs the request concerned its drafts, no more."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from cluster.core import Commit, DraftTask, Observation, Proposal, Refusal
+from cluster.draft.base import Drafter
+from cluster.errors import CapacityError, DrafthouseError, ProtocolError, WorkerError
+
+log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class HasPages(Protocol):
+    """Optional for drafters: KV pages they hold, and have."""
+
+    @property
+    def pages_in_use(self) -> int: ...
+
+    @property
+    def pages_total(self) -> int: ...
+
+
+class ContainedDrafter:
+    """Calls a drafter and turns its exceptions into refusals.
+
+    num_failures: calls that failed since the last one that did not.  busy_s: seconds spent in
+    observe and propose.
+    """
+
+    def __init__(self, drafter: Drafter, name: str, clock: Callable[[], float]) -> None:
+        self._drafter = drafter
+        self._pages = drafter if isinstance(drafter, HasPages) else None
+        self._name = name
+        self._clock = clock
+        self.num_failures = 0
+        self.busy_s = 0.0
+
+    @property
+    def pages(self) -> tuple[int, int]:
+        """KV pages in use and in all; zeros for a drafter without an engine."""
+        if self._pages is None:
+            return 0, 0
+        return self._pages.pages_in_use, self._pages.pages_total
+
+    def observe(self, commits: Sequence[Commit]) -> list[Observation | Refusal]:
+        """One answer per commit."""
+        started = self._clock()
+        answers = self._observe(commits)
+        self.busy_s += self._clock() - started
+        return [
+            _declined(commit, answer) or answer
+            for commit, answer in zip(commits, answers, strict=True)
+        ]
+
+    def _observe(self, commits: Sequence[Commit]) -> list[Observation | Refusal]:
+        """A failing batch is repeated one by one: observing a commit twice is harmless, and so
+        only the one at fault is refused."""
+        try:
+            answers: list[Observation | Refusal] = list(self._drafter.observe(commits))
+            if len(answers) != len(commits):
+                raise ProtocolError(
+                    f"the drafter answered {len(commits)} commits with {len(answers)} observations"
+                )
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            if len(commits) == 1:
+                return [self._refused(commits[0].request_id, commits[0].generation, error)]
+            return [answer for commit in commits for answer in self._observe([commit])]
+        self.num_failures = 0
+        return answers
+
+    def propose(self, tasks: Sequence[DraftTask]) -> tuple[list[Proposal], list[Refusal]]:
+        """One slice of growth."""
+        started = self._clock()
+        proposals, refusals = self._propose(tasks)
+        self.busy_s += self._clock() - started
+        return proposals, refusals
+
+    def _propose(self, tasks: Sequence[DraftTask]) -> tuple[list[Proposal], list[Refusal]]:
+        try:
+            proposals = list(self._drafter.propose(tasks))
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            if len(tasks) == 1:
+                return [], [self._refused(tasks[0].request_id, tasks[0].generation, error)]
+            results = [self._propose([task]) for task in tasks]
+            return (
+                [each for proposals, _ in results for each in proposals],
+                [each for _, refusals in results for each in refusals],
+            )
+        self.num_failures = 0
+        return proposals, []
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Forget requests, those the drafter does not know included."""
+        try:
+            self._drafter.release(request_ids)
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            self.num_failures += 1
+            self._log("release", error)
+
+    def _refused(self, request_id: str, generation: int, error: Exception) -> Refusal:
+        """The drafter raised over this request: reset it, and say so."""
+        self.num_failures += 1
+        self._log(request_id, error)
+        self.release([request_id])
+        if isinstance(error, DrafthouseError):
+            return Refusal(request_id, generation, error.code, error.message)
+        return Refusal(
+            request_id,
+            generation,
+            WorkerError.code,
+            f"the drafter failed with {type(error).__name__}; its state of the request was reset",
+        )
+
+    def _log(self, what: str, error: Exception) -> None:
+        # The message of a foreign exception may quote the prompt; the stack's lines do not.
+        expected = isinstance(error, DrafthouseError)
+        detail = str(error) if expected else "".join(traceback.format_tb(error.__traceback__))
+        log.warning(
+            "drafter failed drafter=%s request=%s error=%s\n%s",
+            self._name,
+            what,
+            type(error).__name__,
+            detail,
+        )
+
+
+def _declined(commit: Commit, answer: Observation | Refusal) -> Refusal | None:
+    """A drafter that takes nothing of a commit from the start will not take it next time either;
+    without a refusal the coordinator would send the prompt again and again."""
+    if not isinstance(answer, Observation) or answer.have_len > 0:
+        return None
+    if commit.base_len > 0 or len(commit.token_ids) == 0 or answer.generation > commit.generation:
+        return None
+    if commit.prefix_hash != 0:
+        return Refusal(
+            commit.request_id,
+            commit.generation,
+            ProtocolError.code,
+            f"a commit from the start has prefix hash {commit.prefix_hash}; that of no token is 0",
+        )
+    return Refusal(
+        commit.request_id,
+        commit.generation,
+        CapacityError.code,
+        "the drafter holds as many requests as it may; raise its max_requests or add a replica",
+    )

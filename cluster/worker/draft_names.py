@@ -1,0 +1,49 @@
+"""The names requests have within a drafter: each link's ids in a space of their own.
+
+Frozen records are rebuilt by hand: dataclasses.replace costs several times as much, per round.
+"""
+
+from __future__ import annotations
+
+from cluster.core import Commit, Observation, Proposal, Refusal
+
+
+def name_within(link: int, request_id: str) -> str:
+    """The request's name within the drafter."""
+    return f"{link}/{request_id}"
+
+
+def renamed_commit(link: int, commit: Commit) -> Commit:
+    return Commit(
+        name_within(link, commit.request_id),
+        commit.generation,
+        commit.base_len,
+        commit.prefix_hash,
+        commit.token_ids,
+        commit.prompt_len,
+        commit.max_nodes,
+        commit.task,
+        commit.params,
+    )
+
+
+def renamed_proposal(proposal: Proposal, request_id: str) -> Proposal:
+    return Proposal(
+        request_id,
+        proposal.generation,
+        proposal.base_len,
+        proposal.prefix_hash,
+        proposal.tree,
+        proposal.survival,
+        proposal.drafter,
+    )
+
+
+def renamed_observation(observation: Observation, request_id: str) -> Observation:
+    return Observation(
+        request_id, observation.generation, observation.have_len, observation.log_loss
+    )
+
+
+def renamed_refusal(refusal: Refusal, request_id: str) -> Refusal:
+    return Refusal(request_id, refusal.generation, refusal.code, refusal.message)

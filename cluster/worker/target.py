@@ -1,0 +1,266 @@
+"""The target's process body: one engine thread, many links.
+
+The thread waits on a condition, never on a clock.  All items that have arrived run as one step
+together with a chunk of every long prefill; a link's state lives as long as the link.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from cluster.core import (
+    CacheMiss,
+    Refusal,
+    StepReport,
+    VerdictFrame,
+    VerifyFrame,
+    VerifyItem,
+    WorkerDescription,
+)
+from cluster.errors import WorkerError
+from cluster.rpc.duplex import run_until_first_ends
+from cluster.rpc.link import Link
+from cluster.worker.target_lease import Answers, TargetLease
+
+log = logging.getLogger(__name__)
+
+# While long prefills are pending, a step that answered a batch waits so long for the next batch:
+# else that one would queue behind a whole chunk, and decoding would run at half its pace.
+_NEXT_BATCH_GRACE_S = 0.004
+_MAX_FAILURES_IN_A_ROW = 3
+
+
+class StepVerifier(Protocol):
+    """What the worker needs of `cluster.worker.verifier.Verifier`."""
+
+    @property
+    def has_pending(self) -> bool: ...
+    def submit(self, items: Sequence[VerifyItem]) -> Sequence[Refusal | CacheMiss]: ...
+    def step(self) -> VerdictFrame: ...
+    def release(self, request_ids: Iterable[str]) -> None: ...
+    def idle_report(self) -> StepReport: ...
+
+
+class TargetWorker:
+    """Serves verification over any number of links; `start` it first, `stop` it last."""
+
+    def __init__(self, verifier: StepVerifier, description: WorkerDescription) -> None:
+        self._verifier = verifier
+        self._description = description
+        self._condition = threading.Condition()
+        self._inbound: deque[tuple[TargetLease, VerifyFrame | None]] = deque()
+        self._leases: set[TargetLease] = set()
+        self._num_leases = 0
+        self._is_stopping = False
+        self._broken: WorkerError | None = None
+        self._failures_in_a_row = 0
+        self._owners: dict[str, TargetLease] = {}  # every known request id, engine thread only
+        self._grace_s = 0.0  # how long to wait for a frame although there is something to do
+        self._thread = threading.Thread(target=self._run, name="target-engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the engine thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the engine thread after the step it is in.  Open links get no more answers."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def describe(self) -> WorkerDescription:
+        return self._description
+
+    @property
+    def healthy(self) -> bool:
+        """False when the engine cannot be used any more; then this process must be replaced."""
+        return self._broken is None and self._thread.is_alive()
+
+    async def serve(self, link: Link[VerdictFrame, VerifyFrame]) -> None:
+        """Serve one link until it ends; then free everything it has created.
+
+        Raises WorkerError when the engine is broken, so that the peer goes elsewhere at once.
+        """
+        if self._broken is not None:
+            raise self._broken
+        self._num_leases += 1
+        lease = TargetLease(self._num_leases)
+        self._leases.add(lease)
+        try:
+            await run_until_first_ends(self._read_all(lease, link), lease.send_forever(link))
+        except WorkerError as error:
+            if self._broken is not None:
+                raise
+            log.info("target link broke: %s", error.message)
+        finally:
+            self._leases.discard(lease)
+            self._arrived(lease, None)
+            await link.close()
+
+    async def _read_all(self, lease: TargetLease, link: Link[VerdictFrame, VerifyFrame]) -> None:
+        async for frame in link:
+            self._arrived(lease, frame)
+
+    def _arrived(self, lease: TargetLease, frame: VerifyFrame | None) -> None:
+        """Hand a frame to the engine thread; None ends the lease."""
+        with self._condition:
+            self._inbound.append((lease, frame))
+            self._condition.notify()
+
+    # Everything below runs in the engine thread.
+
+    def _run(self) -> None:
+        try:
+            while (arrivals := self._wait()) is not None:
+                for lease, frame in arrivals:
+                    if frame is None:
+                        self._end(lease)
+                    else:
+                        self._take(lease, frame)
+                if self._verifier.has_pending:
+                    self._step()
+        except BaseException as error:
+            log.critical("engine thread ended", exc_info=True)
+            self._break(WorkerError(f"the target's engine thread ended: {type(error).__name__}"))
+            raise
+
+    def _wait(self) -> list[tuple[TargetLease, VerifyFrame | None]] | None:
+        """What has arrived, after waiting for it where there is nothing else to do; None = stop."""
+        with self._condition:
+            timeout_s = self._grace_s if self._verifier.has_pending else None
+            self._condition.wait_for(lambda: self._inbound or self._is_stopping, timeout_s)
+            if self._is_stopping:
+                return None
+            arrivals = list(self._inbound)
+            self._inbound.clear()
+        self._grace_s = 0.0
+        return arrivals
+
+    def _end(self, lease: TargetLease) -> None:
+        self._forget(lease, list(lease.request_ids))
+
+    def _forget(self, lease: TargetLease, request_ids: Iterable[str]) -> None:
+        known = [request_id for request_id in request_ids if request_id in lease.request_ids]
+        self._verifier.release(known)
+        for request_id in known:
+            lease.request_ids.discard(request_id)
+            lease.pending.pop(request_id, None)
+            self._owners.pop(request_id, None)
+
+    def _take(self, lease: TargetLease, frame: VerifyFrame) -> None:
+        if self._broken is not None:
+            return  # the lease is being ended
+        self._forget(lease, [lease.prefix + request_id for request_id in frame.released])
+        items = [item for item in map(lease.inside, frame.items) if not _is_doubled(lease, item)]
+        if not items:
+            if not self._verifier.has_pending:
+                lease.post(VerdictFrame(report=self._verifier.idle_report()))
+            return
+        for item in items:
+            lease.request_ids.add(item.request_id)
+            lease.pending[item.request_id] = item
+            self._owners[item.request_id] = lease
+        try:
+            known_at_once = self._verifier.submit(items)
+        except Exception as error:
+            log.exception("items were not taken count=%d", len(items))
+            self._refuse_all(lease, items, error)
+            return
+        if known_at_once:
+            answers = Answers()
+            for answer in known_at_once:
+                self._answer(lease, answer, answers)
+            lease.post(answers.frame(None))
+
+    def _answer(self, lease: TargetLease, answer: Refusal | CacheMiss, answers: Answers) -> None:
+        pending = lease.pending.get(answer.request_id)
+        # A stale item's refusal leaves the newer one pending.
+        if pending is not None and pending.generation == answer.generation:
+            del lease.pending[answer.request_id]
+        outside = replace(answer, request_id=lease.outside(answer.request_id))
+        if isinstance(outside, Refusal):
+            answers.refusals.append(outside)
+        else:
+            answers.misses.append(outside)
+
+    def _step(self) -> None:
+        try:
+            frame = self._verifier.step()
+        except Exception as error:
+            log.exception("engine step failed")
+            self._contain(error)
+            return
+        self._failures_in_a_row = 0
+        if frame.verdicts:
+            self._grace_s = _NEXT_BATCH_GRACE_S
+        self._post(frame)
+
+    def _post(self, frame: VerdictFrame) -> None:
+        """Send every lease its own answers; those still owed some get the report alone."""
+        answers = {lease: Answers() for lease in set(self._owners.values()) if lease.pending}
+        for verdict in frame.verdicts:
+            lease = self._owners[verdict.request_id]
+            lease.pending.pop(verdict.request_id, None)
+            outside = replace(verdict, request_id=lease.outside(verdict.request_id))
+            answers.setdefault(lease, Answers()).verdicts.append(outside)
+        others: tuple[Refusal | CacheMiss, ...] = (*frame.misses, *frame.refusals)
+        for answer in others:
+            lease = self._owners[answer.request_id]
+            self._answer(lease, answer, answers.setdefault(lease, Answers()))
+        for lease, mine in answers.items():
+            lease.post(mine.frame(frame.report))
+
+    def _contain(self, error: Exception) -> None:
+        """A step raised: refuse what was pending and go on, unless the engine is past use.
+
+        A WorkerError is the engine's word that its device or a rank is lost.
+        """
+        self._failures_in_a_row += 1
+        is_lost = isinstance(error, WorkerError)
+        if is_lost or self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+            self._break(WorkerError(f"the target's engine is broken: {type(error).__name__}"))
+            return
+        for lease in set(self._owners.values()):
+            items = list(lease.pending.values())
+            if items:
+                self._refuse_all(lease, items, error)
+
+    def _refuse_all(
+        self, lease: TargetLease, items: Sequence[VerifyItem], error: Exception
+    ) -> None:
+        """Answer `items` with worker_error and drop their state, whose condition is unknown."""
+        answers = Answers()
+        message = f"the target failed on this step ({type(error).__name__}); try again"
+        for item in items:
+            request_id = lease.outside(item.request_id)
+            answers.refusals.append(Refusal(request_id, item.generation, WorkerError.code, message))
+        try:
+            self._forget(lease, [item.request_id for item in items])
+        except Exception:
+            log.exception("state could not be freed")
+            self._break(WorkerError("the target's engine cannot free its state"))
+        lease.post(answers.frame(None))
+
+    def _break(self, error: WorkerError) -> None:
+        """The engine is past use: end every link, so that the sequences go on elsewhere."""
+        self._broken = error
+        for lease in list(self._leases):
+            lease.fail(error)
+
+
+def _is_doubled(lease: TargetLease, item: VerifyItem) -> bool:
+    """Whether this very item is being worked on: a frame that came twice."""
+    pending = lease.pending.get(item.request_id)
+    return (
+        pending is not None
+        and pending.generation == item.generation
+        and pending.base_len == item.base_len
+        and pending.context_len == item.context_len
+    )

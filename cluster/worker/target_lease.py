@@ -1,0 +1,78 @@
+"""One link to the target worker, as its engine thread sees it: a name space and a letter box."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from dataclasses import replace
+
+from cluster.core import CacheMiss, Refusal, StepReport, Verdict, VerdictFrame, VerifyItem
+from cluster.errors import WorkerError
+from cluster.rpc.link import Link
+
+
+class TargetLease:
+    """The state that one link has created at the worker; it is freed when the link ends.
+
+    Request ids are the link's own: inside the worker each carries the lease's prefix.  `pending`
+    belongs to the engine thread, everything else to the event loop that created the lease.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.prefix = f"{number}/"
+        self.request_ids: set[str] = set()
+        self.pending: dict[str, VerifyItem] = {}
+        self._loop = asyncio.get_running_loop()
+        self._frames: deque[VerdictFrame] = deque()
+        self._error: WorkerError | None = None
+        self._wake = asyncio.Event()
+
+    def inside(self, item: VerifyItem) -> VerifyItem:
+        """`item` under the name it has inside the worker."""
+        return replace(item, request_id=self.prefix + item.request_id)
+
+    def outside(self, request_id: str) -> str:
+        return request_id[len(self.prefix) :]
+
+    def post(self, frame: VerdictFrame) -> None:
+        """Send `frame`; called from the engine thread.  Without effect once the loop is gone."""
+        self._call_soon(self._put, frame)
+
+    def fail(self, error: WorkerError) -> None:
+        """End the link with `error`; called from the engine thread."""
+        self._call_soon(self._fail, error)
+
+    async def send_forever(self, link: Link[VerdictFrame, object]) -> None:
+        """Send what is posted; raises the error that the lease was failed with."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._frames:
+                await link.send(self._frames.popleft())
+            if self._error is not None:
+                raise self._error
+
+    def _put(self, frame: VerdictFrame) -> None:
+        self._frames.append(frame)
+        self._wake.set()
+
+    def _fail(self, error: WorkerError) -> None:
+        self._error = error
+        self._wake.set()
+
+    def _call_soon(self, callback: object, argument: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop was closed; nobody is left to hear
+            self._loop.call_soon_threadsafe(callback, argument)  # type: ignore[arg-type]
+
+
+class Answers:
+    """What the worker says to one lease after a step or a refusal."""
+
+    def __init__(self) -> None:
+        self.verdicts: list[Verdict] = []
+        self.misses: list[CacheMiss] = []
+        self.refusals: list[Refusal] = []
+
+    def frame(self, report: StepReport | None) -> VerdictFrame:
+        return VerdictFrame(tuple(self.verdicts), tuple(self.misses), tuple(self.refusals), report)

@@ -1,0 +1,143 @@
+"""What the target remembers of one request besides its KV cache: how to draw from its rows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cluster.core import EMPTY_TOKENS, SamplingParams, TokenArray, TokenTree, VerifyItem
+from cluster.spec.draw import DrawRows, Indices, draw
+from cluster.spec.noise_torch import NoiseRows
+from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
+from cluster.spec.sampling import is_truncated, pack
+from cluster.spec.tree import depths
+
+
+class TargetSequence:
+    """Sampling state of one request under one generation.
+
+    `context_len` committed tokens are known.  Their ids are kept only where penalties count them.
+    """
+
+    def __init__(
+        self, item: VerifyItem, params: SamplingParams, vocab_size: int, device: torch.device
+    ) -> None:
+        self.generation = item.generation
+        self.prompt_len = item.prompt_len
+        self.params = params
+        self.seed = params.seed & 0xFFFFFFFFFFFFFFFF
+        self.packed = pack(params)
+        self.truncated = is_truncated(params)
+        self.context_len = 0
+        self.bias = TokenBias.of(params.logit_bias, device) if params.logit_bias else None
+        stops = [token for token in params.stop_token_ids if 0 <= token < vocab_size]
+        self.banned = (
+            torch.tensor(stops, dtype=torch.int64, device=device)
+            if stops and params.min_tokens > 0
+            else None
+        )
+        self._vocab_size = vocab_size
+        self._device = device
+        self._context: TokenArray = EMPTY_TOKENS
+        self._counts: Counts | None = None
+
+    def extend(self, base_len: int, token_ids: TokenArray) -> None:
+        """The context is now its first `base_len` tokens and `token_ids` after them."""
+        assert base_len <= self.context_len
+        rolled_back = base_len < self.context_len
+        self.context_len = base_len + len(token_ids)
+        if not self.params.has_penalties:
+            return
+        self._context = np.concatenate((self._context[:base_len], token_ids))
+        if rolled_back or base_len < self.prompt_len:
+            self._counts = None
+        elif self._counts is not None:
+            self._counts.add(token_ids)
+
+    @property
+    def counts(self) -> Counts:
+        """Occurrences in the context so far."""
+        if self._counts is None:
+            prompt, output = np.split(self._context, [self.prompt_len])
+            self._counts = Counts.of(prompt, output, self._vocab_size, self._device)
+        return self._counts
+
+    @property
+    def output_len(self) -> int:
+        """Output tokens in the context: the output position of the draw at the root."""
+        return self.context_len - self.prompt_len
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Evaluated:
+    """A sequence whose tree was evaluated: logits float32[n + 1, vocab], the root's row first."""
+
+    sequence: TargetSequence
+    tree: TokenTree
+    logits: torch.Tensor
+
+
+def draw_all(batch: Sequence[Evaluated], noise: NoiseRows) -> list[TokenArray]:
+    """The target's draws of each entry, int32[n + 1]; -1 where a row has no law to draw from."""
+    sizes = [len(entry.tree) + 1 for entry in batch]
+    edges = [0, *itertools.accumulate(sizes)]
+    logits = batch[0].logits if len(batch) == 1 else torch.cat([e.logits for e in batch])
+    if any(_is_adjusted(entry.sequence) for entry in batch):
+        # The engine's tensors stay as they are: log-probabilities are those of the raw law.
+        logits = logits.clone() if len(batch) == 1 else logits
+        _adjust(logits, batch, edges)
+    draws = draw(logits, _draw_rows(batch, sizes), noise)
+    token_ids = np.where(draws.valid, draws.token_ids, np.int32(-1))
+    return [token_ids[start:stop] for start, stop in itertools.pairwise(edges)]
+
+
+def _positions(entry: Evaluated) -> Indices:
+    """Output position of the draw at each row of one sequence."""
+    positions = np.zeros(len(entry.tree) + 1, dtype=np.int64)
+    positions[1:] = depths(entry.tree.parents)
+    return positions + entry.sequence.output_len
+
+
+def _draw_rows(batch: Sequence[Evaluated], sizes: Sequence[int]) -> DrawRows | None:
+    """What the rows' draws depend on; None when all are greedy."""
+    sequences = [entry.sequence for entry in batch]
+    if all(sequence.params.temperature == 0.0 for sequence in sequences):
+        return None
+    return DrawRows(
+        packed=np.repeat(np.array([s.packed for s in sequences]), sizes, axis=0),
+        truncated=np.repeat(np.array([s.truncated for s in sequences]), sizes),
+        seeds=np.repeat(np.array([s.seed for s in sequences], dtype=np.uint64), sizes),
+        positions=np.concatenate([_positions(entry) for entry in batch]),
+        streams=np.repeat(np.array([s.params.stream for s in sequences]), sizes),
+    )
+
+
+def _is_adjusted(sequence: TargetSequence) -> bool:
+    return (
+        sequence.params.has_penalties
+        or sequence.bias is not None
+        or (sequence.banned is not None and sequence.output_len < sequence.params.min_tokens)
+    )
+
+
+def _adjust(logits: torch.Tensor, batch: Sequence[Evaluated], edges: Sequence[int]) -> None:
+    """Bias, penalties and bans, in place and in the order `cluster.spec.sampling` states."""
+    spans = list(itertools.pairwise(edges))
+    for entry, (start, stop) in zip(batch, spans, strict=True):
+        if entry.sequence.bias is not None:
+            entry.sequence.bias.apply(logits[start:stop])
+    penalised = [
+        PenalisedRows(start, stop, entry.sequence.counts, entry.sequence.params, entry.tree)
+        for entry, (start, stop) in zip(batch, spans, strict=True)
+        if entry.sequence.params.has_penalties
+    ]
+    if penalised:
+        penalise(logits, penalised)
+    for entry, (start, _) in zip(batch, spans, strict=True):
+        if entry.sequence.banned is not None:
+            early = np.flatnonzero(_positions(entry) < entry.sequence.params.min_tokens)
+            ban(logits, (early + start).tolist(), entry.sequence.banned)

@@ -1,0 +1,290 @@
+"""The target's side of a round: engine steps, draws and walks, per item.
+
+Tokens are the truth and caches are guesses: an item whose base the engine lacks is answered with
+what it has, never with an error, and is sent again from there.  A malformed item is refused
+alone.  Tokens beyond a stop or max_tokens are the coordinator's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from cluster.core import (
+    CacheMiss,
+    Refusal,
+    StepReport,
+    TokenArray,
+    TokenLogprob,
+    Verdict,
+    VerdictFrame,
+    VerifyItem,
+)
+from cluster.engine.work import Output, StepSummary, Work
+from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.spec.logprobs import token_logprobs
+from cluster.spec.noise_torch import NoiseRows
+from cluster.spec.params import check_params
+from cluster.spec.tree import check_tree
+from cluster.spec.verify import walk_draws
+from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
+
+log = logging.getLogger(__name__)
+
+Answer = Refusal | CacheMiss
+
+
+class EngineLike(Protocol):
+    """What the verifier needs of `cluster.engine.engine.Engine`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def device(self) -> torch.device: ...
+    @property
+    def has_pending(self) -> bool: ...
+    @property
+    def last_step(self) -> StepSummary: ...
+    @property
+    def pages_in_use(self) -> int: ...
+    @property
+    def pages_total(self) -> int: ...
+    @property
+    def pages_cached(self) -> int: ...
+    def submit(self, work: Work) -> None: ...
+    def step(self) -> list[Output]: ...
+    def retain(self, request_id: str, path: Sequence[int]) -> None: ...
+    def release(self, request_id: str) -> None: ...
+    def cached_len(self, request_id: str) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pending:
+    """An item that the engine has not answered yet."""
+
+    item: VerifyItem
+    submitted_at: float
+
+
+class Verifier:
+    """Turns items into verdicts.  Synchronous; one thread calls it."""
+
+    def __init__(self, engine: EngineLike, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._noise = NoiseRows(engine.vocab_size, engine.device)
+        self._sequences: dict[str, TargetSequence] = {}
+        self._pending: dict[str, _Pending] = {}
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether `step` has something to do."""
+        return self._engine.has_pending
+
+    @property
+    def num_sequences(self) -> int:
+        """Requests with sampling state."""
+        return len(self._sequences)
+
+    def submit(self, items: Sequence[VerifyItem]) -> list[Answer]:
+        """Queue `items`.  Returns the answers that are known at once; the others come by `step`."""
+        answers: list[Answer] = []
+        for item in items:
+            try:
+                self._admit(item, answers)
+            except DrafthouseError as error:
+                answers.append(_refusal(item, error))
+        return answers
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        """Forget these requests; what they had queued gets no answer.  Unknown ids are ignored."""
+        for request_id in request_ids:
+            self._forget(request_id)
+
+    def step(self) -> VerdictFrame:
+        """One forward over what the engine picks; answers every item that it completed."""
+        started_at = self._clock()
+        outputs = self._engine.step()
+        answered: list[_Pending] = []
+        misses: list[CacheMiss] = []
+        refusals: list[Refusal] = []
+        batch: list[Evaluated] = []
+        for output in outputs:
+            pending = self._pending.pop(output.request_id, None)
+            if pending is None:
+                continue  # released since
+            sequence = self._sequences[output.request_id]
+            item = pending.item
+            if output.logits is not None:
+                answered.append(pending)
+                batch.append(Evaluated(sequence, item.tree, output.logits))
+            elif output.error is not None:
+                refusals.append(_refusal(item, output.error))
+                self._forget(item.request_id)
+            else:
+                misses.append(self._miss(item, sequence, output.have_len or 0))
+        verdicts: list[Verdict] = []
+        draws = draw_all(batch, self._noise) if batch else []
+        for pending, entry, drawn in zip(answered, batch, draws, strict=True):
+            try:
+                verdicts.append(self._conclude(pending.item, entry, drawn))
+            except WorkerError as error:
+                refusals.append(_refusal(pending.item, error))
+                self._forget(pending.item.request_id)
+        report = self._report(started_at, answered, batch)
+        return VerdictFrame(tuple(verdicts), tuple(misses), tuple(refusals), report)
+
+    def idle_report(self) -> StepReport:
+        """The engine's pages as of now, in a report of no step."""
+        return StepReport(
+            pages_in_use=self._engine.pages_in_use,
+            pages_total=self._engine.pages_total,
+            pages_cached=self._engine.pages_cached,
+        )
+
+    def _admit(self, item: VerifyItem, answers: list[Answer]) -> None:
+        """Queue one item, or answer what is missing; raises what makes it unacceptable."""
+        self._check(item)
+        known = self._sequences.get(item.request_id)
+        if known is not None and item.generation < known.generation:
+            raise ProtocolError(
+                f"generation {item.generation} of request {item.request_id} is stale; "
+                f"generation {known.generation} owns it"
+            )
+        opened = self._open(item) if item.base_len == 0 else None
+        if known is not None and item.generation > known.generation:
+            self._hand_over(item, answers)
+            known = None
+        if item.request_id in self._pending:
+            raise ProtocolError(
+                f"request {item.request_id} has an unanswered item; send one at a time"
+            )
+        sequence = opened or known
+        have_len = item.base_len if opened else self._have_len(item, known)
+        if sequence is None or have_len < item.base_len:
+            answers.append(CacheMiss(item.request_id, item.generation, have_len))
+            return
+        self._engine.submit(
+            Work(item.request_id, item.base_len, item.delta, item.tree, 0, item.prefix_hash)
+        )
+        sequence.extend(item.base_len, item.delta)
+        self._sequences[item.request_id] = sequence
+        self._pending[item.request_id] = _Pending(item, self._clock())
+
+    def _hand_over(self, item: VerifyItem, answers: list[Answer]) -> None:
+        """Drop what an older generation of the item's request had here."""
+        pending = self._pending.get(item.request_id)
+        if pending is not None:
+            error = ProtocolError(f"generation {item.generation} took the request over")
+            answers.append(_refusal(pending.item, error))
+        self._forget(item.request_id)
+
+    def _have_len(self, item: VerifyItem, sequence: TargetSequence | None) -> int:
+        """Tokens that are here already, as far as they can be told before the step."""
+        if sequence is None:
+            return 0
+        if item.prompt_len != sequence.prompt_len:
+            raise ProtocolError(
+                f"prompt_len is {item.prompt_len}, the request was opened with "
+                f"{sequence.prompt_len}"
+            )
+        if item.base_len <= sequence.context_len:
+            return item.base_len  # the engine knows whether they are still cached
+        return min(sequence.context_len, self._engine.cached_len(item.request_id))
+
+    def _open(self, item: VerifyItem) -> TargetSequence:
+        if item.params is None:
+            raise ProtocolError("an item with base_len 0 opens the request and must bring params")
+        if item.prefix_hash != 0:
+            raise ProtocolError(f"prefix_hash is {item.prefix_hash}; that of no tokens is 0")
+        check_params(item.params, self._engine.vocab_size)
+        return TargetSequence(item, item.params, self._engine.vocab_size, self._engine.device)
+
+    def _check(self, item: VerifyItem) -> None:
+        """Raise ProtocolError for an item that makes no sense in itself."""
+        vocab_size = self._engine.vocab_size
+        if item.base_len < 0:
+            raise ProtocolError(f"base_len is {item.base_len}; it counts tokens from 0")
+        if len(item.delta) == 0:
+            raise ProtocolError("delta is empty; send at least the last committed token")
+        if item.delta.min() < 0 or item.delta.max() >= vocab_size:
+            raise ProtocolError(
+                f"delta holds a token outside the target's vocabulary 0..{vocab_size - 1}"
+            )
+        if not 1 <= item.prompt_len <= item.context_len:
+            raise ProtocolError(
+                f"prompt_len is {item.prompt_len}; give 1..{item.context_len}, "
+                "and send the whole prompt before a draw"
+            )
+        check_tree(item.tree, vocab_size)
+
+    def _miss(self, item: VerifyItem, sequence: TargetSequence, have_len: int) -> CacheMiss:
+        # What was lost is sent again, with its tokens.
+        sequence.extend(min(have_len, sequence.context_len), item.delta[:0])
+        return CacheMiss(item.request_id, item.generation, have_len)
+
+    def _conclude(self, item: VerifyItem, entry: Evaluated, draws: TokenArray) -> Verdict:
+        """Walk, keep the accepted nodes' KV, and say so.  Raises WorkerError for broken logits."""
+        path, token_ids = walk_draws(item.tree, draws)
+        if token_ids[-1] < 0:
+            raise WorkerError(
+                f"the target's logits after {item.context_len + len(path)} tokens have no finite "
+                "maximum; the model or its dtype overflows, or everything is banned"
+            )
+        self._engine.retain(item.request_id, path.tolist())
+        entry.sequence.extend(item.context_len, token_ids[:-1])
+        return Verdict(
+            request_id=item.request_id,
+            generation=item.generation,
+            context_len=item.context_len,
+            path=path,
+            token_ids=token_ids,
+            node_draws=draws[1:],
+            logprobs=_logprobs(entry, path, token_ids),
+        )
+
+    def _forget(self, request_id: str) -> None:
+        self._pending.pop(request_id, None)
+        if self._sequences.pop(request_id, None) is not None:
+            self._engine.release(request_id)
+
+    def _report(
+        self, started_at: float, answered: Sequence[_Pending], batch: Sequence[Evaluated]
+    ) -> StepReport:
+        engine = self._engine
+        waited = [started_at - pending.submitted_at for pending in answered]
+        return StepReport(
+            step_time_s=self._clock() - started_at,
+            forward_time_s=engine.last_step.forward_time_s,
+            queue_time_s=max(waited, default=0.0),
+            num_sequences=len(batch),
+            num_nodes=sum(len(entry.tree) for entry in batch),
+            num_prefill_tokens=engine.last_step.num_prefill_rows,
+            pages_in_use=engine.pages_in_use,
+            pages_total=engine.pages_total,
+            pages_cached=engine.pages_cached,
+        )
+
+
+def _logprobs(
+    entry: Evaluated, path: TokenArray, token_ids: TokenArray
+) -> tuple[TokenLogprob, ...]:
+    num_top = entry.sequence.params.logprobs
+    if num_top is None:
+        return ()
+    rows = torch.from_numpy(np.concatenate(([0], path + 1)).astype(np.int64))
+    return token_logprobs(entry.logits[rows.to(entry.logits.device)], token_ids, num_top)
+
+
+def _refusal(item: VerifyItem, error: DrafthouseError) -> Refusal:
+    log.warning(
+        "item refused request=%s generation=%s code=%s: %s",
+        item.request_id, item.generation, error.code, error.message,
+    )  # fmt: skip
+    return Refusal(item.request_id, item.generation, error.code, error.message)
