@@ -1,0 +1,109 @@
+"""The application on one screen: Ingress -> Coordinator -> Target + one deployment per drafter.
+
+`build` is a pure function of the configuration.  Ray Serve places, heals and scales what it
+returns; tokens never pass through Serve's handles, only the search for endpoints does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from cluster.config import Config
+from cluster.config_file import parse_arguments
+from deployments.coordinator import CoordinatorDeployment
+from deployments.drafter import DrafterDeployment
+from deployments.endpoint_router import ROUTER_PATH
+from deployments.ingress.deployment import IngressDeployment
+from deployments.models import find_folder
+from deployments.placement import group_options, replica_options
+from deployments.target import TargetDeployment
+
+_COMMON: Mapping[str, Any] = {
+    # A killed replica is missed at its next health check and must be back within about two
+    # seconds; a check costs a call per replica and period.
+    "health_check_period_s": 1,
+    # An overloaded machine answers late: three misses of ten seconds mean dead, not busy.
+    "health_check_timeout_s": 10,
+    # A model that cannot be loaded will not load at the twentieth attempt either.
+    "max_constructor_retry_count": 3,
+    "logging_config": {"enable_access_log": False},
+}
+
+# Replicas that other parts call by gRPC; through Serve they are only found and asked for health.
+_WORKER: Mapping[str, Any] = {
+    **_COMMON,
+    "request_router_config": RequestRouterConfig(request_router_class=ROUTER_PATH),
+    "max_ongoing_requests": 64,
+    # Their streams can be continued elsewhere, so there is nothing to wait for.
+    "graceful_shutdown_wait_loop_s": 0.1,
+    "graceful_shutdown_timeout_s": 10,
+}
+
+# Streams cannot be continued by another ingress: they are given this long to end by themselves.
+_INGRESS_DRAIN_S = 60
+
+
+def build(arguments: Mapping[str, Any]) -> serve.Application:
+    """The Serve application for `args` of a config file; raises ConfigError for a wrong key."""
+    config = parse_arguments(resolved(arguments))
+    target = _deployment(
+        TargetDeployment,
+        "target",
+        num_replicas=config.target.replicas,
+        **group_options(config.target.placement, config.target.engine.tensor_parallel),
+    ).bind(config)
+    drafters = {
+        name: _deployment(
+            DrafterDeployment,
+            f"drafter-{name}",
+            num_replicas=drafter.replicas,
+            **replica_options(drafter.placement),
+        ).bind(config, name)
+        for name, drafter in config.drafters.items()
+    }
+    coordinator = _deployment(
+        CoordinatorDeployment,
+        "coordinator",
+        num_replicas=config.coordinator.replicas,
+        **replica_options(config.coordinator.placement),
+    ).bind(config, target, drafters)
+    return _ingress(config).bind(config, coordinator)
+
+
+def _deployment(kind: type, name: str, **options: Any) -> Any:
+    return serve.deployment(kind).options(name=name, **_WORKER, **options)
+
+
+def _ingress(config: Config) -> Any:
+    # Admission is ours, in OpenAI's shape: Serve's own limit must never be what answers.
+    admitted = config.coordinator.max_running_sequences + config.coordinator.max_queued_requests
+    return serve.deployment(serve.ingress()(IngressDeployment)).options(
+        name="ingress",
+        num_replicas=config.ingress.replicas,
+        **_COMMON,
+        max_ongoing_requests=max(1024, 4 * admitted * config.coordinator.replicas),
+        graceful_shutdown_wait_loop_s=0.5,
+        graceful_shutdown_timeout_s=_INGRESS_DRAIN_S,
+        **replica_options(config.ingress.placement),
+    )
+
+
+def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments` with the folders of models made absolute.
+
+    Replicas run in other working directories, where a relative path would mean something else.
+    """
+
+    def walk(value: Any, key: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {name: walk(item, str(name)) for name, item in value.items()}
+        if key == "model" and isinstance(value, str):
+            return str(find_folder(value) or value)
+        return value
+
+    result: dict[str, Any] = walk(arguments)
+    return result

@@ -1,0 +1,108 @@
+"""The coordinator as a Ray Serve deployment: it finds its workers and leads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.config import Config
+from cluster.coordinator.coordinator import Coordinator
+from cluster.core import (
+    CommitFrame,
+    ProposalFrame,
+    VerdictFrame,
+    VerifyFrame,
+    WorkerDescription,
+)
+from cluster.metrics import Recorder
+from cluster.rpc.channel import Expectations, connect_drafter, connect_target
+from cluster.rpc.link import Link
+from cluster.rpc.server import serve_coordinator
+from deployments.connections import Connections
+from deployments.endpoints import Endpoint, ServeEndpoints
+from deployments.exporter import Exporter
+from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
+
+TargetLink = Link[VerifyFrame, VerdictFrame]
+DrafterLink = Link[CommitFrame, ProposalFrame]
+
+
+class CoordinatorDeployment:
+    """One coordinator replica: it leads the targets and asks every drafter it can reach."""
+
+    async def __init__(self, config: Config, target: Any, drafters: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        """target, drafters: Serve handles; they only say where the replicas listen."""
+        configure_logging()
+        self._config = config
+        name = process_id("coordinator")
+        recorder = Recorder()
+        self._coordinator = Coordinator(config, recorder, worker_id=name)
+        await self._coordinator.start()
+        self._server = ReplicaServer(
+            await serve_coordinator(
+                self._coordinator,
+                node_address(),
+                max_frame_bytes=config.coordinator.max_frame_bytes,
+            ),
+            self._coordinator.describe(),
+        )
+        self._exporter = Exporter(recorder, name, self._coordinator.render_metrics)
+        self._exporter.start()
+        self._connections: list[Connections[Any]] = [
+            Connections("target", ServeEndpoints(target), self._connect_target, self._use_target),
+            *(self._pool(drafter, handle) for drafter, handle in drafters.items()),
+        ]
+        for connections in self._connections:
+            connections.start()
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Serve passes this on to whoever holds a handle."""
+        return self._server.metadata()
+
+    async def placement(self) -> dict[str, Any]:
+        """Node and devices of the replica."""
+        return where()
+
+    async def __del__(self) -> None:
+        if not hasattr(self, "_connections"):
+            return  # the constructor failed
+        for connections in self._connections:
+            await connections.stop()
+        await self._server.stop()
+        await self._coordinator.stop()
+        await self._exporter.stop()
+
+    async def _connect_target(self, endpoint: Endpoint) -> tuple[WorkerDescription, TargetLink]:
+        return await connect_target(
+            endpoint.address,
+            Expectations(worker_id=endpoint.worker_id),
+            max_frame_bytes=self._config.coordinator.max_frame_bytes,
+        )
+
+    async def _use_target(
+        self, endpoint: Endpoint, description: WorkerDescription, link: TargetLink
+    ) -> None:
+        left = self._coordinator.add_target(endpoint.id, description, link)
+        try:
+            await left
+        finally:
+            self._coordinator.remove_target(endpoint.id)
+
+    def _pool(self, name: str, handle: Any) -> Connections[DrafterLink]:
+        async def connect(endpoint: Endpoint) -> tuple[WorkerDescription, DrafterLink]:
+            return await connect_drafter(
+                endpoint.address,
+                Expectations(worker_id=endpoint.worker_id),
+                max_frame_bytes=self._config.coordinator.max_frame_bytes,
+            )
+
+        async def use(
+            endpoint: Endpoint, description: WorkerDescription, link: DrafterLink
+        ) -> None:
+            left = self._coordinator.add_drafter(name, endpoint.id, description, link)
+            try:
+                await left
+            finally:
+                self._coordinator.remove_drafter(name, endpoint.id)
+
+        return Connections(f"drafter {name}", ServeEndpoints(handle), connect, use)

@@ -1,0 +1,61 @@
+"""A drafter as a Ray Serve deployment; the configuration has one deployment per drafter."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from cluster.config import Config
+from cluster.draft import registry
+from cluster.errors import WorkerError
+from cluster.rpc.server import serve_drafter
+from cluster.worker.build import build_drafter
+from cluster.worker.draft import DraftWorker
+from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
+
+
+class DrafterDeployment:
+    """One drafter replica: its growth thread, and a gRPC server for the coordinators.
+
+    torch is imported by the kinds that need it, so token-only drafters start in a moment.
+    """
+
+    async def __init__(self, config: Config, name: str) -> None:  # type: ignore[misc]  # awaited
+        configure_logging()
+        # Loading a model takes seconds, and Serve asks for the state meanwhile.
+        self._worker = await asyncio.to_thread(_create, config, name)
+        self._worker.start()
+        self._server = ReplicaServer(
+            await serve_drafter(
+                self._worker, node_address(), max_frame_bytes=config.coordinator.max_frame_bytes
+            ),
+            self._worker.describe(),
+        )
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Serve passes this on to whoever holds a handle."""
+        return self._server.metadata()
+
+    async def check_health(self) -> None:
+        """Raises when the drafter fails again and again: Serve then replaces the replica."""
+        if not self._worker.is_healthy:
+            raise WorkerError("the drafter keeps failing; the replica must be replaced")
+
+    async def placement(self) -> dict[str, Any]:
+        """Node and devices of the replica."""
+        return where()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_server"):
+            await self._server.stop()
+            await asyncio.to_thread(self._worker.stop)
+
+
+def _create(config: Config, name: str) -> DraftWorker:
+    options = registry.check(name, config.drafters[name])
+    engine = getattr(options, "engine", None)
+    if engine is not None:
+        from cluster.engine.device import configure_threads
+
+        configure_threads(engine)
+    return build_drafter(config, name, process_id(f"drafter-{name}"))

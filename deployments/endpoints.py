@@ -1,0 +1,101 @@
+"""Where the replicas of a deployment listen: the only thing we ask Ray Serve on behalf of peers.
+
+Every worker replica starts a gRPC server of its own and publishes its address by Serve's
+`record_replica_metadata`.  Serve pushes the set of running replicas to whoever holds a handle;
+`deployments.endpoint_router` listens in on that push, so a new replica is known without polling.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+# Where replica metadata holds the address of the replica's own gRPC server, and who listens there.
+ADDRESS_KEY = "drafthouse_address"
+WORKER_KEY = "drafthouse_worker_id"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One replica.  id: unique over restarts, unlike the address, because ports are reused.
+
+    worker_id: whom Describe must name at the address, "" accepts anyone.
+    """
+
+    id: str
+    address: str
+    worker_id: str = ""
+
+
+class Endpoints(Protocol):
+    """A set of replicas that changes over time."""
+
+    def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        """The present set at once, and the new one after every change."""
+        ...
+
+
+class StaticEndpoints:
+    """A fixed set: workers started by hand, and tests."""
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self._endpoints = frozenset(Endpoint(address, address) for address in addresses)
+
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        yield self._endpoints
+        await asyncio.Event().wait()
+
+
+class ServeEndpoints:
+    """The running replicas of the deployment that `handle` speaks to."""
+
+    def __init__(self, handle: Any) -> None:
+        """handle: Serve's, of a deployment routed by `deployments.endpoint_router`."""
+        self._handle = handle
+
+    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
+        subscription = Subscription(asyncio.get_running_loop())
+        try:
+            # Waits for the first replica; the router sees `subscription` and keeps it up to date.
+            async with self._handle.choose_replica(subscription):
+                pass
+            while True:
+                yield await subscription.next()
+        finally:
+            subscription.close()
+
+
+class Subscription:
+    """Carries sets of endpoints from the router's thread to one event loop; the newest wins."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._changed = asyncio.Event()
+        self._latest: frozenset[Endpoint] | None = None
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def publish(self, endpoints: frozenset[Endpoint]) -> bool:
+        """Called from the router's thread; False when nobody listens any more."""
+        with self._lock:
+            if self._closed:
+                return False
+            if endpoints == self._latest:
+                return True
+            self._latest = endpoints
+        self._loop.call_soon_threadsafe(self._changed.set)
+        return True
+
+    async def next(self) -> frozenset[Endpoint]:
+        await self._changed.wait()
+        self._changed.clear()
+        with self._lock:
+            assert self._latest is not None, "the event is set after the first publication"
+            return self._latest
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True

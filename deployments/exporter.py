@@ -1,0 +1,106 @@
+"""Mirrors our metrics into Ray's metrics agent, so that the dashboard's Prometheus has them.
+
+Ray exports them with the prefix `ray_` and a few seconds' delay; our own /metrics is live.  The
+mirror runs on a timer of its own and costs the round loop nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray.util import metrics as ray_metrics
+
+from cluster.metrics import ALL, Metric, Recorder
+
+log = logging.getLogger(__name__)
+
+Labels = tuple[tuple[str, str], ...]
+
+_PERIOD_S = 2.0
+
+
+class Exporter:
+    """Copies the values of one `Recorder`; tags are the metric's labels and `process`.
+
+    Counters are passed on as increments.  A histogram becomes its `_sum` and `_count`, because
+    Ray's histograms take single observations only.
+    """
+
+    def __init__(
+        self, recorder: Recorder, process: str, refresh: Callable[[], object] | None = None
+    ) -> None:
+        """process: tells apart the processes that record the same metric, e.g. a replica id.
+
+        refresh: called on the event loop before each copy, to bring gauges up to date.
+        """
+        self._recorder = recorder
+        self._process = process
+        self._refresh = refresh
+        self._series: dict[str, Any] = {}
+        self._exported: dict[tuple[str, Labels], float] = {}
+        self._gauges: dict[tuple[str, Labels], Any] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="metrics exporter")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_PERIOD_S)
+            if self._refresh is not None:
+                self._refresh()
+            # Reading hundreds of series takes a few milliseconds: not on the event loop.
+            await asyncio.to_thread(self.export)
+
+    def export(self) -> None:
+        """Copy every value once."""
+        kinds = {metric.name: metric for metric in ALL}
+        gone = set(self._gauges)
+        for family in self._recorder.registry.collect():
+            metric = kinds.get(family.name)
+            if metric is None:
+                continue
+            for sample in family.samples:
+                if not sample.name.endswith(("_created", "_bucket")):
+                    gone.discard((sample.name, _key(sample.labels)))
+                    self._export_sample(metric, sample.name, dict(sample.labels), sample.value)
+        for name, labels in gone:
+            # Ray's agent would repeat the last value of what is no more, for ever.
+            gauge = self._gauges.pop((name, labels))
+            gauge.set(0.0, tags={**dict(labels), "process": self._process})
+
+    def _export_sample(
+        self, metric: Metric, name: str, labels: dict[str, str], value: float
+    ) -> None:
+        # Ray appends `_total` to counters itself.
+        name = name.removesuffix("_total")
+        tags = {**labels, "process": self._process}
+        if metric.kind == "gauge":
+            gauge = self._get(metric, name, ray_metrics.Gauge)
+            gauge.set(value, tags=tags)
+            self._gauges[name, _key(labels)] = gauge
+            return
+        key = (name, _key(labels))
+        increment = value - self._exported.get(key, 0.0)
+        self._exported[key] = value
+        if increment > 0:
+            self._get(metric, name, ray_metrics.Counter).inc(increment, tags=tags)
+
+    def _get(self, metric: Metric, name: str, kind: Any) -> Any:
+        if name not in self._series:
+            self._series[name] = kind(
+                name, description=metric.help, tag_keys=(*metric.labels, "process")
+            )
+        return self._series[name]
+
+
+def _key(labels: Mapping[str, str]) -> Labels:
+    return tuple(sorted(labels.items()))

@@ -1,0 +1,74 @@
+"""From the bytes of a request to one JSON object, within the limits and without blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NoReturn
+
+from starlette.requests import Request
+
+from cluster.errors import RequestError, TooLargeError
+from deployments.ingress.fields import json_kind
+
+# Parsing this much takes about a millisecond; more is done beside the event loop.
+_INLINE_BYTES = 128 * 1024
+
+
+async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in the body of `request`.
+
+    Raises TooLargeError before anything beyond the limit is read, RequestError for what is no
+    JSON object.
+    """
+    body = await _read(request, max_bytes)
+    if len(body) <= _INLINE_BYTES:
+        return parse_body(body)
+    return await asyncio.to_thread(parse_body, body)
+
+
+async def _read(request: Request, max_bytes: int) -> bytes:
+    length = request.headers.get("content-length", "")
+    if length.isascii() and length.isdigit() and int(length[:20]) > max_bytes:
+        raise _too_large(f"{length[:20]} bytes", max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > max_bytes:
+            raise _too_large(f"more than {max_bytes} bytes", max_bytes)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _too_large(size: str, max_bytes: int) -> TooLargeError:
+    return TooLargeError(
+        f"the body has {size}, the limit is {max_bytes}; shorten it or raise ingress.max_body_bytes"
+    )
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`; raises RequestError for anything else."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"the body is not valid UTF-8 at byte {error.start}; encode it as UTF-8"
+        ) from None
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise RequestError("the body is nested too deeply; flatten it") from None
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            f"the body is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}"
+        ) from None
+    except ValueError:
+        raise RequestError("the body holds a number with too many digits; shorten it") from None
+    if not isinstance(value, dict):
+        raise RequestError(f"the body is {json_kind(value)}; send a JSON object")
+    return value
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise RequestError(f"{name} is no JSON number; send a finite number")

@@ -1,0 +1,325 @@
+"""The ingress' side of the coordinators: one stream each, many requests on it, and failover.
+
+A request whose coordinator dies is sent to another one with the tokens it already has; the text
+does not depend on who decodes it, so the client sees a pause and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+
+import numpy as np
+
+from cluster.core import FinishReason, Request, TokenArray, TokenEvent, WorkerDescription
+from cluster.errors import (
+    CapacityError,
+    DrafthouseError,
+    TooLargeError,
+    UnavailableError,
+    error_from_code,
+)
+from cluster.rpc.duplex import run_until_first_ends
+from cluster.rpc.frames import MAX_FRAME_BYTES
+from cluster.rpc.link import Link
+from cluster.rpc.messages import EventFrame, SubmitFrame
+
+log = logging.getLogger(__name__)
+
+# How long a request waits for a coordinator to appear before it is answered 503.
+DEFAULT_PATIENCE_S = 30.0
+_RESUME_PAUSE_S = 0.05
+# What a request takes on the wire beside its tokens, at most: parameters, biases, names.
+_ENVELOPE_BYTES = 32 * 1024
+
+
+CoordinatorStream = Link[SubmitFrame, EventFrame]
+
+
+class Ticket:
+    """One running request.  `take` hands out what has arrived; `close` must always be called.
+
+    news: set whenever something arrives; several tickets may share one event.
+    """
+
+    def __init__(self, request: Request, news: asyncio.Event) -> None:
+        self.request = request
+        self.wire_id = request.id  # changes with every failover: old events cannot be mistaken
+        self.peer: _Peer | None = None
+        self.failovers = 0
+        self.finished = False
+        self.cancelled = False
+        self.output_len = len(request.output_ids)
+        self._output: list[TokenArray] = [request.output_ids]
+        self._arrived: list[TokenEvent] = []
+        self._error: DrafthouseError | None = None
+        self._news = news
+
+    def push(self, event: TokenEvent) -> None:
+        """Take an event from the coordinator; what overlaps with earlier ones is cut off."""
+        overlap = self.output_len - event.position
+        if overlap > 0 and len(event.token_ids):
+            event = dataclasses.replace(
+                event,
+                position=self.output_len,
+                token_ids=event.token_ids[overlap:],
+                logprobs=event.logprobs[overlap:],
+            )
+        if len(event.token_ids):
+            self._output.append(event.token_ids)
+            self.output_len += len(event.token_ids)
+        if event.error_code:
+            if len(event.token_ids):
+                self._arrived.append(dataclasses.replace(event, finish_reason=None))
+            self.fail(error_from_code(event.error_code, event.error_message))
+            return
+        self._arrived.append(event)
+        self.finished = event.finish_reason is not None
+        self._news.set()
+
+    def fail(self, error: DrafthouseError) -> None:
+        self._error = error
+        self.finished = True
+        self._news.set()
+
+    def end(self) -> None:
+        """Nothing more will come, not even statistics."""
+        self.finished = True
+        self._news.set()
+
+    def take(self) -> list[TokenEvent]:
+        """All events since the last call, perhaps none.
+
+        Raises the error that ended the request, once its events have been handed out.
+        """
+        events, self._arrived = self._arrived, []
+        if not events and self._error is not None:
+            raise self._error
+        return events
+
+    def resumed(self) -> Request:
+        """The request as another coordinator is to continue it."""
+        self.failovers += 1
+        self.wire_id = f"{self.request.id}~{self.failovers}"
+        output_ids = np.concatenate(self._output)
+        return dataclasses.replace(self.request, id=self.wire_id, output_ids=output_ids)
+
+
+class _Peer:
+    """One coordinator: its stream, the requests on it, and what is to be sent next."""
+
+    def __init__(
+        self, peer_id: str, description: WorkerDescription, link: CoordinatorStream
+    ) -> None:
+        self.id = peer_id
+        self.description = description
+        self.link = link
+        self.tickets: dict[str, Ticket] = {}
+        self.requests: list[Request] = []
+        self.cancelled: list[str] = []
+        self.wake = asyncio.Event()
+
+
+class Coordinators:
+    """Spreads requests over the connected coordinators; sticks to none."""
+
+    def __init__(
+        self, patience_s: float = DEFAULT_PATIENCE_S, max_frame_bytes: int = MAX_FRAME_BYTES
+    ) -> None:
+        self._patience_s = patience_s
+        self._max_prompt_len = (max_frame_bytes - _ENVELOPE_BYTES) // 4  # a token has four bytes
+        self._peers: dict[str, _Peer] = {}
+        self._joined = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._resumptions: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether requests can be placed at present."""
+        return bool(self._peers)
+
+    async def use(
+        self, peer_id: str, description: WorkerDescription, link: CoordinatorStream
+    ) -> None:
+        """Give this coordinator requests until its link ends; they are then resumed elsewhere."""
+        peer = _Peer(peer_id, description, link)
+        self._peers[peer_id] = peer
+        self._joined.set()
+        self._announce()
+        try:
+            await run_until_first_ends(self._read(peer), self._write(peer))
+        except DrafthouseError as error:
+            log.warning("lost coordinator id=%s: %s", peer_id, error)
+        finally:
+            self._lose(peer)
+
+    def _lose(self, peer: _Peer) -> None:
+        del self._peers[peer.id]
+        if not self._peers:
+            self._joined.clear()
+        self._announce()
+        for ticket in list(peer.tickets.values()):
+            self._resume_later(ticket)
+        peer.tickets.clear()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def next_change(self) -> asyncio.Event:
+        """Set when a coordinator comes or goes from now on."""
+        return self._changed
+
+    def _resume_later(self, ticket: Ticket) -> None:
+        ticket.peer = None
+        task = asyncio.create_task(self._resume(ticket), name=f"resume {ticket.request.id}")
+        self._resumptions.add(task)
+        task.add_done_callback(self._resumptions.discard)
+
+    @property
+    def max_context_len(self) -> int:
+        """Tokens that prompt and output may have together, 0 while no coordinator is connected."""
+        return min((peer.description.max_context_len for peer in self._peers.values()), default=0)
+
+    async def submit(self, request: Request, news: asyncio.Event) -> Ticket:
+        """Hand the request to the least loaded coordinator; its events come by the ticket.
+
+        Raises UnavailableError when none appears in time, TooLargeError for a prompt that exceeds
+        the limit of a frame.
+        """
+        self._check_size(request)
+        ticket = Ticket(request, news)
+        await self.wait_connected()
+        self._place(ticket, request)
+        return ticket
+
+    def _check_size(self, request: Request) -> None:
+        num_tokens = len(request.prompt_ids) + len(request.output_ids)
+        if num_tokens > self._max_prompt_len:
+            raise TooLargeError(
+                f"the prompt has {num_tokens} tokens, {self._max_prompt_len} fit into one frame; "
+                "shorten it or raise coordinator.max_frame_bytes",
+                param="prompt",
+            )
+
+    def close(self, ticket: Ticket) -> None:
+        """Forget the request; a coordinator that still works on it is told at once."""
+        peer, ticket.peer = ticket.peer, None
+        if peer is None:
+            ticket.finished = True
+            return
+        peer.tickets.pop(ticket.wire_id, None)
+        if not ticket.finished:
+            ticket.finished = True
+            peer.cancelled.append(ticket.wire_id)
+            peer.wake.set()
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Ask for the end of the request; its last event still arrives, with the statistics."""
+        ticket.cancelled = True
+        if ticket.finished:
+            return
+        if ticket.peer is None:  # its coordinator was lost, and the counts with it
+            ticket.end()
+        else:
+            ticket.peer.cancelled.append(ticket.wire_id)
+            ticket.peer.wake.set()
+
+    async def wait_connected(self) -> None:
+        """Until there is a coordinator; raises UnavailableError when none appears in time."""
+        if self._peers:
+            return
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._joined.wait()
+        except TimeoutError:
+            raise UnavailableError(
+                f"no coordinator answered within {self._patience_s:g} s; try again later"
+            ) from None
+
+    def _place(self, ticket: Ticket, request: Request) -> None:
+        peer = min(self._peers.values(), key=lambda one: len(one.tickets))
+        if ticket.wire_id in peer.tickets:
+            raise DrafthouseError(f"request id {ticket.wire_id} runs already; ids must be unique")
+        ticket.peer = peer
+        peer.tickets[ticket.wire_id] = ticket
+        peer.requests.append(request)
+        peer.wake.set()
+
+    async def _resume(self, ticket: Ticket) -> None:
+        if ticket.finished or ticket.cancelled:
+            ticket.end()
+            return
+        request = ticket.resumed()
+        # A coordinator that is being stopped refuses what it is sent until its stream ends.
+        await asyncio.sleep(min(_RESUME_PAUSE_S * (ticket.failovers - 1), 1.0))
+        try:
+            await self.wait_connected()
+            if ticket.finished:  # closed or cancelled meanwhile
+                return
+            log.warning("resuming request id=%s at token %d", request.id, ticket.output_len)
+            self._place(ticket, request)
+        except DrafthouseError as error:
+            ticket.fail(error)
+
+    async def _write(self, peer: _Peer) -> None:
+        """Everything that is ready goes out in one frame."""
+        while True:
+            await peer.wake.wait()
+            peer.wake.clear()
+            requests, peer.requests = tuple(peer.requests), []
+            cancelled, peer.cancelled = tuple(peer.cancelled), []
+            if requests or cancelled:
+                await self._send(peer, requests, cancelled)
+
+    async def _send(
+        self, peer: _Peer, requests: tuple[Request, ...], cancelled: tuple[str, ...]
+    ) -> None:
+        try:
+            await peer.link.send(SubmitFrame(requests, cancelled))
+            return
+        except TooLargeError:
+            # Nothing of the frame was sent.  One request is at fault, and must not cost the others
+            # their stream.
+            pass
+        for request in requests:
+            try:
+                await peer.link.send(SubmitFrame((request,)))
+            except TooLargeError as error:
+                ticket = peer.tickets.pop(request.id, None)
+                if ticket is not None:
+                    ticket.peer = None
+                    ticket.fail(error)
+        await peer.link.send(SubmitFrame((), cancelled))
+
+    async def _read(self, peer: _Peer) -> None:
+        async for frame in peer.link:
+            for event in frame.events:
+                self._deliver(peer, event)
+
+    def _deliver(self, peer: _Peer, event: TokenEvent) -> None:
+        ticket = peer.tickets.get(event.request_id)
+        if ticket is None:  # it was closed; late events are expected
+            return
+        if event.position > ticket.output_len:
+            log.error("gap in the tokens of id=%s: asking again", event.request_id)
+            del peer.tickets[event.request_id]
+            peer.cancelled.append(event.request_id)
+            peer.wake.set()
+            self._resume_later(ticket)
+            return
+        if event.finish_reason is FinishReason.CANCELLED and not ticket.cancelled:
+            # Not our wish: that coordinator is being stopped, and another one goes on.
+            del peer.tickets[event.request_id]
+            self._resume_later(ticket)
+            return
+        if event.error_code == CapacityError.code and ticket.failovers:
+            # It was accepted once.  Those who come later may be told to come again, not this one.
+            del peer.tickets[event.request_id]
+            self._resume_later(ticket)
+            return
+        ticket.push(event)
+        if ticket.finished:
+            del peer.tickets[event.request_id]
+            ticket.peer = None

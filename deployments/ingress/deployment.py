@@ -1,0 +1,63 @@
+"""The ingress as a Ray Serve deployment: HTTP and gRPC in front of the coordinators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from cluster.config import Config
+from cluster.text.tokenizer import Tokenizer
+from deployments.endpoints import ServeEndpoints
+from deployments.exporter import Exporter
+from deployments.ingress.front import Front
+from deployments.ingress.grpc_face import GrpcFace
+from deployments.ingress.http import create_app
+from deployments.models import tokenizer_folder
+from deployments.replica import configure_logging, process_id, where
+
+
+class IngressDeployment:
+    """One ingress replica.  The methods in capitals are gRPC's names."""
+
+    async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
+        """coordinator: a Serve handle; it only says where the coordinators listen."""
+        configure_logging()
+        engine = config.target.engine
+        tokenizer = await asyncio.to_thread(
+            lambda: Tokenizer.load(
+                tokenizer_folder(engine.model), trust_remote_code=engine.trust_remote_code
+            )
+        )
+        self._front = Front(config, tokenizer, ServeEndpoints(coordinator))
+        self._front.start()
+        self._grpc = GrpcFace(self._front)
+        self._exporter = Exporter(self._front.recorder, process_id("ingress"))
+        self._exporter.start()
+
+    def __serve_build_asgi_app__(self) -> Any:
+        """Serve calls this after the constructor and passes HTTP requests to what it returns."""
+        return create_app(self._front)
+
+    async def Generate(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
+        """drafthouse.v1.Generation/Generate."""
+        async for response in self._grpc.generate(request, grpc_context):
+            yield response
+
+    async def Check(self, request: Any, grpc_context: Any) -> Any:
+        """grpc.health.v1.Health/Check."""
+        return await self._grpc.check(request, grpc_context)
+
+    async def Watch(self, request: Any) -> AsyncIterator[Any]:
+        """grpc.health.v1.Health/Watch."""
+        async for response in self._grpc.watch(request):
+            yield response
+
+    async def placement(self) -> dict[str, Any]:
+        """Node and devices of the replica."""
+        return where()
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_exporter"):
+            await self._front.stop()
+            await self._exporter.stop()

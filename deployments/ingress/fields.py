@@ -1,0 +1,179 @@
+"""Typed reading of one JSON object from a client; every deviation is a RequestError.
+
+A message names the field, the value and the remedy.  Values are shortened, and those of fields
+that hold prompt text are described by their type only, so that no text reaches a log.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cluster.errors import RequestError
+
+_JSON_NAMES: dict[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a string",
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    type(None): "null",
+}
+
+
+def json_kind(value: Any) -> str:
+    """What JSON calls the type of `value`, with its article."""
+    return _JSON_NAMES.get(type(value), type(value).__name__)
+
+
+def shown(value: Any) -> str:
+    """`value` as a message may carry it: at most 60 characters, containers by their kind."""
+    if isinstance(value, dict | list):
+        return json_kind(value)
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+class Fields:
+    """One JSON object; `path` is where it stands in the request ("" for the body itself).
+
+    Every reader returns `default` when the key is absent or null.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self._values = values
+        self._path = path
+
+    @classmethod
+    def of(cls, value: Any, path: str) -> Fields:
+        """`value` as an object; raises RequestError when it is none."""
+        if not isinstance(value, dict):
+            raise RequestError(f"{path}: {json_kind(value)}; send an object", param=path)
+        return cls(value, path)
+
+    def name(self, key: str) -> str:
+        """The key's full path, for messages and the error's `param`."""
+        return f"{self._path}.{key}" if self._path else key
+
+    def get(self, key: str) -> Any:
+        """The raw value, None when absent."""
+        return self._values.get(key)
+
+    def refuse_unknown(self, known: Iterable[str]) -> None:
+        """Raise for the first key that is not in `known`, with the nearest one that is."""
+        names = list(known)
+        for key in self._values:
+            if key in names:
+                continue
+            near = difflib.get_close_matches(key[:40], names, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else "remove it"
+            name = self.name(key[:40])
+            raise RequestError(f"{name}: unknown field; {hint}", param=name)
+
+    def number(self, key: str, default: float, low: float, high: float) -> float:
+        """A number in [low, high]; NaN is in no interval."""
+        value = self._values.get(key)
+        if value is None:
+            return default
+        name = self.name(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise RequestError(
+                f"{name}: {shown(value)} is not a number; send {_interval(low, high)}", param=name
+            )
+        if not low <= value <= high:
+            raise RequestError(
+                f"{name}: {shown(value)} is out of range; send {_interval(low, high)}", param=name
+            )
+        return float(value)
+
+    def integer(self, key: str, default: int | None, low: int, high: int) -> int | None:
+        """An integer in [low, high]; a float or boolean is refused, whatever its value."""
+        value = self._values.get(key)
+        if value is None:
+            return default
+        name = self.name(key)
+        remedy = f"send an integer from {low} to {high}"
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise RequestError(f"{name}: {shown(value)} is not an integer; {remedy}", param=name)
+        if not low <= value <= high:
+            raise RequestError(f"{name}: {_digits(value)} is out of range; {remedy}", param=name)
+        return value
+
+    def boolean(self, key: str, *, default: bool) -> bool:
+        value = self._values.get(key)
+        if value is None:
+            return default
+        if not isinstance(value, bool):
+            name = self.name(key)
+            raise RequestError(
+                f"{name}: {shown(value)} is not a boolean; send true or false", param=name
+            )
+        return value
+
+    def string(self, key: str, default: str, max_len: int = 256) -> str:
+        value = self._values.get(key)
+        if value is None:
+            return default
+        name = self.name(key)
+        if not isinstance(value, str):
+            raise RequestError(f"{name}: {shown(value)} is not a string", param=name)
+        if len(value) > max_len:
+            raise RequestError(
+                f"{name}: {len(value)} characters; send at most {max_len}", param=name
+            )
+        return encodable(value, name)
+
+    def strings(self, key: str, max_items: int, max_len: int = 256) -> tuple[str, ...] | None:
+        """A list of strings, None when absent."""
+        value = self._values.get(key)
+        if value is None:
+            return None
+        name = self.name(key)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise RequestError(f"{name}: {shown(value)} is not a list of strings", param=name)
+        if len(value) > max_items:
+            raise RequestError(f"{name}: {len(value)} items; send at most {max_items}", param=name)
+        if any(len(item) > max_len for item in value):
+            raise RequestError(
+                f"{name}: an item is longer than {max_len} characters; shorten it", param=name
+            )
+        return tuple(encodable(item, name) for item in value)
+
+    def integers(self, key: str, max_items: int, low: int, high: int) -> tuple[int, ...]:
+        """A list of integers in [low, high], () when absent."""
+        value = self._values.get(key)
+        if value is None:
+            return ()
+        name = self.name(key)
+        if not isinstance(value, list) or any(type(item) is not int for item in value):
+            raise RequestError(f"{name}: {shown(value)} is not a list of integers", param=name)
+        if len(value) > max_items:
+            raise RequestError(f"{name}: {len(value)} items; send at most {max_items}", param=name)
+        for item in value:
+            if not low <= item <= high:
+                raise RequestError(
+                    f"{name}: {_digits(item)} is out of range; send {low} to {high}", param=name
+                )
+        return tuple(value)
+
+
+def encodable(text: str, name: str) -> str:
+    """`text`, which must be real Unicode: JSON can spell half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RequestError(
+            f"{name}: contains half of a surrogate pair; send valid Unicode", param=name
+        ) from None
+    return text
+
+
+def _interval(low: float, high: float) -> str:
+    return f"a number from {low:g} to {high:g}"
+
+
+def _digits(value: int) -> str:
+    # The decimal form of a huge integer costs quadratic time, and Python refuses it past a limit.
+    return str(value) if value.bit_length() <= 128 else f"a {value.bit_length()}-bit integer"

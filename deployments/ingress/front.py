@@ -1,0 +1,138 @@
+"""What every face of the ingress shares: the tokenizer, the coordinators, and the limits."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from cluster import metrics
+from cluster.config import Config
+from cluster.core import WorkerDescription
+from cluster.errors import DrafthouseError, UnavailableError
+from cluster.metrics import Recorder
+from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
+from cluster.text.tokenizer import Tokenizer
+from deployments.connections import Connections
+from deployments.endpoints import Endpoint, Endpoints
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.generation import Generation
+from deployments.ingress.merge import merge_texts
+from deployments.ingress.spec import GenerationSpec, Limits, Resumption
+
+log = logging.getLogger(__name__)
+
+_REPORT_TIMEOUT_S = 2.0
+
+
+class Front:
+    """The front door.  Create it inside the event loop that serves the requests."""
+
+    def __init__(self, config: Config, tokenizer: Tokenizer, endpoints: Endpoints) -> None:
+        """endpoints: the coordinators."""
+        self.config = config
+        self.tokenizer = tokenizer
+        self.recorder = Recorder()
+        settings = config.coordinator
+        self.coordinators = Coordinators(max_frame_bytes=settings.max_frame_bytes)
+        self._links: dict[str, CoordinatorLink] = {}
+        self.limits = Limits(
+            model_name=config.model_name,
+            drafters=tuple(config.drafters),
+            tasks=tuple(config.tasks),
+            vocab_size=tokenizer.vocab_size,
+            max_choices=config.ingress.max_choices,
+            max_total_choices=settings.max_running_sequences + settings.max_queued_requests,
+            max_logprobs=config.ingress.max_logprobs,
+            max_stop_strings=config.ingress.max_stop_strings,
+            max_draft_tokens=settings.max_draft_tokens,
+        )
+        self._connections: Connections[CoordinatorLink] = Connections(
+            "coordinator", endpoints, self._connect, self._use
+        )
+
+    def start(self) -> None:
+        """Begin to look for coordinators."""
+        self._connections.start()
+
+    async def stop(self) -> None:
+        """Close the streams; requests that still run end with an error."""
+        await self._connections.stop()
+
+    async def _connect(self, endpoint: Endpoint) -> tuple[WorkerDescription, CoordinatorLink]:
+        description, link = await connect_coordinator(
+            endpoint.address,
+            Expectations(worker_id=endpoint.worker_id, tokenizer_hash=self.tokenizer.hash),
+            max_frame_bytes=self.config.coordinator.max_frame_bytes,
+        )
+        if description.vocab_size == 0:
+            # It knows its limits only when it leads a target; until then it can serve nothing.
+            await link.close()
+            raise UnavailableError(f"coordinator {description.worker_id} has no target yet")
+        return description, link
+
+    async def _use(
+        self, endpoint: Endpoint, description: WorkerDescription, link: CoordinatorLink
+    ) -> None:
+        self._links[endpoint.id] = link
+        try:
+            await self.coordinators.use(endpoint.id, description, link)
+        finally:
+            del self._links[endpoint.id]
+
+    async def generate(
+        self, request_id: str, spec: GenerationSpec, resumptions: Sequence[Resumption] = ()
+    ) -> Generation:
+        """Start a generation; the caller closes it.  Raises the error that refuses it."""
+        generation = Generation(
+            request_id, spec, self.tokenizer, self.coordinators,
+            self.config.ingress.default_max_tokens,
+        )  # fmt: skip
+        try:
+            await generation.start(resumptions)
+        except BaseException:
+            generation.close()
+            raise
+        return generation
+
+    def refused(self, error: DrafthouseError) -> None:
+        """Count a request that the front door itself turned away."""
+        self.recorder.add(metrics.REJECTED, code=error.code)
+
+    async def health(self) -> dict[str, Any]:
+        """What serves at present; `status` is "ok" when some coordinator leads a target."""
+        reports = await self._ask(lambda link: link.status(_REPORT_TIMEOUT_S))
+        drafters = dict.fromkeys(self.config.drafters, 0)
+        num_targets = 0
+        for report in reports:
+            num_targets += len(report["targets"])
+            replicas = Counter(drafter["name"] for drafter in report["drafters"])
+            drafters |= {name: max(drafters.get(name, 0), replicas[name]) for name in replicas}
+        return {
+            "status": "ok" if num_targets else "unavailable",
+            "model": self.config.model_name,
+            "coordinators": len(reports),
+            "targets": num_targets,
+            "drafters": drafters,
+        }
+
+    async def render_metrics(self) -> bytes:
+        """Live values of this replica and of every coordinator, in Prometheus' text format."""
+        texts = await self._ask(lambda link: link.metrics(_REPORT_TIMEOUT_S))
+        return merge_texts([self.recorder.render(), *texts])
+
+    async def _ask(self, question: Any) -> list[Any]:
+        """The answers of the coordinators that gave one."""
+        links = dict(self._links)
+        answers = await asyncio.gather(*map(question, links.values()), return_exceptions=True)
+        found = []
+        for name, answer in zip(links, answers, strict=True):
+            if isinstance(answer, DrafthouseError):
+                log.info("coordinator id=%s gives no report: %s", name, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(answer)
+        return found

@@ -1,0 +1,284 @@
+"""One client request from validated spec to pieces of text, whatever face it came through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from cluster.core import (
+    EMPTY_TOKENS,
+    FinishReason,
+    Request,
+    SpeculationStats,
+    TokenArray,
+    TokenEvent,
+    TokenLogprob,
+)
+from cluster.errors import DrafthouseError, RequestError
+from cluster.text.stream import TextStream
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.coordinators import Coordinators, Ticket
+from deployments.ingress.spec import GenerationSpec, Prompt, Resumption
+
+# Encoding this much text takes about two milliseconds; more is done beside the event loop.
+_INLINE_CHARACTERS = 8192
+# A coordinator answers a cancellation at once; one that has just died never does.
+_LAST_EVENT_PATIENCE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """News of one choice.  token_ids: those that belong to the output; logprobs: theirs.
+
+    stop: the stop string that ended the text, with FinishReason.STOP.
+    """
+
+    choice: int
+    text: str
+    token_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
+    logprobs: Sequence[TokenLogprob] = ()
+    finish_reason: FinishReason | None = None
+    stop: str | None = None
+
+
+class _Choice:
+    """One sample: its tokens become text until the sequence or a stop string ends it."""
+
+    def __init__(self, index: int, text: TextStream, ticket: Ticket | None) -> None:
+        self.index = index
+        self.text = text
+        self.ticket = ticket
+        self.done = ticket is None
+        self.stats = SpeculationStats()
+
+    def feed(self, event: TokenEvent) -> Delta | None:
+        """The client's news in `event`; None when there are none."""
+        if event.stats is not None:
+            self.stats = event.stats
+        if self.done:
+            return None
+        piece = self.text.push(event.token_ids)
+        kept = piece.num_tokens
+        reason, text, stop = event.finish_reason, piece.text, piece.stop
+        if stop is not None:
+            reason = FinishReason.STOP
+        elif reason is not None:
+            rest = self.text.finish()
+            text, stop = text + rest.text, rest.stop
+            if stop is not None:
+                reason = FinishReason.STOP
+        self.done = reason is not None
+        if not text and not kept and reason is None:
+            return None
+        return Delta(self.index, text, event.token_ids[:kept], event.logprobs[:kept], reason, stop)
+
+
+class Generation:
+    """Runs all samples of all prompts of one request.
+
+    Use: `await start()`, iterate `deltas()`, and `close()` in any case.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        spec: GenerationSpec,
+        tokenizer: Tokenizer,
+        coordinators: Coordinators,
+        default_max_tokens: int,
+    ) -> None:
+        """request_id: what the answer calls itself, perhaps a name that the client chose."""
+        self.id = request_id
+        # Clients may choose equal names; between our own processes every request has its own.
+        self._wire_id = uuid.uuid4().hex
+        self.seed = _seed(spec.seed)
+        self.prompt_ids: list[TokenArray] = []
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._coordinators = coordinators
+        self._default_max_tokens = default_max_tokens
+        self._news = asyncio.Event()
+        self._choices: list[_Choice] = []
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(map(len, self.prompt_ids))
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all choices, up to the end of a stop string."""
+        return sum(choice.text.num_tokens for choice in self._choices)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every choice has ended; usage and statistics are then final."""
+        return all(choice.done for choice in self._choices)
+
+    @property
+    def stats(self) -> SpeculationStats:
+        """Speculation statistics of all choices together."""
+        return combined([choice.stats for choice in self._choices])
+
+    async def start(self, resumptions: Sequence[Resumption] = ()) -> None:
+        """Tokenise and submit; raises RequestError for what does not fit, before any work."""
+        spec = self._spec
+        await self._coordinators.wait_connected()
+        for prompt_ids in await self._encode_all(spec.prompts):
+            if len(prompt_ids) == 0:
+                raise RequestError(
+                    "the prompt has no tokens; send text that the model's tokenizer keeps",
+                    param="prompt",
+                )
+            self.prompt_ids.append(prompt_ids)
+        resumed = {resumption.choice: resumption for resumption in resumptions}
+        for number, prompt_ids in enumerate(self.prompt_ids):
+            params = dataclasses.replace(
+                spec.params,
+                seed=self.seed,
+                max_tokens=self._max_tokens(len(prompt_ids)),
+                stop_token_ids=self._stop_token_ids(),
+            )
+            for sample in range(spec.num_choices):
+                index = number * spec.num_choices + sample
+                request = Request(
+                    id=f"{self._wire_id}-{index}",
+                    prompt_ids=prompt_ids,
+                    params=dataclasses.replace(params, stream=sample),
+                    task=spec.task,
+                    speculation=spec.speculation,
+                    output_ids=resumed[index].token_ids if index in resumed else EMPTY_TOKENS,
+                )
+                await self._open(index, request, resumed.get(index))
+
+    async def _open(self, index: int, request: Request, resumption: Resumption | None) -> None:
+        text = TextStream(
+            self._tokenizer,
+            self._spec.stop,
+            include_stop=self._spec.include_stop,
+            min_tokens=self._spec.params.min_tokens,
+            prompt_ids=request.prompt_ids,
+        )
+        if resumption is not None:
+            # Its text was delivered before the stream broke; only the position matters.
+            text.push(resumption.token_ids)
+        is_over = resumption is not None and (resumption.finished or text.is_finished)
+        ticket = None if is_over else await self._coordinators.submit(request, self._news)
+        self._choices.append(_Choice(index, text, ticket))
+
+    async def _encode_all(self, prompts: Sequence[Prompt]) -> list[TokenArray]:
+        """Beside the event loop when all prompts together are long."""
+        if sum(map(_num_characters, prompts)) <= _INLINE_CHARACTERS:
+            return [self._encode(prompt) for prompt in prompts]
+        return await asyncio.to_thread(lambda: [self._encode(prompt) for prompt in prompts])
+
+    def _encode(self, prompt: Prompt) -> TokenArray:
+        if prompt.token_ids is not None:
+            return prompt.token_ids
+        if prompt.messages is not None:
+            return self._tokenizer.apply_chat_template(prompt.messages)
+        special = self._spec.add_special_tokens
+        return self._tokenizer.encode(prompt.text or "", add_special_tokens=special)
+
+    def _max_tokens(self, prompt_len: int) -> int:
+        """The request's max_tokens, or the default where it names none; both must fit."""
+        limit = self._coordinators.max_context_len
+        wanted = self._spec.params.max_tokens
+        if limit and prompt_len >= limit:
+            raise RequestError(
+                f"the prompt has {prompt_len} tokens, prompt and output together may have {limit}; "
+                "shorten the prompt or raise target.engine.max_context_len",
+                param="prompt",
+            )
+        if limit and prompt_len + wanted > limit:
+            raise RequestError(
+                f"max_tokens: {wanted} and a prompt of {prompt_len} tokens exceed the limit of "
+                f"{limit} tokens; send at most {limit - prompt_len}",
+                param="max_tokens",
+            )
+        return wanted or min(self._default_max_tokens, (limit or 2**31) - prompt_len)
+
+    def _stop_token_ids(self) -> tuple[int, ...]:
+        own = () if self._spec.ignore_eos else self._tokenizer.eos_token_ids
+        return tuple(sorted({*own, *self._spec.params.stop_token_ids}))
+
+    async def deltas(self) -> AsyncIterator[list[Delta]]:
+        """What arrived since the last piece; the last one comes when all statistics are known.
+
+        Raises the error of the first choice that fails.
+        """
+        while not self.is_over:
+            await self._news.wait()
+            self._news.clear()
+            pieces = self._take()
+            if self.is_over:
+                await self._wait_for_last_events()
+            if pieces:
+                yield pieces
+
+    def _take(self) -> list[Delta]:
+        pieces: list[Delta] = []
+        for choice in self._choices:
+            if choice.ticket is None:
+                continue
+            if choice.done:
+                # Only the counts may still come; how the sequence itself ends is of no interest.
+                with contextlib.suppress(DrafthouseError):
+                    for event in choice.ticket.take():
+                        choice.feed(event)
+                continue
+            for event in choice.ticket.take():
+                delta = choice.feed(event)
+                if delta is not None:
+                    pieces.append(delta)
+            if choice.done:
+                # After a stop string the coordinator would go on; its last event has the counts.
+                self._coordinators.cancel(choice.ticket)
+        return pieces
+
+    async def _wait_for_last_events(self) -> None:
+        try:
+            async with asyncio.timeout(_LAST_EVENT_PATIENCE_S):
+                while not all(one.ticket is None or one.ticket.finished for one in self._choices):
+                    await self._news.wait()
+                    self._news.clear()
+        except TimeoutError:
+            return
+        self._take()
+
+    def close(self) -> None:
+        """Give up what still runs; its tokens and drafts are freed at once."""
+        for choice in self._choices:
+            if choice.ticket is not None:
+                self._coordinators.close(choice.ticket)
+
+
+def _num_characters(prompt: Prompt) -> int:
+    if prompt.messages is not None:
+        return sum(len(message["content"]) for message in prompt.messages)
+    return len(prompt.text or "")
+
+
+def _seed(seed: int | None) -> int:
+    """The seed in force.  Drawn ones fit JSON's numbers, negative ones wrap to 64 bits."""
+    return secrets.randbits(53) if seed is None else seed & (2**64 - 1)
+
+
+def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
+    """The sum of several requests' statistics."""
+    histogram = [0] * max((len(one.acceptance_histogram) for one in stats), default=0)
+    for one in stats:
+        for accepted, count in enumerate(one.acceptance_histogram):
+            histogram[accepted] += count
+    return SpeculationStats(
+        num_steps=sum(one.num_steps for one in stats),
+        num_spec_steps=sum(one.num_spec_steps for one in stats),
+        num_draft_tokens=sum(one.num_draft_tokens for one in stats),
+        num_accepted_draft_tokens=sum(one.num_accepted_draft_tokens for one in stats),
+        num_spec_tokens=sum(one.num_spec_tokens for one in stats),
+        acceptance_histogram=tuple(histogram),
+    )

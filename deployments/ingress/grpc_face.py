@@ -1,0 +1,174 @@
+"""The gRPC face: drafthouse.v1.Generation and grpc.health.v1, behind Serve's gRPC proxy."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from cluster.errors import DrafthouseError, NotFoundError, RequestError, TooLargeError
+from cluster.rpc.codec_generation import decode_request, encode_response
+from cluster.rpc.generated import generation_pb2
+from cluster.rpc.generation import (
+    ChoiceDelta,
+    GenerationRequest,
+    GenerationResponse,
+    Usage,
+)
+from cluster.rpc.status import status_code, trailing_metadata
+from deployments.ingress.front import Front
+from deployments.ingress.generation import Delta, Generation
+from deployments.ingress.grpc_request import request_name, to_spec
+from deployments.ingress.servicers import GENERATION
+from deployments.ingress.spec import Resumption
+
+log = logging.getLogger(__name__)
+
+
+class GrpcFace:
+    """Answers the calls that Serve's proxy hands to the ingress.
+
+    An error in a stream sets the status on the context, and one empty response carries it: Serve's
+    proxy takes status and trailing metadata from the contexts that come with responses, and logs
+    what is raised.  A single answer has to be raised, which leaves out the metadata.
+    """
+
+    def __init__(self, front: Front) -> None:
+        self._front = front
+
+    async def generate(self, body: Any, context: Any) -> AsyncIterator[Any]:
+        """One GenerateResponse per piece of news; the last one has the usage."""
+        failure: DrafthouseError
+        try:
+            async for response in self._responses(body):
+                yield encode_response(response)
+            return
+        except DrafthouseError as error:
+            failure = error
+        except Exception as error:  # noqa: BLE001
+            # A bug of ours must become a status.  Its message may hold anything, prompt text
+            # included, so only the place is logged.
+            places = "".join(traceback.format_tb(error.__traceback__))
+            log.error("unexpected %s at\n%s", type(error).__name__, places)
+            failure = DrafthouseError("internal error; the server's log says where")
+        _set_status(context, failure)
+        yield generation_pb2.GenerateResponse()
+
+    async def _responses(self, body: Any) -> AsyncIterator[GenerationResponse]:
+        try:
+            request = self._parse(body)
+            spec = to_spec(request, self._front.limits)
+            request_id = request_name(request)
+            resumptions = [
+                Resumption(one.index, one.token_ids, one.is_finished) for one in request.resume
+            ]
+            generation = await self._front.generate(request_id, spec, resumptions)
+        except DrafthouseError as error:
+            self._front.refused(error)
+            raise
+        try:
+            is_over = False
+            async for deltas in generation.deltas():
+                is_over = generation.is_over
+                yield _response(request.model, generation, deltas, is_last=is_over)
+            if not is_over:  # everything was resumed as finished: there is only the sum to tell
+                yield _response(request.model, generation, (), is_last=True)
+        finally:
+            generation.close()
+
+    def _parse(self, body: bytes | generation_pb2.GenerateRequest) -> GenerationRequest:
+        if not isinstance(
+            body, bytes
+        ):  # a proxy with the generated servicer function has parsed it
+            return decode_request(body)
+        limit = self._front.config.ingress.max_body_bytes
+        if len(body) > limit:
+            raise TooLargeError(
+                f"the request has {len(body)} bytes, the limit is {limit}; shorten it or raise "
+                "ingress.max_body_bytes"
+            )
+        try:
+            message = generation_pb2.GenerateRequest.FromString(body)
+        except DecodeError:
+            raise RequestError(
+                "the request is no valid GenerateRequest; check the encoding and that all text "
+                "is UTF-8"
+            ) from None
+        return decode_request(message)
+
+    async def check(self, body: Any, context: Any) -> Any:
+        """grpc.health.v1.Health/Check."""
+        status = self._status(_service_of(body))
+        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+            error = NotFoundError("no such service; ask for an empty name")
+            _set_status(context, error)
+            raise error from None
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def watch(self, body: Any) -> AsyncIterator[Any]:
+        """grpc.health.v1.Health/Watch: the status now, and again whenever it changes."""
+        service = _service_of(body)
+        last: int | None = None
+        while True:
+            # Taken before the status is read, so that a change during the yield is not missed.
+            changed = self._front.coordinators.next_change()
+            status = self._status(service)
+            if status != last:
+                yield health_pb2.HealthCheckResponse(status=status)
+                last = status
+            await changed.wait()
+
+    def _status(self, service: str) -> int:
+        values = health_pb2.HealthCheckResponse
+        if service not in ("", GENERATION):
+            return int(values.SERVICE_UNKNOWN)
+        serving = self._front.coordinators.is_connected
+        return int(values.SERVING if serving else values.NOT_SERVING)
+
+
+def _service_of(body: Any) -> str:
+    if not isinstance(body, bytes):
+        return str(body.service)
+    try:
+        return str(health_pb2.HealthCheckRequest.FromString(body).service)
+    except DecodeError:
+        return "?"  # a name that is no service's
+
+
+def _set_status(context: Any, error: DrafthouseError) -> None:
+    context.set_code(status_code(error))
+    context.set_details(error.message)
+    context.set_trailing_metadata(list(trailing_metadata(error)))
+
+
+def _response(
+    model: str, generation: Generation, deltas: Sequence[Delta], *, is_last: bool = False
+) -> GenerationResponse:
+    stats = generation.stats if is_last else None
+    usage = None
+    if stats is not None:
+        accepted = stats.num_accepted_draft_tokens
+        usage = Usage(
+            prompt_tokens=generation.num_prompt_tokens,
+            completion_tokens=generation.num_output_tokens,
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=stats.num_draft_tokens - accepted,
+        )
+    return GenerationResponse(
+        id=generation.id,
+        model=model,
+        seed=generation.seed,
+        choices=tuple(
+            ChoiceDelta(
+                delta.choice, delta.text, delta.token_ids, tuple(delta.logprobs),
+                delta.finish_reason, delta.stop,
+            )
+            for delta in deltas
+        ),
+        usage=usage,
+        speculative_decoding=stats,
+    )  # fmt: skip

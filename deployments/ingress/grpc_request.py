@@ -1,0 +1,121 @@
+"""A GenerateRequest to the same validated spec, by the same rules, as OpenAI's bodies."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cluster.core import TokenArray
+from cluster.errors import RequestError
+from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
+from deployments.ingress.chat import parse_messages
+from deployments.ingress.fields import Fields
+from deployments.ingress.openai_request import check_model
+from deployments.ingress.sampling import read_spec
+from deployments.ingress.spec import GenerationSpec, Limits, Prompt
+
+_MAX_TOKENS = 2**31 - 1
+_MAX_NAME_LEN = 128
+_SAME = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "seed", "min_tokens", "ignore_eos",
+)  # fmt: skip
+
+
+def request_name(request: GenerationRequest) -> str:
+    """The name that the client gave its request, or a drawn one; RequestError for a bad one.
+
+    It comes back in every response and tells the client's requests apart for the client alone.
+    """
+    name = request.request_id
+    if len(name) > _MAX_NAME_LEN or not name.isprintable():
+        what = f"{len(name)} characters" if len(name) > _MAX_NAME_LEN else "a control character"
+        raise RequestError(
+            f"request_id: {what}; send at most {_MAX_NAME_LEN} printable characters or none",
+            param="request_id",
+        )
+    return name or f"gen-{uuid.uuid4().hex}"
+
+
+def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
+    """Raises RequestError or NotFoundError, naming field, value and remedy."""
+    check_model(request.model, limits)
+    sampling = request.sampling
+    values: dict[str, Any] = {name: getattr(sampling, name) for name in _SAME}
+    values |= {
+        "n": request.n,
+        "max_tokens": sampling.max_tokens,
+        "logprobs": sampling.logprobs,
+        "logit_bias": {str(token): bias for token, bias in sampling.logit_bias.items()} or None,
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "metadata": dict(request.metadata),
+        "speculation": _speculation(request),
+    }
+    fields = Fields(values)
+    num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
+    spec = read_spec(
+        fields,
+        limits,
+        (_prompt(request.prompt, limits),),
+        num_choices,
+        fields.integer("max_tokens", 0, 1, _MAX_TOKENS) or 0,
+        fields.integer("logprobs", None, 0, limits.max_logprobs),
+    )
+    _check_resume(request.resume, num_choices, limits)
+    return dataclasses.replace(spec, include_stop=sampling.include_stop)
+
+
+def _check_resume(resume: Sequence[ResumedChoice], num_choices: int, limits: Limits) -> None:
+    seen: set[int] = set()
+    for position, one in enumerate(resume):
+        if not 0 <= one.index < num_choices:
+            raise RequestError(
+                f"resume: choice {one.index} is not one of n={num_choices}", param="resume"
+            )
+        if one.index in seen:
+            raise RequestError(
+                f"resume: choice {one.index} stands twice; send it once", param="resume"
+            )
+        seen.add(one.index)
+        _check_ids(one.token_ids, f"resume[{position}].token_ids", limits)
+
+
+def _check_ids(token_ids: TokenArray, name: str, limits: Limits) -> None:
+    if len(token_ids) == 0:
+        return
+    low, high = int(token_ids.min()), int(token_ids.max())
+    if low < 0 or high >= limits.vocab_size:
+        raise RequestError(
+            f"{name}: token id {low if low < 0 else high} is out of range; the vocabulary has "
+            f"{limits.vocab_size} tokens",
+            param=name,
+        )
+
+
+def _prompt(prompt: str | Sequence[ChatMessage] | TokenArray, limits: Limits) -> Prompt:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise RequestError("text: empty; send at least one character", param="text")
+        return Prompt(text=prompt)
+    if isinstance(prompt, np.ndarray):
+        if len(prompt) == 0:
+            raise RequestError("tokens: empty; send at least one token", param="tokens")
+        _check_ids(prompt, "tokens", limits)
+        return Prompt(token_ids=prompt)
+    messages = [{"role": one.role, "content": one.content, "name": one.name} for one in prompt]
+    return Prompt(messages=parse_messages(messages))
+
+
+def _speculation(request: GenerationRequest) -> dict[str, Any]:
+    options = request.speculation
+    names = None if options.drafters is None else list(options.drafters)
+    return {
+        "enabled": options.enabled,
+        "max_draft_tokens": options.max_draft_tokens,
+        "drafters": names,
+    }

@@ -1,0 +1,39 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import json
+import math
+
+from starlette.responses import Response
+
+from cluster.errors import CapacityError, DrafthouseError, surface_of
+
+
+def error_body(error: DrafthouseError) -> bytes:
+    """The JSON object of `error`."""
+    content = {
+        "message": error.message,
+        "type": surface_of(error).openai_type,
+        "param": error.param,
+        "code": error.code,
+    }
+    return json.dumps({"error": content}).encode()
+
+
+def error_response(error: DrafthouseError) -> Response:
+    """The whole HTTP answer; overload says when to come back."""
+    headers = {}
+    if isinstance(error, CapacityError):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
+    return Response(
+        error_body(error),
+        status_code=surface_of(error).http_status,
+        media_type="application/json",
+        headers=headers,
+    )
+
+
+def error_event(error: DrafthouseError) -> bytes:
+    """How an error looks inside a stream that has begun: the last event before [DONE]."""
+    return b"data: " + error_body(error) + b"\n\n"

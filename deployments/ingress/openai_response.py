@@ -1,0 +1,244 @@
+"""Answers in OpenAI's shapes: whole ones, and the chunks of a stream.
+
+Chunks are assembled from prepared JSON text: per chunk only the new text is encoded.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from cluster.core import SpeculationStats, TokenLogprob
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.generation import Delta, Generation
+from deployments.ingress.spec import OpenAIRequest
+
+DONE = b"data: [DONE]\n\n"
+
+
+def usage(generation: Generation) -> dict[str, Any]:
+    """OpenAI's usage; draft tokens are what it calls prediction tokens."""
+    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+    stats = generation.stats
+    accepted = stats.num_accepted_draft_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": stats.num_draft_tokens - accepted,
+            "reasoning_tokens": 0,
+            "audio_tokens": 0,
+        },
+    }
+
+
+def metrics(stats: SpeculationStats) -> dict[str, Any]:
+    """vLLM's per-request statistics, at the root of every answer."""
+    return {
+        "speculative_decoding": {
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "draft_acceptance_rate": stats.draft_acceptance_rate,
+            "acceptance_histogram": list(stats.acceptance_histogram),
+            "num_spec_steps": stats.num_spec_steps,
+            "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+            "num_draft_tokens": stats.num_draft_tokens,
+            "num_spec_tokens": stats.num_spec_tokens,
+        }
+    }
+
+
+class LogprobWriter:
+    """Log-probabilities of one choice; completions count characters as they go."""
+
+    def __init__(self, tokenizer: Tokenizer, *, is_chat: bool) -> None:
+        self._tokenizer = tokenizer
+        self._is_chat = is_chat
+        self._text_len = 0
+
+    def write(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        pairs = list(zip(token_ids, logprobs, strict=True))
+        if self._is_chat:
+            return {"content": [self._chat_entry(*pair) for pair in pairs], "refusal": None}
+        texts = [self._name(token) for token, _ in pairs]
+        offsets = []
+        for text in texts:
+            offsets.append(self._text_len)
+            self._text_len += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [one.logprob for _, one in pairs],
+            "top_logprobs": [
+                {self._name(token): value for token, value in one.top} for _, one in pairs
+            ],
+            "text_offset": offsets,
+        }
+
+    def _name(self, token: int) -> str:
+        """The token's text; parts of characters the way OpenAI writes them."""
+        data = self._tokenizer.token_bytes(token)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _chat_entry(self, token: int, one: TokenLogprob) -> dict[str, Any]:
+        top = [self._alternative(other, value) for other, value in one.top]
+        return {**self._alternative(token, one.logprob), "top_logprobs": top}
+
+    def _alternative(self, token: int, value: float) -> dict[str, Any]:
+        return {
+            "token": self._tokenizer.token_text(token),
+            "logprob": value,
+            "bytes": list(self._tokenizer.token_bytes(token)),
+        }
+
+
+class Answer:
+    """Collects or streams the deltas of one generation in the shape its client asked for."""
+
+    def __init__(
+        self,
+        request: OpenAIRequest,
+        generation: Generation,
+        tokenizer: Tokenizer,
+        created: int,
+    ) -> None:
+        self._request = request
+        self._generation = generation
+        self._tokenizer = tokenizer
+        self._created = created
+        count = len(request.spec.prompts) * request.spec.num_choices
+        wants_logprobs = request.spec.params.logprobs is not None
+        self._writers = [
+            LogprobWriter(tokenizer, is_chat=request.is_chat) if wants_logprobs else None
+            for _ in range(count)
+        ]
+        self._open = count
+        self._prefix = self._head("chat.completion.chunk" if request.is_chat else "text_completion")
+
+    def _head(self, kind: str) -> str:
+        """The beginning of every object of this answer, as JSON text without its end."""
+        head = {
+            "id": self._generation.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._request.model,
+            "seed": self._generation.seed,
+        }
+        return json.dumps(head, separators=(",", ":"))[:-1]
+
+    # Whole answers
+
+    def whole(self, deltas: Iterable[Delta]) -> bytes:
+        """The answer to a request without `stream`."""
+        collected: list[list[Delta]] = [[] for _ in self._writers]
+        for delta in deltas:
+            collected[delta.choice].append(delta)
+        choices = [self._whole_choice(index, parts) for index, parts in enumerate(collected)]
+        body: dict[str, Any] = {"choices": choices}
+        if self._request.return_token_ids and self._request.is_chat:
+            body["prompt_token_ids"] = self._generation.prompt_ids[0].tolist()
+        body["usage"] = usage(self._generation)
+        body["metrics"] = metrics(self._generation.stats)
+        kind = "chat.completion" if self._request.is_chat else "text_completion"
+        tail = json.dumps(body, separators=(",", ":"))
+        return f"{self._head(kind)},{tail[1:]}".encode()
+
+    def _whole_choice(self, index: int, parts: Sequence[Delta]) -> dict[str, Any]:
+        text = "".join(part.text for part in parts)
+        token_ids = [int(token) for part in parts for token in part.token_ids]
+        last = parts[-1] if parts else Delta(index, "")
+        choice: dict[str, Any] = {"index": index}
+        if self._request.is_chat:
+            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+        else:
+            choice["text"] = self._echoed(index) + text
+        writer = self._writers[index]
+        logprobs = [one for part in parts for one in part.logprobs]
+        choice["logprobs"] = writer.write(token_ids, logprobs) if writer else None
+        choice["finish_reason"] = last.finish_reason.value if last.finish_reason else None
+        choice["stop_reason"] = last.stop
+        if self._request.return_token_ids:
+            choice["token_ids"] = token_ids
+            if not self._request.is_chat:
+                choice["prompt_token_ids"] = self._prompt_ids(index)
+        return choice
+
+    def _prompt_ids(self, choice: int) -> list[int]:
+        number = choice // self._request.spec.num_choices
+        ids: list[int] = self._generation.prompt_ids[number].tolist()
+        return ids
+
+    def _echoed(self, choice: int) -> str:
+        if not self._request.echo:
+            return ""
+        text = self._request.spec.prompts[choice // self._request.spec.num_choices].text
+        return self._tokenizer.decode(self._prompt_ids(choice)) if text is None else text
+
+    # Streams
+
+    def opening(self) -> bytes:
+        """Chunks that come before any token: the roles of a chat, the echo of a prompt."""
+        parts = []
+        for index in range(len(self._writers)):
+            if self._request.is_chat:
+                content = '"delta":{"role":"assistant","content":"","refusal":null}'
+            elif self._request.echo:
+                content = f'"text":{json.dumps(self._echoed(index))}'
+            else:
+                continue
+            parts.append(
+                self._chunk(f'{{"index":{index},{content},"logprobs":null,"finish_reason":null}}')
+            )
+        return b"".join(parts)
+
+    def chunks(self, deltas: Sequence[Delta]) -> bytes:
+        """The server-sent events for `deltas`; the very last one carries the statistics."""
+        parts = []
+        for delta in deltas:
+            self._open -= delta.finish_reason is not None
+            is_last = self._open == 0 and delta is deltas[-1]
+            tail = self._statistics() if is_last and not self._request.include_usage else ""
+            parts.append(self._chunk(self._choice(delta), tail))
+        return b"".join(parts)
+
+    def closing(self) -> bytes:
+        """What ends an orderly stream."""
+        if not self._request.include_usage:
+            return DONE
+        total = json.dumps(usage(self._generation), separators=(",", ":"))
+        text = f'data: {self._prefix},"choices":[],"usage":{total}{self._statistics()}}}\n\n'
+        return text.encode() + DONE
+
+    def _choice(self, delta: Delta) -> str:
+        text = json.dumps(delta.text)
+        reason = f'"{delta.finish_reason.value}"' if delta.finish_reason else "null"
+        if self._request.is_chat:
+            content = f'"delta":{{"content":{text}}}' if delta.text else '"delta":{}'
+        else:
+            content = f'"text":{text}'
+        writer = self._writers[delta.choice]
+        logprobs = "null"
+        if writer is not None:
+            written = writer.write(delta.token_ids.tolist(), delta.logprobs)
+            logprobs = json.dumps(written, separators=(",", ":"))
+        extra = ""
+        if delta.stop is not None:
+            extra += f',"stop_reason":{json.dumps(delta.stop)}'
+        if self._request.return_token_ids:
+            extra += f',"token_ids":{delta.token_ids.tolist()}'
+        return (
+            f'{{"index":{delta.choice},{content},"logprobs":{logprobs},'
+            f'"finish_reason":{reason}{extra}}}'
+        )
+
+    def _chunk(self, choice: str, tail: str = "") -> bytes:
+        # OpenAI: with include_usage, every chunk but the last says `usage: null`.
+        usage_field = ',"usage":null' if self._request.include_usage else ""
+        return f'data: {self._prefix},"choices":[{choice}]{usage_field}{tail}}}\n\n'.encode()
+
+    def _statistics(self) -> str:
+        return f',"metrics":{json.dumps(metrics(self._generation.stats), separators=(",", ":"))}'

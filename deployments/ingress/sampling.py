@@ -1,0 +1,167 @@
+"""The fields that both OpenAI bodies share: how to sample, when to stop, how to speculate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.core import SamplingParams, SpeculationOptions
+from cluster.errors import RequestError
+from deployments.ingress.fields import Fields, encodable, shown
+from deployments.ingress.spec import GenerationSpec, Limits, Prompt
+
+_MAX_TOKENS = 2**31 - 1
+_MAX_STOP_TOKEN_IDS = 64
+_MAX_LOGIT_BIAS = 1024
+# OpenAI's limits.
+_MAX_METADATA = 16
+_MAX_METADATA_KEY_LEN = 64
+
+
+def read_spec(
+    fields: Fields,
+    limits: Limits,
+    prompts: tuple[Prompt, ...],
+    num_choices: int,
+    max_tokens: int,
+    logprobs: int | None,
+) -> GenerationSpec:
+    """Everything but the prompts and the form of the answer."""
+    fields.string("user", "")
+    min_tokens = fields.integer("min_tokens", 0, 0, _MAX_TOKENS) or 0
+    if max_tokens and min_tokens > max_tokens:
+        raise RequestError(
+            f"min_tokens: {min_tokens} exceeds max_tokens={max_tokens}; lower it",
+            param="min_tokens",
+        )
+    params = SamplingParams(
+        temperature=fields.number("temperature", 1.0, 0.0, 2.0),
+        top_p=_top_p(fields),
+        top_k=_top_k(fields),
+        min_p=fields.number("min_p", 0.0, 0.0, 1.0),
+        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
+        repetition_penalty=_repetition_penalty(fields),
+        logit_bias=_logit_bias(fields, limits),
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=fields.integers(
+            "stop_token_ids", _MAX_STOP_TOKEN_IDS, 0, limits.vocab_size - 1
+        ),
+        logprobs=logprobs,
+    )
+    return GenerationSpec(
+        prompts=prompts,
+        params=params,
+        seed=fields.integer("seed", None, -(2**63), 2**64 - 1),
+        num_choices=num_choices,
+        stop=_stop(fields, limits),
+        ignore_eos=fields.boolean("ignore_eos", default=False),
+        add_special_tokens=fields.boolean("add_special_tokens", default=True),
+        task=limits.task_class(_task(fields)),
+        speculation=parse_speculation(fields.get("speculation"), limits),
+    )
+
+
+def _top_p(fields: Fields) -> float:
+    top_p = fields.number("top_p", 1.0, 0.0, 1.0)
+    if top_p == 0.0:
+        raise RequestError(
+            "top_p: 0 keeps no token; send more than 0, or temperature 0 for greedy decoding",
+            param="top_p",
+        )
+    return top_p
+
+
+def _top_k(fields: Fields) -> int:
+    # vLLM's clients say -1 where we say 0: keep every token.
+    return max(fields.integer("top_k", 0, -1, 2**31 - 1) or 0, 0)
+
+
+def _repetition_penalty(fields: Fields) -> float:
+    penalty = fields.number("repetition_penalty", 1.0, 0.0, 10.0)
+    if penalty == 0.0:
+        raise RequestError(
+            "repetition_penalty: 0 divides by zero; send more than 0, 1 for none",
+            param="repetition_penalty",
+        )
+    return penalty
+
+
+def _logit_bias(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]:
+    if fields.get("logit_bias") is None:
+        return ()
+    bias = Fields.of(fields.get("logit_bias"), "logit_bias")
+    keys = list(fields.get("logit_bias"))
+    if len(keys) > _MAX_LOGIT_BIAS:
+        raise RequestError(
+            f"logit_bias: {len(keys)} entries; send at most {_MAX_LOGIT_BIAS}", param="logit_bias"
+        )
+    entries = []
+    for key in keys:
+        is_token = key.isascii() and key.isdigit() and len(key) < 10
+        if not is_token or int(key) >= limits.vocab_size:
+            raise RequestError(
+                f"logit_bias: {shown(key)} is no token id; the vocabulary has "
+                f"{limits.vocab_size} tokens",
+                param="logit_bias",
+            )
+        entries.append((int(key), bias.number(key, 0.0, -100.0, 100.0)))
+    return tuple(sorted(dict(entries).items()))
+
+
+def _stop(fields: Fields, limits: Limits) -> tuple[str, ...]:
+    value = fields.get("stop")
+    if isinstance(value, str):
+        fields = Fields({"stop": [value]})
+    stop = fields.strings("stop", limits.max_stop_strings) or ()
+    if "" in stop:
+        raise RequestError("stop: an empty string stops everywhere; remove it", param="stop")
+    return stop
+
+
+def _task(fields: Fields) -> str:
+    if fields.get("metadata") is None:
+        return "default"
+    metadata = Fields.of(fields.get("metadata"), "metadata")
+    keys = list(fields.get("metadata"))
+    if len(keys) > _MAX_METADATA:
+        raise RequestError(
+            f"metadata: {len(keys)} keys; send at most {_MAX_METADATA}", param="metadata"
+        )
+    for key in keys:
+        if len(key) > _MAX_METADATA_KEY_LEN:
+            raise RequestError(
+                f"metadata: a key of {len(key)} characters; send at most {_MAX_METADATA_KEY_LEN}",
+                param="metadata",
+            )
+        encodable(key, "metadata")
+        metadata.string(key, "", max_len=512)
+    return metadata.string("task", "", max_len=64) or "default"
+
+
+def parse_speculation(value: Any, limits: Limits) -> SpeculationOptions:
+    """The extension `speculation: {enabled, max_draft_tokens, drafters}`."""
+    if value is None:
+        return SpeculationOptions()
+    fields = Fields.of(value, "speculation")
+    fields.refuse_unknown(("enabled", "max_draft_tokens", "drafters"))
+    drafters = fields.strings("drafters", 64)
+    if drafters is not None:
+        drafters = tuple(dict.fromkeys(drafters))
+    check_drafters(drafters, limits)
+    return SpeculationOptions(
+        enabled=fields.boolean("enabled", default=True),
+        max_draft_tokens=fields.integer("max_draft_tokens", None, 0, limits.max_draft_tokens),
+        drafters=drafters,
+    )
+
+
+def check_drafters(drafters: tuple[str, ...] | None, limits: Limits) -> None:
+    """Raise for a name that is not configured."""
+    for name in drafters or ():
+        if name not in limits.drafters:
+            known = ", ".join(limits.drafters) or "none"
+            raise RequestError(
+                f"speculation.drafters: {shown(name)} is not a drafter; known: {known}",
+                param="speculation.drafters",
+            )

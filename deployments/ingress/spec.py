@@ -1,0 +1,81 @@
+"""What a client asked for, after validation and before tokenisation: one record for every face."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cluster.core import SamplingParams, SpeculationOptions, TokenArray
+
+Message = Mapping[str, str]  # {"role": ..., "content": ...}, as chat templates read it
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """Exactly one of: text to tokenise, token ids, or the messages of a conversation."""
+
+    text: str | None = None
+    token_ids: TokenArray | None = None
+    messages: tuple[Message, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerationSpec:
+    """One validated request.
+
+    params: max_tokens 0 = the client named none.  seed None = the ingress draws one.
+    num_choices: samples per prompt.  logprobs in params: None = not asked for.
+    """
+
+    prompts: tuple[Prompt, ...]
+    params: SamplingParams
+    seed: int | None = None
+    num_choices: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    ignore_eos: bool = False
+    add_special_tokens: bool = True
+    task: str = "default"
+    speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Resumption:
+    """What an earlier, broken stream had already delivered of one choice."""
+
+    choice: int
+    token_ids: TokenArray
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OpenAIRequest:
+    """A GenerationSpec and how its answer is to look."""
+
+    spec: GenerationSpec
+    model: str
+    is_chat: bool
+    stream: bool = False
+    include_usage: bool = False
+    echo: bool = False
+    return_token_ids: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the front door allows, from the configuration and the loaded tokenizer."""
+
+    model_name: str
+    drafters: tuple[str, ...]
+    tasks: tuple[str, ...]
+    vocab_size: int
+    max_choices: int
+    max_total_choices: int
+    max_logprobs: int
+    max_stop_strings: int
+    max_draft_tokens: int
+
+    def task_class(self, name: str) -> str:
+        """`name` where it is configured.  Others are served alike, and must not become labels of
+        the metrics: there would be as many series as clients can think of names."""
+        return name if name in self.tasks else "default"

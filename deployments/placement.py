@@ -1,0 +1,102 @@
+"""Where replicas run: from `PlacementConfig` to the options of Ray Serve."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.config import Config, PlacementConfig
+from cluster.errors import ConfigError
+
+
+def replica_options(placement: PlacementConfig) -> dict[str, Any]:
+    """Serve options of a deployment whose replicas are one actor each."""
+    return {"ray_actor_options": actor_options(placement)}
+
+
+def actor_options(placement: PlacementConfig) -> dict[str, Any]:
+    """Ray's options for one actor: what it reserves, and which nodes will do."""
+    options: dict[str, Any] = {
+        "num_cpus": placement.num_cpus,
+        "num_gpus": placement.num_gpus,
+        "resources": dict(placement.resources),
+    }
+    if placement.labels:
+        options["label_selector"] = dict(placement.labels)
+    return options
+
+
+def group_options(placement: PlacementConfig, tensor_parallel: int) -> dict[str, Any]:
+    """Serve options of a deployment whose replicas are `tensor_parallel` ranks on one node.
+
+    Each rank has a bundle of its own.  Serve puts the replica's actor, rank 0, into bundle 0; the
+    replica starts the other ranks in the others.  STRICT_PACK, because every layer ends in an
+    all-reduce that only one node's links carry fast enough.
+    """
+    bundle = rank_bundle(placement)
+    options: dict[str, Any] = {
+        "placement_group_bundles": [dict(bundle) for _ in range(tensor_parallel)],
+        "placement_group_strategy": "STRICT_PACK",
+        # The group's selector places the replica; one of its own would be checked a second time.
+        "ray_actor_options": actor_options(dataclasses.replace(placement, labels={})),
+    }
+    if placement.labels:
+        options["placement_group_bundle_label_selector"] = [
+            dict(placement.labels) for _ in range(tensor_parallel)
+        ]
+    return options
+
+
+def rank_bundle(placement: PlacementConfig) -> dict[str, float]:
+    """What one rank reserves, in the keys of a placement group bundle."""
+    wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
+    bundle = {name: amount for name, amount in wanted.items() if amount > 0}
+    if not bundle:
+        raise ConfigError(
+            "target.placement: reserves nothing; give it some num_cpus, num_gpus or resources",
+            param="target.placement",
+        )
+    return bundle
+
+
+def total_resources(config: Config) -> dict[str, float]:
+    """What the whole application reserves, summed over replicas and ranks."""
+    total: dict[str, float] = {}
+    parts = [
+        (config.target.placement, config.target.replicas * config.target.engine.tensor_parallel),
+        (config.coordinator.placement, config.coordinator.replicas),
+        (config.ingress.placement, config.ingress.replicas),
+        *((drafter.placement, drafter.replicas) for drafter in config.drafters.values()),
+    ]
+    for placement, count in parts:
+        wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
+        for name, amount in wanted.items():
+            if amount > 0:
+                total[name] = total.get(name, 0.0) + amount * count
+    return total
+
+
+def with_model(arguments: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """A config file's `args` with every model replaced by `model`, on CPU; placement unchanged.
+
+    Rehearses the placement of a large cluster on a machine that has logical devices only.
+    """
+    tiny: dict[str, Any] = {
+        "model": model,
+        "device": "cpu",
+        "dtype": "float32",
+        "device_map": None,
+        "quantization": None,
+        "num_pages": 64,
+        "max_context_len": 0,
+        "threads": 1,
+    }
+    rehearsed = copy.deepcopy(dict(arguments))
+    rehearsed["target"]["engine"] |= tiny
+    for drafter in rehearsed.get("drafters", {}).values():
+        options = drafter.get("options", {})
+        if "engine" in options:
+            options["engine"] |= tiny
+    return rehearsed

@@ -1,0 +1,94 @@
+"""Every process below this one, and how to see the last of them.
+
+Ray starts a tree of processes.  `ray.shutdown` ends it, but not when the signal to stop arrives
+while Ray itself is still starting; so whatever is left of the tree is ended here, by its id.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_POLL_S = 0.05
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """start_time tells a process from a later one with the same id."""
+
+    pid: int
+    start_time: int
+
+
+def adopt_orphans() -> None:
+    """Processes below this one stay below it when their own parent ends (Linux)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants() -> set[Process]:
+    """All living processes below this one; zombies do not count."""
+    children: dict[int, list[Process]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (found := _read(entry)) is not None:
+            parent, process = found
+            children.setdefault(parent, []).append(process)
+    below: set[Process] = set()
+    frontier = [os.getpid()]
+    while frontier:
+        for process in children.get(frontier.pop(), ()):
+            below.add(process)
+            frontier.append(process.pid)
+    return below
+
+
+def end_descendants(grace_s: float, patience_s: float = 10.0) -> bool:
+    """Wait until nothing runs below this process; after `grace_s` end what still does.
+
+    False when something still runs `patience_s` later: a process that waits for a device or a
+    network disk cannot be ended, and is not waited for.
+    """
+    deadline = time.monotonic() + grace_s
+    while True:
+        _reap()
+        left = descendants()
+        if not left:
+            return True
+        if time.monotonic() > deadline + patience_s:
+            log.warning("processes that do not end: %s", sorted(one.pid for one in left))
+            return False
+        if time.monotonic() > deadline:
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+def _reap() -> None:
+    """Collect the exit codes of adopted processes, which otherwise remain as zombies."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+
+
+def _read(entry: Path) -> tuple[int, Process] | None:
+    try:
+        stat = (entry / "stat").read_text()
+    except OSError:  # it ended while we looked
+        return None
+    # The command's name is in brackets and may itself contain spaces and brackets.
+    values = stat[stat.rindex(")") + 2 :].split()
+    state, parent, start_time = values[0], int(values[1]), int(values[19])
+    if state == "Z":
+        return None
+    return parent, Process(int(entry.name), start_time)

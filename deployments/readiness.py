@@ -1,0 +1,88 @@
+"""Whether the application answers and with what, as its own /health says."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from cluster.config import Config
+from cluster.errors import WorkerError
+
+# The replicas run already: what is left is that they find each other.
+PATIENCE_S = 600.0
+# A drafter may still be loading its model when everything else is ready; serving goes without it.
+_DRAFTER_PATIENCE_S = 120.0
+_REPORT_S = 10.0
+_POLL_S = 0.25
+
+
+def base_url(config: Config, route_prefix: str) -> str:
+    """Where this machine reaches the HTTP face, without a slash at the end."""
+    host = "127.0.0.1" if config.http.host in ("0.0.0.0", "::") else config.http.host
+    return f"http://{host}:{config.http.port}{route_prefix.rstrip('/')}"
+
+
+def wait_until_connected(
+    url: str,
+    drafters: Iterable[str],
+    check: Callable[[], None],
+    say: Callable[[str], None],
+    patience_s: float = PATIENCE_S,
+) -> None:
+    """Until the ingress reports a target and every drafter, or serves without the slow ones.
+
+    url: of the HTTP face.  check: called often; may raise to end the waiting.  say: is told every
+    ten seconds what is waited for.  Raises WorkerError when no target is led in time.
+    """
+    started = reported = time.monotonic()
+    while True:
+        check()
+        state = health(url)
+        replicas = state.get("drafters", {})
+        missing = sorted(name for name in drafters if not replicas.get(name))
+        now = time.monotonic()
+        if state["status"] == "ok" and (not missing or now - started > _DRAFTER_PATIENCE_S):
+            if missing:
+                say(f"serving without drafters that are still loading: {', '.join(missing)}")
+            return
+        if now - started >= patience_s:
+            raise WorkerError(
+                f"the application does not serve after {patience_s:g} s: {_told(url, state)}; "
+                "see the logs of coordinator and target"
+            )
+        if now - reported >= _REPORT_S:
+            say(f"connecting: {_told(url, state)}")
+            reported = now
+        time.sleep(_POLL_S)
+
+
+def _told(url: str, state: dict[str, Any]) -> str:
+    counts = {name: value for name, value in state.items() if name not in ("status", "model")}
+    told = f"{url}/health says {state['status']}"
+    return f"{told} {json.dumps(counts)}" if counts else told
+
+
+def health(url: str) -> dict[str, Any]:
+    """What /health says; `status` is there in any case, with the reason where nothing answers."""
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
+            return _state(reply.read(), "no JSON object")
+    except urllib.error.HTTPError as error:
+        with error:
+            return _state(error.read(), f"HTTP status {error.code}")
+    except OSError as error:
+        return {"status": f"nothing ({type(error).__name__})"}
+
+
+def _state(body: bytes, otherwise: str) -> dict[str, Any]:
+    try:
+        state = json.loads(body)
+    except ValueError:
+        state = None
+    if not isinstance(state, dict) or "status" not in state:
+        return {"status": otherwise}
+    return state

@@ -1,0 +1,69 @@
+"""What every worker replica does beside its work: be found, say where it runs, end in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+import ray
+
+from cluster.core import WorkerDescription
+from cluster.rpc.server import RunningServer
+from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
+
+# A stream's last frames are on their way when a replica is told to stop; more is not waited for,
+# because every peer can continue elsewhere.
+_STOP_GRACE_S = 1.0
+
+
+def configure_logging() -> None:
+    """Our own messages go to the replica's stderr, which Ray keeps in a file of its own.
+
+    Serve configures only its own logger.
+    """
+    logging.basicConfig(
+        level=logging.INFO, format="%(levelname)s %(asctime)s %(name)s: %(message)s"
+    )
+    # It logs every request to its own hub or server at INFO.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def node_address() -> str:
+    """The address under which other nodes reach this one."""
+    return str(ray.util.get_node_ip_address())
+
+
+def process_id(role: str) -> str:
+    """A name for this process that no other process ever had."""
+    return f"{role}-{ray.get_runtime_context().get_actor_id()[:12]}-{os.getpid()}"
+
+
+def where() -> dict[str, Any]:
+    """Node and devices of this process, for people and for tests of placement."""
+    context = ray.get_runtime_context()
+    return {
+        "node_id": context.get_node_id(),
+        "resources": dict(context.get_assigned_resources()),
+        "gpu_ids": [str(gpu) for gpu in context.get_accelerator_ids().get("GPU", [])],
+        "pid": os.getpid(),
+    }
+
+
+class ReplicaServer:
+    """The replica's own gRPC server, and how its peers find it."""
+
+    def __init__(self, server: RunningServer, description: WorkerDescription) -> None:
+        self._server = server
+        self._worker_id = description.worker_id
+
+    def metadata(self) -> dict[str, str]:
+        """What the replica publishes through Serve's `record_replica_metadata`."""
+        return {
+            ADDRESS_KEY: f"{node_address()}:{self._server.port}",
+            WORKER_KEY: self._worker_id,
+        }
+
+    async def stop(self) -> None:
+        """Refuse new streams and let the open ones end."""
+        await self._server.stop(_STOP_GRACE_S)

@@ -1,0 +1,216 @@
+"""`drafthouse serve`: start, report progress, serve until a signal comes, leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import FrameType
+from typing import Any, TextIO
+
+from ray import serve
+from ray.serve.schema import ApplicationStatus, LoggingConfig
+
+from cluster.config import Config
+from cluster.config_file import ServeFile
+from cluster.errors import ConfigError, WorkerError
+from deployments.app import build
+from deployments.local_ray import JoinedRay, LocalRay
+from deployments.ports import check_free
+from deployments.readiness import base_url, wait_until_connected
+
+_POLL_S = 0.25
+_REPORT_S = 10.0
+
+
+class _Stop(BaseException):
+    """Raised in the main thread by SIGINT and SIGTERM, wherever it is."""
+
+
+def serve_until_stopped(file: ServeFile, address: str | None) -> int:
+    """Serve `file` until SIGINT or SIGTERM; 0 after an orderly end.
+
+    Raises ConfigError when a port is taken or the machine lacks what the placement asks for, and
+    WorkerError when the application does not come up.
+    """
+    refuse_unserved_keys(file)
+    cluster = LocalRay(file.config) if address is None else JoinedRay(address, _name(file))
+    if address is None:
+        check_free(file.config)
+    for name in ("ray.serve", "ray"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    signals = _Signals()
+    try:
+        with signals.interrupt():
+            _progress("starting Ray" if address is None else f"joining Ray at {address}")
+            cluster.start()
+        with signals.interrupt():
+            _deploy(file)
+            _wait_until_running(_name(file), signals)
+            url = base_url(file.config, _route_prefix(file))
+            wait_until_connected(url, file.config.drafters, signals.check, _progress)
+            _say(ready_line(file.config, _route_prefix(file)), sys.stdout)
+            signals.wait()
+    except (_Stop, SystemExit, KeyboardInterrupt):
+        _progress("stopping")
+    finally:
+        signals.ignore()
+        cluster.stop()
+    _progress("stopped")
+    return 0
+
+
+def ready_line(config: Config, route_prefix: str = "/") -> str:
+    """The one line on stdout that says where to connect."""
+    host = "127.0.0.1" if config.http.host in ("0.0.0.0", "::") else config.http.host
+    parts = [
+        f"{base_url(config, route_prefix)}/v1 (OpenAI HTTP)",
+        f"{host}:{config.grpc.port} (gRPC)",
+    ]
+    if config.dashboard.enabled:
+        dashboard = config.dashboard
+        shown = "127.0.0.1" if dashboard.host in ("0.0.0.0", "::") else dashboard.host
+        parts.append(f"http://{shown}:{dashboard.port} (dashboard)")
+    return "Drafthouse is ready: " + ", ".join(parts)
+
+
+def _name(file: ServeFile) -> str:
+    return str(file.document["applications"][0].get("name", "drafthouse"))
+
+
+def _route_prefix(file: ServeFile) -> str:
+    return str(file.document["applications"][0].get("route_prefix") or "/")
+
+
+def refuse_unserved_keys(file: ServeFile) -> None:
+    """Raise ConfigError for keys that only `serve deploy` obeys."""
+    application = file.document["applications"][0]
+    for key in ("runtime_env", "autoscaling_policy"):
+        if application.get(key):
+            path = f"applications[0].{key}"
+            raise ConfigError(
+                f"{file.path}: {path}: `drafthouse serve` runs in its own environment with fixed "
+                "replicas; remove the key, or give the file to `serve deploy`",
+                param=path,
+            )
+
+
+def logging_options(file: ServeFile, application: Mapping[str, Any]) -> LoggingConfig:
+    """Serve's logging as the file wants it, the application's keys before the file's own."""
+    # Access logs cost time per request and hold what clients asked for.
+    wanted = {"enable_access_log": False}
+    wanted |= file.document.get("logging_config") or {}
+    wanted |= application.get("logging_config") or {}
+    try:
+        return LoggingConfig(**wanted)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{file.path}: logging_config: {error}", param="logging_config"
+        ) from error
+
+
+def _deploy(file: ServeFile) -> None:
+    document: dict[str, Any] = copy.deepcopy(dict(file.document))
+    application = document["applications"][0]
+    _progress("starting Serve")
+    serve.start(
+        proxy_location=document.get("proxy_location", "EveryNode"),
+        http_options=document["http_options"],
+        grpc_options=document["grpc_options"],
+        logging_config=logging_options(file, {}),
+    )
+    target = serve.RunTarget(
+        build(application["args"]),
+        name=_name(file),
+        route_prefix=_route_prefix(file),
+        logging_config=logging_options(file, application),
+        external_scaler_enabled=bool(application.get("external_scaler_enabled", False)),
+    )
+    serve.run_many([target], wait_for_applications_running=False)
+
+
+def _wait_until_running(name: str, signals: _Signals) -> None:
+    """Report progress until every deployment runs; raises WorkerError when one never will."""
+    last, reported = "", 0.0
+    while True:
+        signals.check()
+        application = serve.status().applications[name]
+        waiting = sorted(
+            deployment
+            for deployment, status in application.deployments.items()
+            if status.status != "HEALTHY"
+        )
+        total = len(application.deployments)
+        text = f"loading: {total - len(waiting)} of {total} deployments ready"
+        if waiting:
+            text += f", waiting for {', '.join(waiting)}"
+        if total and (text != last or time.monotonic() - reported > _REPORT_S):
+            _progress(text)
+            last, reported = text, time.monotonic()
+        if application.status == ApplicationStatus.RUNNING:
+            return
+        if application.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY):
+            raise WorkerError(f"the application did not start: {_reason(application)}")
+        time.sleep(_POLL_S)
+
+
+def _reason(application: Any) -> str:
+    """The first deployment's own words; the application's message only names it."""
+    for name, status in application.deployments.items():
+        if status.status in ("DEPLOY_FAILED", "UNHEALTHY") and status.message:
+            return f"{name}: {status.message}"
+    return str(application.message)
+
+
+def _progress(text: str) -> None:
+    _say(f"drafthouse: {text}", sys.stderr)
+
+
+def _say(text: str, stream: TextIO) -> None:
+    stream.write(text + "\n")
+    stream.flush()
+
+
+class _Signals:
+    """SIGINT and SIGTERM interrupt the main thread, and are remembered where that is swallowed."""
+
+    def __init__(self) -> None:
+        self._asked = threading.Event()
+
+    @contextlib.contextmanager
+    def interrupt(self) -> Iterator[None]:
+        """Inside, a signal raises _Stop.  Enter anew after ray.init, which takes over SIGTERM."""
+
+        def stop(signum: int, frame: FrameType | None) -> None:
+            self._asked.set()
+            raise _Stop
+
+        self._set(stop)
+        self.check()
+        yield
+
+    def ignore(self) -> None:
+        """The end has begun: nothing may interrupt it."""
+        # Not SIG_IGN, which processes started from now on would inherit.
+        self._set(lambda signum, frame: None)
+
+    def check(self) -> None:
+        """Raise _Stop when a signal has come; between any two steps that take long."""
+        if self._asked.is_set():
+            raise _Stop
+
+    def wait(self) -> None:
+        """Until a signal comes."""
+        while True:
+            self.check()
+            self._asked.wait(_REPORT_S)
+
+    @staticmethod
+    def _set(handler: Callable[[int, FrameType | None], None]) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, handler)

@@ -1,0 +1,71 @@
+"""The target as a Ray Serve deployment: rank 0 in the replica, the other ranks beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from cluster.config import Config
+from cluster.errors import WorkerError
+from cluster.rpc.server import serve_target
+from cluster.worker.build import build_target
+from deployments.ranks import RankGroup, local_rank
+from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
+
+if TYPE_CHECKING:
+    from cluster.engine.engine import Engine
+
+
+class TargetDeployment:
+    """One target replica: its engine in a thread, and a gRPC server for the coordinators."""
+
+    async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
+        configure_logging()
+        self._ranks = RankGroup(config.target)
+        # Loading takes from seconds to minutes, and Serve asks for the state meanwhile.
+        self._engine = await asyncio.to_thread(_load, config, self._ranks)
+        self._worker = build_target(self._engine, config, process_id("target"))
+        self._worker.start()
+        self._server = ReplicaServer(
+            await serve_target(
+                self._worker, node_address(), max_frame_bytes=config.coordinator.max_frame_bytes
+            ),
+            self._worker.describe(),
+        )
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """Serve passes this on to whoever holds a handle."""
+        return self._server.metadata()
+
+    async def check_health(self) -> None:
+        """Raises when the engine or a rank is lost: Serve then replaces the replica."""
+        if not self._worker.healthy:
+            raise WorkerError("the engine is lost; the replica must be replaced")
+        self._ranks.check()
+
+    async def placement(self) -> dict[str, Any]:
+        """Node and devices of every rank, rank 0 first."""
+        return {"ranks": [where(), *await self._ranks.where()]}
+
+    async def __del__(self) -> None:
+        try:
+            if hasattr(self, "_server"):
+                await self._server.stop()
+                await asyncio.to_thread(self._worker.stop)
+                await asyncio.to_thread(self._engine.close)
+        finally:
+            if hasattr(self, "_ranks"):
+                self._ranks.stop()
+
+
+def _load(config: Config, ranks: RankGroup) -> Engine:
+    # torch is imported in the replica only: the application is built without it.
+    from cluster.engine.device import configure_threads
+    from cluster.engine.engine import Engine
+    from cluster.engine.parallel import init_rank
+
+    engine = config.target.engine
+    configure_threads(engine)
+    if engine.tensor_parallel > 1:
+        init_rank(0, engine.tensor_parallel, ranks.address, local_rank=local_rank())
+    return Engine.load(engine)
