@@ -1,0 +1,92 @@
+# `make serve` and `make test` do all their own set-up; the first run downloads, later ones start at once.
+
+CONFIG ?= configs/local.yaml
+ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-input
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
+# An index of CPU builds of torch, for machines without a GPU whose default index has only the CUDA build.
+TORCH_CPU_INDEX ?=
+
+# The first interpreter that is new enough; looked for only when the environment is created.
+PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 python3.11; do \
+	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
+	then echo $$candidate; break; fi; done)
+
+.PHONY: help serve test check format docs stubs train clean
+.DEFAULT_GOAL := help
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+	@echo "  CONFIG=FILE and ARGS='--set key=value ...' reach \`drafthouse serve\`; PYTEST_ARGS reaches pytest."
+
+# exec: the recipe's shell is replaced, so Ctrl-C and make's forwarded SIGTERM reach Drafthouse itself.
+serve: $(VENV)/.serve-installed ## serve the demonstration models (or CONFIG=FILE)
+	@exec $(BIN)/drafthouse serve $(CONFIG) $(ARGS)
+
+# Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.
+test: check ## every check, then every test
+	$(BIN)/python -m pytest --ignore=tests/deployments $(PYTEST_ARGS)
+	$(BIN)/python -m pytest tests/deployments
+
+check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m cluster.rpc.generate --check
+	$(BIN)/python -m cluster.reference --check
+
+format: $(VENV)/.dev-installed ## rewrite the sources in the one format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.dev-installed ## regenerate docs/configuration.md and docs/metrics.md
+	$(BIN)/python -m cluster.reference
+
+stubs: $(VENV)/.dev-installed ## regenerate the gRPC stubs from protos/
+	$(BIN)/python -m cluster.rpc.generate
+
+train: $(VENV)/.serve-installed ## train the demonstration models anew (hours on a CPU)
+	@exec $(BIN)/drafthouse train $(or $(ARGS),all)
+
+clean: ## remove the environment and everything that was built
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find cluster deployments tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps, so that running again installs nothing unless a file that decides about packages has changed.
+
+$(VENV)/.created:
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Drafthouse needs Python 3.11 or newer; $(or $(PYTHON),python3) here is:" \
+		"$$($(or $(PYTHON),python3) --version 2>&1). Install one, or name it: make serve PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "$(PYTHON) cannot create environments" \
+		"(its venv or ensurepip module is missing); on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch comes first and alone, so that no other package's wish decides which build is taken: with an NVIDIA GPU the
+# index's own build, which carries CUDA; without one the CPU build, which spares gigabytes, wherever it can be found.
+$(VENV)/.torch-installed: $(VENV)/.created constraints.txt
+	@if $(BIN)/python -c 'import importlib.metadata as m, sys; \
+		sys.exit(m.version("torch").partition("+")[0] != "$(TORCH)")' 2>/dev/null; \
+	then echo "torch $(TORCH) is installed"; \
+	elif nvidia-smi -L >/dev/null 2>&1; \
+	then $(PIP) -c constraints.txt "torch===$(TORCH)" || $(PIP) -c constraints.txt "torch==$(TORCH)"; \
+	else $(PIP) -c constraints.txt "torch==$(TORCH)+cpu" 2>/dev/null \
+		|| { test -n "$(TORCH_CPU_INDEX)" && $(PIP) -c constraints.txt "torch==$(TORCH)+cpu" --index-url "$(TORCH_CPU_INDEX)"; } \
+		|| $(PIP) -c constraints.txt "torch==$(TORCH)"; \
+	fi
+	@touch $@
+
+$(VENV)/.serve-installed: $(VENV)/.torch-installed pyproject.toml constraints.txt
+	@$(PIP) -c constraints.txt -e '.[serve]'
+	@touch $@
+
+$(VENV)/.dev-installed: $(VENV)/.torch-installed pyproject.toml constraints.txt
+	@$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $(VENV)/.serve-installed $@

@@ -1,0 +1,174 @@
+"""A running Drafthouse, seen from outside: start it, talk to it over HTTP, read its metrics."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+READY = "Drafthouse is ready:"
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where a server answers, and the process that is it (0 when somebody else started it)."""
+
+    url: str
+    process_id: int = 0
+
+    def client(self, timeout_s: float = 300.0) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
+        return httpx.AsyncClient(base_url=self.url, timeout=timeout_s, limits=limits)
+
+    def metrics(self) -> list[tuple[str, str, float]]:
+        """Every sample of /metrics as (name, labels, value)."""
+        samples = []
+        for line in httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines():
+            match = _SAMPLE.match(line)
+            if match:
+                samples.append((match["name"], match["labels"] or "", float(match["value"])))
+        return samples
+
+    def metric(self, name: str, *label_parts: str) -> float:
+        """Sum over the samples of `name` whose labels contain all of `label_parts`."""
+        return sum(
+            value
+            for sample, labels, value in self.metrics()
+            if sample == name and all(part in labels for part in label_parts)
+        )
+
+
+@contextmanager
+def running(config: str, overrides: Sequence[str] = (), url: str | None = None) -> Iterator[Server]:
+    """The server at `url`, or one started here from `config` and ended with the block."""
+    if url is not None:
+        yield Server(url.rstrip("/"))
+        return
+    command = [sys.executable, "-m", "deployments.cli", "serve", config]
+    for override in overrides:
+        command += ["--set", override]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        yield Server(_wait_until_ready(process), process.pid)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=120)
+
+
+def _wait_until_ready(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(READY):
+            address = re.search(r"http://[\w.]+:\d+", line)
+            assert address is not None, line
+            return address.group()
+    raise SystemExit(f"the server ended with status {process.wait()} before it was ready")
+
+
+def heldout(kind: str, count: int, tokenizer: Any, min_len: int, max_len: int) -> list[list[int]]:
+    """`count` held-out prompts of `kind`, cut to token lengths spread over [min_len, max_len].
+
+    Lengths grow geometrically, so that short and long prompts are both well represented.
+    """
+    texts = [
+        json.loads(line)["text"]
+        for line in (ROOT / "models" / "heldout.jsonl").read_text("utf-8").splitlines()
+        if json.loads(line)["kind"] == kind
+    ]
+    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    prompts = []
+    for index in range(count):
+        share = index / max(count - 1, 1)
+        length = round(min_len * (max_len / min_len) ** share)
+        ids: list[int] = []
+        for offset in range(len(encoded)):  # long prompts run on into the next excerpt
+            ids += encoded[(index + offset) % len(encoded)]
+            if len(ids) >= length:
+                break
+        prompts.append(ids[:length])
+    return prompts
+
+
+def child_processes(process_id: int) -> list[tuple[int, str]]:
+    """(id, command line) of every descendant of `process_id`."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, todo = [], [process_id]
+    while todo:
+        for child in children.get(todo.pop(), []):
+            todo.append(child)
+            try:
+                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            found.append((child, b" ".join(words).decode("utf-8", "replace")))
+    return found
+
+
+def resident_mib(process_id: int) -> float:
+    """Resident memory of one process, MiB; 0 when it is gone."""
+    try:
+        status = Path(f"/proc/{process_id}/status").read_text()
+    except OSError:
+        return 0.0
+    match = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(match.group(1)) / 1024 if match else 0.0
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def write_report(name: str, report: Mapping[str, Any]) -> None:
+    """Print the report and keep it as docs/benchmarks/NAME.json."""
+    document = {
+        "command": " ".join(["python", "-m", *_module_and_arguments()]),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        **report,
+    }
+    path = ROOT / "docs" / "benchmarks" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", "utf-8")
+    print(json.dumps(document, indent=2))
+
+
+def _module_and_arguments() -> list[str]:
+    module = f"benchmarks.{Path(sys.argv[0]).stem}"
+    return [module, *sys.argv[1:]]
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", default="configs/local.yaml")
+    parser.add_argument("--set", action="append", default=[], dest="overrides")
+    parser.add_argument("--url", help="use this running server instead of starting one")

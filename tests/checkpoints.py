@@ -1,0 +1,210 @@
+"""Tiny random checkpoints: ordinary Hugging Face folders that load in milliseconds.
+
+The weights are drawn wider than training would, so that greedy text does not loop at once and a
+wrong mask or position changes it.  The tokenizer is byte-level: every id decodes to something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedTokenizerFast,
+)
+
+SPECIAL_TOKENS = ("<|end|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
+EOS_TOKEN_ID = 0
+DEFAULT_VOCAB_SIZE = 288
+MAX_POSITIONS = 512
+SLIDING_WINDOW = 12
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+_DENSE: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+    "tie_word_embeddings": False,
+}
+
+# What the engine serves.  Each entry: transformers' model_type and its configuration.
+SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": ("llama", _DENSE),
+    "qwen2": ("qwen2", _DENSE),
+    "qwen3": ("qwen3", _DENSE | {"head_dim": 16}),
+    "mistral-sliding": ("mistral", _DENSE | {"sliding_window": SLIDING_WINDOW}),
+    "mixtral": (
+        "mixtral",
+        _DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    "starcoder2": (
+        "starcoder2",
+        _DENSE | {"sliding_window": None, "use_bias": True, "embedding_dropout": 0.0,
+                  "residual_dropout": 0.0},
+    ),
+    "gemma2": (
+        "gemma2",
+        _DENSE | {"head_dim": 16, "sliding_window": SLIDING_WINDOW, "num_hidden_layers": 4,
+                  "query_pre_attn_scalar": 16},
+    ),
+    "gemma3": (
+        "gemma3_text",
+        _DENSE | {"head_dim": 16, "sliding_window": SLIDING_WINDOW,
+                  "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    "gpt-oss": (
+        "gpt_oss",
+        _DENSE | {"head_dim": 16, "sliding_window": SLIDING_WINDOW, "num_local_experts": 4,
+                  "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default",
+                                                                "rope_theta": 10000.0},
+                  "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+    ),
+    # Its layers do not name their window; only the mask knows it.
+    "phimoe": (
+        "phimoe",
+        _DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2,
+                  "sliding_window": SLIDING_WINDOW},
+    ),
+    "gpt2": (
+        "gpt2",
+        {"n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": MAX_POSITIONS,
+         "tie_word_embeddings": False},
+    ),
+    "gpt-neox": ("gpt_neox", _DENSE | {"rotary_pct": 0.5}),
+    "olmo2": ("olmo2", _DENSE),
+}  # fmt: skip
+
+# What it refuses, by name.
+REFUSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}),
+    "qwen3-next": (
+        "qwen3_next",
+        _DENSE | {"head_dim": 16, "layer_types": ["linear_attention", "full_attention",
+                                                  "linear_attention"],
+                  "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+                  "linear_key_head_dim": 8, "linear_value_head_dim": 8, "num_experts": 0},
+    ),
+    "deepseek-v3": (
+        "deepseek_v3",
+        _DENSE | {"num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
+                  "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+                  "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+                  "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                  "first_k_dense_replace": 3},
+    ),
+    "llama4": (
+        "llama4_text",
+        _DENSE | {"head_dim": 16, "num_local_experts": 2, "intermediate_size_mlp": 96,
+                  "attention_chunk_size": 16},
+    ),
+    "diffllama": ("diffllama", _DENSE),
+    "doge": ("doge", _DENSE),
+    "bloom": ("bloom", {"hidden_size": 32, "n_layer": 2, "n_head": 2}),
+    "t5": (
+        "t5",
+        {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
+         "decoder_start_token_id": EOS_TOKEN_ID},
+    ),
+}  # fmt: skip
+
+
+def tiny_checkpoint(
+    architecture: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    dtype: torch.dtype = torch.float32,
+    init_std: float = 0.25,
+    **config_overrides: Any,
+) -> Path:
+    """Write a random checkpoint with its tokenizer into `folder`, which is made; returns it.
+
+    architecture: a key of SERVED or REFUSED.  vocab_size: at least 8; below 260 the tokenizer
+    knows only the first bytes, ASCII first.  config_overrides: fields of the model's config.
+    """
+    model_type, fields = {**SERVED, **REFUSED}[architecture]
+    config = AutoConfig.for_model(
+        model_type,
+        **{
+            **fields,
+            "vocab_size": vocab_size,
+            "bos_token_id": EOS_TOKEN_ID,
+            "eos_token_id": EOS_TOKEN_ID,
+            "pad_token_id": 1,
+            "initializer_range": init_std,
+            **config_overrides,
+        },
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        factory = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+        model = factory.from_config(config).to(dtype)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    byte_tokenizer(vocab_size).save_pretrained(folder)
+    return folder
+
+
+def noisy_copy(checkpoint: Path, folder: Path, *, noise: float = 0.05, seed: int = 1) -> Path:
+    """A drafter that often agrees with `checkpoint`: its weights plus relative Gaussian noise."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                scale = noise * float(parameter.float().std())
+                drawn = torch.randn(parameter.shape, generator=generator)
+                parameter.add_((drawn * scale).to(parameter.dtype))
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    PreTrainedTokenizerFast.from_pretrained(checkpoint).save_pretrained(folder)
+    return folder
+
+
+def byte_tokenizer(vocab_size: int = DEFAULT_VOCAB_SIZE) -> PreTrainedTokenizerFast:
+    """Four special tokens, then one token per byte, then pairs of letters up to vocab_size."""
+    vocabulary = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
+    letters = "etaoinsrhldcumfpgwybvk"
+    merges: list[tuple[str, str]] = []
+    for character in _byte_characters():
+        if len(vocabulary) < vocab_size:
+            vocabulary[character] = len(vocabulary)
+    for first in letters:
+        for second in letters:
+            if len(vocabulary) < vocab_size:
+                vocabulary[first + second] = len(vocabulary)
+                merges.append((first, second))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token=SPECIAL_TOKENS[1]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=SPECIAL_TOKENS[0],
+        bos_token=SPECIAL_TOKENS[0],
+        pad_token=SPECIAL_TOKENS[1],
+        unk_token=SPECIAL_TOKENS[1],
+        additional_special_tokens=list(SPECIAL_TOKENS[2:]),
+    )
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped
+
+
+def _byte_characters() -> list[str]:
+    """The characters that stand for bytes in byte-level BPE, printable ASCII first."""
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    return sorted(alphabet, key=lambda character: (not 32 < ord(character) < 127, ord(character)))

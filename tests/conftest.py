@@ -1,0 +1,39 @@
+"""Fixtures every package's tests share: tiny checkpoints, written once per session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import noisy_copy, tiny_checkpoint
+
+
+@pytest.fixture(scope="session")
+def checkpoint_factory(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`checkpoint_factory("llama", seed=1)`: the folder of that checkpoint, made on first use."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    made: dict[tuple[object, ...], Path] = {}
+
+    def factory(architecture: str, **options: object) -> Path:
+        key = (architecture, *sorted((name, repr(value)) for name, value in options.items()))
+        if key not in made:
+            made[key] = tiny_checkpoint(
+                architecture, root / f"{architecture}-{len(made)}", **options
+            )
+        return made[key]
+
+    return factory
+
+
+@pytest.fixture(scope="session")
+def llama_folder(checkpoint_factory: Callable[..., Path]) -> Path:
+    """A tiny Llama: the target of most tests."""
+    return checkpoint_factory("llama")
+
+
+@pytest.fixture(scope="session")
+def draft_folder(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter that often agrees with `llama_folder`, and sometimes does not."""
+    return noisy_copy(llama_folder, tmp_path_factory.mktemp("drafter") / "noisy")

@@ -1,0 +1,248 @@
+"""Who is let in, who waits, and who is told to come back."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.config import Config
+from cluster.coordinator.coordinator import Coordinator
+from cluster.core import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    SpeculationOptions,
+    token_array,
+)
+from cluster.errors import (
+    CapacityError,
+    DrafthouseError,
+    NotFoundError,
+    RequestError,
+    TooLargeError,
+    UnavailableError,
+)
+from tests.coordinator.house import GREEDY, FakeClock, collect, house, request, text_of
+from tests.coordinator.toys import ToyTarget, plain_text
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "message"),
+    [
+        (request([]), RequestError, "no tokens"),
+        (request([1] * 64), RequestError, "64 tokens.*64.*max_context_len"),
+        (request([1, 32]), RequestError, "token id 32 is outside the vocabulary of 32"),
+        (request([1, -1]), RequestError, "token id -1"),
+        (request(params=replace(GREEDY, max_tokens=0)), RequestError, "max_tokens is 0"),
+        (request(params=replace(GREEDY, temperature=-1.0)), RequestError, "temperature is -1"),
+        (request(params=replace(GREEDY, top_p=float("nan"))), RequestError, "top_p is nan"),
+        (request(params=replace(GREEDY, logit_bias=((40, 1.0),))), RequestError, "token 40"),
+        (
+            request(speculation=SpeculationOptions(drafters=("z",))),
+            NotFoundError,
+            "'z'; served are: a, b",
+        ),
+        (
+            request(speculation=SpeculationOptions(max_draft_tokens=-1)),
+            RequestError,
+            "max_draft_tokens is -1",
+        ),
+    ],
+)
+async def test_what_cannot_be_served_is_refused_with_the_value_before_any_work(
+    asked: Request, error: type[DrafthouseError], message: str
+) -> None:
+    target = ToyTarget()
+    async with house() as stage:
+        stage.add_target(target, max_context_len=64)
+        with pytest.raises(error, match=message):
+            await collect(stage.coordinator, asked)
+        assert target.frames == []
+        assert stage.coordinator.status()["num_running"] == 0
+
+
+async def test_a_prompt_that_no_frame_can_carry_is_too_large() -> None:
+    async with house(max_frame_bytes=65536) as stage:
+        stage.add_target(ToyTarget(), max_context_len=0)
+        with pytest.raises(TooLargeError, match="max_frame_bytes"):
+            await collect(stage.coordinator, request([1] * 9000))
+
+
+async def test_an_id_that_is_running_is_refused() -> None:
+    async with house() as stage:
+        target = ToyTarget()
+        target.gate.clear()
+        stage.add_target(target)
+        running = asyncio.create_task(collect(stage.coordinator, request()))
+        await target.wait_for_frames(1)
+        with pytest.raises(RequestError, match="is running already"):
+            await collect(stage.coordinator, request())
+        target.gate.set()
+        assert text_of(await running) == plain_text([1, 2, 3], GREEDY)
+
+
+async def fill(stage: Any, count: int) -> list[asyncio.Task[Any]]:
+    tasks = [
+        asyncio.create_task(collect(stage.coordinator, request(id=f"r{i}"))) for i in range(count)
+    ]
+    await stage.settle(30)
+    return tasks
+
+
+async def test_beyond_the_running_requests_wait_and_beyond_the_queue_are_sent_away() -> None:
+    async with house(max_running_sequences=2, max_queued_requests=3) as stage:
+        target = ToyTarget()
+        target.gate.clear()
+        stage.add_target(target)
+        tasks = await fill(stage, 5)
+        assert stage.coordinator.status()["num_running"] == 2
+        assert stage.coordinator.status()["num_waiting"] == 3
+        with pytest.raises(CapacityError, match="max_queued_requests") as refused:
+            await collect(stage.coordinator, request(id="late"))
+        assert refused.value.retry_after_s >= 1.0
+        metrics = stage.coordinator.render_metrics().decode()
+        assert "drafthouse_running_requests 2.0" in metrics
+        assert "drafthouse_queued_requests 3.0" in metrics
+        assert 'drafthouse_rejected_requests_total{code="rate_limit_exceeded"} 1.0' in metrics
+        target.gate.set()
+        for events in await asyncio.gather(*tasks):
+            assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+
+
+async def test_a_resumed_request_is_let_in_although_the_line_is_full() -> None:
+    async with house(max_running_sequences=1, max_queued_requests=0) as stage:
+        target = ToyTarget()
+        target.gate.clear()
+        stage.add_target(target)
+        tasks = await fill(stage, 1)
+        whole = plain_text([1, 2, 3], GREEDY)
+        resumed = request(id="resumed", output_ids=token_array(whole[:2]))
+        tasks.append(asyncio.create_task(collect(stage.coordinator, resumed)))
+        target.gate.set()
+        first, rest = await asyncio.gather(*tasks)
+    assert text_of(first) == whole
+    assert rest[0].position == 2
+    assert [token for event in rest for token in event.token_ids.tolist()] == whole[2:]
+
+
+async def test_without_a_queue_a_free_place_still_lets_in() -> None:
+    async with house(max_running_sequences=1, max_queued_requests=0) as stage:
+        stage.add_target(ToyTarget())
+        assert text_of(await collect(stage.coordinator, request()))
+
+
+async def test_places_are_given_in_order_of_arrival() -> None:
+    async with house(drafters=(), max_running_sequences=1) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        tasks = await fill(stage, 4)
+        await asyncio.gather(*tasks)
+        opened = [
+            item.request_id for frame in target.frames for item in frame.items if item.base_len == 0
+        ]
+    assert opened == ["r0", "r1", "r2", "r3"]
+
+
+async def test_a_targets_own_limit_holds_and_two_targets_share_the_load() -> None:
+    async with house(drafters=()) as stage:
+        toys = [ToyTarget(), ToyTarget()]
+        for index, toy in enumerate(toys):
+            toy.gate.clear()
+            stage.add_target(toy, f"t{index}", max_running_sequences=2)
+        tasks = await fill(stage, 5)
+        assert [t["sessions"] for t in stage.coordinator.status()["targets"]] == [2, 2]
+        assert stage.coordinator.status()["num_waiting"] == 1
+        for toy in toys:
+            toy.gate.set()
+        for events in await asyncio.gather(*tasks):
+            assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+
+
+async def test_without_any_target_requests_wait_for_the_timeout_and_no_longer() -> None:
+    async with house(target_timeout_s=30.0) as stage:
+        waiting = asyncio.create_task(collect(stage.coordinator, request()))
+        await stage.settle(5)
+        stage.clock.now += 29.0
+        stage.coordinator.tick()
+        assert stage.coordinator.status()["num_waiting"] == 1
+        stage.clock.now += 1.0
+        stage.coordinator.tick()
+        events = await waiting
+    assert events[-1].finish_reason is FinishReason.ERROR
+    assert events[-1].error_code == UnavailableError.code
+
+
+async def test_a_request_that_came_before_the_first_target_is_served_by_it() -> None:
+    async with house() as stage:
+        waiting = asyncio.create_task(collect(stage.coordinator, request()))
+        too_long = asyncio.create_task(collect(stage.coordinator, request([1] * 100, id="long")))
+        await stage.settle(5)
+        stage.add_target(ToyTarget(), max_context_len=80)
+        assert text_of(await waiting) == plain_text([1, 2, 3], GREEDY)
+        assert (await too_long)[-1].error_code == RequestError.code
+
+
+async def test_a_silent_target_is_left_after_the_timeout_and_its_requests_move() -> None:
+    async with house(target_timeout_s=30.0) as stage:
+        silent = ToyTarget()
+        silent.gate.clear()
+        stage.add_target(silent, "silent")
+        running = asyncio.create_task(collect(stage.coordinator, request()))
+        await silent.wait_for_frames(1)
+        stage.add_target(ToyTarget(), "other")
+        stage.clock.now += 31.0
+        stage.coordinator.tick()
+        assert text_of(await running) == plain_text([1, 2, 3], GREEDY)
+
+
+async def test_an_idle_target_is_not_taken_for_a_silent_one() -> None:
+    async with house(target_timeout_s=30.0) as stage:
+        stage.add_target(ToyTarget())
+        stage.clock.now += 1000.0
+        stage.coordinator.tick()
+        running = asyncio.create_task(collect(stage.coordinator, request()))
+        await stage.settle(3)
+        stage.coordinator.tick()
+        assert len(stage.coordinator.status()["targets"]) == 1
+        assert text_of(await running) == plain_text([1, 2, 3], GREEDY)
+
+
+async def test_params_are_sent_to_the_target_once() -> None:
+    async with house(drafters=()) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        await collect(stage.coordinator, request(params=SamplingParams(max_tokens=6, seed=4)))
+        sent = [item.params for frame in target.frames for item in frame.items]
+    assert sent[0] is not None
+    assert sent[1:] == [None] * 5
+
+
+class FailingClock(FakeClock):
+    """Raises once when it is `armed`, and says when it was read after that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.armed = False
+        self.read_again = asyncio.Event()
+
+    def __call__(self) -> float:
+        if self.armed:
+            self.armed = False
+            raise ArithmeticError("no time")
+        self.read_again.set()
+        return self.now
+
+
+async def test_the_watch_goes_on_after_a_defect() -> None:
+    clock = FailingClock()
+    coordinator = Coordinator(Config(), clock=clock)
+    clock.armed = True
+    clock.read_again.clear()
+    await coordinator.start()
+    async with asyncio.timeout(20):
+        await clock.read_again.wait()
+    assert not clock.armed
+    await coordinator.stop()

@@ -1,0 +1,297 @@
+"""Drafters that decline, refuse, fill up or are of the wrong make."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import pytest
+
+from cluster.core import (
+    Commit,
+    CommitFrame,
+    Observation,
+    ProposalFrame,
+    Refusal,
+    TokenTree,
+    WorkerDescription,
+)
+from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
+from cluster.rpc.memory import memory_pair
+from tests.coordinator.house import GREEDY, collect, house, request, text_of
+from tests.coordinator.toys import (
+    ToyDrafter,
+    ToyTarget,
+    drafter_description,
+    oracle_chain,
+    oracle_in_a_crowd,
+    plain_text,
+    target_description,
+)
+
+LONGER = replace(GREEDY, max_tokens=150)
+
+
+@dataclass
+class DecliningDrafter(ToyDrafter):
+    """Is full: keeps nothing of what it is sent."""
+
+    def answer(self, frame: CommitFrame) -> ProposalFrame:
+        return ProposalFrame(
+            observations=tuple(Observation(c.request_id, c.generation, 0) for c in frame.commits)
+        )
+
+
+@dataclass
+class RefusingDrafter(ToyDrafter):
+    code: str = ""
+
+    def answer(self, frame: CommitFrame) -> ProposalFrame:
+        return ProposalFrame(
+            refusals=tuple(
+                Refusal(c.request_id, c.generation, self.code, "no") for c in frame.commits
+            )
+        )
+
+
+@dataclass
+class PickyDrafter(ToyDrafter):
+    """Takes the request "kept" and refuses all others."""
+
+    code: str = ""
+
+    def answer(self, frame: CommitFrame) -> ProposalFrame:
+        kept = tuple(commit for commit in frame.commits if commit.request_id == "kept")
+        return replace(
+            super().answer(replace(frame, commits=kept)),
+            refusals=tuple(
+                Refusal(c.request_id, c.generation, self.code, "no")
+                for c in frame.commits
+                if c not in kept
+            ),
+        )
+
+
+def no_tree(context: list[int], opened: Commit) -> TokenTree:
+    return TokenTree.empty()
+
+
+async def test_a_drafter_that_declines_is_not_sent_the_text_again_and_again() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        drafter = DecliningDrafter("a", no_tree)
+        stage.add_drafter(drafter)
+        events = await collect(stage.coordinator, request(params=LONGER))
+        await stage.settle()
+        assert text_of(events) == plain_text([1, 2, 3], LONGER)
+        assert sum(len(frame.commits) for frame in drafter.frames) <= 3
+        assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
+
+
+async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        drafter = RefusingDrafter("a", no_tree, code=RequestError.code)
+        stage.add_drafter(drafter)
+        for index in range(5):
+            await collect(stage.coordinator, request(id=f"r{index}"))
+        assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
+        assert sum(len(frame.commits) for frame in drafter.frames) <= 3 * 5
+
+
+async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has() -> None:
+    async with house(breaker_failures=1) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        drafter = PickyDrafter("a", oracle_in_a_crowd(3), code=CapacityError.code)
+        stage.add_drafter(drafter)
+        first = asyncio.create_task(collect(stage.coordinator, request(id="kept", params=LONGER)))
+        await target.wait_for_frames(4)
+        await collect(stage.coordinator, request(id="new"))
+        assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
+        assert not first.done()
+        assert "kept" not in drafter.released
+        assert (await first)[-1].finish_reason == "length"
+
+
+async def test_a_drafter_that_fails_again_and_again_is_left_alone() -> None:
+    async with house(breaker_failures=3, breaker_reset_s=60.0) as stage:
+        stage.add_target(ToyTarget())
+        drafter = RefusingDrafter("a", no_tree, code=WorkerError.code)
+        stage.add_drafter(drafter)
+        for index in range(3):
+            assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
+            events = await collect(stage.coordinator, request(id=f"r{index}"))
+            assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+        assert stage.coordinator.status()["drafters"][0]["breaker"] == "open"
+        metrics = stage.coordinator.render_metrics().decode()
+        assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 3.0' in metrics
+
+
+async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_again() -> None:
+    async with house(breaker_failures=3, breaker_reset_s=60.0) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        drafter = PickyDrafter("a", oracle_in_a_crowd(3), code=WorkerError.code)
+        stage.add_drafter(drafter)
+        await asyncio.gather(
+            *(
+                collect(stage.coordinator, request(id=name, params=LONGER))
+                for name in ("kept", "bad")
+            )
+        )
+        sent = [c for frame in drafter.frames for c in frame.commits if c.request_id == "bad"]
+        assert len(sent) <= 3
+        assert {commit.base_len for commit in sent[:1]} == {0}
+        metrics = stage.coordinator.render_metrics().decode()
+        assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 1.0' in metrics
+
+
+async def test_a_full_drafter_gets_no_more_requests_than_it_takes() -> None:
+    async with house() as stage:
+        target = ToyTarget()
+        target.gate.clear()
+        stage.add_target(target)
+        drafter = ToyDrafter("a", oracle_chain())
+        ours, theirs = memory_pair()
+        stage.tasks.append(asyncio.create_task(drafter.serve(theirs)))
+        description = replace(drafter_description("a"), max_running_sequences=2)
+        stage.coordinator.add_drafter("a", "r0", description, ours)
+        tasks = [
+            asyncio.create_task(collect(stage.coordinator, request(id=f"q{i}"))) for i in range(5)
+        ]
+        await stage.settle(20)
+        assert len(drafter.contexts) == 2
+        target.gate.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_a_drafter_that_joins_late_is_told_of_running_requests() -> None:
+    async with house() as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        running = asyncio.create_task(collect(stage.coordinator, request(params=LONGER)))
+        await target.wait_for_frames(10)
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(3)))
+        events = await running
+        assert events[-1].stats is not None
+        assert events[-1].stats.num_accepted_draft_tokens > 0
+
+
+async def test_a_lost_workers_gauges_go_with_it() -> None:
+    async with house() as stage:
+        target_link = stage.add_target(ToyTarget(), "gone-target")
+        drafter_link = stage.add_drafter(ToyDrafter("a", oracle_chain()), "gone-drafter")
+        await collect(stage.coordinator, request())
+        before = stage.coordinator.render_metrics().decode()
+        assert 'worker="gone-target"' in before
+        assert 'worker="gone-drafter"' in before
+        target_link.sever()
+        drafter_link.sever()
+        await stage.settle(20)
+        after = stage.coordinator.render_metrics().decode()
+        assert 'worker="gone-target"' not in after
+        assert 'worker="gone-drafter"' not in after
+        assert "drafthouse_target_up 0.0" in after
+        assert 'drafthouse_drafter_up{drafter="a"} 0.0' in after
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"tokenizer_hash": "other"}, {"protocol_version": 99}, {"role": "target"}],
+    ids=["tokenizer", "protocol", "role"],
+)
+async def test_a_drafter_that_does_not_fit_is_refused_loudly(change: dict[str, object]) -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        ours, _ = memory_pair()
+        wrong: WorkerDescription = replace(drafter_description("a"), **change)
+        with pytest.raises(ProtocolError):
+            stage.coordinator.add_drafter("a", "r0", wrong, ours)
+
+
+async def test_the_first_target_decides_which_drafters_fit() -> None:
+    async with house() as stage:
+        ours, theirs = memory_pair()
+        stage.tasks.append(asyncio.create_task(ToyDrafter("a", oracle_chain()).serve(theirs)))
+        wrong = replace(drafter_description("a"), tokenizer_hash="other")
+        joined = stage.coordinator.add_drafter("a", "r0", wrong, ours)
+        stage.add_target(ToyTarget())
+        await asyncio.wait({joined})
+        assert stage.coordinator.status()["drafters"] == []
+
+
+async def test_a_target_with_another_model_is_refused_beside_the_first() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget(), "one")
+        ours, _ = memory_pair()
+        with pytest.raises(ProtocolError, match="model_hash"):
+            stage.coordinator.add_target(
+                "two", replace(target_description("two"), model_hash="other"), ours
+            )
+
+
+async def test_a_request_that_brings_down_every_target_ends_with_an_error() -> None:
+    async with house(drafters=()) as stage:
+        running = asyncio.create_task(collect(stage.coordinator, request()))
+        for life in range(8):
+            if running.done():
+                break
+            toy = ToyTarget()
+            toy.gate.clear()
+            link = stage.add_target(toy, f"t{life}")
+            await toy.wait_for_frames(1)
+            link.sever()
+            await stage.settle(20)
+        events = await running
+        assert events[-1].error_code == WorkerError.code
+
+
+async def test_stopping_cancels_what_runs() -> None:
+    async with house(drafters=()) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        running = asyncio.create_task(
+            collect(stage.coordinator, request(params=replace(GREEDY, max_tokens=4000)))
+        )
+        await target.wait_for_frames(5)
+        await stage.coordinator.stop()
+        events = await running
+        assert events[-1].finish_reason == "cancelled"
+        await stage.settle(60)
+        assert target.contexts == {}
+
+
+async def test_replicas_that_came_and_went_are_forgotten_in_time() -> None:
+    async with house(breaker_reset_s=5.0) as stage:
+        for life in range(6):
+            stage.clock.now += 40.0
+            link = stage.add_drafter(ToyDrafter("a", oracle_chain()), f"life-{life}")
+            link.sever()
+            await stage.settle(20)
+        assert [replica_id for _, replica_id in stage.coordinator._pool._breakers] == [
+            "life-4",
+            "life-5",
+        ]
+
+
+async def test_only_trees_that_a_batch_uses_are_looked_at() -> None:
+    """The first of two proposals in a frame is unsound, but nobody ever uses it."""
+
+    class Hasty(ToyDrafter):
+        def answer(self, frame: CommitFrame) -> ProposalFrame:
+            answer = super().answer(frame)
+            unsound = tuple(
+                replace(proposal, tree=TokenTree.chain([99] * len(proposal.tree)))
+                for proposal in answer.proposals
+            )
+            return replace(answer, proposals=(*unsound, *answer.proposals))
+
+    async with house(breaker_failures=1) as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(Hasty("a", oracle_chain()))
+        events = await collect(stage.coordinator, request())
+        assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+        assert events[-1].stats is not None
+        assert events[-1].stats.num_accepted_draft_tokens > 0
+        assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"

@@ -1,0 +1,289 @@
+"""How texts end, what is counted on the way, and what is freed."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from cluster.core import (
+    CacheMiss,
+    FinishReason,
+    Refusal,
+    SpeculationOptions,
+    StepReport,
+    VerdictFrame,
+    VerifyFrame,
+    VerifyItem,
+)
+from cluster.errors import RequestError, WorkerError
+from tests.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
+from tests.coordinator.toys import (
+    ToyDrafter,
+    ToyTarget,
+    oracle_chain,
+    oracle_in_a_crowd,
+    plain_text,
+    random_tree,
+)
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+async def test_a_stop_token_inside_an_accepted_path_ends_the_text_before_it(cut: int) -> None:
+    whole = plain_text([1, 2, 3], SEEDED)
+    params = replace(SEEDED, stop_token_ids=(whole[cut], 99))
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
+        events = await collect(stage.coordinator, request(params=params))
+    assert text_of(events) == plain_text([1, 2, 3], params)
+    assert events[-1].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+async def test_max_tokens_is_exact_although_paths_are_long(max_tokens: int) -> None:
+    params = replace(GREEDY, max_tokens=max_tokens)
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
+        events = await collect(stage.coordinator, request(params=params))
+    assert text_of(events) == plain_text([1, 2, 3], params)
+    assert events[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_no_node_is_verified_that_could_never_be_emitted() -> None:
+    target = ToyTarget()
+    async with house() as stage:
+        stage.add_target(target)
+        stage.add_drafter(ToyDrafter("a", oracle_chain(9)))
+        await collect(stage.coordinator, request(params=replace(GREEDY, max_tokens=12)))
+    for item in (item for frame in target.frames for item in frame.items):
+        emitted = item.context_len - item.prompt_len
+        assert len(item.tree) <= 12 - emitted - 1
+
+
+async def test_the_context_limit_ends_a_text() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget(), max_context_len=20)
+        stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
+        events = await collect(stage.coordinator, request())
+    assert text_of(events) == plain_text([1, 2, 3], GREEDY)[:17]
+    assert events[-1].finish_reason is FinishReason.LENGTH
+
+
+async def test_min_tokens_keeps_an_early_stop_token_in_the_text() -> None:
+    whole = plain_text([1, 2, 3], SEEDED)
+    params = replace(SEEDED, stop_token_ids=(whole[2],), min_tokens=40)
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        events = await collect(stage.coordinator, request(params=params))
+    assert text_of(events) == whole
+
+
+async def test_cancelling_frees_target_and_drafters_within_one_round() -> None:
+    target, drafter = ToyTarget(), ToyDrafter("a", oracle_in_a_crowd(1))
+    async with house() as stage:
+        stage.add_target(target)
+        stage.add_drafter(drafter)
+        long = request(params=replace(GREEDY, max_tokens=4000))
+        running = asyncio.create_task(collect(stage.coordinator, long))
+        await target.wait_for_frames(10)
+        stage.coordinator.cancel("r")
+        events = await running
+        await stage.settle(60)
+        assert events[-1].finish_reason is FinishReason.CANCELLED
+        assert events[-1].stats is not None
+        assert target.contexts == {}
+        assert drafter.contexts == {}
+        assert stage.coordinator.status()["num_running"] == 0
+
+
+async def test_leaving_the_stream_early_cancels_the_request() -> None:
+    target = ToyTarget()
+    async with house() as stage:
+        stage.add_target(target)
+        events = stage.coordinator.submit(request(params=replace(GREEDY, max_tokens=4000)))
+        await anext(events)
+        await events.aclose()
+        await stage.settle(60)
+        assert target.contexts == {}
+
+
+async def test_finished_requests_are_released_everywhere() -> None:
+    target, drafter = ToyTarget(), ToyDrafter("a", random_tree(1))
+    async with house() as stage:
+        stage.add_target(target)
+        stage.add_drafter(drafter)
+        await asyncio.gather(*(collect(stage.coordinator, request(id=f"r{i}")) for i in range(5)))
+        await stage.settle(60)
+        assert target.contexts == {}
+        assert drafter.contexts == {}
+
+
+async def test_statistics_follow_the_definitions() -> None:
+    target = ToyTarget()
+    async with house() as stage:
+        stage.add_target(target)
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(4)))
+        events = await collect(stage.coordinator, request(params=SEEDED))
+        metrics = stage.coordinator.render_metrics().decode()
+    stats = events[-1].stats
+    assert stats is not None
+    trees = [len(item.tree) for frame in target.frames for item in frame.items]
+    assert stats.num_steps == len(events) == len(trees)
+    assert stats.num_draft_tokens == sum(trees)
+    assert stats.num_spec_steps == sum(1 for size in trees if size)
+    assert sum(stats.acceptance_histogram) == stats.num_spec_steps
+    accepted = sum(k * count for k, count in enumerate(stats.acceptance_histogram))
+    assert stats.num_accepted_draft_tokens == accepted
+    assert len(text_of(events)) == stats.num_steps + accepted
+    assert stats.num_spec_tokens == stats.num_spec_steps + accepted
+    label = '{drafter="a",task="default"}'
+    assert f"spec_decode_num_drafts_total{label} {float(stats.num_spec_steps)}" in metrics
+    assert f"spec_decode_num_draft_tokens_total{label} {float(sum(trees))}" in metrics
+    assert f"spec_decode_num_accepted_tokens_total{label} {float(accepted)}" in metrics
+
+
+async def test_each_drafter_is_credited_with_its_own_nodes() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_chain(3)))
+        stage.add_drafter(ToyDrafter("b", random_tree(8, 4)))
+        events = await collect(stage.coordinator, request())
+        metrics = stage.coordinator.render_metrics().decode()
+    stats = events[-1].stats
+    assert stats is not None
+    accepted = float(stats.num_accepted_draft_tokens)
+    # The oracle proposed every accepted node; the other one hit a few of the same by chance.
+    assert f'num_accepted_tokens_total{{drafter="a",task="default"}} {accepted}' in metrics
+    assert 'num_draft_tokens_total{drafter="b"' in metrics
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SpeculationOptions(enabled=False),
+        SpeculationOptions(max_draft_tokens=0),
+        SpeculationOptions(drafters=()),
+    ],
+)
+async def test_a_request_without_speculation_is_not_drafted_for(
+    options: SpeculationOptions,
+) -> None:
+    drafter = ToyDrafter("a", oracle_chain())
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(drafter)
+        events = await collect(stage.coordinator, request(speculation=options))
+    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+    assert drafter.frames == []
+
+
+async def test_a_request_may_bound_its_drafts_and_choose_its_drafters() -> None:
+    target = ToyTarget()
+    chosen, other = ToyDrafter("b", oracle_in_a_crowd(1)), ToyDrafter("a", oracle_chain())
+    options = SpeculationOptions(max_draft_tokens=2, drafters=("b",))
+    async with house() as stage:
+        stage.add_target(target)
+        stage.add_drafter(chosen)
+        stage.add_drafter(other)
+        await collect(stage.coordinator, request(speculation=options))
+    assert other.frames == []
+    sizes = {len(item.tree) for frame in target.frames for item in frame.items}
+    assert max(sizes) == 2
+
+
+def refuse(code: str, times: int) -> ToyTarget:
+    left = [times]
+
+    def refuses(item: VerifyItem) -> Refusal | None:
+        if item.context_len < 10 or left[0] == 0:
+            return None
+        left[0] -= 1
+        return Refusal(item.request_id, item.generation, code, "because")
+
+    return ToyTarget(refuses=refuses)
+
+
+async def test_a_refused_request_ends_with_the_targets_error() -> None:
+    async with house(drafters=()) as stage:
+        stage.add_target(refuse(RequestError.code, 1))
+        events = await collect(stage.coordinator, request())
+    assert events[-1].finish_reason is FinishReason.ERROR
+    assert events[-1].error_code == RequestError.code
+    assert events[-1].error_message == "because"
+
+
+async def test_worker_errors_are_tried_again_a_few_times_and_then_reported() -> None:
+    async with house() as stage:
+        stage.add_target(refuse(WorkerError.code, 3))
+        assert text_of(await collect(stage.coordinator, request())) == plain_text([1, 2, 3], GREEDY)
+    async with house() as stage:
+        stage.add_target(refuse(WorkerError.code, 4))
+        events = await collect(stage.coordinator, request())
+        assert events[-1].error_code == WorkerError.code
+
+
+async def test_drafts_that_the_target_refuses_do_not_cost_the_text() -> None:
+    def no_drafts(item: VerifyItem) -> Refusal | None:
+        if len(item.tree) == 0:
+            return None
+        return Refusal(item.request_id, item.generation, RequestError.code, "too many nodes")
+
+    async with house() as stage:
+        stage.add_target(ToyTarget(refuses=no_drafts))
+        stage.add_drafter(ToyDrafter("a", oracle_chain()))
+        events = await collect(stage.coordinator, request())
+    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+
+
+async def test_a_target_that_never_keeps_anything_ends_in_an_error_not_in_a_loop() -> None:
+    amnesiac = ToyTarget(refuses=lambda item: CacheMiss(item.request_id, item.generation, 0))
+    async with house() as stage:
+        stage.add_target(amnesiac)
+        events = await collect(stage.coordinator, request())
+    assert events[-1].error_code == WorkerError.code
+    assert len(amnesiac.frames) < 100
+
+
+@dataclass
+class ShortOfPages(ToyTarget):
+    """Cannot run "waiting" beyond its prefill until every other request has been released."""
+
+    held: list[VerifyItem] = field(default_factory=list)
+
+    def answer(self, frame: VerifyFrame) -> VerdictFrame:
+        stuck = [item for item in frame.items if item.request_id == "waiting" and item.base_len]
+        items = [item for item in frame.items if item not in stuck]
+        self.held.extend(stuck)
+        rest = super().answer(VerifyFrame(tuple(items), frame.released))
+        if set(self.contexts) <= {"waiting"} and self.held:
+            items, self.held = self.held, []
+            return super().answer(VerifyFrame((*items,)))
+        return rest if items else replace(rest, report=StepReport(step_time_s=0.001))
+
+
+async def test_a_sequence_that_waits_for_pages_does_not_hold_up_those_that_hold_them() -> None:
+    async with house(drafters=()) as stage:
+        target = ShortOfPages()
+        stage.add_target(target)
+        names = ["waiting", "early", "late"]
+        running = [
+            asyncio.create_task(collect(stage.coordinator, request(id=name))) for name in names[:2]
+        ]
+        await target.wait_for_frames(6)
+        running.append(asyncio.create_task(collect(stage.coordinator, request(id="late"))))
+        for events in await asyncio.gather(*running):
+            assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+
+
+async def test_a_target_that_is_stuck_on_its_whole_batch_is_sent_what_is_ready() -> None:
+    async with house(drafters=()) as stage:
+        target = ShortOfPages()
+        stage.add_target(target)
+        first = asyncio.create_task(collect(stage.coordinator, request(id="waiting")))
+        await target.wait_for_frames(1)
+        second = asyncio.create_task(collect(stage.coordinator, request(id="late")))
+        for events in await asyncio.gather(first, second):
+            assert text_of(events) == plain_text([1, 2, 3], GREEDY)

@@ -1,0 +1,142 @@
+"""Frames that are lost, doubled, late or out of order cost speed, never text."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from cluster.core import SamplingParams
+from cluster.rpc.faulty import FaultPlan, FaultyLink
+from cluster.rpc.memory import memory_pair
+from tests.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
+from tests.coordinator.toys import (
+    ToyDrafter,
+    ToyTarget,
+    drafter_description,
+    oracle_in_a_crowd,
+    plain_text,
+    target_description,
+)
+
+LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+
+
+async def turns(seconds: float) -> None:
+    """Time in turns of the event loop: a millisecond is one."""
+    for _ in range(int(seconds * 1000)):
+        await asyncio.sleep(0)
+
+
+def add_faulty_drafter(stage: House, toy: ToyDrafter, there: FaultPlan, back: FaultPlan) -> None:
+    ours, theirs = memory_pair()
+    stage.tasks.append(asyncio.create_task(toy.serve(FaultyLink(theirs, back, turns))))
+    link = FaultyLink(ours, there, turns)
+    stage.coordinator.add_drafter(toy.name, "r0", drafter_description(toy.name), link)
+
+
+@LAWS
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_faulty_drafter_link_does_not_change_the_text(
+    params: SamplingParams, seed: int
+) -> None:
+    there = FaultPlan(seed, drop=0.2, duplicate=0.2, delay=0.1, reorder=0.3, max_delay_s=0.1)
+    back = replace(there, seed=seed + 100)
+    async with house(breaker_failures=1000) as stage:
+        stage.add_target(ToyTarget())
+        add_faulty_drafter(stage, ToyDrafter("a", oracle_in_a_crowd(seed)), there, back)
+        longer = replace(params, max_tokens=200)
+        events = await collect(stage.coordinator, request(params=longer))
+        assert text_of(events) == plain_text([1, 2, 3], longer)
+        stats = events[-1].stats
+        assert stats is not None
+        # It loses its place again and again, and is sent the rest each time.
+        assert stats.num_accepted_draft_tokens > 0
+
+
+@LAWS
+@pytest.mark.parametrize("seed", range(5))
+async def test_a_target_link_that_doubles_and_reorders_frames_does_not_change_the_text(
+    params: SamplingParams, seed: int
+) -> None:
+    there = FaultPlan(seed, duplicate=0.3, delay=0.1, reorder=0.4, max_delay_s=0.05)
+    back = replace(there, seed=seed + 100)
+    async with house() as stage:
+        ours, theirs = memory_pair()
+        toy = ToyTarget()
+        stage.tasks.append(asyncio.create_task(toy.serve(FaultyLink(theirs, back, turns))))
+        link = FaultyLink(ours, there, turns)
+        stage.coordinator.add_target("target", target_description(), link)
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(seed)))
+        asked = [request([i, 2, 3], replace(params, seed=i), id=f"r{i}") for i in range(4)]
+        texts = await asyncio.gather(*(collect(stage.coordinator, one) for one in asked))
+    for one, events in zip(asked, texts, strict=True):
+        assert text_of(events) == plain_text(one.prompt_ids.tolist(), one.params)
+
+
+async def test_a_drafter_whose_link_breaks_again_and_again_is_left_alone_for_a_while() -> None:
+    async with house(breaker_failures=2, breaker_reset_s=60.0) as stage:
+        stage.add_target(ToyTarget())
+        for _ in range(2):
+            link = stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+            link.sever()
+            await stage.settle(10)
+        drafter = ToyDrafter("a", oracle_in_a_crowd(1))
+        stage.add_drafter(drafter)
+        await collect(stage.coordinator, request(id="one"))
+        assert drafter.frames == []
+        stage.clock.now += 61.0
+        await collect(stage.coordinator, request(id="two"))
+        assert drafter.frames != []
+
+
+async def test_a_session_moves_to_another_replica_when_its_own_is_lost() -> None:
+    async with house() as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        replicas = [ToyDrafter("a", oracle_in_a_crowd(i)) for i in range(2)]
+        links = [stage.add_drafter(toy, f"r{i}") for i, toy in enumerate(replicas)]
+        params = replace(GREEDY, max_tokens=300)
+        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        await target.wait_for_frames(5)
+        first = 0 if replicas[0].frames else 1
+        assert replicas[1 - first].frames == []
+        links[first].sever()
+        assert text_of(await running) == plain_text([1, 2, 3], params)
+        assert replicas[1 - first].frames[0].commits[0].base_len == 0
+
+
+async def test_sessions_of_a_stalled_replica_move_to_a_free_one() -> None:
+    async with house(breaker_reset_s=2.0) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        stalled = ToyDrafter("a", oracle_in_a_crowd(1))
+        stalled.gate.clear()
+        stage.add_drafter(stalled, "r0")
+        params = replace(GREEDY, max_tokens=300)
+        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        await target.wait_for_frames(5)
+        other = ToyDrafter("a", oracle_in_a_crowd(2))
+        stage.add_drafter(other, "r1")
+        stage.clock.now += 2.5
+        stage.coordinator.tick()
+        assert text_of(await running) == plain_text([1, 2, 3], params)
+        assert other.frames != []
+
+
+async def test_requests_spread_over_the_replicas_of_a_drafter() -> None:
+    async with house() as stage:
+        target = ToyTarget()
+        target.gate.clear()
+        stage.add_target(target)
+        replicas = [ToyDrafter("a", oracle_in_a_crowd(i)) for i in range(3)]
+        for index, toy in enumerate(replicas):
+            stage.add_drafter(toy, f"r{index}")
+        tasks = [
+            asyncio.create_task(collect(stage.coordinator, request(id=f"q{i}"))) for i in range(6)
+        ]
+        await stage.settle(20)
+        assert [len(toy.contexts) for toy in replicas] == [2, 2, 2]
+        target.gate.set()
+        await asyncio.gather(*tasks)

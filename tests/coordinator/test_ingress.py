@@ -1,0 +1,102 @@
+"""Ingress links: many requests over one stream, and all of them freed with it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from cluster.core import FinishReason, TokenEvent
+from cluster.errors import RequestError
+from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.rpc.messages import SubmitFrame
+from tests.coordinator.house import GREEDY, House, house, request, text_of
+from tests.coordinator.toys import ToyTarget, plain_text
+
+LONG = replace(GREEDY, max_tokens=4000)
+
+
+def connect(stage: House) -> MemoryLink[Any, Any]:
+    ours, theirs = memory_pair()
+    stage.tasks.append(asyncio.create_task(stage.coordinator.serve(theirs)))
+    return ours
+
+
+async def read(link: MemoryLink[Any, Any], *names: str) -> dict[str, list[TokenEvent]]:
+    """Everything until all of `names` have finished."""
+    events: dict[str, list[TokenEvent]] = {name: [] for name in names}
+    async with asyncio.timeout(20):
+        async for frame in link:
+            for event in frame.events:
+                events[event.request_id].append(event)
+            if all(each and each[-1].finish_reason for each in events.values()):
+                break
+    return events
+
+
+async def test_requests_of_one_link_are_multiplexed() -> None:
+    async with house(drafters=()) as stage:
+        stage.add_target(ToyTarget())
+        link = connect(stage)
+        await link.send(SubmitFrame((request([1, 2], id="x"), request([3, 4], id="y"))))
+        events = await read(link, "x", "y")
+    assert text_of(events["x"]) == plain_text([1, 2], GREEDY)
+    assert text_of(events["y"]) == plain_text([3, 4], GREEDY)
+
+
+async def test_two_links_may_use_the_same_id() -> None:
+    async with house(drafters=()) as stage:
+        stage.add_target(ToyTarget())
+        links = [connect(stage), connect(stage)]
+        for index, link in enumerate(links):
+            await link.send(SubmitFrame((request([index, 9], id="x"),)))
+        texts = [text_of((await read(link, "x"))["x"]) for link in links]
+    assert texts == [plain_text([index, 9], GREEDY) for index in range(2)]
+
+
+async def test_a_refused_request_is_answered_with_an_error_event() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        link = connect(stage)
+        await link.send(SubmitFrame((request([], id="x"),)))
+        (event,) = (await read(link, "x"))["x"]
+    assert event.finish_reason is FinishReason.ERROR
+    assert event.error_code == RequestError.code
+
+
+async def test_a_cancelled_request_is_freed_and_others_go_on() -> None:
+    async with house(drafters=()) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        link = connect(stage)
+        await link.send(SubmitFrame((request(params=LONG, id="x"), request(id="y"))))
+        await target.wait_for_frames(4)
+        await link.send(SubmitFrame((), ("x", "unknown")))
+        events = await read(link, "x", "y")
+        await stage.settle(60)
+        assert events["x"][-1].finish_reason is FinishReason.CANCELLED
+        assert text_of(events["y"]) == plain_text([1, 2, 3], GREEDY)
+        assert target.contexts == {}
+
+
+async def test_a_link_that_breaks_frees_its_requests_and_no_others() -> None:
+    async with house(drafters=()) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        lost, other = connect(stage), connect(stage)
+        await lost.send(SubmitFrame((request(params=LONG, id="x"),)))
+        await other.send(SubmitFrame((request(id="x"),)))
+        await target.wait_for_frames(4)
+        lost.sever()
+        assert text_of((await read(other, "x"))["x"]) == plain_text([1, 2, 3], GREEDY)
+        await stage.settle(60)
+        assert target.contexts == {}
+        assert stage.coordinator.status()["num_running"] == 0
+
+
+async def test_an_id_sent_twice_does_not_end_the_first_request() -> None:
+    async with house(drafters=()) as stage:
+        stage.add_target(ToyTarget())
+        link = connect(stage)
+        await link.send(SubmitFrame((request(id="x"), request([7], id="x"))))
+        assert text_of((await read(link, "x"))["x"]) == plain_text([1, 2, 3], GREEDY)

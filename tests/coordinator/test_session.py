@@ -1,0 +1,107 @@
+"""The token log, where a text is cut, and the breaker: small parts on their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.coordinator.breaker import CircuitBreaker
+from cluster.coordinator.session import Limits, Session, TokenLog
+from cluster.core import FinishReason, SamplingParams, prefix_hash, prefix_hashes, token_array
+from tests.coordinator.house import request
+
+TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
+
+
+@given(TOKENS, st.integers(0, 2**64 - 1))
+def test_the_hash_of_every_prefix_equals_the_recurrence(tokens: list[int], start: int) -> None:
+    hashes = prefix_hashes(token_array(tokens), start)
+    assert [int(h) for h in hashes] == [
+        prefix_hash(tokens[: i + 1], start) for i in range(len(tokens))
+    ]
+
+
+@given(TOKENS, st.lists(st.lists(st.integers(0, 100), min_size=1, max_size=5), max_size=12))
+def test_the_token_log_holds_what_was_appended_and_its_hashes(
+    prompt: list[int], pieces: list[list[int]]
+) -> None:
+    log, held = TokenLog(token_array(prompt), 4), list(prompt)
+    views = []
+    for piece in pieces:
+        views.append((log.since(0), list(held)))
+        log.append(token_array(piece))
+        held += piece
+    assert log.since(0).tolist() == held
+    assert len(log) == len(held)
+    assert [log.hash_at(n) for n in range(len(held) + 1)] == [
+        prefix_hash(held[:n]) for n in range(len(held) + 1)
+    ]
+    # Views that were handed out (they may still be on their way in frames) have not changed.
+    assert all(view.tolist() == then for view, then in views)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3], (3, None)),
+        ([1, 9, 3], (1, FinishReason.STOP)),
+        ([9], (0, FinishReason.STOP)),
+        ([1, 2, 3, 4], (4, FinishReason.LENGTH)),
+        ([1, 2, 3, 4, 5], (4, FinishReason.LENGTH)),
+        ([1, 2, 3, 9], (3, FinishReason.STOP)),
+        ([1, 2, 3, 4, 9], (4, FinishReason.LENGTH)),
+    ],
+)
+def test_the_text_is_cut_at_stops_and_limits(
+    tokens: list[int], expected: tuple[int, FinishReason | None]
+) -> None:
+    params = SamplingParams(max_tokens=4, stop_token_ids=(9,))
+    session = Session("r", request([5, 6], params), lambda event: None, 0, 0.0)
+    assert session.cut(token_array(tokens), Limits()) == expected
+
+
+def test_the_context_limit_counts_prompt_and_output() -> None:
+    session = Session(
+        "r", request([5, 6], SamplingParams(max_tokens=9)), lambda event: None, 0, 0.0
+    )
+    assert session.cut(token_array([1, 2, 3, 4]), Limits(max_context_len=5)) == (
+        3,
+        FinishReason.LENGTH,
+    )
+
+
+def test_hashes_of_long_prompts_do_not_overflow() -> None:
+    tokens = np.full(5000, 2**31 - 1, dtype=np.int32)
+    assert int(prefix_hashes(tokens)[-1]) == prefix_hash(tokens)
+
+
+def test_the_breaker_opens_after_failures_in_a_row_only() -> None:
+    breaker = CircuitBreaker(3, 10.0)
+    for now in range(5):
+        assert not breaker.record_failure(float(now)) or now > 1
+        if now == 1:
+            breaker.record_success()
+    assert not breaker.allows(4.0)
+    assert breaker.state(4.0) == "open"
+
+
+def test_on_probation_one_failure_opens_and_one_success_closes() -> None:
+    breaker = CircuitBreaker(2, 10.0)
+    breaker.record_failure(0.0)
+    breaker.record_failure(0.0)
+    assert breaker.state(10.0) == "probation"
+    assert breaker.record_failure(10.0)
+    assert breaker.state(19.0) == "open"
+    breaker.record_success()
+    assert breaker.state(20.0) == "closed"
+    assert not breaker.record_failure(21.0)
+
+
+def test_a_breaker_is_history_long_after_its_last_failure() -> None:
+    breaker = CircuitBreaker(2, 10.0)
+    assert breaker.is_history(0.0)
+    breaker.record_failure(5.0)
+    assert not breaker.is_history(30.0)
+    assert breaker.is_history(105.0)

@@ -1,0 +1,225 @@
+"""The law of the house: drafters and accidents cost speed, never text."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cluster.core import FinishReason, Proposal, SamplingParams, TokenTree
+from tests.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
+from tests.coordinator.toys import (
+    Grow,
+    ToyDrafter,
+    ToyTarget,
+    oracle_chain,
+    oracle_in_a_crowd,
+    plain_text,
+    random_tree,
+)
+
+LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+
+
+@LAWS
+async def test_plain_decoding_emits_the_targets_text(params: SamplingParams) -> None:
+    async with house(drafters=()) as stage:
+        stage.add_target(ToyTarget())
+        events = await collect(stage.coordinator, request(params=params))
+    assert text_of(events) == plain_text([1, 2, 3], params)
+    assert events[-1].finish_reason is FinishReason.LENGTH
+    assert len(events) == params.max_tokens
+
+
+@LAWS
+@pytest.mark.parametrize(
+    "grow",
+    [oracle_chain(), oracle_in_a_crowd(1), random_tree(2), random_tree(3, 40)],
+    ids=["oracle", "crowd", "random", "large-random"],
+)
+async def test_a_drafter_does_not_change_the_text(grow: Grow, params: SamplingParams) -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", grow))
+        events = await collect(stage.coordinator, request(params=params))
+    assert text_of(events) == plain_text([1, 2, 3], params)
+
+
+@LAWS
+async def test_merged_drafters_do_not_change_the_text_and_save_steps(
+    params: SamplingParams,
+) -> None:
+    async with house() as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        stage.add_drafter(ToyDrafter("a", random_tree(5)))
+        stage.add_drafter(ToyDrafter("b", oracle_in_a_crowd(6)))
+        events = await collect(stage.coordinator, request(params=params))
+    assert text_of(events) == plain_text([1, 2, 3], params)
+    assert len(target.frames) < params.max_tokens
+
+
+async def test_many_requests_at_once_each_get_their_own_text() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(7)))
+        prompts = [[i, i + 1, (i * 7) % 32] for i in range(12)]
+        params = [replace(SEEDED if i % 2 else GREEDY, max_tokens=20 + i) for i in range(12)]
+        texts = await asyncio.gather(
+            *(
+                collect(
+                    stage.coordinator, request(p, s, id=f"r{i}", task="code" if i % 3 else "chat")
+                )
+                for i, (p, s) in enumerate(zip(prompts, params, strict=True))
+            )
+        )
+    for events, prompt, sampling in zip(texts, prompts, params, strict=True):
+        assert text_of(events) == plain_text(prompt, sampling)
+
+
+def _lie(proposal: Proposal) -> Proposal:
+    """Right tokens in all the wrong forms, one form per length of the context."""
+    form = proposal.base_len % 6
+    if form == 0:
+        return replace(proposal, prefix_hash=proposal.prefix_hash ^ 1)
+    if form == 1:
+        return replace(proposal, tree=TokenTree.of([40, 1], [-1, 0]), survival=np.float32([1, 1]))
+    if form == 2:
+        return replace(proposal, tree=TokenTree.of([1, 2], [1, -1]), survival=np.float32([1, 1]))
+    if form == 3:
+        return replace(proposal, survival=np.full(len(proposal.tree), np.nan, dtype=np.float32))
+    if form == 4:
+        return replace(proposal, base_len=proposal.base_len + 5)
+    return replace(proposal, survival=proposal.survival[:-1])
+
+
+async def test_rubbish_is_counted_and_opens_the_breaker_and_the_text_goes_on() -> None:
+    async with house(breaker_reset_s=60.0) as stage:
+        stage.add_target(ToyTarget())
+        liar = ToyDrafter("a", oracle_chain(), spoil=_lie)
+        stage.add_drafter(liar)
+        events = await collect(stage.coordinator, request())
+        await stage.settle()
+        assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+        metrics = stage.coordinator.render_metrics().decode()
+        assert 'drafthouse_drafter_faults_total{drafter="a",why="rubbish"} 3.0' in metrics
+        assert stage.coordinator.status()["drafters"][0]["breaker"] == "open"
+        assert liar.released == ["r"]
+
+
+async def test_an_open_breaker_closes_again_when_the_drafter_behaves() -> None:
+    async with house(breaker_reset_s=5.0) as stage:
+        stage.add_target(ToyTarget())
+        drafter = ToyDrafter("a", oracle_chain(), spoil=_lie)
+        stage.add_drafter(drafter)
+        await collect(stage.coordinator, request(id="one"))
+        drafter.spoil = lambda proposal: proposal
+        before = len(drafter.frames)
+        await collect(stage.coordinator, request(id="two"))
+        assert len(drafter.frames) == before
+        stage.clock.now += 5.0
+        events = await collect(stage.coordinator, request(id="three"))
+        assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+        assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
+        stats = events[-1].stats
+        assert stats is not None
+        assert stats.num_accepted_draft_tokens > 0
+
+
+async def test_a_silent_drafter_is_never_waited_for() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        drafter = ToyDrafter("a", oracle_chain())
+        drafter.gate.clear()
+        stage.add_drafter(drafter)
+        events = await collect(stage.coordinator, request())
+    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+    assert events[-1].stats is not None
+    assert events[-1].stats.num_draft_tokens == 0
+
+
+async def test_a_blocked_drafter_link_gets_few_long_commits_instead_of_many_short_ones() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        drafter = ToyDrafter("a", random_tree(1))
+        drafter.gate.clear()
+        stage.add_drafter(drafter)
+        params = replace(GREEDY, max_tokens=400)
+        events = await collect(stage.coordinator, request(params=params))
+        drafter.gate.set()
+        await stage.settle()
+        assert text_of(events) == plain_text([1, 2, 3], params)
+        # The window of the link is 64 frames; what comes after waits as a name, not as frames.
+        assert len(drafter.frames) <= 64 + 4
+        assert drafter.contexts == {}
+
+
+async def test_a_drafter_that_dies_and_returns_costs_only_speed() -> None:
+    async with house(breaker_failures=10) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        params = replace(SEEDED, max_tokens=120)
+        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        for life in range(4):
+            link = stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(life)))
+            await stage.settle(12)
+            link.sever()
+            await stage.settle(6)
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(9)))
+        events = await running
+        assert text_of(events) == plain_text([1, 2, 3], params)
+        assert events[-1].stats is not None
+        assert events[-1].stats.num_accepted_draft_tokens > 0
+
+
+async def test_a_target_that_forgets_is_sent_the_rest_and_the_text_goes_on() -> None:
+    rng = np.random.default_rng(3)
+    async with house() as stage:
+        stage.add_target(ToyTarget(forgets=lambda item: item.base_len > 0 and rng.random() < 0.3))
+        stage.add_drafter(ToyDrafter("a", oracle_chain()))
+        events = await collect(stage.coordinator, request(params=SEEDED))
+        assert text_of(events) == plain_text([1, 2, 3], SEEDED)
+        metrics = stage.coordinator.render_metrics().decode()
+        assert "drafthouse_target_cache_misses_total 0.0" not in metrics
+
+
+async def test_another_target_takes_over_in_mid_text() -> None:
+    async with house() as stage:
+        first, second = ToyTarget(), ToyTarget()
+        link = stage.add_target(first, "one")
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(2)))
+        params = replace(SEEDED, max_tokens=200)
+        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        await first.wait_for_frames(5)
+        stage.add_target(second, "two")
+        link.sever()
+        events = await running
+        assert text_of(events) == plain_text([1, 2, 3], params)
+        assert second.frames
+        assert "drafthouse_failovers_total 1.0" in stage.coordinator.render_metrics().decode()
+
+
+async def test_a_target_that_returns_finishes_what_it_began() -> None:
+    async with house() as stage:
+        toy = ToyTarget()
+        link = stage.add_target(toy)
+        params = replace(GREEDY, max_tokens=100)
+        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        await toy.wait_for_frames(10)
+        link.sever()
+        await stage.settle()
+        assert stage.coordinator.status()["num_waiting"] == 1
+        stage.add_target(ToyTarget())
+        assert text_of(await running) == plain_text([1, 2, 3], params)
+
+
+async def test_a_resumed_request_continues_at_its_position() -> None:
+    whole = plain_text([1, 2, 3], SEEDED)
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        resumed = replace(request(params=SEEDED), output_ids=np.array(whole[:13], dtype=np.int32))
+        events = await collect(stage.coordinator, resumed)
+    assert events[0].position == 13
+    assert [t for e in events for t in e.token_ids.tolist()] == whole[13:]

@@ -1,0 +1,174 @@
+"""One real Ray with one real application for all tests here that need them.
+
+Ports are free ones, so the tests run beside a server that uses the usual ones.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+APPLICATION = "drafthouse"
+MODEL = "tiny"
+# Generous: other work may share the two cores of the machine.
+DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where the application answers, and what it serves."""
+
+    http: str
+    grpc: str
+    dashboard: str
+    target_folder: Path
+
+    def health(self) -> dict[str, Any]:
+        return dict(httpx.get(f"{self.http}/health", timeout=30).json())
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of the samples of `name` that carry `labels`, as /metrics has them now."""
+        total = 0.0
+        for line in httpx.get(f"{self.http}/metrics", timeout=30).text.splitlines():
+            series, _, value = line.rpartition(" ")
+            if series.partition("{")[0] != name:
+                continue
+            if all(f'{key}="{wanted}"' in series for key, wanted in labels.items()):
+                total += float(value)
+        return total
+
+    def pids(self, deployment: str) -> list[int]:
+        """The processes of the deployment's replicas, of all their ranks."""
+        return [place["pid"] for place in places(deployment, APPLICATION)]
+
+
+def places(deployment: str, application: str) -> list[dict[str, Any]]:
+    """Node and devices of every replica, of every rank where there are several."""
+    from ray import serve
+
+    handle = serve.get_deployment_handle(deployment, app_name=application)
+    replicas = handle.broadcast("placement").results(timeout_s=DEADLINE_S)
+    return [place for replica in replicas for place in replica.get("ranks", [replica])]
+
+
+def wait_until(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) -> None:
+    """Poll until `condition` holds; fails the test at the deadline."""
+    end = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < end, f"not so within {deadline_s:g} s"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def long_folder(checkpoint_factory: Callable[..., Path]) -> Path:
+    """A tiny target with room for streams that last long enough to be disturbed."""
+    return checkpoint_factory("llama", max_position_embeddings=4096)
+
+
+@pytest.fixture(scope="session")
+def long_draft_folder(long_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.checkpoints import noisy_copy
+
+    return noisy_copy(long_folder, tmp_path_factory.mktemp("drafter") / "noisy")
+
+
+@pytest.fixture(scope="session")
+def dashboard_port() -> int:
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def ray_session(dashboard_port: int) -> Iterator[None]:
+    """Ray with eight logical GPUs in two groups, which need no hardware."""
+    os.environ |= {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
+        # Ray's default of ten seconds is long for a test that waits for exported metrics.
+        "RAY_metrics_report_interval_ms": "2000",
+    }
+    import ray
+    from ray import serve
+
+    ray.init(
+        address="local",
+        num_cpus=64,
+        num_gpus=8,
+        resources={"target_slot": 4, "draft_slot": 4},
+        labels={"ray.io/node-group": "demo"},
+        object_store_memory=80 * 2**20,
+        include_dashboard=True,
+        dashboard_port=dashboard_port,
+        log_to_driver=False,
+    )
+    yield
+    serve.shutdown()
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def served(
+    ray_session: None, dashboard_port: int, long_folder: Path, long_draft_folder: Path
+) -> Served:
+    """The application with a tiny target and three kinds of drafters."""
+    from ray import serve
+
+    from deployments.app import build
+
+    http_port, grpc_port = free_port(), free_port()
+    serve.start(
+        http_options={"host": "127.0.0.1", "port": http_port},
+        grpc_options={
+            "port": grpc_port,
+            "grpc_servicer_functions": [
+                "deployments.ingress.servicers.add_generation",
+                "deployments.ingress.servicers.add_health",
+            ],
+        },
+        logging_config={"enable_access_log": False},
+    )
+    serve.run(build(arguments(long_folder, long_draft_folder)), name=APPLICATION)
+    found = Served(
+        http=f"http://127.0.0.1:{http_port}",
+        grpc=f"127.0.0.1:{grpc_port}",
+        dashboard=f"http://127.0.0.1:{dashboard_port}",
+        target_folder=long_folder,
+    )
+    wait_until(lambda: found.health()["drafters"] == {"lm": 1, "lookup": 1, "ngram": 1})
+    return found
+
+
+def arguments(target: Path, drafter: Path) -> dict[str, Any]:
+    """A config file's `args` for tiny models."""
+    small = {"num_cpus": 0.1}
+    engine = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 1024}
+    return {
+        "model_name": MODEL,
+        "target": {"engine": {"model": str(target), **engine}, "placement": small},
+        "drafters": {
+            "lm": {
+                "kind": "lm",
+                "options": {"engine": {"model": str(drafter), **engine}},
+                "placement": small,
+            },
+            "lookup": {"kind": "prompt_lookup", "placement": small},
+            "ngram": {"kind": "ngram_cache", "placement": small},
+        },
+        # Fixed: whether drafts pay is a matter of timing, and these tests ask other questions.
+        "coordinator": {"placement": small, "budget": "fixed"},
+        "ingress": {"placement": small, "max_body_bytes": 1_000_000},
+    }

@@ -1,0 +1,200 @@
+"""The command line as a user meets it: a process, its output, its exit code, what it leaves."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from deployments.cli import main
+from deployments.ports import is_free
+from tests.deployments.conftest import DEADLINE_S, MODEL, free_port, wait_until
+
+LOCAL = Path(__file__).resolve().parents[2] / "configs" / "local.yaml"
+
+
+@pytest.fixture
+def config_file(long_folder: Path, tmp_path: Path) -> Path:
+    """A tiny target and a drafter that needs no model, on ports of its own."""
+    engine = {"model": str(long_folder), "device": "cpu", "threads": 1, "num_pages": 64}
+    document = {
+        "http_options": {"host": "127.0.0.1", "port": free_port()},
+        "grpc_options": {
+            "port": free_port(),
+            "grpc_servicer_functions": ["deployments.ingress.servicers.add_generation"],
+        },
+        "applications": [
+            {
+                "name": "cli",
+                "import_path": "deployments.app:build",
+                "args": {
+                    "model_name": MODEL,
+                    "target": {"engine": engine},
+                    "drafters": {"lookup": {"kind": "prompt_lookup"}},
+                    "dashboard": {"port": free_port()},
+                },
+            }
+        ],
+    }
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+class Command:
+    """`drafthouse serve` in a process of its own, with its output in files."""
+
+    def __init__(self, config_file: Path) -> None:
+        self.stdout = config_file.with_suffix(".out")
+        self.stderr = config_file.with_suffix(".err")
+        with self.stdout.open("w") as out, self.stderr.open("w") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "deployments.cli", "serve", str(config_file)],
+                stdout=out,
+                stderr=err,
+            )
+
+    def wait_for(self, text: str) -> None:
+        def said() -> bool:
+            assert self.process.poll() is None, self.stderr.read_text()
+            return text in self.stdout.read_text() + self.stderr.read_text()
+
+        wait_until(said)
+
+    def family(self) -> list[int]:
+        """The processes below the command."""
+        pids, frontier = [], [self.process.pid]
+        while frontier:
+            for task in Path(f"/proc/{frontier.pop()}/task").glob("*/children"):
+                children = [int(pid) for pid in task.read_text().split()]
+                pids += children
+                frontier += children
+        return pids
+
+    def temporary_folder(self) -> Path:
+        """Where its Ray lives, as the raylet was told."""
+        for pid in self.family():
+            found = re.search(
+                r"/tmp/drafthouse-\w{8}", Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace")
+            )
+            if found:
+                return Path(found.group())
+        raise AssertionError("no process names its folder")
+
+    def stop(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def command(config_file: Path) -> Iterator[Command]:
+    command = Command(config_file)
+    yield command
+    if command.process.poll() is None:
+        command.stop(signal.SIGTERM)
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_serve_says_one_line_and_leaves_nothing_behind(command: Command, config_file: Path) -> None:
+    command.wait_for("Drafthouse is ready:")
+    document = yaml.safe_load(config_file.read_text())
+    http = document["http_options"]["port"]
+    grpc = document["grpc_options"]["port"]
+    dashboard = document["applications"][0]["args"]["dashboard"]["port"]
+    assert command.stdout.read_text() == (
+        f"Drafthouse is ready: http://127.0.0.1:{http}/v1 (OpenAI HTTP), 127.0.0.1:{grpc} (gRPC), "
+        f"http://127.0.0.1:{dashboard} (dashboard)\n"
+    )
+    body = {"model": MODEL, "prompt": "x", "max_tokens": 4}
+    answer = httpx.post(f"http://127.0.0.1:{http}/v1/completions", json=body, timeout=DEADLINE_S)
+    assert answer.status_code == 200
+    family, folder = command.family(), command.temporary_folder()
+    assert command.stop(signal.SIGTERM) == 0
+    assert not [pid for pid in family if running(pid)]
+    assert not folder.exists()
+    assert all(is_free("127.0.0.1", port) for port in (http, grpc, dashboard))
+
+
+def test_an_interrupt_during_start_up_leaves_nothing_behind(command: Command) -> None:
+    command.wait_for("starting Serve")
+    family, folder = command.family(), command.temporary_folder()
+    assert command.stop(signal.SIGINT) == 0
+    assert not [pid for pid in family if running(pid)]
+    assert not folder.exists()
+    assert command.stdout.read_text() == ""
+
+
+@pytest.mark.parametrize("setting", ["http.port", "grpc.port", "dashboard.port"])
+def test_a_taken_port_is_named_with_its_setting(
+    config_file: Path, setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code = main(["serve", str(config_file), "--set", f"{setting}={port}"])
+    assert code == 2
+    message = capsys.readouterr().err
+    assert f"{setting}: port {port}" in message
+    assert f"--set {setting}=" in message
+
+
+def test_check_prints_the_plan(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(config_file)]) == 0
+    plan = capsys.readouterr().out
+    for word in ("ingress", "coordinator", "target", "drafter-lookup", "target.engine", "KiB"):
+        assert word in plan
+
+
+@pytest.mark.parametrize(
+    ("override", "path"),
+    [
+        ("target.engine.dtyp=float32", "target.engine.dtyp"),
+        ("drafters.lookup.options.max_match=x", "drafters.lookup.options.max_match"),
+        ("target.engine.model=/nowhere/at/all", "target.engine.model"),
+        ("drafters.lookup.kind=prompt_look", "drafters.lookup.kind"),
+        ("http.port=0", "http.port"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_file_and_path(
+    config_file: Path, override: str, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(config_file), "--set", override]) == 2
+    assert f"{config_file}: {path}: " in capsys.readouterr().err
+
+
+def test_a_missing_file_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "/nowhere.yaml"]) == 2
+    assert "/nowhere.yaml: cannot be read" in capsys.readouterr().err
+
+
+def test_checking_needs_neither_ray_nor_torch() -> None:
+    program = (
+        "import sys; from deployments.cli import main; "
+        "main(['check', 'configs/two-node.yaml']); "
+        "sys.exit(len({'torch', 'ray'} & set(sys.modules)))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=LOCAL.parents[1],
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert found.returncode == 0, found.stderr.decode()

@@ -1,0 +1,245 @@
+"""The ingress' streams to coordinators: what a request sees when a coordinator goes away.
+
+Real coordinators on in-process links, with the toy target whose text is a pure function.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.core import FinishReason, SamplingParams
+from cluster.errors import (
+    CapacityError,
+    DrafthouseError,
+    RequestError,
+    TooLargeError,
+    UnavailableError,
+)
+from cluster.rpc.mailbox import Mailbox
+from cluster.rpc.memory import MemoryLink
+from cluster.rpc.messages import EventFrame, SubmitFrame
+from deployments.ingress.coordinators import Coordinators, Ticket
+from deployments.ingress.openai_error import error_response
+from tests.coordinator.house import house, request
+from tests.coordinator.toys import ToyTarget, plain_text
+from tests.deployments.stage import stage
+
+PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=60)
+
+
+async def read(ticket: Ticket, news: asyncio.Event) -> list[int]:
+    """Tokens up to the end."""
+    tokens: list[int] = []
+    async with asyncio.timeout(20):
+        while True:
+            for event in ticket.take():
+                assert event.position == len(tokens)
+                tokens += event.token_ids.tolist()
+                if event.finish_reason is not None:
+                    return tokens
+            await news.wait()
+            news.clear()
+
+
+async def test_a_request_continues_on_another_coordinator_with_the_same_text() -> None:
+    async with stage() as setting, house() as first, house() as second:
+        toys = {"a": setting.add("a", first), "b": setting.add("b", second)}
+        await asyncio.sleep(0)
+        news = asyncio.Event()
+        ticket = await setting.ingress.submit(request(params=PARAMS), news)
+        tokens: list[int] = []
+        async with asyncio.timeout(20):
+            while not tokens:
+                await news.wait()
+                news.clear()
+                for event in ticket.take():
+                    tokens += event.token_ids.tolist()
+            assert ticket.peer is not None
+            lost = ticket.peer.id
+            toys[lost].gate.clear()  # it says no more
+            setting.links[lost].sever()
+            while not ticket.finished:
+                await news.wait()
+                news.clear()
+            for event in ticket.take():
+                assert event.position == len(tokens)
+                tokens += event.token_ids.tolist()
+        assert tokens == plain_text([1, 2, 3], PARAMS)
+        assert ticket.failovers == 1
+
+
+async def test_a_coordinator_that_is_stopped_hands_its_requests_over() -> None:
+    async with stage() as setting, house() as first:
+        toy = setting.add("a", first)
+        await asyncio.sleep(0)
+        news = asyncio.Event()
+        toy.gate.clear()
+        ticket = await setting.ingress.submit(request(params=PARAMS), news)
+        await toy.wait_for_frames(1)
+        async with house() as second:
+            setting.add("b", second)
+            await first.coordinator.stop()
+            setting.links["a"].sever()
+            assert await read(ticket, news) == plain_text([1, 2, 3], PARAMS)
+
+
+async def test_without_a_coordinator_a_request_is_answered_unavailable() -> None:
+    async with stage() as setting:
+        with pytest.raises(UnavailableError, match="no coordinator"):
+            await setting.ingress.submit(request(), asyncio.Event())
+
+
+async def test_closing_a_ticket_frees_the_request_at_the_coordinator() -> None:
+    async with stage() as setting, house() as only:
+        toy = setting.add("a", only)
+        await asyncio.sleep(0)
+        toy.gate.clear()
+        ticket = await setting.ingress.submit(request(params=PARAMS), asyncio.Event())
+        await toy.wait_for_frames(1)
+        assert only.coordinator.status()["num_running"] == 1
+        setting.ingress.close(ticket)
+        await only.settle()
+        assert only.coordinator.status()["num_running"] == 0
+
+
+async def test_cancelling_still_brings_the_last_event_with_statistics() -> None:
+    async with stage() as setting, house() as only:
+        toy = setting.add("a", only)
+        await asyncio.sleep(0)
+        news = asyncio.Event()
+        toy.gate.clear()
+        ticket = await setting.ingress.submit(request(params=PARAMS), news)
+        await toy.wait_for_frames(1)
+        setting.ingress.cancel(ticket)
+        await only.settle()
+        last = ticket.take()[-1]
+        assert last.finish_reason is FinishReason.CANCELLED
+        assert last.stats is not None
+
+
+async def test_a_refusal_is_raised_as_the_error_it_is() -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        news = asyncio.Event()
+        ticket = await setting.ingress.submit(request(prompt=[10_000]), news)
+        with pytest.raises(RequestError, match="10000"):
+            await read(ticket, news)
+
+
+async def test_overload_is_a_capacity_error_before_any_work() -> None:
+    async with stage() as setting, house(max_running_sequences=1, max_queued_requests=0) as only:
+        toy = setting.add("a", only)
+        await asyncio.sleep(0)
+        toy.gate.clear()
+        news = asyncio.Event()
+        first = await setting.ingress.submit(request(params=PARAMS), news)
+        await toy.wait_for_frames(1)
+        later = asyncio.Event()
+        second = await setting.ingress.submit(request(params=PARAMS, id="s"), later)
+        with pytest.raises(CapacityError) as caught:
+            await read(second, later)
+        response = error_response(caught.value)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        toy.gate.set()
+        assert await read(first, news) == plain_text([1, 2, 3], PARAMS)
+
+
+class NarrowLink(MemoryLink[SubmitFrame, EventFrame]):
+    """A link that, as those of gRPC, refuses a frame of which one item is too large."""
+
+    async def send(self, message: SubmitFrame) -> None:
+        if any(len(one.prompt_ids) > 10 for one in message.requests):
+            raise TooLargeError("one item is too large")
+        await super().send(message)
+
+
+async def test_a_request_that_exceeds_the_frame_limit_costs_only_itself() -> None:
+    async with house() as only:
+        only.add_target(ToyTarget())
+        there, here = Mailbox[SubmitFrame](8), Mailbox[EventFrame](8)
+        ingress = Coordinators(patience_s=0.2)
+        serving = asyncio.create_task(only.coordinator.serve(MemoryLink(here, there)))
+        description = only.coordinator.describe()
+        using = asyncio.create_task(ingress.use("a", description, NarrowLink(there, here)))
+        await asyncio.sleep(0)
+        events = {name: asyncio.Event() for name in ("before", "large", "after")}
+        tickets = {
+            name: await ingress.submit(
+                request([1] * 20 if name == "large" else [1, 2, 3], PARAMS, id=name), news
+            )
+            for name, news in events.items()
+        }
+        with pytest.raises(TooLargeError):
+            await read(tickets["large"], events["large"])
+        for name in ("before", "after"):
+            assert await read(tickets[name], events[name]) == plain_text([1, 2, 3], PARAMS)
+            assert tickets[name].failovers == 0
+        using.cancel()
+        serving.cancel()
+        await asyncio.gather(using, serving, return_exceptions=True)
+
+
+async def test_a_prompt_beyond_the_frame_limit_is_refused_before_any_work() -> None:
+    ingress = Coordinators(max_frame_bytes=65536)
+    with pytest.raises(TooLargeError, match="8193 tokens, 8192 fit"):
+        await ingress.submit(request([1] * 8193), asyncio.Event())
+
+
+async def test_an_id_that_runs_already_is_refused() -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only).gate.clear()
+        await asyncio.sleep(0)
+        await setting.ingress.submit(request(params=PARAMS), asyncio.Event())
+        with pytest.raises(DrafthouseError, match="unique"):
+            await setting.ingress.submit(request(params=PARAMS), asyncio.Event())
+
+
+@pytest.mark.parametrize("is_lost_first", [True, False])
+async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: bool) -> None:
+    async with stage() as setting, house() as first, house() as second:
+        toy = setting.add("a", first)
+        await asyncio.sleep(0)
+        toy.gate.clear()
+        news = asyncio.Event()
+        ticket = await setting.ingress.submit(request(params=PARAMS), news)
+        await toy.wait_for_frames(1)
+        if is_lost_first:
+            setting.links["a"].sever()
+            await first.settle()
+            setting.ingress.cancel(ticket)
+        else:
+            setting.ingress.cancel(ticket)
+            setting.links["a"].sever()
+        await first.settle()
+        assert ticket.finished
+        assert news.is_set()
+        other = setting.add("b", second)
+        await second.settle()
+        assert other.frames == []
+
+
+async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failover() -> None:
+    full = house(max_running_sequences=1, max_queued_requests=0)
+    async with stage() as setting, house() as first, full as second:
+        toy = setting.add("a", first)
+        await asyncio.sleep(0)
+        toy.gate.clear()
+        news = asyncio.Event()
+        ticket = await setting.ingress.submit(request(params=PARAMS), news)
+        await toy.wait_for_frames(1)
+        busy = setting.add("b", second)
+        await second.settle()
+        busy.gate.clear()
+        other_news = asyncio.Event()
+        other = await setting.ingress.submit(request(params=PARAMS, id="other"), other_news)
+        await busy.wait_for_frames(1)
+        setting.links["a"].sever()
+        await second.settle()
+        busy.gate.set()
+        assert await read(other, other_news) == plain_text([1, 2, 3], PARAMS)
+        assert await read(ticket, news) == plain_text([1, 2, 3], PARAMS)
+        assert ticket.failovers >= 1

@@ -1,0 +1,78 @@
+"""Processes are killed while they serve a stream: the text is the one it would have been."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.deployments.conftest import MODEL, Served, wait_until
+
+BODY: dict[str, Any] = {
+    "model": MODEL, "prompt": "abc abc abc abc", "max_tokens": 600, "temperature": 0.7, "seed": 12,
+    "ignore_eos": True,
+}  # fmt: skip
+
+
+def streamed(served: Served, disturb: Callable[[], None], after: int = 20) -> str:
+    """The text of one stream; `disturb` is called once so many chunks have come."""
+    texts: list[str] = []
+    with httpx.stream(
+        "POST", f"{served.http}/v1/completions", json={**BODY, "stream": True}, timeout=120
+    ) as response:
+        for line in response.iter_lines():
+            if not line or line == "data: [DONE]":
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk
+            texts.append(chunk["choices"][0]["text"])
+            if len(texts) == after:
+                disturb()
+    return "".join(texts)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(served: Served) -> str:
+    return streamed(served, lambda: None)
+
+
+def kill(served: Served, *deployments: str) -> None:
+    for deployment in deployments:
+        for pid in served.pids(deployment):
+            os.kill(pid, signal.SIGKILL)
+
+
+def accepted(served: Served) -> float:
+    """Draft tokens accepted so far, whoever drafted them: who is in time is a matter of chance."""
+    return served.metric("spec_decode_num_accepted_tokens_total")
+
+
+@pytest.mark.parametrize(
+    "drafters", [("drafter-lookup",), ("drafter-lm", "drafter-lookup", "drafter-ngram")]
+)
+def test_killed_drafters_cost_only_speed_and_come_back(
+    served: Served, undisturbed: str, drafters: tuple[str, ...]
+) -> None:
+    assert streamed(served, lambda: kill(served, *drafters)) == undisturbed
+    wait_until(lambda: set(served.health()["drafters"].values()) == {1})
+    before = accepted(served)
+
+    def speculates() -> bool:
+        streamed(served, lambda: None)
+        return accepted(served) > before
+
+    wait_until(speculates)
+
+
+@pytest.mark.parametrize("deployment", ["target", "coordinator"])
+def test_a_killed_worker_costs_a_pause_and_not_the_text(
+    served: Served, undisturbed: str, deployment: str
+) -> None:
+    assert streamed(served, lambda: kill(served, deployment)) == undisturbed
+    wait_until(lambda: served.health()["status"] == "ok")
+    wait_until(lambda: set(served.health()["drafters"].values()) == {1})

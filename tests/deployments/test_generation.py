@@ -1,0 +1,89 @@
+"""One request through the ingress, from its specification to text, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from cluster.core import SamplingParams, token_array
+from cluster.errors import RequestError
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.generation import Generation
+from deployments.ingress.spec import GenerationSpec, Prompt
+from tests.coordinator.house import house
+from tests.coordinator.toys import plain_text
+from tests.deployments.stage import stage
+from tests.text.tokenizers_for_tests import byte_level_folder
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    return Tokenizer.load(byte_level_folder(folder))
+
+
+def spec(*prompts: Prompt, params: SamplingParams = PARAMS) -> GenerationSpec:
+    return GenerationSpec(prompts, params, seed=5, ignore_eos=True)
+
+
+def tokens(*token_ids: int) -> Prompt:
+    return Prompt(token_ids=token_array(token_ids))
+
+
+async def run(generation: Generation) -> list[int]:
+    """The tokens of the only choice."""
+    await generation.start()
+    found: list[int] = []
+    try:
+        async with asyncio.timeout(20):
+            async for deltas in generation.deltas():
+                for delta in deltas:
+                    found += delta.token_ids.tolist()
+    finally:
+        generation.close()
+    return found
+
+
+def create(asked: GenerationSpec, tokenizer: Tokenizer, ingress: Coordinators) -> Generation:
+    return Generation("name", asked, tokenizer, ingress, default_max_tokens=16)
+
+
+async def test_requests_of_the_same_name_are_served_apart(tokenizer: Tokenizer) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        prompts = ([1, 2, 3], [4, 5])
+        generations = [
+            create(spec(tokens(*prompt)), tokenizer, setting.ingress) for prompt in prompts
+        ]
+        found = await asyncio.gather(*map(run, generations))
+        params = dataclasses.replace(PARAMS, seed=5)
+        assert found == [plain_text(prompt, params) for prompt in prompts]
+        assert [generation.id for generation in generations] == ["name", "name"]
+
+
+async def test_a_prompt_without_tokens_is_refused(tokenizer: Tokenizer) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        generation = create(spec(Prompt(text="")), tokenizer, setting.ingress)
+        with pytest.raises(RequestError, match="no tokens"):
+            await generation.start()
+
+
+async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokenizer) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        texts = ["dog " * 700, "fox " * 700, "lazy " * 700]
+        generation = create(spec(*map(Prompt, texts)), tokenizer, setting.ingress)
+        await generation.start()
+        found = [ids.tolist() for ids in generation.prompt_ids]
+        generation.close()
+        assert found == [tokenizer.encode(text).tolist() for text in texts]

@@ -1,0 +1,183 @@
+"""The gRPC face behind Serve's proxy: generation, errors, health and reflection."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from cluster.client import Client, GenerationRequest, SamplingOptions
+from cluster.core import FinishReason, SpeculationOptions
+from cluster.errors import NotFoundError, RequestError
+from cluster.rpc.codec_generation import encode_request
+from cluster.rpc.generation import ChatMessage, ResumedChoice
+from tests.deployments.conftest import MODEL, Served, wait_until
+
+TOO_HOT = SamplingOptions(temperature=9.0)
+GREEDY = SamplingOptions(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with Client(served.grpc) as client:
+        yield client
+
+
+@pytest.fixture
+def channel(served: Served) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(served.grpc) as channel:
+        yield channel
+
+
+def test_both_faces_give_the_same_text(client: Client, served: Served) -> None:
+    pieces = list(client.generate(GenerationRequest(MODEL, "hello", sampling=GREEDY)))
+    text = "".join(choice.text for piece in pieces for choice in piece.choices)
+    body = {"model": MODEL, "prompt": "hello", "temperature": 0, "max_tokens": 24}
+    answer = httpx.post(
+        f"{served.http}/v1/completions", json={**body, "ignore_eos": True}, timeout=120
+    ).json()
+    assert text == answer["choices"][0]["text"]
+    last = pieces[-1]
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 24
+    assert last.speculative_decoding is not None
+    assert last.choices[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_a_stream_is_resumed_where_it_broke_off(client: Client) -> None:
+    sampling = SamplingOptions(temperature=0.9, seed=4, max_tokens=32, ignore_eos=True)
+    request = GenerationRequest(MODEL, "hello", sampling=sampling)
+    whole = [choice for piece in client.generate(request) for choice in piece.choices]
+    ids = np.concatenate([choice.token_ids for choice in whole])
+    resumed = GenerationRequest(
+        MODEL, "hello", sampling=sampling, resume=(ResumedChoice(0, ids[:10]),)
+    )
+    rest = [choice for piece in client.generate(resumed) for choice in piece.choices]
+    assert np.concatenate([choice.token_ids for choice in rest]).tolist() == ids[10:].tolist()
+    text = "".join(choice.text for choice in whole)
+    assert text.endswith("".join(choice.text for choice in rest))
+
+
+BAD: list[tuple[GenerationRequest, grpc.StatusCode]] = [
+    (GenerationRequest("gpt-5", "x"), grpc.StatusCode.NOT_FOUND),
+    (GenerationRequest(MODEL, ""), grpc.StatusCode.INVALID_ARGUMENT),
+    (GenerationRequest(MODEL, ()), grpc.StatusCode.INVALID_ARGUMENT),
+    (GenerationRequest(MODEL, (ChatMessage("wizard", "x"),)), grpc.StatusCode.INVALID_ARGUMENT),
+    (GenerationRequest(MODEL, np.array([999], np.int32)), grpc.StatusCode.INVALID_ARGUMENT),
+    (GenerationRequest(MODEL, "word " * 5000), grpc.StatusCode.INVALID_ARGUMENT),
+    (GenerationRequest(MODEL, "x" * 10_000_000), grpc.StatusCode.OUT_OF_RANGE),
+    (GenerationRequest(MODEL, "x", n=99), grpc.StatusCode.INVALID_ARGUMENT),
+    (
+        GenerationRequest(MODEL, "x", speculation=SpeculationOptions(drafters=("nobody",))),
+        grpc.StatusCode.INVALID_ARGUMENT,
+    ),
+    *(
+        (
+            GenerationRequest(MODEL, "x", sampling=SamplingOptions(**fields)),
+            grpc.StatusCode.INVALID_ARGUMENT,
+        )
+        for fields in (
+            {"temperature": -1.0},
+            {"temperature": float("nan")},
+            {"max_tokens": 0},
+            {"max_tokens": 100_000},
+            {"top_p": 0.0},
+            {"stop": ("",)},
+            {"logprobs": 1000},
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(("request_", "status"), BAD)
+def test_bad_input_has_the_matching_status(
+    channel: grpc.Channel, request_: GenerationRequest, status: grpc.StatusCode
+) -> None:
+    code, details = failure(channel, encode_request(request_).SerializeToString())
+    assert code == status
+    assert len(details) > 10
+
+
+@pytest.mark.parametrize("body", [b"\x0a\x02\xff\xfe", b"\xff\xff\xff"])
+def test_a_malformed_message_is_an_invalid_argument(channel: grpc.Channel, body: bytes) -> None:
+    assert failure(channel, body)[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def failure(channel: grpc.Channel, body: bytes) -> tuple[grpc.StatusCode, str]:
+    """Status and details of a call that must fail before any news."""
+    call: Any = channel.unary_stream("/drafthouse.v1.Generation/Generate")(body, timeout=120)
+    messages = []
+    with pytest.raises(grpc.RpcError):
+        messages += call  # what carries the status is empty
+    assert not any(messages)
+    return call.code(), call.details()
+
+
+def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(
+    client: Client, served: Served
+) -> None:
+    before = errors_logged()
+    with pytest.raises(RequestError, match="temperature") as caught:
+        list(client.generate(GenerationRequest(MODEL, "x", sampling=TOO_HOT)))
+    assert not caught.value.message.startswith("gRPC status")
+    assert caught.value.param == "temperature"
+    with pytest.raises(NotFoundError):
+        list(client.generate(GenerationRequest("gpt-5", "x")))
+    assert errors_logged() == before
+
+
+def errors_logged() -> int:
+    """How often an error of ours is named in the logs of the session."""
+    import ray
+
+    logs = Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"
+    return sum(
+        len(re.findall(b"(?:Request|NotFound)Error", path.read_bytes()))
+        for path in logs.rglob("*")
+        if path.is_file()
+    )
+
+
+def test_a_cancelled_call_frees_its_pages(channel: grpc.Channel, served: Served) -> None:
+    sampling = SamplingOptions(max_tokens=4000, ignore_eos=True)
+    body = encode_request(GenerationRequest(MODEL, "long", sampling=sampling))
+    call: Any = channel.unary_stream("/drafthouse.v1.Generation/Generate")(body.SerializeToString())
+    next(call)
+    assert served.metric("drafthouse_running_requests") == 1
+    call.cancel()
+    wait_until(lambda: served.metric("drafthouse_running_requests") == 0)
+    wait_until(lambda: served.metric("drafthouse_kv_pages_in_use") == 0)
+
+
+def test_health_is_answered_for_the_server_and_the_service(channel: grpc.Channel) -> None:
+    health = health_pb2_grpc.HealthStub(channel)
+    serving = health_pb2.HealthCheckResponse.SERVING
+    for name in ("", "drafthouse.v1.Generation"):
+        assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == serving
+    with pytest.raises(grpc.RpcError) as caught:
+        health.Check(health_pb2.HealthCheckRequest(service="nobody"))
+    assert caught.value.code() == grpc.StatusCode.NOT_FOUND
+    watch = health.Watch(health_pb2.HealthCheckRequest())
+    assert next(watch).status == serving
+    watch.cancel()
+
+
+def test_reflection_shows_the_service(channel: grpc.Channel) -> None:
+    stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    answer = next(iter(stub.ServerReflectionInfo(iter([asked]))))
+    names = {service.name for service in answer.list_services_response.service}
+    assert {"drafthouse.v1.Generation", "grpc.health.v1.Health"} <= names
+    asked = reflection_pb2.ServerReflectionRequest(
+        file_containing_symbol="drafthouse.v1.Generation"
+    )
+    answer = next(iter(stub.ServerReflectionInfo(iter([asked]))))
+    assert answer.file_descriptor_response.file_descriptor_proto

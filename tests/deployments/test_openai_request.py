@@ -1,0 +1,303 @@
+"""OpenAI bodies to validated requests: what is accepted, and how the rest is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.errors import NotFoundError, RequestError, surface_of
+from deployments.ingress.body import parse_body
+from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.spec import Limits
+
+LIMITS = Limits(
+    model_name="demo",
+    drafters=("lm", "lookup"),
+    tasks=("default", "code"),
+    vocab_size=100,
+    max_choices=4,
+    max_total_choices=8,
+    max_logprobs=5,
+    max_stop_strings=2,
+    max_draft_tokens=16,
+)
+
+
+def completion(**fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "prompt": "hello", **fields}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": "hello"}], **fields}
+
+
+def test_every_sampling_field_reaches_the_parameters() -> None:
+    request = parse_completion(
+        completion(
+            temperature=0.5, top_p=0.9, top_k=50, min_p=0.05, presence_penalty=0.1,
+            frequency_penalty=0.2, repetition_penalty=1.1, logit_bias={"7": -3, "3": 1.5},
+            seed=11, max_tokens=9, min_tokens=2, stop=["a", "b"], stop_token_ids=[4], logprobs=2,
+            n=2, ignore_eos=True, stream=True, stream_options={"include_usage": True},
+            metadata={"task": "code"},
+            speculation={"enabled": False, "max_draft_tokens": 3, "drafters": ["lm"]},
+        ),
+        LIMITS,
+    )  # fmt: skip
+    spec, params = request.spec, request.spec.params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 50, 0.05)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.1, 0.2)
+    assert params.repetition_penalty == 1.1
+    assert params.logit_bias == ((3, 1.5), (7, -3.0))
+    assert (params.max_tokens, params.min_tokens, params.logprobs) == (9, 2, 2)
+    assert params.stop_token_ids == (4,)
+    assert (spec.seed, spec.num_choices, spec.stop, spec.task) == (11, 2, ("a", "b"), "code")
+    assert spec.ignore_eos
+    assert (spec.speculation.enabled, spec.speculation.max_draft_tokens) == (False, 3)
+    assert spec.speculation.drafters == ("lm",)
+    assert request.stream
+    assert request.include_usage
+
+
+def test_absent_and_null_fields_take_openais_defaults() -> None:
+    request = parse_chat(chat(temperature=None, stop=None, tools=None, seed=None), LIMITS)
+    assert request.spec.params.temperature == 1.0
+    assert request.spec.params.logprobs is None
+    assert request.spec.seed is None
+    assert request.spec.task == "default"
+    assert not request.stream
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [("text", 1), (["one", "two"], 2), ([1, 2, 3], 1), ([[1, 2], [3]], 2)],
+)
+def test_a_prompt_may_be_text_or_tokens_one_or_several(prompt: Any, count: int) -> None:
+    assert len(parse_completion(completion(prompt=prompt), LIMITS).spec.prompts) == count
+
+
+def test_message_content_may_come_in_text_parts_and_developer_means_system() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
+    request = parse_chat(chat(messages=messages), LIMITS)
+    assert request.spec.prompts[0].messages == (
+        {"role": "system", "content": "x"},
+        {"role": "user", "content": "ab"},
+    )
+
+
+def test_an_answer_may_be_sent_back_as_the_client_library_dumps_it() -> None:
+    answer = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": None,
+        "tool_calls": None,
+        "audio": None,
+    }
+    messages = [{"role": "user", "content": "a"}, answer, {"role": "user", "content": "b"}]
+    request = parse_chat(chat(messages=messages), LIMITS)
+    assert request.spec.prompts[0].messages is not None
+    assert len(request.spec.prompts[0].messages) == 3
+
+
+def test_chat_logprobs_are_a_switch_and_a_number() -> None:
+    request = parse_chat(chat(logprobs=True, top_logprobs=3), LIMITS)
+    assert request.spec.params.logprobs == 3
+    assert parse_chat(chat(logprobs=True), LIMITS).spec.params.logprobs == 0
+
+
+def test_a_task_nobody_configured_is_served_as_the_default_one() -> None:
+    assert parse_chat(chat(metadata={"task": "never-heard-of"}), LIMITS).spec.task == "default"
+
+
+def test_fields_that_cannot_change_the_text_are_accepted() -> None:
+    parse_chat(
+        chat(service_tier="auto", store=True, user="u", parallel_tool_calls=False,
+             response_format={"type": "text"}, tool_choice="auto", modalities=["text"]),
+        LIMITS,
+    )  # fmt: skip
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [1, True]}, "prompt"),
+    ({"prompt": [1.0]}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [100]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": {"text": "x"}}, "prompt"),
+    ({"prompt": "half \ud800 pair"}, "prompt"),
+    ({"prompt": ["a"] * 9}, "prompt"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": "x"}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 2**40}, "max_tokens"),
+    ({"max_tokens": 10**200}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": "9"}, "max_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 5}, "n"),
+    ({"best_of": 2}, "best_of"),
+    ({"seed": 2**70}, "seed"),
+    ({"seed": "x"}, "seed"),
+    ({"stop": ["a", "b", "c"]}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop_token_ids": [100]}, "stop_token_ids"),
+    ({"stop_token_ids": "x"}, "stop_token_ids"),
+    ({"logprobs": 6}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1, "echo": True}, "logprobs"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"100": 1}}, "logit_bias"),
+    ({"logit_bias": {"\u0661": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"suffix": "x"}, "suffix"),
+    ({"user": 5}, "user"),
+    ({"metadata": {"task": 5}}, "metadata.task"),
+    ({"metadata": "code"}, "metadata"),
+    ({"speculation": {"max_node": 1}}, "speculation.max_node"),
+    ({"speculation": {"enabled": 1}}, "speculation.enabled"),
+    ({"speculation": {"max_draft_tokens": 99}}, "speculation.max_draft_tokens"),
+    ({"speculation": {"drafters": ["llm"]}}, "speculation.drafters"),
+    ({"speculation": []}, "speculation"),
+    ({"temprature": 1}, "temprature"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS)
+def test_a_bad_completion_request_names_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_completion(completion(**fields), LIMITS)
+    assert caught.value.param == param
+    assert 400 <= surface_of(caught.value).http_status < 500
+    assert len(caught.value.message) < 300
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": ["hello"]}, "messages[0]"),
+    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0].type",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
+        "messages[0].tool_calls",
+    ),
+    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": 2}, "logprobs"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"prompt": "x"}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_CHATS)
+def test_a_bad_chat_request_names_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_chat(chat(**fields), LIMITS)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("model", ["gpt-5", "", None, 5])
+def test_another_model_is_refused(model: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_completion(completion(model=model), LIMITS)
+    assert caught.value.param == "model"
+
+
+def test_an_unknown_model_is_not_found() -> None:
+    with pytest.raises(NotFoundError, match="'gpt-5' is not served; ask for 'demo'"):
+        parse_chat(chat(model="gpt-5"), LIMITS)
+
+
+def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(RequestError, match="did you mean temperature"):
+        parse_completion(completion(temprature=1), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"temperature": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"prompt": "\xff\xfe"}',
+        b'{"seed": ' + b"9" * 5000 + b"}",
+        b"[" * 100_000,
+    ],
+)
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestError):
+        parse_body(body)
+
+
+def test_no_message_repeats_prompt_text() -> None:
+    secret = "the launch code is 0000"
+    bad: list[dict[str, Any]] = [
+        {"prompt": {"text": secret}},
+        {"prompt": [secret, 5]},
+        {"messages": [{"role": "user", "content": {"x": secret}}]},
+    ]
+    for fields in bad:
+        parse = parse_chat if "messages" in fields else parse_completion
+        with pytest.raises(RequestError) as caught:
+            parse({"model": "demo", **fields}, LIMITS)
+        assert "launch" not in caught.value.message
+
+
+def test_a_single_stop_string_obeys_the_limits_of_a_list() -> None:
+    assert parse_completion(completion(stop="x" * 256), LIMITS).spec.stop == ("x" * 256,)
+    for stop in ("x" * 257, ["x" * 257]):
+        with pytest.raises(RequestError, match="longer than 256"):
+            parse_completion(completion(stop=stop), LIMITS)
+
+
+def test_a_drafter_named_twice_counts_once() -> None:
+    request = parse_completion(
+        completion(speculation={"drafters": ["lookup", "lm", "lookup"]}), LIMITS
+    )
+    assert request.spec.speculation.drafters == ("lookup", "lm")
+
+
+@pytest.mark.parametrize("metadata", [{"k" * 65: "v"}, {str(n): "v" for n in range(17)}])
+def test_metadata_is_bounded_and_not_echoed(metadata: dict[str, str]) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_completion(completion(metadata=metadata), LIMITS)
+    assert len(caught.value.message) < 80
+    assert caught.value.param == "metadata"

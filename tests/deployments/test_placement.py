@@ -1,0 +1,94 @@
+"""Who runs where: the options we give Serve, and a large cluster's placement on logical devices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import PlacementConfig
+from cluster.config_file import load
+from cluster.errors import ConfigError
+from deployments.local_ray import local_labels
+from deployments.placement import group_options, replica_options, total_resources, with_model
+from tests.deployments.conftest import DEADLINE_S, places
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+def test_every_rank_has_a_bundle_and_all_are_on_one_node() -> None:
+    placement = PlacementConfig(
+        num_cpus=2, num_gpus=1, resources={"target_slot": 1}, labels={"group": "target"}
+    )
+    options = group_options(placement, 4)
+    bundle = {"CPU": 2, "GPU": 1, "target_slot": 1}
+    assert options["placement_group_bundles"] == [bundle] * 4
+    assert options["placement_group_strategy"] == "STRICT_PACK"
+    assert options["placement_group_bundle_label_selector"] == [{"group": "target"}] * 4
+    assert options["ray_actor_options"]["num_gpus"] == 1
+
+
+def test_a_drafter_asks_for_its_nodes_labels() -> None:
+    options = replica_options(PlacementConfig(num_gpus=1, labels={"group": "draft"}))
+    assert options["ray_actor_options"]["label_selector"] == {"group": "draft"}
+
+
+def test_a_rank_that_reserves_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"target\.placement"):
+        group_options(PlacementConfig(num_cpus=0), 1)
+
+
+def test_resources_are_summed_over_replicas_and_ranks() -> None:
+    config = load(CONFIGS / "llama-70b-8xh100.yaml").config
+    total = total_resources(config)
+    assert total["GPU"] == 7  # four ranks, two small drafters, one larger one
+    assert total["target_slot"] == 4
+
+
+def test_one_machine_cannot_carry_two_values_of_a_label() -> None:
+    config = load(CONFIGS / "two-node.yaml").config
+    with pytest.raises(ConfigError, match="--address"):
+        local_labels(config)
+
+
+@pytest.fixture
+def rehearsed(ray_session: None, served: Any, checkpoint_factory: Callable[..., Path]) -> Any:
+    """The 8-GPU configuration with tiny models, beside the application of the other tests."""
+    from ray import serve
+
+    from deployments.app import build
+
+    file = load(CONFIGS / "llama-70b-8xh100.yaml")
+    model = checkpoint_factory("llama", num_key_value_heads=4)
+    arguments = with_model(copy.deepcopy(file.document["applications"][0]["args"]), str(model))
+    arguments["ingress"]["replicas"] = 1  # it has no say in who gets which device
+    serve.run(build(arguments), name="rehearsal", route_prefix="/rehearsal")
+    yield file.config
+    serve.delete("rehearsal")
+
+
+def test_target_ranks_and_drafters_of_the_8_gpu_configuration_share_no_device(
+    rehearsed: Any, served: Any
+) -> None:
+    ranks = places("target", "rehearsal")
+    assert len(ranks) == 4
+    target_gpus = [gpu for rank in ranks for gpu in rank["gpu_ids"]]
+    drafters = [
+        place for name in ("drafter-lm", "drafter-large") for place in places(name, "rehearsal")
+    ]
+    drafter_gpus = [gpu for place in drafters for gpu in place["gpu_ids"]]
+    assert len(set(target_gpus)) == len(target_gpus) == 4
+    assert len(set(drafter_gpus)) == len(drafter_gpus) == 3
+    assert not set(target_gpus) & set(drafter_gpus)
+    assert all("target_slot" in rank["resources"] for rank in ranks)
+    assert all("draft_slot" in place["resources"] for place in drafters)
+    import httpx
+
+    body = {"model": rehearsed.model_name, "prompt": "hello", "max_tokens": 8, "temperature": 0}
+    answer = httpx.post(
+        f"{served.http}/rehearsal/v1/completions", json=body, timeout=DEADLINE_S
+    ).json()
+    assert answer["usage"]["completion_tokens"] > 0

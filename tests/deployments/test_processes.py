@@ -1,0 +1,22 @@
+"""The last of a command's processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import subprocess, sys
+from deployments.processes import adopt_orphans, descendants, end_descendants
+adopt_orphans()
+subprocess.Popen(["sleep", "1000"])
+assert end_descendants(1000.0, -1000.0) is False  # no patience at all
+assert descendants()
+assert end_descendants(0.0) is True
+assert not descendants()
+"""
+
+
+def test_what_runs_below_is_ended_and_waited_for_within_bounds() -> None:
+    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, check=False)
+    assert found.returncode == 0, found.stderr.decode()

@@ -1,0 +1,63 @@
+"""What `drafthouse serve` waits for after the replicas run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from cluster.config import Config, HttpConfig
+from cluster.errors import WorkerError
+from deployments.readiness import base_url, health, wait_until_connected
+
+
+@contextmanager
+def answering(path: str, status: int, body: dict[str, Any]) -> Iterator[str]:
+    """A server that knows one path; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == path else 404)
+            self.end_headers()
+            if self.path == path:
+                self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        config = Config(http=HttpConfig(host="0.0.0.0", port=server.server_port))
+        yield base_url(config, path.removesuffix("/health") or "/")
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize("path", ["/health", "/models/demo/health"])
+def test_a_connected_application_is_ready_below_any_prefix(path: str) -> None:
+    said: list[str] = []
+    with answering(path, 200, {"status": "ok", "drafters": {"lm": 1}}) as url:
+        wait_until_connected(url, ["lm"], lambda: None, said.append)
+    assert said == []
+
+
+def test_an_application_that_never_serves_is_an_error_that_says_why() -> None:
+    body = {"status": "unavailable", "coordinators": 1, "targets": 0}
+    with (
+        answering("/health", 503, body) as url,
+        pytest.raises(WorkerError, match=r'unavailable \{"coordinators": 1, "targets": 0\}'),
+    ):
+        wait_until_connected(url, [], lambda: None, lambda text: None, patience_s=0.0)
+
+
+def test_what_answers_something_else_is_told() -> None:
+    with answering("/health", 200, {}) as url:
+        assert health(f"{url}/elsewhere") == {"status": "HTTP status 404"}
+        assert health(url) == {"status": "no JSON object"}
+    assert health(url)["status"].startswith("nothing (")

@@ -1,0 +1,39 @@
+"""What `drafthouse serve` makes of the keys of a Ray Serve config file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import Config
+from cluster.config_file import ServeFile
+from cluster.errors import ConfigError
+from deployments.serve_command import logging_options, refuse_unserved_keys
+
+
+def file(application: dict[str, Any], **document: Any) -> ServeFile:
+    return ServeFile(Path("x.yaml"), {**document, "applications": [application]}, Config())
+
+
+@pytest.mark.parametrize("key", ["runtime_env", "autoscaling_policy"])
+def test_a_key_that_would_have_no_effect_is_refused(key: str) -> None:
+    refuse_unserved_keys(file({key: {}}))
+    with pytest.raises(ConfigError, match=f"x.yaml: applications.0..{key}: .*serve deploy"):
+        refuse_unserved_keys(file({key: {"a": 1}}))
+
+
+def test_logging_is_as_the_file_wants_it() -> None:
+    application = {"logging_config": {"log_level": "DEBUG"}}
+    wanted = file(application, logging_config={"log_level": "WARNING", "encoding": "JSON"})
+    assert not logging_options(file({}), {}).enable_access_log
+    assert logging_options(wanted, {}).log_level == "WARNING"
+    assert logging_options(wanted, application).log_level == "DEBUG"
+    assert logging_options(wanted, application).encoding == "JSON"
+
+
+@pytest.mark.parametrize("options", [{"log_level": "LOUD"}, {"lok_level": "INFO"}])
+def test_wrong_logging_options_are_a_configuration_error(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="logging_config"):
+        logging_options(file({}, logging_config=options), {})

@@ -1,0 +1,132 @@
+"""What drafters' tests share: commits of a text, drafters of tiny models, a target's text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cluster.config import EngineConfig
+from cluster.core import (
+    EMPTY_TREE,
+    Commit,
+    DraftTask,
+    Proposal,
+    SamplingParams,
+    TokenArray,
+    VerifyItem,
+    prefix_hash,
+    token_array,
+)
+from cluster.draft.base import Drafter, DrafterContext
+from cluster.draft.lm import LMDrafter
+from cluster.draft.lm_options import LMOptions
+from cluster.engine.engine import Engine
+from cluster.worker.verifier import Verifier
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=1000)
+
+
+class Author:
+    """Writes one request's text and the commits that tell a drafter of it."""
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams = GREEDY,
+        request_id: str = "a",
+        task: str = "default",
+        max_nodes: int = 16,
+    ) -> None:
+        self.tokens: list[int] = []
+        self.generation = 1
+        self.request_id = request_id
+        self._prompt = list(prompt)
+        self._params = params
+        self._task = task
+        self._max_nodes = max_nodes
+
+    def opening(self) -> Commit:
+        return self.commit(self._prompt)
+
+    def commit(self, token_ids: Sequence[int]) -> Commit:
+        """The commit of these tokens after the text so far."""
+        base_len = len(self.tokens)
+        self.tokens.extend(token_ids)
+        return self.commit_of(base_len)
+
+    def commit_of(self, base_len: int) -> Commit:
+        """The commit of everything from base_len on."""
+        return Commit(
+            self.request_id,
+            self.generation,
+            base_len,
+            prefix_hash(self.tokens[:base_len]),
+            token_array(self.tokens[base_len:]),
+            len(self._prompt),
+            self._max_nodes,
+            self._task,
+            self._params if base_len == 0 else None,
+        )
+
+    def task(self) -> DraftTask:
+        return DraftTask(self.request_id, self.generation, self._max_nodes)
+
+
+def grow(drafter: Drafter, *authors: Author) -> dict[str, Proposal]:
+    """Slices until the drafter is content; the newest proposal per request."""
+    newest: dict[str, Proposal] = {}
+    for _ in range(1000):
+        proposals = drafter.propose([author.task() for author in authors])
+        if not proposals:
+            return newest
+        newest.update((proposal.request_id, proposal) for proposal in proposals)
+    raise AssertionError("the drafter still grows after 1000 slices")
+
+
+def write(drafter: Drafter, author: Author, token_ids: Sequence[int]) -> Proposal | None:
+    """Commit, grow, and return what is proposed for the text then."""
+    drafter.observe([author.commit(token_ids) if author.tokens else author.opening()])
+    return grow(drafter, author).get(author.request_id)
+
+
+def draft_engine(folder: Path, **settings: Any) -> Engine:
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "device": "cpu",
+        "num_pages": 256,
+        "page_size": 8,
+        "threads": 1,
+    }
+    return Engine.load(EngineConfig(model=str(folder), **{**defaults, **settings}))
+
+
+def lm_drafter(
+    engine: Engine, max_nodes: int = 16, max_requests: int = 8, **options: Any
+) -> LMDrafter:
+    context = DrafterContext("lm", max_nodes, max_requests)
+    return LMDrafter(context, LMOptions(**options), engine)
+
+
+def target_text(
+    engine: Engine, prompt: Sequence[int] | TokenArray, params: SamplingParams, num_tokens: int
+) -> TokenArray:
+    """What the target emits without drafts, end-of-text tokens included."""
+    verifier = Verifier(engine)
+    tokens, emitted, base_len = token_array(prompt).tolist(), [], 0
+    for _ in range(num_tokens):
+        item = VerifyItem(
+            "target", 1, base_len, prefix_hash(tokens[:base_len]), token_array(tokens[base_len:]),
+            EMPTY_TREE, len(prompt), params if base_len == 0 else None,
+        )  # fmt: skip
+        assert not verifier.submit([item])
+        verdicts = ()
+        while not verdicts:
+            verdicts = verifier.step().verdicts
+        base_len = len(tokens)
+        tokens.append(int(verdicts[0].token_ids[0]))
+        emitted.append(tokens[-1])
+    verifier.release(["target"])
+    return np.array(emitted, dtype=np.int32)

@@ -1,0 +1,108 @@
+"""With every token a candidate, the ranking is the target's own draw."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.core import SamplingParams
+from cluster.draft.candidates import RowContext, rank_rows
+from cluster.spec.noise import gumbel
+
+VOCAB = 64
+
+LAWS = [
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.8, seed=5),
+    SamplingParams(temperature=1.0, seed=2**63 + 1, stream=2, top_k=5),
+    SamplingParams(temperature=0.7, seed=3, top_p=0.6),
+    SamplingParams(temperature=1.2, seed=4, min_p=0.2),
+    SamplingParams(temperature=1.0, seed=4, top_k=9, top_p=0.8, min_p=0.05),
+]
+
+
+def logits(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2.0
+
+
+def plain_scores(row: np.ndarray, params: SamplingParams, position: int) -> np.ndarray:
+    """The target's law for one row, spelled out: -inf where a token cannot be drawn."""
+    if params.temperature == 0.0:
+        return row
+    scaled = row / params.temperature
+    order = np.argsort(-scaled, kind="stable")
+    allowed = np.ones(VOCAB, dtype=bool)
+    if params.top_k:
+        allowed[order[params.top_k :]] = False
+    probs = np.exp(np.where(allowed, scaled, -np.inf) - scaled.max())
+    probs /= probs.sum()
+    before = np.cumsum(probs[order]) - probs[order]
+    allowed[order[before >= params.top_p]] = False
+    allowed &= probs >= params.min_p * probs.max()
+    noise = gumbel(params.seed, position, np.arange(VOCAB), params.stream)
+    return np.where(allowed, scaled + noise, -np.inf)
+
+
+@pytest.mark.parametrize("params", LAWS)
+def test_all_candidates_ranked_are_the_law_with_its_noise(params: SamplingParams) -> None:
+    rows = logits(6)
+    ranked = rank_rows(rows, [RowContext(params, position) for position in range(6)], VOCAB)
+    for position in range(6):
+        expected = plain_scores(rows[position].double().numpy(), params, position)
+        ranking = ranked.row(position)
+        assert ranking.scores == pytest.approx(expected[ranking.token_ids], abs=1e-5)
+        assert ranking.token_ids[0] == int(np.argmax(expected))
+        assert (np.diff(ranking.scores[np.isfinite(ranking.scores)]) <= 0).all()
+
+
+def test_rows_of_different_requests_are_ranked_each_by_its_own_law() -> None:
+    rows = logits(len(LAWS))
+    contexts = [RowContext(params, 3) for params in LAWS]
+    together = rank_rows(rows, contexts, 16)
+    for index, context in enumerate(contexts):
+        alone = rank_rows(rows[index : index + 1], [context], 16).row(0)
+        assert np.array_equal(together.row(index).token_ids, alone.token_ids)
+        assert np.array_equal(together.row(index).scores, alone.scores)
+
+
+def test_a_bias_lifts_a_token_into_the_candidates_and_leaves_the_raw_law_alone() -> None:
+    rows = logits(1)
+    least = int(rows[0].argmin())
+    params = SamplingParams(temperature=0.0, logit_bias=((least, 100.0),))
+    before = rows.clone()
+    ranking = rank_rows(rows, [RowContext(params, 0)], 4).row(0)
+    assert ranking.token_ids[0] == least
+    assert torch.equal(rows, before)
+    raw = torch.log_softmax(rows[0].double(), dim=0)[least]
+    assert ranking.loss_of(least) == pytest.approx(-float(raw), abs=1e-5)
+
+
+def test_penalties_move_repeated_candidates_down() -> None:
+    rows = logits(1)
+    best, second = torch.topk(rows[0], 2).indices.tolist()
+    for params in (
+        SamplingParams(temperature=0.0, frequency_penalty=2.0),
+        SamplingParams(temperature=0.0, presence_penalty=9.0),
+        SamplingParams(temperature=0.0, repetition_penalty=50.0),
+    ):
+        context = RowContext(params, 0, Counter({best: 5}), frozenset())
+        ranking = rank_rows(rows, [context], 32).row(0)
+        assert ranking.token_ids[0] == second
+    seen = RowContext(
+        SamplingParams(temperature=0.0, repetition_penalty=50.0), 0, Counter(), frozenset({best})
+    )
+    assert rank_rows(rows, [seen], 32).row(0).token_ids[0] == second
+
+
+def test_the_loss_is_the_models_own_and_bounded_for_tokens_below_the_candidates() -> None:
+    rows = logits(1)
+    ranking = rank_rows(rows, [RowContext(SamplingParams(temperature=0.0), 0)], 4).row(0)
+    law = torch.log_softmax(rows[0].double(), dim=0)
+    best = int(ranking.token_ids[0])
+    assert ranking.loss_of(best) == pytest.approx(-float(law[best]), abs=1e-5)
+    outside = int(rows[0].argmin())
+    assert ranking.rank_of(outside) is None
+    assert ranking.loss_of(best) < ranking.loss_of(outside) <= -float(law[outside])

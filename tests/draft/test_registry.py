@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from cluster.config import DrafterConfig
+from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.draft.base import DrafterContext
+from cluster.draft.lm_options import LMOptions
+from cluster.draft.ngram_cache import NgramCacheDrafter
+from cluster.draft.registry import KINDS, Kind, check, create
+from cluster.errors import ConfigError
+
+CONTEXT = DrafterContext("d", max_nodes=8, max_requests=4)
+
+
+def test_an_unknown_option_is_named_with_its_path_and_the_nearest_key() -> None:
+    config = DrafterConfig(kind="prompt_lookup", options={"max_ngrams": 4})
+    with pytest.raises(ConfigError) as caught:
+        check("lookup", config)
+    assert caught.value.param == "drafters.lookup.options.max_ngrams"
+    assert "did you mean max_ngram?" in caught.value.message
+
+
+def test_an_unknown_option_deep_inside_is_named_too() -> None:
+    config = DrafterConfig(kind="lm", options={"engine": {"modle": "x"}})
+    with pytest.raises(ConfigError, match=r"drafters.lm.options.engine.modle.*mean model\?"):
+        check("lm", config)
+
+
+def test_a_value_of_the_wrong_type_is_named_with_its_path() -> None:
+    with pytest.raises(ConfigError, match=r"drafters.lm.options.width: 'wide' is not an integer"):
+        check("lm", DrafterConfig(kind="lm", options={"width": "wide"}))
+
+
+def test_a_value_that_the_options_refuse_gets_its_path() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check("lm", DrafterConfig(kind="lm", options={"width": 0}))
+    assert caught.value.param == "drafters.lm.options.width"
+    assert caught.value.message.startswith("drafters.lm.options.width: 0")
+
+
+def test_an_unknown_kind_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        check("x", DrafterConfig(kind="ngram_cach"))
+    assert caught.value.param == "drafters.x.kind"
+    assert "did you mean ngram_cache?" in caught.value.message
+    with pytest.raises(ConfigError, match="missing; known kinds: lm, prompt_lookup, ngram_cache"):
+        check("x", DrafterConfig())
+
+
+def test_every_kind_has_an_options_dataclass_with_defaults() -> None:
+    for kind in KINDS:
+        assert dataclasses.is_dataclass(check("x", DrafterConfig(kind=kind)))
+    assert isinstance(check("x", DrafterConfig(kind="lm")), LMOptions)
+
+
+def test_create_builds_the_kind_with_its_options() -> None:
+    config = DrafterConfig(kind="ngram_cache", options={"max_ngram": 3})
+    assert isinstance(create("x", config, CONTEXT), NgramCacheDrafter)
+
+
+@dataclasses.dataclass(frozen=True)
+class SilentOptions:
+    volume: int = 0
+
+
+class SilentDrafter:
+    """All that a new kind needs."""
+
+    def __init__(self, context: DrafterContext, options: SilentOptions) -> None:
+        self.options = options
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        return [Observation(c.request_id, c.generation, c.base_len) for c in commits]
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        return []
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Nothing is held."""
+
+
+def test_a_new_drafter_is_one_class_and_one_line() -> None:
+    kinds = {**KINDS, "silent": Kind(f"{__name__}:SilentDrafter", f"{__name__}:SilentOptions")}
+    sys.modules[__name__] = sys.modules.get(__name__) or sys.modules[SilentDrafter.__module__]
+    created = create("x", DrafterConfig(kind="silent", options={"volume": 3}), CONTEXT, kinds)
+    assert isinstance(created, SilentDrafter)
+    assert created.options.volume == 3
+
+
+def test_checking_and_count_based_drafting_need_no_torch() -> None:
+    program = (
+        "import sys\n"
+        "from cluster.config import DrafterConfig\n"
+        "from cluster.draft.base import DrafterContext\n"
+        "from cluster.draft.registry import KINDS, check, create\n"
+        "for kind in KINDS: check('x', DrafterConfig(kind=kind))\n"
+        "for kind in ('prompt_lookup', 'ngram_cache'):\n"
+        "    create('x', DrafterConfig(kind=kind), DrafterContext('x', 4, 4))\n"
+        "assert not {'torch', 'transformers', 'ray', 'grpc'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,187 @@
+"""Drives an engine the way its users do, and transformers as the oracle beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.config import EngineConfig
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree, prefix_hash, token_array
+from cluster.engine.engine import Engine, Output, Work
+
+
+def load_engine(folder: Path, **settings: Any) -> Engine:
+    """A float32 CPU engine with small pages, so that tests cross their borders."""
+    defaults: dict[str, Any] = {
+        "dtype": "float32",
+        "device": "cpu",
+        "page_size": 4,
+        "num_pages": 256,
+        "max_batch_tokens": 64,
+    }
+    return Engine.load(EngineConfig(model=str(folder), **{**defaults, **settings}))
+
+
+def load_oracle(folder: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def prompt(length: int, seed: int = 0, vocab_size: int = 288) -> TokenArray:
+    """Deterministic tokens, none of them special."""
+    return token_array(np.random.default_rng(seed).integers(4, vocab_size, length))
+
+
+def generate(oracle: Any, prompt_ids: TokenArray, num_tokens: int) -> list[int]:
+    """transformers' own greedy text; an end-of-text token does not end it."""
+    ids = torch.from_numpy(prompt_ids.astype(np.int64)).unsqueeze(0)
+    output = oracle.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=num_tokens,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=1,
+    )
+    return output[0, len(prompt_ids) :].tolist()
+
+
+def last_logits(oracle: Any, token_ids: Sequence[int] | TokenArray) -> torch.Tensor:
+    """float32 [vocab]: the plain forward of one path, its last row."""
+    ids = torch.from_numpy(np.asarray(token_ids, dtype=np.int64)).unsqueeze(0)
+    with torch.inference_mode():
+        return oracle(input_ids=ids, use_cache=False).logits[0, -1].float()
+
+
+def run(engine: Engine, work: Work) -> Output:
+    """Submit one work and step until it is answered."""
+    engine.submit(work)
+    while engine.has_pending:
+        for output in engine.step():
+            if output.request_id == work.request_id:
+                return output
+    raise AssertionError(f"{work.request_id} was never answered")
+
+
+def rows(output: Output) -> torch.Tensor:
+    assert output.logits is not None, output
+    return output.logits
+
+
+def expected_rows(
+    oracle: Any, context: TokenArray, tree: TokenTree, *, first_node: int = 0
+) -> torch.Tensor:
+    """What an engine must say after `context` (where first_node is 0) and at the new nodes."""
+    paths: list[list[int]] = []
+    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+    wanted = ([[]] if first_node == 0 else []) + paths[first_node:]
+    return torch.stack([last_logits(oracle, [*context.tolist(), *path]) for path in wanted])
+
+
+def random_tree(size: int, generator: np.random.Generator, vocab_size: int = 288) -> TokenTree:
+    """Any shape is equally welcome: each node hangs below a random earlier one or the context."""
+    parents = [int(generator.integers(-1, node)) if node else -1 for node in range(size)]
+    return TokenTree.of(generator.permutation(vocab_size)[:size].tolist(), parents)
+
+
+class GreedyDecoder:
+    """A target in miniature: decodes many requests at once and resends what the engine lost.
+
+    With `generator` and the expected `texts` every step carries a random tree, of which a random
+    part is right; without them it decodes plainly.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Mapping[str, TokenArray],
+        num_tokens: int,
+        generator: np.random.Generator | None = None,
+        texts: Mapping[str, list[int]] | None = None,
+    ) -> None:
+        self.engine = engine
+        self.num_tokens = num_tokens
+        self.prompts = prompts
+        self.num_misses = 0
+        self.num_accepted = 0
+        self._tokens = {name: ids.tolist() for name, ids in prompts.items()}
+        self._held = dict.fromkeys(prompts, 0)
+        self._trees: dict[str, TokenTree] = {}
+        self._generator = generator
+        self._texts = texts or {}
+
+    def run(self, max_steps: int = 5000) -> dict[str, list[int]]:
+        """The texts; every request is released at its end."""
+        for name in self.prompts:
+            self._submit(name)
+        for _ in range(max_steps):
+            if not self.engine.has_pending:
+                break
+            for output in self.engine.step():
+                self._answer(output)
+            self.engine.check_integrity()
+        assert not self.engine.has_pending, "the engine did not finish"
+        return {name: self._text(name)[: self.num_tokens] for name in self.prompts}
+
+    def _text(self, name: str) -> list[int]:
+        return self._tokens[name][len(self.prompts[name]) :]
+
+    def _submit(self, name: str) -> None:
+        tokens, held = self._tokens[name], self._held[name]
+        self._trees[name] = self._draft(name)
+        self.engine.submit(
+            Work(
+                name,
+                held,
+                token_array(tokens[held:]),
+                self._trees[name],
+                prefix_hash=prefix_hash(tokens[:held]),
+            )
+        )
+
+    def _draft(self, name: str) -> TokenTree:
+        if self._generator is None:
+            return EMPTY_TREE
+        tree = random_tree(int(self._generator.integers(0, 7)), self._generator)
+        upcoming = iter(self._texts[name][len(self._text(name)) :])
+        token_ids, tip = tree.token_ids.copy(), -1
+        for node, parent in enumerate(tree.parents.tolist()):
+            if parent == tip and self._generator.random() < 0.7:
+                token_ids[node], tip = next(upcoming, token_ids[node]), node
+        return TokenTree(token_ids, tree.parents)
+
+    def _answer(self, output: Output) -> None:
+        name = output.request_id
+        if output.have_len is not None:
+            self.num_misses += 1
+            self._held[name] = output.have_len
+            self._submit(name)
+            return
+        path, emitted = _walk(self._trees[name], rows(output).argmax(dim=1).tolist())
+        self.engine.retain(name, path)
+        self.num_accepted += len(path)
+        self._held[name] = len(self._tokens[name]) + len(path)
+        self._tokens[name] += emitted
+        if len(self._text(name)) >= self.num_tokens:
+            self.engine.release(name)
+        else:
+            self._submit(name)
+
+
+def _walk(tree: TokenTree, draws: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The accepted path and the emitted tokens.  draws: after the context, then at each node."""
+    children = {
+        (int(parent), int(token)): node
+        for node, (parent, token) in enumerate(zip(tree.parents, tree.token_ids, strict=True))
+    }
+    path: list[int] = []
+    emitted = [draws[0]]
+    while (node := children.get((path[-1] if path else -1, emitted[-1]))) is not None:
+        path.append(node)
+        emitted.append(draws[1 + node])
+    return path, emitted

@@ -1,0 +1,99 @@
+"""Two ranks say what one says, and a dead rank is noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from cluster.config import EngineConfig
+from cluster.engine.engine import Engine
+from cluster.errors import ConfigError
+from tests.engine.driver import GreedyDecoder, load_engine
+from tests.engine.rank_process import NUM_TOKENS, PROMPTS
+
+ARCHITECTURES = ("llama", "qwen3", "mixtral", "starcoder2")
+# Starting two interpreters that import torch on a busy core takes most of it.
+TIMEOUT_S = 300
+
+
+@dataclass(frozen=True)
+class Session:
+    """What rank 0 said: its texts per architecture, and its last word when rank 1 was killed."""
+
+    texts: list[dict[str, list[int]]]
+    last_word: str
+    exit_code: int
+
+
+@pytest.fixture(scope="module")
+def session(checkpoint_factory: Callable[..., Path]) -> Iterator[Session]:
+    """Two ranks that decode with every architecture, until one of them is killed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    folders = [str(checkpoint_factory(architecture)) for architecture in ARCHITECTURES]
+    leader, follower = (
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.engine.rank_process", rank, "2", address, *folders],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for rank in "01"
+    )
+    try:
+        assert leader.stdout is not None
+        texts = [json.loads(leader.stdout.readline() or "{}") for _ in ARCHITECTURES]
+        follower.kill()
+        last_word, _ = leader.communicate(timeout=TIMEOUT_S)
+        yield Session(texts, last_word.strip(), leader.returncode)
+    finally:
+        for process in (leader, follower):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_two_ranks_give_the_tokens_of_one(
+    architecture: str, checkpoint_factory: Callable[..., Path], session: Session
+) -> None:
+    """Twenty pages are too few for both requests: preemption is repeated on both ranks as well."""
+    engine = load_engine(checkpoint_factory(architecture), max_batch_tokens=32)
+    expected = GreedyDecoder(engine, PROMPTS, NUM_TOKENS).run()
+    assert session.texts[ARCHITECTURES.index(architecture)] == expected
+
+
+def test_the_leader_notices_a_dead_rank(session: Session) -> None:
+    assert session.last_word == "worker_error"
+    assert session.exit_code == 0
+
+
+def test_a_rank_without_its_group_is_told_how_to_start(llama_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="init_rank"):
+        Engine.load(EngineConfig(model=str(llama_folder), tensor_parallel=2))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "ranks", "reason"),
+    [("llama", 4, "2 key-value heads"), ("gpt2", 2, "no tensor-parallel plan")],
+)
+def test_what_cannot_be_split_is_refused_before_loading(
+    architecture: str, ranks: int, reason: str, checkpoint_factory: Callable[..., Path]
+) -> None:
+    folder = checkpoint_factory(architecture)
+    with pytest.raises(ConfigError, match=reason):
+        Engine.load(EngineConfig(model=str(folder), tensor_parallel=ranks))
+
+
+def test_a_device_map_and_tensor_parallelism_exclude_each_other(llama_folder: Path) -> None:
+    with pytest.raises(ConfigError, match="device_map"):
+        Engine.load(EngineConfig(model=str(llama_folder), tensor_parallel=2, device_map="auto"))

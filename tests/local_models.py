@@ -1,0 +1,68 @@
+"""Configurations and references for tests that run the whole house on tiny checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from cluster.config import DrafterConfig, EngineConfig, TargetConfig
+
+PROMPTS: list[list[int]] = [
+    [5, 6, 7, 8, 5, 6, 7],
+    [11] * 40,
+    list(range(3, 120)),
+    [200, 17, 200, 17, 200],
+]
+
+
+def engine(folder: Path, num_pages: int = 256) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder),
+        dtype="float32",
+        device="cpu",
+        num_pages=num_pages,
+        max_context_len=512,
+        max_batch_tokens=128,
+    )
+
+
+def target(folder: Path, num_pages: int = 256) -> TargetConfig:
+    return TargetConfig(engine=engine(folder, num_pages))
+
+
+def drafters(folder: Path) -> dict[str, DrafterConfig]:
+    """One of every kind."""
+    lm = {
+        "engine": {
+            "model": str(folder), "dtype": "float32", "device": "cpu", "num_pages": 256,
+            "max_context_len": 512,
+        }
+    }  # fmt: skip
+    return {
+        "lm": DrafterConfig(kind="lm", options=lm),
+        "lookup": DrafterConfig(kind="prompt_lookup"),
+        "ngram": DrafterConfig(kind="ngram_cache"),
+    }
+
+
+def hf_greedy(folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+    """transformers' own greedy text, up to but excluding an end-of-sequence token."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ends = model.generation_config.eos_token_id
+    stops = set(ends if isinstance(ends, list) else [ends])
+    texts: list[list[int]] = []
+    for prompt in prompts:
+        output = model.generate(
+            torch.tensor([list(prompt)]),
+            generation_config=GenerationConfig(
+                do_sample=False,
+                max_new_tokens=max_tokens,
+                eos_token_id=list(stops - {None}) or None,
+            ),
+        )
+        text = output[0, len(prompt) :].tolist()
+        texts.append(text[: next((i for i, t in enumerate(text) if t in stops), len(text))])
+    return texts

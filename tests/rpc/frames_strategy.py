@@ -1,0 +1,164 @@
+"""Hypothesis strategies for core frames, and structural equality for them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+from cluster import core
+from cluster.rpc.messages import EventFrame, SubmitFrame
+
+_MAX32 = 2**31 - 1
+
+# UTF-8 has no surrogates, and protobuf refuses them.
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+ids = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+lengths = st.integers(0, _MAX32)
+hashes = st.integers(0, 2**64 - 1)
+generations = st.integers(0, 2**63)
+doubles = st.floats(allow_nan=False, allow_infinity=False)
+singles = st.floats(allow_nan=False, allow_infinity=False, width=32)
+token_ids = st.integers(0, _MAX32)
+
+
+def tokens(min_size: int = 0, max_size: int = 12) -> st.SearchStrategy[core.TokenArray]:
+    return st.lists(token_ids, min_size=min_size, max_size=max_size).map(core.token_array)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> core.TokenTree:
+    size = draw(st.integers(0, 10))
+    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
+    return core.TokenTree.of(draw(tokens(size, size)), parents)
+
+
+def survivals(size: int) -> st.SearchStrategy[core.FloatArray]:
+    values = st.lists(st.floats(0.0, 1.0, width=32), min_size=size, max_size=size)
+    return values.map(lambda numbers: np.array(numbers, dtype=np.float32))
+
+
+params = st.builds(
+    core.SamplingParams,
+    temperature=doubles,
+    top_p=doubles,
+    top_k=lengths,
+    min_p=doubles,
+    presence_penalty=doubles,
+    frequency_penalty=doubles,
+    repetition_penalty=doubles,
+    logit_bias=st.lists(st.tuples(token_ids, doubles), max_size=4).map(tuple),
+    seed=hashes,
+    stream=lengths,
+    max_tokens=lengths,
+    min_tokens=lengths,
+    stop_token_ids=st.lists(token_ids, max_size=4).map(tuple),
+    logprobs=st.none() | st.integers(0, 20),
+)
+
+speculation = st.builds(
+    core.SpeculationOptions,
+    enabled=st.booleans(),
+    max_draft_tokens=st.none() | lengths,
+    drafters=st.none() | st.lists(ids, max_size=3).map(tuple),
+)
+
+logprob = st.builds(
+    core.TokenLogprob,
+    logprob=singles,
+    top=st.lists(st.tuples(token_ids, singles), max_size=3).map(tuple),
+)
+
+
+def logprobs(size: int) -> st.SearchStrategy[tuple[core.TokenLogprob, ...]]:
+    return st.just(()) | st.lists(logprob, min_size=size, max_size=size).map(tuple)
+
+
+verify_items = st.builds(
+    core.VerifyItem, ids, generations, lengths, hashes, tokens(1), trees(), lengths,
+    st.none() | params,
+)  # fmt: skip
+
+
+@st.composite
+def verdicts(draw: st.DrawFn) -> core.Verdict:
+    size = draw(st.integers(0, 6))
+    return core.Verdict(
+        draw(ids), draw(generations), draw(lengths), draw(tokens(size, size)),
+        draw(tokens(size + 1, size + 1)), draw(tokens()), draw(logprobs(size + 1)),
+    )  # fmt: skip
+
+
+misses = st.builds(core.CacheMiss, ids, generations, lengths)
+refusals = st.builds(core.Refusal, ids, generations, ids, texts)
+reports = st.builds(
+    core.StepReport, doubles, doubles, doubles, lengths, lengths, lengths, lengths, lengths, lengths
+)
+commits = st.builds(
+    core.Commit, ids, generations, lengths, hashes, tokens(), lengths, lengths, ids,
+    st.none() | params,
+)  # fmt: skip
+
+
+@st.composite
+def proposals(draw: st.DrawFn) -> core.Proposal:
+    tree = draw(trees())
+    return core.Proposal(
+        draw(ids), draw(generations), draw(lengths), draw(hashes), tree, draw(survivals(len(tree))),
+        draw(ids),
+    )  # fmt: skip
+
+
+observations = st.builds(core.Observation, ids, generations, lengths, st.none() | doubles)
+requests = st.builds(core.Request, ids, tokens(1), params, ids, speculation, tokens())
+stats = st.builds(
+    core.SpeculationStats, lengths, lengths, lengths, lengths, lengths,
+    st.lists(lengths, max_size=5).map(tuple),
+)  # fmt: skip
+
+
+@st.composite
+def events(draw: st.DrawFn) -> core.TokenEvent:
+    array = draw(tokens())
+    return core.TokenEvent(
+        draw(ids), draw(lengths), array, draw(logprobs(len(array))) if len(array) else (),
+        draw(st.none() | st.sampled_from(core.FinishReason)), draw(st.none() | stats), draw(ids),
+        draw(ids),
+    )  # fmt: skip
+
+
+def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
+    return st.lists(strategy, max_size=4).map(tuple)
+
+
+verify_frames = st.builds(core.VerifyFrame, several(verify_items), several(ids))
+verdict_frames = st.builds(
+    core.VerdictFrame, several(verdicts()), several(misses), several(refusals), st.none() | reports
+)
+commit_frames = st.builds(core.CommitFrame, several(commits), several(ids))
+proposal_frames = st.builds(
+    core.ProposalFrame, several(proposals()), several(observations), several(refusals), lengths,
+    lengths, lengths, doubles,
+)  # fmt: skip
+submit_frames = st.builds(SubmitFrame, several(requests), several(ids))
+event_frames = st.builds(EventFrame, several(events()))
+
+
+def same(left: Any, right: Any) -> bool:
+    """Equal in every field, arrays by value and dtype."""
+    if isinstance(left, np.ndarray):
+        return (
+            isinstance(right, np.ndarray)
+            and left.dtype == right.dtype
+            and np.array_equal(left, right)
+        )
+    if dataclasses.is_dataclass(left):
+        return type(left) is type(right) and all(
+            same(getattr(left, field.name), getattr(right, field.name))
+            for field in dataclasses.fields(left)
+        )
+    if isinstance(left, tuple):
+        return len(left) == len(right) and all(map(same, left, right))
+    return bool(left == right)

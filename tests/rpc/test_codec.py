@@ -1,0 +1,261 @@
+"""Frames survive the wire, and malformed items cost only themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.core import (
+    EMPTY_TREE,
+    CacheMiss,
+    FinishReason,
+    Proposal,
+    ProposalFrame,
+    Refusal,
+    StepReport,
+    TokenEvent,
+    TokenLogprob,
+    TokenTree,
+    Verdict,
+    VerdictFrame,
+    VerifyFrame,
+    VerifyItem,
+    WorkerDescription,
+    token_array,
+)
+from cluster.errors import ProtocolError, TooLargeError
+from cluster.rpc import codec
+from cluster.rpc.codec_coordinator import EVENT, SUBMIT
+from cluster.rpc.codec_draft import COMMIT, PROPOSAL
+from cluster.rpc.codec_target import VERDICT, VERIFY
+from cluster.rpc.conversations import ANSWER_AS_COORDINATOR, ANSWER_AS_DRAFTER, ANSWER_AS_TARGET
+from cluster.rpc.frames import FrameCodec, split
+from cluster.rpc.generated import common_pb2, coordinator_pb2, draft_pb2, target_pb2
+from cluster.rpc.messages import EventFrame
+from tests.rpc import frames_strategy as frames
+from tests.rpc.frames_strategy import same
+
+ROUND_TRIPS = [
+    pytest.param(VERIFY, frames.verify_frames, id="verify"),
+    pytest.param(VERDICT, frames.verdict_frames, id="verdict"),
+    pytest.param(COMMIT, frames.commit_frames, id="commit"),
+    pytest.param(PROPOSAL, frames.proposal_frames, id="proposal"),
+    pytest.param(SUBMIT, frames.submit_frames, id="submit"),
+    pytest.param(EVENT, frames.event_frames, id="event"),
+]
+
+
+@pytest.mark.parametrize(("frame_codec", "strategy"), ROUND_TRIPS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_every_frame_survives_the_wire(
+    frame_codec: FrameCodec[Any], strategy: st.SearchStrategy[Any], data: st.DataObject
+) -> None:
+    frame = data.draw(strategy)
+    (encoded,) = frame_codec.encode(frame)
+    decoded = frame_codec.decode(encoded)
+    assert decoded.refusals == ()
+    assert same(decoded.frame, frame)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    description=st.builds(
+        WorkerDescription,
+        worker_id=frames.ids,
+        role=frames.ids,
+        name=frames.ids,
+        protocol_version=st.integers(0, 100),
+        model_hash=frames.ids,
+        tokenizer_hash=frames.ids,
+        vocab_size=frames.lengths,
+        max_context_len=frames.lengths,
+        max_running_sequences=frames.lengths,
+        max_batch_tokens=frames.lengths,
+    )
+)
+def test_a_description_survives_the_wire(description: WorkerDescription) -> None:
+    assert codec.decode_description(codec.encode_description(description)) == description
+
+
+def test_token_ids_travel_as_little_endian_int32() -> None:
+    item = verify_item("a", TokenTree.of([258], [-1]))
+    message = target_pb2.VerifyFrame.FromString(VERIFY.encode(VerifyFrame((item,)))[0])
+    assert message.items[0].tree.token_ids == b"\x02\x01\x00\x00"
+    assert message.items[0].tree.parents == b"\xff\xff\xff\xff"
+
+
+def test_decoded_arrays_are_views_of_the_message_and_read_only() -> None:
+    frame = VERIFY.decode(VERIFY.encode(VerifyFrame((verify_item("a"),)))[0]).frame
+    delta = frame.items[0].delta
+    assert not delta.flags.owndata
+    with pytest.raises(ValueError, match="read-only"):
+        delta[0] = 1
+
+
+def test_wide_arrays_are_narrowed_on_the_wire() -> None:
+    wide: Any = np.array([1, 2, 3], dtype=np.int64)
+    assert codec.unpack_tokens(codec.pack_tokens(wide), "x").tolist() == [1, 2, 3]
+
+
+def test_a_malformed_item_is_refused_and_the_others_live_on() -> None:
+    message = target_pb2.VerifyFrame(released=["gone"])
+    good = target_pb2.VerifyItem(request_id="good", delta=b"\x01\x00\x00\x00")
+    torn = target_pb2.VerifyItem(request_id="torn", generation=7, delta=b"\x01\x00\x00")
+    empty = target_pb2.VerifyItem(request_id="empty")
+    uneven = target_pb2.VerifyItem(
+        request_id="uneven",
+        delta=b"\x01\x00\x00\x00",
+        tree=common_pb2.TokenTree(token_ids=bytes(8), parents=bytes(4)),
+    )
+    message.items.extend([torn, good, empty, uneven])
+    decoded = VERIFY.decode(message.SerializeToString())
+    assert [item.request_id for item in decoded.frame.items] == ["good"]
+    assert decoded.frame.released == ("gone",)
+    assert [(r.request_id, r.generation) for r in decoded.refusals] == [
+        ("torn", 7),
+        ("empty", 0),
+        ("uneven", 0),
+    ]
+    assert {refusal.code for refusal in decoded.refusals} == {ProtocolError.code}
+    assert "3 bytes" in decoded.refusals[0].message
+
+
+def test_an_unreadable_verdict_reads_as_a_refusal_of_its_item() -> None:
+    bad = target_pb2.Verdict(request_id="a", generation=3, path=bytes(4), token_ids=bytes(4))
+    message = target_pb2.VerdictFrame(verdicts=[bad])
+    frame = VERDICT.decode(message.SerializeToString()).frame
+    assert frame.verdicts == ()
+    assert [(r.request_id, r.generation) for r in frame.refusals] == [("a", 3)]
+
+
+def test_an_unreadable_proposal_reads_as_a_refusal() -> None:
+    bad = draft_pb2.Proposal(
+        request_id="a",
+        tree=common_pb2.TokenTree(token_ids=bytes(4), parents=bytes(4)),
+        survival=bytes(8),
+    )
+    frame = PROPOSAL.decode(draft_pb2.ProposalFrame(proposals=[bad]).SerializeToString()).frame
+    assert frame.proposals == ()
+    assert "2 survival values" in frame.refusals[0].message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5, 1.5])
+def test_a_survival_that_is_no_probability_is_refused(value: float) -> None:
+    tree = TokenTree.chain([1, 2])
+    survival = np.array([0.5, value], dtype=np.float32)
+    proposal = Proposal("a", 1, 0, 0, tree, survival)
+    frame = PROPOSAL.decode(PROPOSAL.encode(ProposalFrame((proposal,)))[0]).frame
+    assert frame.proposals == ()
+    assert "no probability" in frame.refusals[0].message
+
+
+def test_each_worker_answers_malformed_items_in_its_own_frame() -> None:
+    refusals = (Refusal("a", 1, "protocol_error", "why"),)
+    assert ANSWER_AS_TARGET.answer is not None
+    assert ANSWER_AS_TARGET.answer(refusals).refusals == refusals
+    assert ANSWER_AS_DRAFTER.answer is not None
+    assert ANSWER_AS_DRAFTER.answer(refusals).refusals == refusals
+    assert ANSWER_AS_COORDINATOR.answer is not None
+    (event,) = ANSWER_AS_COORDINATOR.answer(refusals).events
+    assert (event.request_id, event.error_message) == ("a", "why")
+
+
+def test_an_unreadable_event_ends_its_request_with_an_error() -> None:
+    bad = coordinator_pb2.TokenEvent(request_id="a", position=5, token_ids=b"\x00")
+    frame = EVENT.decode(coordinator_pb2.EventFrame(events=[bad]).SerializeToString()).frame
+    (event,) = frame.events
+    assert event.finish_reason is FinishReason.ERROR
+    assert (event.request_id, event.position, event.error_code) == ("a", 5, ProtocolError.code)
+
+
+def test_a_request_without_parameters_is_refused_not_read_as_greedy() -> None:
+    bare = coordinator_pb2.Request(id="a", prompt_ids=bytes(4))
+    decoded = SUBMIT.decode(coordinator_pb2.SubmitFrame(requests=[bare]).SerializeToString())
+    assert decoded.frame.requests == ()
+    assert "params is absent" in decoded.refusals[0].message
+
+
+def test_logprobs_that_do_not_add_up_are_refused() -> None:
+    for broken in (
+        common_pb2.Logprobs(logprobs=bytes(8), num_top=bytes(4)),
+        common_pb2.Logprobs(logprobs=bytes(4), num_top=b"\x02\x00\x00\x00"),
+        common_pb2.Logprobs(logprobs=bytes(4), num_top=b"\xff\xff\xff\xff"),
+    ):
+        with pytest.raises(ProtocolError):
+            codec.decode_logprobs(broken)
+
+
+def test_an_unknown_finish_reason_is_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="99"):
+        codec.decode_finish(99)
+
+
+def test_bytes_that_are_no_frame_are_a_protocol_error() -> None:
+    with pytest.raises(ProtocolError, match="not a VerifyFrame"):
+        VERIFY.decode(b"\xff\xff\xff")
+
+
+def test_a_frame_over_the_limit_is_sent_as_several_that_say_the_same() -> None:
+    items = tuple(verify_item(f"request-{index}") for index in range(9))
+    frame = VerifyFrame(items, ("x", "y"))
+    parts = VERIFY.encode(frame, max_bytes=120)
+    assert len(parts) > 1
+    assert all(len(part) <= 120 for part in parts)
+    decoded = [VERIFY.decode(part).frame for part in parts]
+    joined = VerifyFrame(
+        tuple(item for part in decoded for item in part.items),
+        tuple(name for part in decoded for name in part.released),
+    )
+    assert same(joined, frame)
+
+
+def test_a_single_item_over_the_limit_is_refused() -> None:
+    frame = VerifyFrame((verify_item("a", delta_len=1000),))
+    with pytest.raises(TooLargeError, match="limit is 1000"):
+        VERIFY.encode(frame, max_bytes=1000)
+
+
+def test_a_split_frame_keeps_its_scalars_with_the_last_part() -> None:
+    verdict = Verdict("a", 1, 5, token_array([]), token_array([1]))
+    frame = VerdictFrame((verdict,), (CacheMiss("b", 1, 0),), report=StepReport(step_time_s=1.0))
+    halves = split(frame)
+    assert halves is not None
+    first, second = halves
+    assert (len(first.verdicts), len(first.misses), first.report) == (1, 0, None)
+    assert (len(second.verdicts), len(second.misses)) == (0, 1)
+    assert second.report == StepReport(step_time_s=1.0)
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7])
+def test_a_split_frame_releases_before_it_opens_anew(num_items: int) -> None:
+    names = tuple(f"r{index}" for index in range(num_items))
+    frame = VerifyFrame(tuple(verify_item(name, delta_len=30) for name in names), (*names, *"xyz"))
+    parts = [VERIFY.decode(data).frame for data in VERIFY.encode(frame, max_bytes=150)]
+    assert len(parts) >= num_items
+    assert tuple(item.request_id for part in parts for item in part.items) == names
+    assert tuple(name for part in parts for name in part.released) == frame.released
+    if num_items:
+        first = next(index for index, part in enumerate(parts) if part.items)
+        assert not any(part.released for part in parts[first + 1 :])
+
+
+def test_a_frame_without_two_items_cannot_be_split() -> None:
+    assert split(VerifyFrame((verify_item("a"),))) is None
+    assert split(ProposalFrame(pages_total=3)) is None
+
+
+def test_log_probabilities_keep_single_precision() -> None:
+    entry = TokenLogprob(-0.1, ((3, -0.1), (4, -2.5)))
+    event = TokenEvent("a", 0, token_array([3]), (entry,))
+    (read,) = EVENT.decode(EVENT.encode(EventFrame((event,)))[0]).frame.events
+    assert read.logprobs[0].logprob == pytest.approx(-0.1, rel=1e-7)
+    assert [token for token, _ in read.logprobs[0].top] == [3, 4]
+
+
+def verify_item(name: str, tree: TokenTree = EMPTY_TREE, delta_len: int = 2) -> VerifyItem:
+    return VerifyItem(name, 1, 10, 99, token_array(range(delta_len)), tree, 4)

@@ -1,0 +1,97 @@
+"""Connecting refuses loudly what would go wrong quietly; servers answer probes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from cluster.core import PROTOCOL_VERSION
+from cluster.errors import ConfigError, ProtocolError, WorkerError
+from cluster.rpc.channel import Expectations, connect_drafter, connect_target
+from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
+from tests.rpc.toys import TARGET, EchoCoordinator, EchoDrafter, EchoTarget, stopping
+
+
+async def test_an_expected_worker_is_connected() -> None:
+    async with stopping(await serve_target(EchoTarget())) as server:
+        expected = Expectations(TARGET.worker_id, TARGET.tokenizer_hash, TARGET.vocab_size)
+        _, link = await connect_target(server.address, expected)
+        await link.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected", "theirs", "ours"),
+    [
+        ({"protocol_version": 99}, Expectations(), "99", str(PROTOCOL_VERSION)),
+        ({"role": "drafter"}, Expectations(), "drafter", "target"),
+        ({}, Expectations(tokenizer_hash="b" * 8), "a" * 8, "b" * 8),
+        ({}, Expectations(vocab_size=101), "100", "101"),
+        ({}, Expectations(worker_id="w-2"), "w-1", "w-2"),
+    ],
+)
+async def test_a_mismatch_is_refused_with_both_values(
+    changed: dict[str, Any], expected: Expectations, theirs: str, ours: str
+) -> None:
+    worker = EchoTarget(replace(TARGET, **changed))
+    async with stopping(await serve_target(worker)) as server:
+        with pytest.raises(ProtocolError) as raised:
+            await connect_target(server.address, expected)
+        assert theirs in raised.value.message
+        assert ours in raised.value.message
+        assert server.address in raised.value.message
+
+
+async def test_a_drafter_for_any_vocabulary_is_not_compared() -> None:
+    async with stopping(await serve_drafter(EchoDrafter())) as server:
+        expected = Expectations(tokenizer_hash="b" * 8, vocab_size=101)
+        description, link = await connect_drafter(server.address, expected)
+        assert description.tokenizer_hash == ""
+        await link.close()
+
+
+async def test_another_service_at_the_address_is_a_protocol_error() -> None:
+    async with stopping(await serve_drafter(EchoDrafter())) as server:
+        with pytest.raises(ProtocolError):
+            await connect_target(server.address)
+
+
+async def test_nobody_at_the_address_is_a_worker_error() -> None:
+    server = await serve_target(EchoTarget())
+    await server.stop(0.0)
+    with pytest.raises(WorkerError, match=server.address):
+        await connect_target(server.address, timeout_s=5.0)
+
+
+async def test_a_taken_port_is_a_configuration_error() -> None:
+    async with stopping(await serve_target(EchoTarget())) as server:
+        with pytest.raises(ConfigError, match=str(server.port)):
+            await serve_target(EchoTarget(), port=server.port)
+
+
+async def test_every_server_answers_health_and_reflection() -> None:
+    servers = {
+        "drafthouse.v1.Target": await serve_target(EchoTarget()),
+        "drafthouse.v1.Drafter": await serve_drafter(EchoDrafter()),
+        "drafthouse.v1.Coordinator": await serve_coordinator(EchoCoordinator()),
+    }
+    for service, server in servers.items():
+        async with stopping(server), grpc.aio.insecure_channel(server.address) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            for name in ("", service):
+                answer = await health.Check(health_pb2.HealthCheckRequest(service=name))
+                assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            request = reflection_pb2.ServerReflectionRequest(list_services="")
+            stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+            async for listing in stub.ServerReflectionInfo(iter([request])):
+                names = {entry.name for entry in listing.list_services_response.service}
+                break
+            assert service in names
+            by_symbol = reflection_pb2.ServerReflectionRequest(file_containing_symbol=service)
+            async for found in stub.ServerReflectionInfo(iter([by_symbol])):
+                assert found.file_descriptor_response.file_descriptor_proto
+                break

@@ -1,0 +1,97 @@
+"""The in-process link keeps the contract of every link."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.errors import WorkerError
+from cluster.rpc.mailbox import Mailbox
+from cluster.rpc.memory import memory_link, memory_pair
+
+
+async def test_messages_arrive_in_order_in_both_directions() -> None:
+    left, right = memory_pair()
+    for number in range(5):
+        await left.send(number)
+        await right.send(-number)
+    assert [await anext(aiter(right)) for _ in range(5)] == [0, 1, 2, 3, 4]
+    assert [await anext(aiter(left)) for _ in range(5)] == [0, -1, -2, -3, -4]
+
+
+async def test_closing_lets_the_peer_read_what_was_sent_and_then_ends_it() -> None:
+    left, right = memory_link()
+    await left.send("last words")
+    await left.close()
+    await left.close()
+    assert [message async for message in right] == ["last words"]
+    assert [message async for message in left] == []
+
+
+async def test_sending_on_a_closed_link_is_a_worker_error_on_both_sides() -> None:
+    left, right = memory_link()
+    await left.close()
+    for link in (left, right):
+        with pytest.raises(WorkerError):
+            await link.send("too late")
+
+
+async def test_send_waits_while_the_window_is_full() -> None:
+    left, right = memory_link(window=2)
+    await left.send(1)
+    await left.send(2)
+    third = asyncio.ensure_future(left.send(3))
+    await asyncio.wait({third}, timeout=0)
+    assert not third.done()
+    assert await anext(aiter(right)) == 1
+    await third
+    assert [await anext(aiter(right)) for _ in range(2)] == [2, 3]
+
+
+async def test_a_waiting_sender_is_told_when_the_link_breaks() -> None:
+    left, right = memory_pair(window=1)
+    await left.send(1)
+    waiting = asyncio.ensure_future(left.send(2))
+    await asyncio.wait({waiting}, timeout=0)
+    right.sever()
+    with pytest.raises(WorkerError, match="lost"):
+        await waiting
+
+
+async def test_a_severed_link_delivers_what_had_arrived_and_then_raises() -> None:
+    left, right = memory_pair()
+    await left.send("arrived")
+    left.sever()
+    assert await anext(aiter(right)) == "arrived"
+    for link in (left, right):
+        with pytest.raises(WorkerError):
+            await anext(aiter(link))
+
+
+async def test_cancelling_a_waiting_sender_loses_nobody_elses_message() -> None:
+    left, right = memory_link(window=1)
+    await left.send(1)
+    impatient = asyncio.ensure_future(left.send(2))
+    patient = asyncio.ensure_future(left.send(3))
+    await asyncio.wait({impatient, patient}, timeout=0)
+    impatient.cancel()
+    await asyncio.wait({impatient})
+    assert await anext(aiter(right)) == 1
+    await patient
+    assert await anext(aiter(right)) == 3
+
+
+async def test_a_cancelled_reader_loses_no_message() -> None:
+    left, right = memory_link()
+    reading = asyncio.ensure_future(anext(aiter(right)))
+    await asyncio.wait({reading}, timeout=0)
+    reading.cancel()
+    await asyncio.wait({reading})
+    await left.send("still here")
+    assert await anext(aiter(right)) == "still here"
+
+
+async def test_a_mailbox_needs_room_for_one_message() -> None:
+    with pytest.raises(ValueError, match="window is 0"):
+        Mailbox[int](0)

@@ -1,0 +1,248 @@
+"""Links over real gRPC streams: order, back-pressure, endings, malformed items."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import grpc
+import pytest
+
+from cluster.core import (
+    Commit,
+    CommitFrame,
+    Request,
+    SamplingParams,
+    TokenTree,
+    VerifyFrame,
+    VerifyItem,
+    token_array,
+)
+from cluster.errors import CapacityError, TooLargeError, WorkerError
+from cluster.rpc.channel import connect_coordinator, connect_drafter, connect_target
+from cluster.rpc.generated import target_pb2
+from cluster.rpc.messages import SubmitFrame
+from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
+from tests.rpc.toys import (
+    EchoCoordinator,
+    EchoDrafter,
+    EchoTarget,
+    FailingTarget,
+    HangingTarget,
+    LeavingTarget,
+    stopping,
+)
+
+PATIENCE_S = 20.0
+
+
+def frame(*names: str, delta_len: int = 3) -> VerifyFrame:
+    delta = token_array(range(delta_len))
+    return VerifyFrame(
+        tuple(VerifyItem(name, 1, 0, 0, delta, TokenTree.chain([7, 8]), 2) for name in names)
+    )
+
+
+async def test_frames_go_to_a_target_and_verdicts_come_back_in_order() -> None:
+    async with stopping(await serve_target(EchoTarget())) as server:
+        description, link = await connect_target(server.address)
+        assert description == EchoTarget().describe()
+        for number in range(20):
+            await link.send(frame(f"r{number}"))
+        verdicts = aiter(link)
+        for number in range(20):
+            (verdict,) = (await anext(verdicts)).verdicts
+            assert verdict.request_id == f"r{number}"
+            assert verdict.token_ids.tolist() == [2]
+        await link.close()
+
+
+async def test_a_drafter_hears_commits_and_answers() -> None:
+    async with stopping(await serve_drafter(EchoDrafter())) as server:
+        _, link = await connect_drafter(server.address)
+        commit = Commit("a", 1, 4, 9, token_array([1, 2]), 3, 8, params=SamplingParams())
+        await link.send(CommitFrame((commit,)))
+        (observation,) = (await anext(aiter(link))).observations
+        assert observation.have_len == 6
+        await link.close()
+
+
+async def test_an_ingress_submits_and_reads_events_metrics_and_status() -> None:
+    async with stopping(await serve_coordinator(EchoCoordinator())) as server:
+        _, link = await connect_coordinator(server.address)
+        await link.send(SubmitFrame((Request("a", token_array([5, 6]), SamplingParams()),)))
+        (event,) = (await anext(aiter(link))).events
+        assert event.token_ids.tolist() == [5, 6]
+        assert b"drafthouse_running_requests 0" in await link.metrics()
+        assert await link.status() == {"targets": ["w-1"], "running": 0}
+        await link.close()
+
+
+async def test_closing_the_link_ends_the_workers_iteration_after_all_frames() -> None:
+    worker = EchoTarget()
+    async with stopping(await serve_target(worker)) as server:
+        _, link = await connect_target(server.address)
+        await link.send(VerifyFrame(released=("a", "b")))
+        await link.close()
+        await link.close()
+        assert await asyncio.wait_for(worker.endings.get(), PATIENCE_S) == "closed"
+        assert worker.released == ["a", "b"]
+        assert [message async for message in link] == []
+        with pytest.raises(WorkerError):
+            await link.send(frame("late"))
+
+
+async def test_a_client_that_vanishes_breaks_the_workers_link() -> None:
+    worker = EchoTarget()
+    async with stopping(await serve_target(worker)) as server:
+        channel = grpc.aio.insecure_channel(server.address)
+        call = channel.stream_stream("/drafthouse.v1.Target/Verify")()
+        await call.initial_metadata()
+        call.cancel()
+        assert await asyncio.wait_for(worker.endings.get(), PATIENCE_S) == WorkerError.code
+        await channel.close()
+
+
+async def test_a_server_that_stops_breaks_the_clients_link() -> None:
+    server = await serve_target(EchoTarget())
+    _, link = await connect_target(server.address)
+    await server.stop(0.0)
+    with pytest.raises(WorkerError, match=server.address):
+        await asyncio.wait_for(anext(aiter(link)), PATIENCE_S)
+    with pytest.raises(WorkerError):
+        await link.send(frame("a"))
+    await link.close()
+
+
+async def test_a_worker_that_closes_ends_the_clients_iteration_in_order() -> None:
+    async with stopping(await serve_target(LeavingTarget())) as server:
+        _, link = await connect_target(server.address)
+        await link.send(frame("a"))
+        answers = [answer async for answer in link]
+        assert [verdict.request_id for answer in answers for verdict in answer.verdicts] == ["a"]
+        with pytest.raises(WorkerError):
+            await link.send(frame("b"))
+        await link.close()
+
+
+@pytest.mark.parametrize(
+    "error", [CapacityError("led by another coordinator"), RuntimeError("a bug")]
+)
+async def test_a_worker_that_raises_breaks_that_stream_only(error: Exception) -> None:
+    async with stopping(await serve_target(FailingTarget(error))) as server:
+        _, broken = await connect_target(server.address)
+        _, healthy = await connect_target(server.address)
+        await broken.send(frame("a"))
+        with pytest.raises(WorkerError) as raised:
+            await anext(aiter(broken))
+        told = "led by another coordinator" if isinstance(error, CapacityError) else "RuntimeError"
+        assert told in raised.value.message
+        reading = asyncio.ensure_future(anext(aiter(healthy)))
+        await asyncio.wait({reading}, timeout=0.05)
+        assert not reading.done()
+        reading.cancel()
+        await broken.close()
+        await healthy.close()
+
+
+async def test_cancelling_a_reader_leaves_the_link_open() -> None:
+    async with stopping(await serve_target(EchoTarget())) as server:
+        _, link = await connect_target(server.address)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(aiter(link)), 0.02)
+        await link.send(frame("a"))
+        (verdict,) = (await anext(aiter(link))).verdicts
+        assert verdict.request_id == "a"
+        await link.close()
+
+
+async def test_a_worker_that_does_not_read_holds_its_sender_up() -> None:
+    async with stopping(await serve_target(HangingTarget())) as server:
+        _, link = await connect_target(server.address)
+        heavy = frame("a", delta_len=100_000)
+
+        async def flood() -> None:
+            for _ in range(10_000):
+                await link.send(heavy)
+
+        flooding = asyncio.ensure_future(flood())
+        # 10,000 frames of 400 kB would be 4 GB: only back-pressure keeps this from finishing.
+        done, _ = await asyncio.wait({flooding}, timeout=1.0)
+        assert not done
+        flooding.cancel()
+        await link.close()
+
+
+async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_refused() -> None:
+    async with stopping(await serve_target(EchoTarget(), max_frame_bytes=8192)) as server:
+        _, link = await connect_target(server.address, max_frame_bytes=8192)
+        names = [f"r{number}" for number in range(8)]
+        await link.send(frame(*names, delta_len=1000))
+        answered: list[str] = []
+        async for answer in link:
+            answered += [verdict.request_id for verdict in answer.verdicts]
+            if len(answered) == len(names):
+                break
+        assert sorted(answered) == names
+        with pytest.raises(TooLargeError):
+            await link.send(frame("huge", delta_len=5000))
+        await link.send(frame("fine"))
+        assert (await anext(aiter(link))).verdicts[0].request_id == "fine"
+        await link.close()
+
+
+async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_lives_on() -> None:
+    async with stopping(await serve_target(EchoTarget())) as server:
+        channel = grpc.aio.insecure_channel(server.address)
+        call = channel.stream_stream(
+            "/drafthouse.v1.Target/Verify",
+            target_pb2.VerifyFrame.SerializeToString,
+            target_pb2.VerdictFrame.FromString,
+        )()
+        torn = target_pb2.VerifyItem(request_id="torn", generation=2, delta=b"\x01")
+        good = target_pb2.VerifyItem(request_id="good", delta=b"\x01\x00\x00\x00")
+        await call.write(target_pb2.VerifyFrame(items=[torn, good]))
+        refusals: list[Any] = []
+        verdicts: list[Any] = []
+        while not (refusals and verdicts):
+            answer = await call.read()
+            refusals += answer.refusals
+            verdicts += answer.verdicts
+        assert [(r.request_id, r.generation, r.code) for r in refusals] == [
+            ("torn", 2, "protocol_error")
+        ]
+        assert [verdict.request_id for verdict in verdicts] == ["good"]
+        call.cancel()
+        await channel.close()
+
+
+async def test_bytes_that_are_no_frame_end_the_stream_of_their_sender() -> None:
+    worker = EchoTarget()
+    async with stopping(await serve_target(worker)) as server:
+        channel = grpc.aio.insecure_channel(server.address)
+        call = channel.stream_stream("/drafthouse.v1.Target/Verify")()
+        await call.write(b"\xff\xff\xff\xff")
+        assert await call.read() is grpc.aio.EOF
+        assert await asyncio.wait_for(worker.endings.get(), PATIENCE_S) == WorkerError.code
+        await channel.close()
+
+
+async def test_no_task_outlives_its_link_or_server() -> None:
+    before = asyncio.all_tasks()
+    server = await serve_target(EchoTarget())
+    for number in range(3):
+        _, link = await connect_target(server.address)
+        await link.send(frame(f"r{number}"))
+        await anext(aiter(link))
+        await link.close()
+    _, abandoned = await connect_target(server.address)
+    await server.stop(0.0)
+    with pytest.raises(WorkerError):
+        await anext(aiter(abandoned))
+    await abandoned.close()
+    gc.collect()
+    deadline = asyncio.get_running_loop().time() + PATIENCE_S
+    while asyncio.all_tasks() - before:
+        assert asyncio.get_running_loop().time() < deadline, asyncio.all_tasks() - before
+        await asyncio.sleep(0)

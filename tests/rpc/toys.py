@@ -1,0 +1,128 @@
+"""Workers that answer by rule, to talk to over real streams."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from cluster.core import (
+    EMPTY_TOKENS,
+    FinishReason,
+    Observation,
+    ProposalFrame,
+    TokenEvent,
+    Verdict,
+    VerdictFrame,
+    VerifyItem,
+    WorkerDescription,
+    token_array,
+)
+from cluster.errors import DrafthouseError
+from cluster.rpc.link import Link
+from cluster.rpc.messages import EventFrame
+from cluster.rpc.server import RunningServer
+
+TARGET = WorkerDescription("w-1", "target", "toy", tokenizer_hash="a" * 8, vocab_size=100)
+
+
+class EchoTarget:
+    """Emits each item's last delta token again; remembers how its links ended."""
+
+    def __init__(self, description: WorkerDescription = TARGET) -> None:
+        self.description = description
+        self.endings: asyncio.Queue[str] = asyncio.Queue()
+        self.released: list[str] = []
+
+    def describe(self) -> WorkerDescription:
+        return self.description
+
+    async def serve(self, link: Link[Any, Any]) -> None:
+        try:
+            async for frame in link:
+                self.released.extend(frame.released)
+                await link.send(VerdictFrame(tuple(map(self._verdict, frame.items))))
+            self.endings.put_nowait("closed")
+        except DrafthouseError as error:
+            self.endings.put_nowait(error.code)
+
+    def _verdict(self, item: VerifyItem) -> Verdict:
+        last = token_array(item.delta[-1:])
+        return Verdict(item.request_id, item.generation, item.context_len, EMPTY_TOKENS, last)
+
+
+class HangingTarget(EchoTarget):
+    """Accepts links and never reads from them."""
+
+    async def serve(self, link: Link[Any, Any]) -> None:
+        await asyncio.Event().wait()
+
+
+class LeavingTarget(EchoTarget):
+    """Answers the first frame, closes the link and returns."""
+
+    async def serve(self, link: Link[Any, Any]) -> None:
+        async for frame in link:
+            await link.send(VerdictFrame(tuple(map(self._verdict, frame.items))))
+            await link.close()
+
+
+class FailingTarget(EchoTarget):
+    """Raises on the first frame."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    async def serve(self, link: Link[Any, Any]) -> None:
+        async for _ in link:
+            raise self.error
+
+
+class EchoDrafter:
+    """Observes every commit and proposes nothing."""
+
+    def describe(self) -> WorkerDescription:
+        return WorkerDescription("d-1", "drafter", "counts")
+
+    async def serve(self, link: Link[Any, Any]) -> None:
+        async for frame in link:
+            observations = tuple(
+                Observation(
+                    commit.request_id, commit.generation, commit.base_len + len(commit.token_ids)
+                )
+                for commit in frame.commits
+            )
+            await link.send(ProposalFrame(observations=observations))
+
+
+class EchoCoordinator:
+    """Answers each request with its own prompt."""
+
+    def describe(self) -> WorkerDescription:
+        return replace(TARGET, worker_id="c-1", role="coordinator")
+
+    async def serve(self, link: Link[Any, Any]) -> None:
+        async for frame in link:
+            events = tuple(
+                TokenEvent(request.id, 0, request.prompt_ids, finish_reason=FinishReason.STOP)
+                for request in frame.requests
+            )
+            await link.send(EventFrame(events))
+
+    def render_metrics(self) -> bytes:
+        return b"drafthouse_running_requests 0\n"
+
+    def status(self) -> Mapping[str, Any]:
+        return {"targets": ["w-1"], "running": 0}
+
+
+@asynccontextmanager
+async def stopping(server: RunningServer) -> AsyncIterator[RunningServer]:
+    """The server, stopped at the end whatever happens."""
+    try:
+        yield server
+    finally:
+        await server.stop(0.0)

@@ -1,0 +1,93 @@
+"""Penalties, bias and bans against the text-book definition, token by token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.core import SamplingParams, TokenTree, token_array
+from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
+from tests.spec.trees import paths, token_trees
+
+CPU = torch.device("cpu")
+VOCAB_SIZE = 6
+
+PENALTIES = st.builds(
+    SamplingParams,
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    frequency_penalty=st.sampled_from([0.0, 0.5, -1.0]),
+    presence_penalty=st.sampled_from([0.0, 0.7]),
+)
+TOKENS = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=8)
+
+
+def by_definition(
+    row: np.ndarray, prompt: list[int], output: list[int], params: SamplingParams
+) -> list[float]:
+    adjusted = row.astype(np.float64).tolist()
+    for token in range(len(row)):
+        if token in prompt or token in output:
+            penalty = params.repetition_penalty
+            adjusted[token] *= penalty if adjusted[token] <= 0 else 1 / penalty
+        adjusted[token] -= params.frequency_penalty * output.count(token)
+        adjusted[token] -= params.presence_penalty * (token in output)
+    return adjusted
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(TOKENS, TOKENS, token_trees(max_nodes=6), PENALTIES), min_size=1, max_size=3)
+)
+def test_every_row_is_penalised_by_its_own_path(
+    sequences: list[tuple[list[int], list[int], TokenTree, SamplingParams]],
+) -> None:
+    num_rows = sum(len(tree) + 1 for _, _, tree, _ in sequences)
+    logits = np.random.default_rng(1).standard_normal((num_rows, VOCAB_SIZE)).astype(np.float32)
+    entries, expected = [], []
+    for prompt, output, tree, params in sequences:
+        start = len(expected)
+        counts = Counts.of(token_array(prompt), token_array(output), VOCAB_SIZE, CPU)
+        entries.append(PenalisedRows(start, start + len(tree) + 1, counts, params, tree))
+        for path in [(), *paths(tree)]:
+            row = logits[len(expected)]
+            expected.append(by_definition(row, prompt, [*output, *path], params))
+
+    adjusted = torch.from_numpy(logits.copy())
+    penalise(adjusted, entries)
+
+    np.testing.assert_allclose(adjusted.numpy(), np.array(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_counting_on_equals_counting_from_the_start() -> None:
+    counts = Counts.of(token_array([1, 2]), token_array([3]), VOCAB_SIZE, CPU)
+    counts.add(token_array([3, 4, 4]))
+
+    whole = Counts.of(token_array([1, 2]), token_array([3, 3, 4, 4]), VOCAB_SIZE, CPU)
+    assert torch.equal(counts.output, whole.output)
+    assert torch.equal(counts.seen, whole.seen)
+    assert counts.output.tolist() == [0, 0, 0, 2, 2, 0]
+
+
+def test_penalties_leave_banned_tokens_banned_and_other_rows_alone() -> None:
+    logits = torch.zeros(2, VOCAB_SIZE)
+    logits[:, 0] = -torch.inf
+    counts = Counts.of(token_array([0]), token_array([0, 1]), VOCAB_SIZE, CPU)
+    params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0)
+
+    penalise(logits, [PenalisedRows(1, 2, counts, params, TokenTree.empty())])
+
+    assert logits[0].tolist() == [-np.inf, 0, 0, 0, 0, 0]
+    assert logits[1].tolist() == [-np.inf, -1, 0, 0, 0, 0]
+
+
+def test_bias_adds_up_and_a_ban_is_final() -> None:
+    logits = torch.zeros(2, 4)
+
+    TokenBias.of(((1, 2.0), (3, -1.0), (1, 0.5)), CPU).apply(logits)
+    ban(logits, [1], torch.tensor([1, 2]))
+
+    assert logits[0].tolist() == pytest.approx([0.0, 2.5, 0.0, -1.0])
+    assert logits[1].tolist() == pytest.approx([0.0, -np.inf, -np.inf, -1.0])

@@ -1,0 +1,187 @@
+"""Claims become calibrated by what is revealed, and by nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.core import TokenTree
+from cluster.spec.noise import gumbel
+from cluster.spec.survival import (
+    Calibrator,
+    TauFit,
+    claimed_conditionals,
+    conditional,
+    revealed,
+)
+from cluster.spec.tree import monotone
+from cluster.spec.verify import walk_draws
+from tests.spec.trees import token_trees
+
+
+def log_loss(claims: np.ndarray, outcomes: np.ndarray) -> float:
+    return float(-np.where(outcomes, np.log(claims), np.log1p(-claims)).mean())
+
+
+def test_conditionals_are_a_law_that_tau_flattens() -> None:
+    scores = np.array([[3.0, 1.0, 0.0]])
+
+    sharp, flat = conditional(scores, 0.8, 0.2)[0], conditional(scores, 0.8, 5.0)[0]
+
+    assert sharp.sum() == pytest.approx(1.0)
+    assert sharp[0] > 0.99
+    assert 1 / 3 < flat[0] < 0.6
+
+
+def test_greedy_conditionals_depend_on_margins_alone() -> None:
+    one = conditional([5.0, 4.0, 1.0], 0.0, 0.7)
+    shifted = conditional([105.0, 104.0, 101.0], 0.0, 0.7)
+
+    np.testing.assert_allclose(one, shifted)
+    np.testing.assert_allclose(conditional([1.0, 0.0], 0.0, 1e-12), [1.0, 0.0], atol=1e-9)
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_tau_is_fitted_towards_the_mismatch_of_target_and_drafter(temperature: float) -> None:
+    """A drafter close to the target gets a smaller tau, and better claims than it began with."""
+    generator = np.random.default_rng(3)
+    fits, losses = {}, {}
+    for mismatch in (0.2, 2.0):
+        fit, before, after = TauFit(), [], []
+        for step in range(3000):
+            target = generator.standard_normal(12) * 2
+            drafter = target + generator.standard_normal(12) * mismatch
+            noise = gumbel(step, 0, np.arange(12))
+            drawn = int((target + temperature * noise).argmax())
+            scores = drafter + temperature * noise
+            if step > 1500:
+                before.append(-np.log(conditional(scores, temperature, 1.0)[drawn] + 1e-9))
+                after.append(-np.log(conditional(scores, temperature, fit.tau)[drawn] + 1e-9))
+            fit.observe(scores, temperature, drawn)
+        fits[mismatch], losses[mismatch] = fit.tau, (np.mean(before), np.mean(after))
+    assert fits[0.2] < fits[2.0]
+    assert all(after <= before + 1e-3 for before, after in losses.values())
+
+
+def test_a_draw_outside_the_candidates_argues_for_a_larger_tau() -> None:
+    fit = TauFit()
+    for _ in range(100):
+        fit.observe([4.0, 1.0, 0.0], 1.0, None)
+
+    assert fit.tau > 2.0
+
+
+def test_tau_stays_within_its_bounds() -> None:
+    fit = TauFit(bounds=(0.5, 2.0))
+    for _ in range(500):
+        fit.observe([4.0, 1.0], 1.0, 0)
+    low = fit.tau
+    for _ in range(2000):
+        fit.observe([4.0, 1.0], 1.0, 1)
+
+    assert 0.5 <= low < 0.6
+    assert 1.9 < fit.tau <= 2.0
+
+
+@given(token_trees(), st.integers(0, 1000))
+def test_revealed_nodes_are_the_children_of_reached_ones(tree: TokenTree, seed: int) -> None:
+    draws = np.random.default_rng(seed).integers(0, 6, len(tree) + 1).astype(np.int32)
+    path, _ = walk_draws(tree, draws)
+
+    nodes, accepted = revealed(tree.parents, path)
+
+    reached = {-1, *path.tolist()}
+    assert nodes.tolist() == [i for i in range(len(tree)) if int(tree.parents[i]) in reached]
+    assert nodes[accepted].tolist() == path.tolist()
+    for node, yes in zip(nodes, accepted, strict=True):
+        assert yes == (tree.token_ids[node] == draws[tree.parents[node] + 1])
+
+
+def test_claimed_conditionals_invert_the_product_along_paths() -> None:
+    parents = np.array([-1, 0, 0, 1], np.int32)
+
+    claims = claimed_conditionals(parents, np.array([0.8, 0.4, 0.2, 0.0], np.float32))
+
+    assert claims.tolist() == pytest.approx([0.8, 0.5, 0.25, 0.0])
+
+
+def test_an_untrained_calibrator_believes_the_claims() -> None:
+    claims = np.array([0.1, 0.5, 0.9])
+
+    np.testing.assert_allclose(Calibrator().calibrate(claims), claims, rtol=1e-9)
+    assert Calibrator().expected_error() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "slope", "offset"), [("overconfident", 0.5, -0.5), ("timid", 1.8, 0.6)]
+)
+def test_miscalibrated_claims_are_corrected(name: str, slope: float, offset: float) -> None:
+    generator = np.random.default_rng(0)
+    calibrator = Calibrator()
+    claims = generator.uniform(0.02, 0.98, 6000)
+    truth = 1 / (1 + np.exp(-(slope * np.log(claims / (1 - claims)) + offset)))
+    outcomes = generator.random(6000) < truth
+
+    for start in range(0, 6000, 5):
+        calibrator.observe(claims[start : start + 5], outcomes[start : start + 5])
+
+    assert float(np.abs(calibrator.calibrate(claims) - truth).mean()) < 0.04
+    assert log_loss(calibrator.calibrate(claims), outcomes) < log_loss(claims, outcomes)
+    assert calibrator.expected_error() < 0.05
+
+
+def test_a_drafter_that_turns_bad_is_found_out_within_its_half_life() -> None:
+    generator = np.random.default_rng(1)
+    calibrator = Calibrator(half_life=300)
+    for share in (0.8, 0.1):
+        outcomes = generator.random(2000) < share
+        calibrator.observe(np.full(1000, 0.8), outcomes[:1000])
+        calibrator.observe(np.full(1000, 0.8), outcomes[1000:])
+
+    assert calibrator.calibrate(0.8) == pytest.approx(0.1, abs=0.08)
+
+
+def test_a_few_outcomes_move_the_claims_little() -> None:
+    calibrator = Calibrator()
+    for _ in range(32):
+        calibrator.observe([0.9], [False])
+
+    assert 0.02 < float(calibrator.calibrate(0.9)) < 0.9
+    assert calibrator.slope > 0
+
+
+@given(token_trees(), st.integers(0, 99))
+def test_calibrated_survival_is_a_law_over_each_nodes_children(tree: TokenTree, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    calibrator = Calibrator()
+    calibrator.observe(np.full(100, 0.3), np.ones(100))  # claims come out higher
+    calibrator.observe(np.full(100, 0.9), np.ones(100))
+    claimed = monotone(tree.parents, generator.random(len(tree)).astype(np.float32))
+
+    survival = calibrator.survival(tree.parents, claimed)
+
+    assert np.array_equal(survival, monotone(tree.parents, survival))
+    for parent in range(-1, len(tree)):
+        total = survival[tree.parents == parent].sum()
+        assert total <= (1.0 if parent < 0 else survival[parent]) * (1 + 1e-5)
+
+
+def test_verdicts_teach_the_calibrator_only_what_they_reveal() -> None:
+    calibrator = Calibrator()
+    tree = TokenTree.of([1, 2, 3, 4], [-1, -1, 0, 2])
+    claimed = np.array([0.6, 0.3, 0.3, 0.2], np.float32)
+
+    calibrator.observe_verdict(tree.parents, claimed, np.array([1], np.int32))
+
+    assert calibrator.num_observed == pytest.approx(2.0, rel=1e-2)  # nodes 0 and 1 only
+
+
+def test_extreme_claims_do_not_break_the_fit() -> None:
+    calibrator = Calibrator()
+    for _ in range(50):
+        calibrator.observe([0.0, 1.0, 1.0], [True, False, True])
+
+    assert np.isfinite(calibrator.calibrate([0.0, 0.5, 1.0])).all()
+    assert 0.0 <= calibrator.expected_error() <= 1.0

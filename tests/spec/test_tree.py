@@ -1,0 +1,210 @@
+"""Trees against brute force over their paths."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.core import EMPTY_TREE, TokenTree
+from cluster.errors import ProtocolError
+from cluster.spec.tree import (
+    ancestor_mask,
+    check_tree,
+    children,
+    depths,
+    merge,
+    monotone,
+    path_to,
+    prune,
+    reroot,
+    walk,
+)
+from tests.spec.trees import paths, token_trees
+
+
+def survival_of(tree: TokenTree, seed: int) -> np.ndarray:
+    values = np.random.default_rng(seed).random(len(tree)).astype(np.float32)
+    return monotone(tree.parents, values)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents", "named"),
+    [
+        ([1, 2], [-1], "2 token ids and 1 parents"),
+        ([1, 2], [-1, 1], "node 1 has parent 1"),
+        ([1, 2], [1, -1], "node 0 has parent 1"),
+        ([1], [-2], "parent -2"),
+        ([1, 10], [-1, 0], "token 10"),
+        ([-1], [-1], "token -1"),
+        ([3, 4, 3], [-1, -1, -1], "node 2 repeats token 3"),
+        ([3, 4, 4], [-1, 0, 0], "under 0"),
+    ],
+)
+def test_a_malformed_tree_is_refused_with_the_value(
+    tokens: list[int], parents: list[int], named: str
+) -> None:
+    with pytest.raises(ProtocolError, match=named):
+        check_tree(TokenTree.of(tokens, parents), vocab_size=10)
+
+
+@given(token_trees())
+def test_generated_trees_are_well_formed(tree: TokenTree) -> None:
+    check_tree(tree, vocab_size=6)
+
+    assert len(set(paths(tree))) == len(tree)
+
+
+def test_the_empty_tree_is_legal_everywhere() -> None:
+    check_tree(EMPTY_TREE, 5)
+
+    assert depths(EMPTY_TREE.parents).shape == (0,)
+    assert ancestor_mask(EMPTY_TREE.parents).shape == (0, 0)
+    assert children(EMPTY_TREE.parents) == [[]]
+    assert walk(EMPTY_TREE, [1]) == (None, 0)
+    assert len(merge([], []).tree) == 0
+    assert len(merge([EMPTY_TREE], [np.empty(0, np.float32)]).tree) == 0
+    assert reroot(EMPTY_TREE, []).hit
+    assert not reroot(EMPTY_TREE, [1]).hit
+
+
+@given(token_trees())
+def test_depths_masks_and_children_follow_from_paths(tree: TokenTree) -> None:
+    mask = ancestor_mask(tree.parents)
+    below = children(tree.parents)
+    for node in range(len(tree)):
+        path = path_to(tree.parents, node)
+        assert path[-1] == node
+        assert depths(tree.parents)[node] == len(path)
+        assert np.flatnonzero(mask[node]).tolist() == sorted(path)
+        assert node in below[tree.parents[node] + 1]
+    assert sum(len(nodes) for nodes in below) == len(tree)
+
+
+@given(token_trees(), st.lists(st.integers(0, 5), max_size=6))
+def test_a_walk_finds_the_longest_known_prefix(tree: TokenTree, tokens: list[int]) -> None:
+    known = {(): None} | {path: node for node, path in enumerate(paths(tree))}
+    matched = max(k for k in range(len(tokens) + 1) if tuple(tokens[:k]) in known)
+
+    assert walk(tree, tokens) == (known[tuple(tokens[:matched])], matched)
+
+
+@given(
+    st.lists(token_trees(), min_size=1, max_size=4),
+    st.lists(st.floats(0.01, 10), min_size=4, max_size=4),
+)
+def test_a_merge_is_the_union_of_paths_with_mixed_survival(
+    trees: list[TokenTree], weights: list[float]
+) -> None:
+    weights = weights[: len(trees)]
+    survivals = [survival_of(tree, seed) for seed, tree in enumerate(trees)]
+
+    merged = merge(trees, survivals, weights)
+
+    check_tree(merged.tree, 6)
+    claims = [
+        dict(zip(paths(t), s.tolist(), strict=True)) for t, s in zip(trees, survivals, strict=True)
+    ]
+    assert set(paths(merged.tree)) == set(itertools.chain.from_iterable(claims))
+    for node, path in enumerate(paths(merged.tree)):
+        shares = np.array([claim.get(path, 0.0) for claim in claims])
+        expected = float(shares @ np.array(weights) / sum(weights))
+        assert merged.survival[node] == pytest.approx(expected, rel=1e-5)
+        sources = sum(1 << index for index, claim in enumerate(claims) if path in claim)
+        assert int(merged.sources[node]) == sources
+
+
+@given(token_trees())
+def test_merging_a_tree_with_itself_changes_nothing(tree: TokenTree) -> None:
+    survival = survival_of(tree, 1)
+
+    merged = merge([tree, tree], [survival, survival])
+
+    assert merged.tree.token_ids.tolist() == tree.token_ids.tolist()
+    assert merged.tree.parents.tolist() == tree.parents.tolist()
+    np.testing.assert_allclose(merged.survival, survival, rtol=1e-6)
+
+
+def test_a_merge_clamps_claims_that_grow_along_a_path() -> None:
+    chain = TokenTree.chain([1, 2])
+
+    merged = merge([chain], [np.array([0.2, 0.9], np.float32)])
+
+    assert merged.survival.tolist() == pytest.approx([0.2, 0.2])
+
+
+@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0]])
+def test_a_merge_refuses_weights_that_make_no_mixture(weights: list[float]) -> None:
+    chain, survival = TokenTree.chain([1]), np.ones(1, np.float32)
+
+    with pytest.raises(ValueError, match="weights"):
+        merge([chain, chain], [survival, survival], weights)
+
+
+@given(token_trees(max_nodes=9), st.integers(0, 10))
+def test_pruning_keeps_the_best_prefix_closed_nodes(tree: TokenTree, max_nodes: int) -> None:
+    survival = survival_of(tree, 7)
+
+    pruned, values, kept = prune(tree, survival, max_nodes)
+
+    assert len(pruned) == min(len(tree), max_nodes)
+    check_tree(pruned, 6)
+    everything = paths(tree)
+    assert paths(pruned) == [everything[node] for node in kept]
+    assert values.tolist() == survival[kept].tolist()
+    closed = [
+        subset
+        for subset in itertools.combinations(range(len(tree)), len(kept))
+        if all(tree.parents[i] in (-1, *subset) for i in subset)
+    ]
+    best = max(sum(survival[list(subset)].tolist()) for subset in closed)
+    assert float(survival[kept].sum()) == pytest.approx(best, rel=1e-5)
+
+
+def test_pruning_keeps_parents_where_claims_grow_along_a_path() -> None:
+    tree = TokenTree.of([1, 2, 3], [-1, -1, 1])
+
+    _, _, kept = prune(tree, np.array([0.5, 0.4, 0.9], np.float32), 2)
+
+    assert kept.tolist() == [0, 1]
+
+
+def test_impossible_survivals_count_as_zero_or_one() -> None:
+    values = np.array([np.nan, -1.0, 7.0, np.inf], np.float32)
+
+    assert monotone(np.full(4, -1, np.int32), values).tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+@given(token_trees(), st.lists(st.integers(0, 5), max_size=4))
+def test_rerooting_keeps_exactly_the_continuations(tree: TokenTree, committed: list[int]) -> None:
+    survival = survival_of(tree, 3)
+
+    result = reroot(tree, committed, survival)
+
+    prefix = tuple(committed)
+    everything = paths(tree)
+    assert result.hit == (prefix == () or prefix in everything)
+    below = [p for p in everything if len(p) > len(prefix) and p[: len(prefix)] == prefix]
+    assert paths(result.tree) == [p[len(prefix) :] for p in below]
+    if result.hit:
+        assert [everything[node] for node in result.kept] == below
+        if prefix:
+            assert everything[result.node] == prefix
+            expected = survival[result.kept] / survival[result.node]
+            np.testing.assert_allclose(result.survival, expected, rtol=1e-5)
+
+
+@given(token_trees(), st.lists(st.integers(0, 5), max_size=4), st.integers(0, 4))
+def test_rerooting_twice_equals_rerooting_once(
+    tree: TokenTree, committed: list[int], cut: int
+) -> None:
+    once = reroot(tree, committed)
+    first = reroot(tree, committed[:cut])
+    twice = reroot(first.tree, committed[cut:])
+
+    assert (first.hit and twice.hit) == once.hit
+    if once.hit:
+        assert paths(twice.tree) == paths(once.tree)

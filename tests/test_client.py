@@ -1,0 +1,403 @@
+"""The client resumes broken streams with the same text and speaks in our errors."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.client import (
+    AsyncClient,
+    ChatMessage,
+    Client,
+    Endpoint,
+    Generation,
+    GenerationRequest,
+    SamplingOptions,
+)
+from cluster.core import FinishReason, SpeculationOptions, SpeculationStats, token_array
+from cluster.errors import (
+    CapacityError,
+    ConfigError,
+    DrafthouseError,
+    ProtocolError,
+    RequestError,
+    UnavailableError,
+    WorkerError,
+)
+from cluster.rpc.codec_generation import (
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from cluster.rpc.generated import generation_pb2, generation_pb2_grpc
+from cluster.rpc.generation import (
+    ChoiceDelta,
+    GenerationCall,
+    GenerationResponse,
+    ResumedChoice,
+    Usage,
+)
+from cluster.rpc.status import status_code, trailing_metadata
+from tests.rpc.frames_strategy import same, speculation, token_ids, tokens
+
+NUM_TOKENS = 12
+PATIENCE_S = 20.0
+Break: TypeAlias = DrafthouseError | grpc.StatusCode
+
+
+def token_at(seed: int, choice: int, position: int) -> int:
+    """The text is a function of seed, choice and position, as the real one is."""
+    return (seed * 31 + choice * 7 + position * position) % 26
+
+
+@dataclass
+class ScriptedService(generation_pb2_grpc.GenerationServicer):
+    """Spells NUM_TOKENS letters per choice; breaks off after so many responses, as scripted.
+
+    breaks: per stream the number of responses before the break and what it is; the streams after
+    the script run to the end.
+    """
+
+    breaks: list[tuple[int, Break]] = field(default_factory=list)
+    requests: list[GenerationRequest] = field(default_factory=list)
+
+    def Generate(self, message: Any, context: Any) -> Iterator[Any]:
+        request = decode_request(message)
+        self.requests.append(request)
+        scripted = self.breaks.pop(0) if self.breaks else None
+        seed = request.sampling.seed or 0
+        have = {choice.index: len(choice.token_ids) for choice in request.resume}
+        finished = {choice.index for choice in request.resume if choice.is_finished}
+        num_sent = 0
+        for position in range(NUM_TOKENS):
+            for choice in range(request.n):
+                if choice in finished or position < have.get(choice, 0):
+                    continue
+                if scripted is not None and num_sent == scripted[0]:
+                    stop_with(context, scripted[1])
+                num_sent += 1
+                yield encode_response(self._letter(seed, choice, position))
+        if scripted is not None and num_sent == scripted[0]:
+            stop_with(context, scripted[1])
+        stats = SpeculationStats(num_spec_steps=3, num_accepted_draft_tokens=6)
+        usage = Usage(5, NUM_TOKENS * request.n)
+        yield encode_response(
+            GenerationResponse("id", "toy", seed, usage=usage, speculative_decoding=stats)
+        )
+
+    def _letter(self, seed: int, choice: int, position: int) -> GenerationResponse:
+        token = token_at(seed, choice, position)
+        reason = FinishReason.LENGTH if position == NUM_TOKENS - 1 else None
+        delta = ChoiceDelta(choice, chr(97 + token), token_array([token]), finish_reason=reason)
+        return GenerationResponse("id", "toy", seed, (delta,))
+
+
+def stop_with(context: Any, cause: Break) -> None:
+    if isinstance(cause, DrafthouseError):
+        context.set_trailing_metadata(trailing_metadata(cause))
+        context.abort(status_code(cause), cause.message)
+    context.abort(cause, "scripted")
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[ScriptedService], str]]:
+    """Serve a script; returns its address."""
+    servers = []
+
+    def start(service: ScriptedService) -> str:
+        server = grpc.server(ThreadPoolExecutor(max_workers=4))
+        generation_pb2_grpc.add_GenerationServicer_to_server(service, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        servers.append(server)
+        return f"127.0.0.1:{port}"
+
+    yield start
+    for server in servers:
+        server.stop(0).wait()
+
+
+def complete_blocking(address: str, request: GenerationRequest) -> Generation:
+    with Client(address, max_retries=2) as client:
+        return client.complete(request, timeout_s=60.0)
+
+
+def complete_asyncio(address: str, request: GenerationRequest) -> Generation:
+    async def run() -> Generation:
+        async with AsyncClient(address, max_retries=2) as client:
+            return await client.complete(request, timeout_s=60.0)
+
+    return asyncio.run(run())
+
+
+both_clients = pytest.mark.parametrize("complete", [complete_blocking, complete_asyncio])
+Complete = Callable[[str, GenerationRequest], Generation]
+
+
+def expected_text(seed: int, choice: int) -> str:
+    return "".join(chr(97 + token_at(seed, choice, position)) for position in range(NUM_TOKENS))
+
+
+@both_clients
+def test_an_unbroken_stream_gives_text_usage_and_statistics(
+    serve: Callable[[ScriptedService], str], complete: Complete
+) -> None:
+    service = ScriptedService()
+    request = GenerationRequest("toy", "prompt", SamplingOptions(seed=9), n=2)
+    generation = complete(serve(service), request)
+    assert [choice.text for choice in generation.choices] == [
+        expected_text(9, 0),
+        expected_text(9, 1),
+    ]
+    assert [choice.finish_reason for choice in generation.choices] == [FinishReason.LENGTH] * 2
+    assert generation.choices[1].token_ids.tolist() == [
+        token_at(9, 1, position) for position in range(NUM_TOKENS)
+    ]
+    assert generation.usage == Usage(5, 2 * NUM_TOKENS)
+    assert generation.speculative_decoding is not None
+    assert generation.speculative_decoding.mean_acceptance_length == 3.0
+    assert len(service.requests) == 1
+
+
+@both_clients
+@pytest.mark.parametrize(
+    "cause",
+    [
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.INTERNAL,
+        WorkerError("replica died"),
+        UnavailableError("no replica", retry_after_s=0.0),
+    ],
+    ids=str,
+)
+def test_a_broken_stream_is_resumed_with_the_same_text(
+    serve: Callable[[ScriptedService], str], complete: Complete, cause: Break
+) -> None:
+    service = ScriptedService(breaks=[(5, cause), (0, cause), (16, cause), (3, cause)])
+    generation = complete(serve(service), GenerationRequest("toy", "prompt", n=2))
+    seed = generation.seed
+    assert [choice.text for choice in generation.choices] == [
+        expected_text(seed, 0),
+        expected_text(seed, 1),
+    ]
+    assert len(service.requests) > 2
+    assert {request.sampling.seed for request in service.requests} == {seed}
+    assert [len(choice.token_ids) for choice in service.requests[1].resume] == [3, 2]
+
+
+@both_clients
+def test_a_stream_that_breaks_between_the_last_token_and_the_usage_is_finished(
+    serve: Callable[[ScriptedService], str], complete: Complete
+) -> None:
+    service = ScriptedService(breaks=[(NUM_TOKENS, grpc.StatusCode.UNAVAILABLE)])
+    generation = complete(serve(service), GenerationRequest("toy", "p", SamplingOptions(seed=1)))
+    assert generation.choices[0].text == expected_text(1, 0)
+    assert generation.usage.completion_tokens == NUM_TOKENS
+    assert service.requests[1].resume[0].is_finished
+
+
+@both_clients
+def test_a_server_that_never_gets_on_is_given_up(
+    serve: Callable[[ScriptedService], str], complete: Complete
+) -> None:
+    service = ScriptedService(breaks=[(0, WorkerError("still dead"))] * 10)
+    with pytest.raises(WorkerError, match="still dead"):
+        complete(serve(service), GenerationRequest("toy", "prompt"))
+    assert len(service.requests) == 3
+
+
+@both_clients
+@pytest.mark.parametrize(
+    "error",
+    [
+        RequestError("temperature is -1; use 0 or more", param="temperature"),
+        CapacityError("too many requests", retry_after_s=7.0),
+        ProtocolError("skew"),
+    ],
+    ids=lambda error: error.code,
+)
+def test_errors_that_a_retry_cannot_mend_are_raised_at_once(
+    serve: Callable[[ScriptedService], str], complete: Complete, error: DrafthouseError
+) -> None:
+    service = ScriptedService(breaks=[(2, error)])
+    with pytest.raises(type(error)) as raised:
+        complete(serve(service), GenerationRequest("toy", "prompt"))
+    assert type(raised.value) is type(error)
+    assert (raised.value.message, raised.value.param) == (error.message, error.param)
+    if isinstance(raised.value, CapacityError):
+        assert raised.value.retry_after_s == 7.0
+    assert len(service.requests) == 1
+
+
+@both_clients
+def test_nobody_listening_is_unavailable(complete: Complete) -> None:
+    with pytest.raises(UnavailableError):
+        complete("127.0.0.1:1", GenerationRequest("toy", "prompt"))
+
+
+class EndlessService(generation_pb2_grpc.GenerationServicer):
+    """Sends one letter and then waits for its client to go."""
+
+    def __init__(self) -> None:
+        self.client_gone = threading.Event()
+
+    def Generate(self, _message: Any, context: Any) -> Iterator[Any]:
+        context.add_callback(self.client_gone.set)
+        letter = ChoiceDelta(0, "a", token_array([0]))
+        yield encode_response(GenerationResponse("id", "toy", 1, (letter,)))
+        self.client_gone.wait(PATIENCE_S)
+
+
+def test_leaving_the_iteration_cancels_the_request(serve: Callable[[Any], str]) -> None:
+    service = EndlessService()
+    with Client(serve(service)) as client:
+        for _ in client.generate(GenerationRequest("toy", "prompt")):
+            break
+        assert service.client_gone.wait(PATIENCE_S)
+
+
+async def test_leaving_the_asyncio_iteration_cancels_the_request(
+    serve: Callable[[Any], str],
+) -> None:
+    service = EndlessService()
+    async with AsyncClient(serve(service)) as client:
+        stream = client.generate(GenerationRequest("toy", "prompt"))
+        await anext(stream)
+        await stream.aclose()
+        assert await asyncio.to_thread(service.client_gone.wait, PATIENCE_S)
+
+
+def test_a_patience_that_ends_raises_the_last_error(
+    serve: Callable[[ScriptedService], str],
+) -> None:
+    service = ScriptedService(breaks=[(0, UnavailableError("full", retry_after_s=5.0))] * 9)
+    with Client(serve(service)) as client, pytest.raises(UnavailableError, match="full"):
+        client.complete(GenerationRequest("toy", "prompt"), timeout_s=2.0)
+    assert len(service.requests) == 1
+
+
+def test_news_of_a_choice_not_asked_for_is_a_protocol_error() -> None:
+    call = GenerationCall(GenerationRequest("toy", "prompt"))
+    with pytest.raises(ProtocolError, match="choice 3"):
+        call.accept(GenerationResponse("id", "toy", 1, (ChoiceDelta(3, "x"),)))
+
+
+def test_progress_restores_the_patience_for_broken_streams() -> None:
+    call = GenerationCall(GenerationRequest("toy", "prompt"), max_retries=1)
+    broken = WorkerError("broken")
+    letter = ChoiceDelta(0, "x", token_array([1]))
+    for _ in range(5):
+        assert call.delay_after(broken) > 0.0
+        call.accept(GenerationResponse("id", "toy", 1, (letter,)))
+    call.delay_after(broken)
+    with pytest.raises(WorkerError):
+        call.delay_after(broken)
+
+
+def test_root_certificates_without_tls_are_a_configuration_error() -> None:
+    with pytest.raises(ConfigError, match="tls"):
+        Endpoint("host:1", root_certificates=b"pem")
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
+counts = st.none() | st.integers(0, 2**31 - 1)
+numbers = st.none() | st.floats(allow_nan=False)
+samplings = st.builds(
+    SamplingOptions,
+    temperature=numbers,
+    top_p=numbers,
+    top_k=counts,
+    min_p=numbers,
+    presence_penalty=numbers,
+    frequency_penalty=numbers,
+    repetition_penalty=numbers,
+    logit_bias=st.dictionaries(token_ids, st.floats(allow_nan=False), max_size=3),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    max_tokens=counts,
+    min_tokens=counts,
+    stop=st.lists(texts, max_size=3).map(tuple),
+    include_stop=st.booleans(),
+    stop_token_ids=st.lists(token_ids, max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+    logprobs=counts,
+)
+chats = st.lists(st.builds(ChatMessage, texts, texts, texts), max_size=3).map(tuple)
+public_requests = st.builds(
+    GenerationRequest,
+    model=texts,
+    prompt=texts | chats | tokens(),
+    sampling=samplings,
+    n=st.integers(1, 9),
+    speculation=speculation,
+    metadata=st.dictionaries(texts, texts, max_size=2),
+    resume=st.lists(st.builds(ResumedChoice, counts.map(lambda c: c or 0), tokens(), st.booleans()))
+    .map(tuple),
+    request_id=texts,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(request=public_requests)
+def test_every_public_request_survives_the_wire(request: GenerationRequest) -> None:
+    message = generation_pb2.GenerateRequest.FromString(encode_request(request).SerializeToString())
+    assert same(decode_request(message), request)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingOptions(top_k=-1), SamplingOptions(seed=2**64), SamplingOptions(logprobs=-2)],
+)
+def test_a_value_the_message_cannot_hold_is_a_request_error(sampling: SamplingOptions) -> None:
+    with pytest.raises(RequestError, match="out of range"):
+        encode_request(GenerationRequest("toy", "prompt", sampling))
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        (generation_pb2.GenerateRequest(model="toy"), "prompt"),
+        (
+            generation_pb2.GenerateRequest(tokens=generation_pb2.TokenIds(token_ids=b"123")),
+            "tokens.token_ids",
+        ),
+        (
+            generation_pb2.GenerateRequest(
+                text="a", resume=[generation_pb2.ResumedChoice(token_ids=b"1")]
+            ),
+            "resume[0].token_ids",
+        ),
+    ],
+)
+def test_a_request_that_cannot_be_read_names_the_field(message: Any, param: str) -> None:
+    with pytest.raises(RequestError) as raised:
+        decode_request(message)
+    assert raised.value.param == param
+
+
+def test_absent_speculation_means_enabled() -> None:
+    bare = generation_pb2.GenerateRequest(model="toy", text="a")
+    assert decode_request(bare).speculation == SpeculationOptions()
+
+
+def test_a_response_survives_the_wire() -> None:
+    deltas: Sequence[ChoiceDelta] = (
+        ChoiceDelta(0, "a", token_array([1]), stop="a", finish_reason=FinishReason.STOP),
+        ChoiceDelta(1),
+    )
+    response = GenerationResponse("id", "toy", 2**63, tuple(deltas), Usage(1, 2, 3, 4))
+    read = decode_response(
+        generation_pb2.GenerateResponse.FromString(encode_response(response).SerializeToString())
+    )
+    assert same(read, response)
+    assert read.choices[1].token_ids.dtype == np.int32

@@ -1,0 +1,182 @@
+from pathlib import Path
+
+import pytest
+
+from cluster.config_file import load, parse_arguments
+from cluster.errors import ConfigError
+
+DOCUMENT = """
+http_options:
+  host: 0.0.0.0
+  port: 8001
+grpc_options:
+  port: 9001
+  grpc_servicer_functions: [some.module:add_servicer]
+applications:
+  - name: drafthouse
+    import_path: deployments.app:build
+    args:
+      model_name: demo
+      target:
+        engine:
+          model: somewhere
+      drafters:
+        lookup:
+          kind: prompt_lookup
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "serve.yaml"
+    path.write_text(DOCUMENT, encoding="utf-8")
+    return path
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "other.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_our_settings_come_from_args_and_the_ports_from_serves_own_sections(file: Path) -> None:
+    config = load(file).config
+    assert config.model_name == "demo"
+    assert config.target.engine.model == "somewhere"
+    assert (config.http.host, config.http.port, config.grpc.port) == ("0.0.0.0", 8001, 9001)
+
+
+def test_the_document_stays_a_serve_config_with_the_ports_written_out(file: Path) -> None:
+    document = load(file).document
+    assert document["applications"][0]["import_path"] == "deployments.app:build"
+    assert document["http_options"] == {"host": "0.0.0.0", "port": 8001}
+    assert document["grpc_options"]["grpc_servicer_functions"] == ["some.module:add_servicer"]
+
+
+def test_absent_sections_get_the_defaults(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "http_options:\napplications:\n- import_path: a:b\n  args: {target: {engine: {model: m}}}",
+    )
+    loaded = load(path)
+    assert loaded.config.http.port == 8000
+    assert loaded.document["http_options"] == {"host": "127.0.0.1", "port": 8000}
+    assert loaded.document["grpc_options"] == {"port": 9000}
+
+
+def test_overrides_reach_our_settings_and_serves(file: Path) -> None:
+    loaded = load(
+        file,
+        [
+            "target.engine.dtype=float32",
+            "target.engine.threads=2",
+            "coordinator.max_homogeneity_wait_ms=0.5",
+            "tasks.code=[lookup]",
+            "target.placement.labels={ray.io/node-group: target}",
+            "drafters.lookup.options.max_ngram=4",
+            "http.port=8123",
+            "grpc.port=9123",
+        ],
+    )
+    assert loaded.config.target.engine.dtype == "float32"
+    assert loaded.config.target.engine.threads == 2
+    assert loaded.config.coordinator.max_homogeneity_wait_ms == 0.5
+    assert loaded.config.tasks == {"code": ("lookup",)}
+    assert loaded.config.target.placement.labels == {"ray.io/node-group": "target"}
+    assert loaded.config.drafters["lookup"].options == {"max_ngram": 4}
+    assert loaded.config.http.port == loaded.document["http_options"]["port"] == 8123
+    assert loaded.config.grpc.port == loaded.document["grpc_options"]["port"] == 9123
+    assert loaded.document["applications"][0]["args"]["target"]["engine"]["dtype"] == "float32"
+
+
+def test_the_last_override_of_a_key_wins_and_a_value_may_hold_an_equals_sign(file: Path) -> None:
+    assert load(file, ["model_name=a", "model_name=b=c"]).config.model_name == "b=c"
+
+
+def test_an_override_may_set_a_key_to_its_empty_value(file: Path) -> None:
+    assert load(file, ["drafters={}"]).config.drafters == {}
+    assert load(file, ["drafters="]).config.drafters == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("http.prot=1", "http_options.prot: unknown key (did you mean port?)"),
+        ("http.port=abc", "http.port: 'abc' is not an integer"),
+        ("http.port=99999", "http.port: 99999 is out of range"),
+        ("http=8123", "expected key.path=value"),
+        ("target.engine.dtyp=float32", "target.engine.dtyp: unknown key (did you mean dtype?)"),
+        ("target.engine.dtype=int4", "'int4' is none of"),
+        ("nonsense", "expected key.path=value"),
+        ("=1", "expected key.path=value"),
+        ("target..dtype=1", "expected key.path=value"),
+        ("model_name.x=1", "model_name is not a mapping"),
+        ("model_name=[", "the value is not valid YAML"),
+        ("dashboard.port=8001", "dashboard.port: 8001 is already http.port"),
+    ],
+)
+def test_a_wrong_override_is_refused_with_the_reason(
+    file: Path, override: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(file, [override])
+    assert message in caught.value.message
+    assert caught.value.message.startswith(str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a list", "the file is not a mapping"),
+        ("", "the file is not a mapping"),
+        ("{", "not valid YAML"),
+        ("applications: []", "exactly one application"),
+        ("applications: [{}, {}]", "exactly one application"),
+        ("application: []", "application: unknown key (did you mean applications?)"),
+        ("applications: [{importpath: x}]", "applications[0].importpath: unknown key (did you"),
+        ("http_options: 3\napplications: [{}]", "http_options: 3 is not a mapping"),
+        ("applications: [{args: []}]", "args: [] is not a mapping"),
+        ("applications: [{args: }]", "target.engine.model: no model is named"),
+        ("applications: [{args: {http: {port: 1}}}]", "http: set it in http_options"),
+        ("applications: [{args: {tasks: {a: [], a: []}}}]", "the key 'a' stands twice"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_reason(tmp_path: Path, text: str, message: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    assert message in caught.value.message
+    assert caught.value.message.startswith(str(path))
+
+
+def test_yaml_merge_keys_still_work(tmp_path: Path) -> None:
+    path = written(
+        tmp_path,
+        "applications:\n- args:\n    target: {engine: {model: m}}\n    drafters:\n"
+        "      a: &base {kind: lm, max_nodes: 4}\n      b: {<<: *base, max_nodes: 8}\n",
+    )
+    drafters = load(path).config.drafters
+    assert (drafters["a"].max_nodes, drafters["b"].max_nodes) == (4, 8)
+    assert drafters["b"].kind == "lm"
+
+
+def test_a_missing_file_and_one_that_is_not_text_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        load(tmp_path / "absent.yaml")
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        load(tmp_path / "binary.yaml")
+
+
+def test_a_replica_parses_the_very_arguments_of_the_document(file: Path) -> None:
+    loaded = load(file)
+    config = parse_arguments(loaded.document["applications"][0]["args"])
+    assert config.drafters == loaded.config.drafters
+    assert config.target == loaded.config.target
+
+
+def test_a_replica_refuses_arguments_that_break_a_rule() -> None:
+    with pytest.raises(ConfigError, match="no model is named"):
+        parse_arguments({})
+    with pytest.raises(ConfigError, match="http_options"):
+        parse_arguments({"target": {"engine": {"model": "m"}}, "http": {"port": 1}})

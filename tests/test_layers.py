@@ -1,0 +1,35 @@
+"""What import-linter reads from the sources, seen once more in a running interpreter."""
+
+import subprocess
+import sys
+
+import pytest
+
+LIST_MODULES = "import sys, importlib; importlib.import_module({!r}); print(*sys.modules)"
+
+
+def modules_after_importing(name: str) -> set[str]:
+    output = subprocess.run(
+        [sys.executable, "-c", LIST_MODULES.format(name)],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    return set(output.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "forbidden"),
+    [
+        ("cluster.config_file", {"torch", "ray", "grpc", "transformers"}),
+        ("cluster.draft.registry", {"torch", "ray", "grpc", "transformers"}),
+        ("cluster.coordinator.coordinator", {"torch", "ray", "grpc", "transformers"}),
+        ("cluster.rpc.server", {"torch", "ray", "transformers"}),
+        ("cluster.client", {"torch", "ray", "transformers"}),
+        ("cluster.engine.engine", {"ray", "grpc"}),
+        ("cluster.worker.target", {"ray"}),
+        ("cluster.worker.draft", {"ray"}),
+    ],
+)
+def test_a_module_loads_nothing_that_its_layer_forbids(name: str, forbidden: set[str]) -> None:
+    assert modules_after_importing(name) & forbidden == set()

@@ -1,0 +1,79 @@
+"""Leading workers at known addresses over real gRPC: they may come, go and come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+from cluster.config import Config, CoordinatorConfig, DrafterConfig
+from cluster.coordinator.coordinator import Coordinator
+from cluster.lead import join_drafter, join_target, keep_joined
+from cluster.rpc.frames import MAX_FRAME_BYTES
+from cluster.rpc.server import serve_drafter, serve_target
+from tests.coordinator.house import GREEDY, collect, request, text_of
+from tests.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
+
+LONG = replace(GREEDY, max_tokens=300)
+
+
+@asynccontextmanager
+async def leading(target: str, drafter: str | None = None) -> AsyncIterator[Coordinator]:
+    config = Config(
+        drafters={"a": DrafterConfig(kind="prompt_lookup")},
+        coordinator=CoordinatorConfig(budget="fixed", breaker_failures=100),
+    )
+    coordinator = Coordinator(config)
+    await coordinator.start()
+    joins = [partial(join_target, coordinator, target, MAX_FRAME_BYTES)]
+    if drafter is not None:
+        joins.append(partial(join_drafter, coordinator, "a", drafter, MAX_FRAME_BYTES))
+    keepers = [asyncio.create_task(keep_joined(target, join)) for join in joins]
+    try:
+        yield coordinator
+    finally:
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        await coordinator.stop()
+
+
+async def test_text_over_grpc_is_the_targets() -> None:
+    target = await serve_target(ToyTarget())
+    drafter = await serve_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+    async with leading(target.address, drafter.address) as coordinator:
+        events = await collect(coordinator, request(params=LONG))
+        assert text_of(events) == plain_text([1, 2, 3], LONG)
+        assert events[-1].stats is not None
+        assert events[-1].stats.num_accepted_draft_tokens > 0
+    await target.stop(0)
+    await drafter.stop(0)
+
+
+async def test_a_target_that_restarts_at_its_address_continues_the_text() -> None:
+    first = ToyTarget()
+    server = await serve_target(first)
+    async with leading(server.address) as coordinator:
+        running = asyncio.create_task(collect(coordinator, request(params=LONG)))
+        await first.wait_for_frames(20)
+        await server.stop(0)
+        second = await serve_target(ToyTarget(), port=server.port)
+        assert text_of(await running) == plain_text([1, 2, 3], LONG)
+        await second.stop(0)
+
+
+async def test_a_drafter_that_comes_later_joins() -> None:
+    target = await serve_target(ToyTarget())
+    placeholder = await serve_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+    await placeholder.stop(0)
+    async with leading(target.address, placeholder.address) as coordinator:
+        assert text_of(await collect(coordinator, request(id="one")))
+        toy = ToyDrafter("a", oracle_in_a_crowd(1))
+        drafter = await serve_drafter(toy, port=placeholder.port)
+        async with asyncio.timeout(20):
+            while not toy.frames:
+                await collect(coordinator, request(id="more"))
+        await drafter.stop(0)
+    await target.stop(0)

@@ -1,0 +1,211 @@
+"""`LLM` end to end on tiny checkpoints: the target's text, whatever drafts it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.config import Config, CoordinatorConfig
+from cluster.core import FinishReason, SamplingParams, SpeculationOptions
+from cluster.errors import NotFoundError, RequestError, WorkerError
+from cluster.local import LLM
+from tests.checkpoints import noisy_copy
+from tests.local_models import PROMPTS, drafters, hf_greedy, target
+
+ARCHITECTURES = ["llama", "qwen3", "mistral-sliding", "mixtral", "starcoder2"]
+GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
+SEEDED = SamplingParams(temperature=1.0, seed=7, max_tokens=24)
+OPTIONS = {
+    "temperature 0.7": replace(SEEDED, temperature=0.7),
+    "temperature 1": SEEDED,
+    "top_p": replace(SEEDED, top_p=0.9),
+    "top_k": replace(SEEDED, top_k=50),
+    "min_p": replace(SEEDED, min_p=0.05),
+    "presence": replace(SEEDED, presence_penalty=0.8),
+    "frequency": replace(SEEDED, frequency_penalty=0.5),
+    "repetition": replace(SEEDED, repetition_penalty=1.3),
+    "logit_bias": replace(SEEDED, logit_bias=((17, 4.0), (23, -50.0))),
+    "min_tokens": replace(SEEDED, min_tokens=8, stop_token_ids=(17, 40, 99)),
+    "greedy with penalties": replace(GREEDY, frequency_penalty=0.7, repetition_penalty=1.2),
+}
+SPECULATION = {
+    "all drafters": SpeculationOptions(),
+    "lm": SpeculationOptions(drafters=("lm",)),
+    "lookup": SpeculationOptions(drafters=("lookup",)),
+    "ngram": SpeculationOptions(drafters=("ngram",)),
+    "two nodes": SpeculationOptions(max_draft_tokens=2),
+}
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def folder(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory(request.param)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    draft = noisy_copy(folder, tmp_path_factory.mktemp("draft") / "noisy")
+    # A fixed budget verifies drafts in every step; the adaptive one may find that none pay here.
+    config = Config(
+        target=target(folder),
+        drafters=drafters(draft),
+        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=8),
+    )
+    with LLM(config) as opened:
+        yield opened
+
+
+def test_greedy_text_is_what_transformers_generates(llm: LLM, folder: Path) -> None:
+    completions = llm.generate(PROMPTS, GREEDY)
+    assert [c.token_ids for c in completions] == hf_greedy(folder, PROMPTS, GREEDY.max_tokens)
+
+
+def test_drafts_are_verified_and_accepted(llm: LLM) -> None:
+    def num_accepted() -> int:
+        completions = llm.generate(PROMPTS, GREEDY)
+        return sum(c.stats.num_accepted_draft_tokens for c in completions)
+
+    # Nobody waits for a drafter, so a round may do without; from the second time on the n-gram
+    # cache has seen the whole text.
+    assert any(num_accepted() > 0 for _ in range(20))
+
+
+def test_one_request_at_a_time_gives_the_same_text(llm: LLM, folder: Path) -> None:
+    texts = [llm.generate(prompt, GREEDY)[0].token_ids for prompt in PROMPTS]
+    assert texts == hf_greedy(folder, PROMPTS, GREEDY.max_tokens)
+
+
+@pytest.mark.parametrize("speculation", SPECULATION.values(), ids=SPECULATION.keys())
+def test_speculation_does_not_change_any_sampled_text(
+    llm: LLM, speculation: SpeculationOptions
+) -> None:
+    prompts = [PROMPTS[index % len(PROMPTS)] for index in range(len(OPTIONS))]
+    params = list(OPTIONS.values())
+    plain = llm.generate(prompts, params, speculation=SpeculationOptions(enabled=False))
+    drafted = llm.generate(prompts, params, speculation=speculation)
+    assert all(c.stats.num_draft_tokens == 0 for c in plain)
+    for name, before, after in zip(OPTIONS, plain, drafted, strict=True):
+        assert after.token_ids == before.token_ids, name
+        assert after.finish_reason is before.finish_reason, name
+
+
+def test_every_page_is_free_when_all_requests_have_ended(llm: LLM) -> None:
+    llm.generate(PROMPTS, GREEDY)
+    pages = 'drafthouse_kv_pages_in_use{role="target",worker="target"} 0.0'
+    # The release is on its way; each look at the metrics is a trip through the house's loop.
+    assert any(pages in llm.metrics() for _ in range(2000))
+
+
+# What follows does not depend on the architecture.
+
+
+@pytest.fixture(scope="module")
+def small(llama_folder: Path) -> Iterator[LLM]:
+    settings = CoordinatorConfig(max_running_sequences=4, max_queued_requests=0)
+    with LLM(Config(target=target(llama_folder), coordinator=settings)) as opened:
+        yield opened
+
+
+def test_texts_go_in_and_come_out(small: LLM) -> None:
+    tokenizer = small.tokenizer
+    assert tokenizer is not None
+    completions = small.generate(["def main", "import os"], GREEDY, ignore_eos=True)
+    for prompt, completion in zip(["def main", "import os"], completions, strict=True):
+        again = small.generate(tokenizer.encode(prompt), GREEDY, ignore_eos=True)[0]
+        assert completion.token_ids == again.token_ids
+        assert len(completion.token_ids) == GREEDY.max_tokens
+        assert completion.finish_reason is FinishReason.LENGTH
+    assert any(completion.text for completion in completions)
+
+
+def test_a_stop_string_ends_the_text_before_it(small: LLM) -> None:
+    whole = small.generate("def main", GREEDY, ignore_eos=True)[0]
+    stop = whole.text[len(whole.text) // 2 :][:3]
+    cut = small.generate("def main", GREEDY, stop=[stop], ignore_eos=True)[0]
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason is FinishReason.STOP
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+    assert len(cut.token_ids) < len(whole.token_ids)
+    assert cut.stats.num_steps > 0
+
+
+def test_logprobs_come_one_per_token(small: LLM) -> None:
+    (completion,) = small.generate([5, 6, 7], replace(GREEDY, logprobs=2), ignore_eos=True)
+    assert len(completion.logprobs) == len(completion.token_ids)
+    for token, logprob in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert logprob.top[0][0] == token
+        assert logprob.logprob <= 0.0
+
+
+def test_more_prompts_than_places_wait_inside(small: LLM) -> None:
+    prompts = [[index + 3, 9] for index in range(12)]
+    completions = small.generate(prompts, replace(GREEDY, max_tokens=4), ignore_eos=True)
+    assert [len(completion.token_ids) for completion in completions] == [4] * 12
+
+
+@pytest.mark.parametrize(
+    ("prompts", "arguments", "error", "message"),
+    [
+        ([], {}, None, ""),
+        ([[]], {}, RequestError, "no tokens"),
+        ([[1] * 600], {}, RequestError, "600 tokens"),
+        ([[1], [2]], {"params": [GREEDY]}, RequestError, "1 sampling parameters for 2 prompts"),
+        (
+            [[1]],
+            {"speculation": SpeculationOptions(drafters=("x",))},
+            NotFoundError,
+            "no drafter is named 'x'",
+        ),
+    ],
+)
+def test_what_cannot_be_served_raises(
+    small: LLM,
+    prompts: list[list[int]],
+    arguments: dict[str, object],
+    error: type[Exception] | None,
+    message: str,
+) -> None:
+    if error is None:
+        assert small.generate(prompts) == []
+        return
+    with pytest.raises(error, match=message):
+        small.generate(prompts, **arguments)  # type: ignore[arg-type]
+    assert small.generate([5, 6], GREEDY)[0].finish_reason in FinishReason
+
+
+async def test_it_works_where_an_event_loop_is_running(small: LLM) -> None:
+    assert small.generate([5, 6], replace(GREEDY, max_tokens=3), ignore_eos=True)[0].token_ids
+
+
+def test_closing_ends_every_thread(llama_folder: Path, draft_folder: Path) -> None:
+    before = threading.active_count()
+    llm = LLM(Config(target=target(llama_folder), drafters=drafters(draft_folder)))
+    llm.generate([5, 6], GREEDY)
+    llm.close()
+    llm.close()
+    assert threading.active_count() == before
+    with pytest.raises(WorkerError, match="closed"):
+        llm.generate([5, 6])
+
+
+def test_a_text_ends_where_the_kv_pages_end(llama_folder: Path) -> None:
+    settings = target(llama_folder, num_pages=4)  # 64 tokens, fewer than the model's own limit
+    with LLM(Config(target=settings)) as tight:
+        (completion,) = tight.generate([5, 6, 7], replace(GREEDY, max_tokens=200), ignore_eos=True)
+    assert completion.finish_reason is FinishReason.LENGTH
+    assert len(completion.token_ids) == 61
+
+
+def test_preempted_requests_are_sent_again_and_their_text_goes_on(
+    llama_folder: Path, draft_folder: Path
+) -> None:
+    few_pages = target(llama_folder, num_pages=12)  # 192 tokens; the requests come to 297
+    with LLM(Config(target=few_pages, drafters=drafters(draft_folder))) as tight:
+        completions = tight.generate(PROMPTS, GREEDY)
+        metrics = tight.metrics()
+    assert [c.token_ids for c in completions] == hf_greedy(llama_folder, PROMPTS, 32)
+    assert "drafthouse_target_cache_misses_total 0.0" not in metrics

@@ -1,0 +1,89 @@
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cluster import metrics
+from cluster.metrics import ALL, Metric, Recorder
+
+
+def samples(recorder: Recorder) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    text = recorder.render().decode("utf-8")
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
+def test_every_metric_has_a_plain_name_a_definition_and_known_kind(metric: Metric) -> None:
+    # Ray's exporter refuses colons, and Prometheus adds _total to counters by itself.
+    assert re.fullmatch(r"[a-z][a-z0-9_]*", metric.name)
+    assert not metric.name.endswith("_total")
+    assert metric.help.endswith((".", ")"))
+    assert metric.kind in ("counter", "gauge", "histogram")
+    assert list(metric.buckets) == sorted(set(metric.buckets))
+
+
+def test_names_are_unique() -> None:
+    assert len({metric.name for metric in ALL}) == len(ALL)
+
+
+def test_times_are_in_seconds_and_say_so() -> None:
+    for metric in ALL:
+        if metric.kind == "histogram" and "second" in metric.help.lower():
+            assert metric.name.endswith("_seconds")
+
+
+def test_the_speculative_counters_carry_vllms_names() -> None:
+    names = {metric.name for metric in ALL}
+    assert {
+        "spec_decode_num_drafts",
+        "spec_decode_num_draft_tokens",
+        "spec_decode_num_accepted_tokens",
+        "spec_decode_num_accepted_tokens_per_pos",
+    } <= names
+
+
+@pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
+def test_every_metric_can_be_recorded_and_read_back(metric: Metric) -> None:
+    recorder = Recorder()
+    labels = {name: f"a-{name}" for name in metric.labels}
+    key = tuple(sorted(labels.items()))
+    match metric.kind:
+        case "counter":
+            recorder.add(metric, 2.0, **labels)
+            recorder.add(metric, **labels)
+            assert samples(recorder)[f"{metric.name}_total", key] == 3.0
+        case "gauge":
+            recorder.set(metric, 5.0, **labels)
+            recorder.set(metric, 4.0, **labels)
+            assert samples(recorder)[metric.name, key] == 4.0
+        case "histogram":
+            recorder.observe(metric, 0.25, **labels)
+            recorder.observe(metric, 0.5, **labels)
+            assert samples(recorder)[f"{metric.name}_count", key] == 2.0
+            assert samples(recorder)[f"{metric.name}_sum", key] == 0.75
+
+
+def test_a_forgotten_child_is_no_longer_exported_and_may_be_forgotten_twice() -> None:
+    recorder = Recorder()
+    labels = {"role": "target", "worker": "t-1"}
+    key = ("drafthouse_kv_pages", tuple(sorted(labels.items())))
+    recorder.set(metrics.KV_PAGES_TOTAL, 7.0, **labels)
+    assert key in samples(recorder)
+    recorder.forget(metrics.KV_PAGES_TOTAL, **labels)
+    assert key not in samples(recorder)
+    recorder.forget(metrics.KV_PAGES_TOTAL, **labels)
+
+
+def test_a_wrong_label_is_an_error_and_not_a_new_series() -> None:
+    with pytest.raises(ValueError, match="abel"):
+        Recorder().add(metrics.STEPS, traget="t-1")
+
+
+def test_two_recorders_share_nothing() -> None:
+    one, other = Recorder(), Recorder()
+    one.set(metrics.RUNNING, 3.0)
+    assert samples(other)["drafthouse_running_requests", ()] == 0.0

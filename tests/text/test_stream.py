@@ -1,0 +1,192 @@
+"""Streamed text is the text, however its tokens arrive."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.core import token_array
+from cluster.text.stream import TextStream
+from cluster.text.tokenizer import Tokenizer
+
+# The session's tokenizer is immutable, so examples may share it.
+relaxed = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+texts = st.text(alphabet=st.sampled_from("abé日🙂 \n.the"), max_size=30)
+
+
+def chunks(data: st.DataObject, ids: list[int]) -> list[list[int]]:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)), max_size=6)))
+    borders = [0, *cuts, len(ids)]
+    return [ids[start:end] for start, end in pairwise(borders)]
+
+
+def streamed(stream: TextStream, pieces: list[list[int]]) -> tuple[str, str | None]:
+    """The whole text, and the stop string that ended it."""
+    deltas = [stream.push(token_array(piece)) for piece in pieces]
+    deltas.append(stream.finish())
+    stops = [delta.stop for delta in deltas if delta.stop is not None]
+    assert len(stops) <= 1
+    return "".join(delta.text for delta in deltas), stops[0] if stops else None
+
+
+@relaxed
+@given(text=texts, data=st.data())
+def test_text_of_valid_utf8_equals_decoding_at_once(
+    tokenizer: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=True).tolist()
+    out, stop = streamed(TextStream(tokenizer), chunks(data, ids))
+    assert (out, stop) == (tokenizer.decode(ids), None)
+
+
+@relaxed
+@given(data=st.data())
+def test_random_byte_level_tokens_equal_decoding_at_once(
+    byte_level: Tokenizer, data: st.DataObject
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, byte_level.vocab_size + 3), max_size=30))
+    for skip in (True, False):
+        stream = TextStream(byte_level, skip_special_tokens=skip)
+        out, _ = streamed(stream, chunks(data, ids))
+        assert out == byte_level.decode(ids, skip_special_tokens=skip)
+
+
+@relaxed
+@given(data=st.data())
+def test_text_does_not_depend_on_how_tokens_are_pushed(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
+    stops = tuple(data.draw(st.lists(st.sampled_from(["a", "the", "\ufffd", "é "]), max_size=2)))
+    one_by_one = TextStream(tokenizer, stops)
+    in_chunks = TextStream(tokenizer, stops)
+    assert streamed(one_by_one, [[token] for token in ids]) == streamed(
+        in_chunks, chunks(data, ids)
+    )
+    assert one_by_one.num_tokens == in_chunks.num_tokens
+
+
+@relaxed
+@given(
+    text=texts.filter(bool),
+    stop=st.text(alphabet="até日🙂 h", min_size=1, max_size=3),
+    include=st.booleans(),
+    data=st.data(),
+)
+def test_stopping_equals_a_search_through_the_whole_text(
+    tokenizer: Tokenizer, text: str, stop: str, include: bool, data: st.DataObject
+) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+    whole = tokenizer.decode(ids)
+    stream = TextStream(tokenizer, (stop,), include_stop=include)
+    out, found = streamed(stream, chunks(data, ids))
+    position = whole.find(stop)
+    if position < 0:
+        assert (out, found, stream.num_tokens) == (whole, None, len(ids))
+        return
+    assert found == stop
+    assert out == whole[: position + (len(stop) if include else 0)]
+    # The token that completed the stop is the first whose text so far contains it.
+    count = stream.num_tokens
+    assert stop in tokenizer.decode(ids[:count])
+    assert stop not in tokenizer.decode(ids[: count - 1])
+
+
+@relaxed
+@given(text=texts, data=st.data())
+def test_what_is_held_back_is_at_most_a_beginning_of_a_stop_string(
+    byte_level: Tokenizer, text: str, data: st.DataObject
+) -> None:
+    ids = byte_level.encode(text).tolist()
+    stream = TextStream(byte_level, ("the end",))
+    out = ""
+    for position, token in enumerate(ids):
+        out += stream.push([token]).text
+        so_far = byte_level.decode(ids[: position + 1]).rstrip("\ufffd")
+        if stream.is_finished:
+            break
+        assert so_far.startswith(out)
+        assert "the end".startswith(so_far[len(out) :])
+
+
+@relaxed
+@given(prompt=st.text(alphabet="abt he", max_size=12), text=texts)
+def test_a_text_that_continues_a_prompt_keeps_the_space_between(
+    tokenizer: Tokenizer, prompt: str, text: str
+) -> None:
+    prompt_ids = tokenizer.encode(prompt, add_special_tokens=False).tolist()
+    ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+    stream = TextStream(tokenizer, prompt_ids=prompt_ids)
+    out, _ = streamed(stream, [[token] for token in ids])
+    if prompt_ids and tokenizer.decode(prompt_ids):
+        whole = tokenizer.decode(prompt_ids + ids)
+        assert out == whole[len(tokenizer.decode(prompt_ids)) :]
+    else:
+        assert out == tokenizer.decode(ids)
+
+
+def test_an_incomplete_character_waits_and_ends_as_replacement(tokenizer: Tokenizer) -> None:
+    # A character that no training text holds, so that it is spelled in bytes for certain.
+    ids = tokenizer.encode("🜚", add_special_tokens=False).tolist()
+    stream = TextStream(tokenizer)
+    first = [stream.push([token]).text for token in ids[:-1]]
+    assert "".join(first).strip() == ""
+    assert stream.push(ids[-1:]).text.endswith("🜚")
+    torn = TextStream(tokenizer)
+    text = "".join(torn.push([token]).text for token in ids[:-1]) + torn.finish().text
+    assert text.endswith("\ufffd")
+
+
+def test_endless_malformed_bytes_are_handed_out_and_not_hoarded(tokenizer: Tokenizer) -> None:
+    raw = next(
+        token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"\xff"
+    )
+    stream = TextStream(tokenizer)
+    out = "".join(stream.push([raw]).text for _ in range(50))
+    assert len(out) >= 40
+    assert set(out) == {"\ufffd"}
+
+
+def test_tokens_after_the_stop_are_not_counted(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("one. two. three").tolist()
+    stream = TextStream(byte_level, (". ",))
+    delta = stream.push(ids)
+    assert (delta.text, delta.stop) == ("one", ". ")
+    assert delta.num_tokens == stream.num_tokens < len(ids)
+    assert stream.push(ids).num_tokens == 0
+    assert stream.finish().text == ""
+    assert stream.is_finished
+
+
+def test_a_stop_string_within_the_minimum_is_text(byte_level: Tokenizer) -> None:
+    ids = byte_level.encode("a.b.c").tolist()
+    position = byte_level.decode(ids[:2])
+    stream = TextStream(byte_level, (".",), min_tokens=2)
+    delta = stream.push(ids)
+    assert delta.text == "a.b"
+    assert position == "a."
+    assert delta.stop == "."
+
+
+def test_a_possible_beginning_of_a_stop_is_released_when_it_turns_out_otherwise(
+    byte_level: Tokenizer,
+) -> None:
+    stream = TextStream(byte_level, ("xyz",))
+    texts_out: list[Any] = [stream.push(byte_level.encode(piece)).text for piece in ("x", "y", "a")]
+    assert texts_out == ["", "", "xya"]
+
+
+@pytest.mark.parametrize("finish_first", [True, False])
+def test_finishing_releases_what_was_held(byte_level: Tokenizer, finish_first: bool) -> None:
+    stream = TextStream(byte_level, ("xyz",))
+    assert stream.push(byte_level.encode("ax")).text == "a"
+    assert stream.finish().text == "x"
+    if not finish_first:
+        assert stream.finish().text == ""

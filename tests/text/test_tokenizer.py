@@ -1,0 +1,149 @@
+"""Our tokenizer is transformers' tokenizer, without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from cluster.errors import ConfigError, RequestError
+from cluster.fingerprint import folder_tokenizer_hash, token_strings, tokenizer_hash
+from cluster.text.tokenizer import Tokenizer
+
+SAMPLES = (
+    "",
+    " ",
+    "hello world",
+    "  two  spaces and a tab\t.\n\n",
+    "def main():\n    return 'naïve café 🙂'",
+    "日本語 \u200d \x00 end",
+    "<s>special</s> <|user|>in text<tool call>é!",
+)
+CONVERSATION = [
+    {"role": "system", "content": "be brief"},
+    {"role": "user", "content": "  spaces kept  "},
+    {"role": "assistant", "content": "ok"},
+    {"role": "user", "content": "🙂"},
+]
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Any:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("text", SAMPLES)
+@pytest.mark.parametrize("add_special_tokens", [True, False])
+def test_encoding_and_decoding_equal_transformers(
+    tokenizer: Tokenizer, reference: Any, text: str, add_special_tokens: bool
+) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    assert ids.dtype == "int32"
+    assert ids.tolist() == reference.encode(text, add_special_tokens=add_special_tokens)
+    for skip in (True, False):
+        expected = reference.decode(ids.tolist(), skip_special_tokens=skip)
+        assert tokenizer.decode(ids, skip_special_tokens=skip) == expected
+
+
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_the_chat_template_equals_transformers(
+    tokenizer: Tokenizer, reference: Any, add_generation_prompt: bool
+) -> None:
+    expected = reference.apply_chat_template(
+        CONVERSATION, add_generation_prompt=add_generation_prompt, return_dict=False
+    )
+    ids = tokenizer.apply_chat_template(CONVERSATION, add_generation_prompt=add_generation_prompt)
+    assert ids.tolist() == expected
+
+
+def test_a_checkpoints_tokenizer_equals_transformers(llama_folder: Path) -> None:
+    ours, theirs = Tokenizer.load(llama_folder), AutoTokenizer.from_pretrained(llama_folder)
+    messages = [{"role": "user", "content": SAMPLES[4]}]
+    assert ours.encode(SAMPLES[4]).tolist() == theirs.encode(SAMPLES[4])
+    assert ours.apply_chat_template(messages).tolist() == theirs.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False
+    )
+    every_id = list(range(ours.vocab_size))
+    assert ours.decode(every_id) == theirs.decode(every_id, skip_special_tokens=True)
+
+
+def test_the_hash_is_over_strings_in_id_order(tokenizer: Tokenizer, folder: Path) -> None:
+    strings = token_strings(tokenizer.backend.get_vocab())
+    assert tokenizer.hash == tokenizer_hash(strings) == folder_tokenizer_hash(folder)
+    swapped = [*strings[:-2], strings[-1], strings[-2]]
+    assert tokenizer_hash(swapped) != tokenizer.hash
+    assert tokenizer.vocab_size == len(strings)
+
+
+def test_end_tokens_come_from_generation_config_and_tokenizer(
+    tokenizer: Tokenizer, reference: Any
+) -> None:
+    expected = sorted(reference.convert_tokens_to_ids(["<|user|>", "</s>"]))
+    assert list(tokenizer.eos_token_ids) == expected
+
+
+def test_a_truncation_saved_with_the_tokenizer_does_not_cut_prompts(
+    folder: Path, tmp_path: Path
+) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    state = json.loads((tmp_path / "tokenizer.json").read_text())
+    state["truncation"] = {
+        "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0,
+    }  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    long_text = "again and again " * 10
+    expected = Tokenizer.load(folder).encode(long_text).tolist()
+    assert Tokenizer.load(tmp_path).encode(long_text).tolist() == expected
+
+
+def test_the_bytes_of_tokens_join_to_the_text(tokenizer: Tokenizer) -> None:
+    text = "a naïve 🙂"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    joined = b"".join(tokenizer.token_bytes(int(token)) for token in ids)
+    if tokenizer.is_byte_level:
+        assert joined == text.encode()
+    else:
+        assert b"\xf0\x9f\x99\x82" in joined
+
+
+def test_ids_beyond_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
+    beyond = tokenizer.vocab_size + 5
+    assert tokenizer.decode([beyond]) == ""
+    assert tokenizer.token_text(beyond) == ""
+    assert tokenizer.token_bytes(beyond) == b""
+
+
+def test_lone_surrogates_are_the_callers_fault(tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="UTF-8"):
+        tokenizer.encode("\ud800")
+
+
+def test_a_folder_without_tokenizer_is_a_configuration_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        Tokenizer.load(tmp_path)
+
+
+def test_a_broken_generation_config_is_a_configuration_error(folder: Path, tmp_path: Path) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ConfigError, match="generation_config"):
+        Tokenizer.load(tmp_path)
+
+
+def test_no_torch_is_imported_for_tokenising(folder: Path) -> None:
+    program = (
+        "import sys; from cluster.text.tokenizer import Tokenizer; "
+        "from cluster.text.stream import TextStream; "
+        f"tokenizer = Tokenizer.load({str(folder)!r}); "
+        "ids = tokenizer.apply_chat_template([{'role': 'user', 'content': 'hello'}]); "
+        "TextStream(tokenizer).push(ids); print('torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert result.stdout.strip() == "False", result.stderr

@@ -1,0 +1,67 @@
+"""Every byte of a document is paid for once, whatever the windows."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from cluster.train.bits import bits_per_byte, sample_documents, total
+from cluster.train.corpus import Document
+from cluster.train.networks import Shape, build
+from cluster.train.tokenizer import train_tokenizer
+
+TOKENIZER = train_tokenizer(["windows slide over the text\n"] * 3, vocab_size=270)
+TEXT = "windows slide over text, and the text is longer than any window\n" * 3
+
+
+def document(path: str, text: str) -> Document:
+    return Document("manual", "prose", path, "PSF-2.0", text)
+
+
+def network() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    shape = Shape(32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64)
+    built = build(shape, end_of_text_id=0, vocab_size=len(TOKENIZER))
+    with torch.no_grad():
+        for parameter in built.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return built.eval()
+
+
+def test_uniform_law_costs_the_logarithm_of_the_vocabulary() -> None:
+    uniform = network()
+    with torch.no_grad():
+        uniform.model.norm.weight.zero_()
+    cost = bits_per_byte(uniform, TOKENIZER, [document("a", TEXT)], window_len=32, stride=16)
+    assert cost.num_bytes == len(TEXT)
+    assert cost.bits == pytest.approx(cost.num_tokens * math.log2(len(TOKENIZER)), rel=1e-5)
+    assert cost.rate == pytest.approx(cost.bits / len(TEXT))
+
+
+def test_one_window_over_the_whole_text_is_the_plain_loss() -> None:
+    model = network()
+    ids = [0, *TOKENIZER.encode(TEXT)]
+    cost = bits_per_byte(model, TOKENIZER, [document("a", TEXT)])
+    batch = torch.tensor([ids])
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(input_ids=batch, labels=batch).loss.item()
+    assert cost.bits == pytest.approx(loss * (len(ids) - 1) / math.log(2.0), rel=1e-2)
+
+
+def test_documents_are_scored_apart_from_each_other() -> None:
+    model = network()
+    first, second = document("a", TEXT), document("b", TEXT[::-1])
+    together = bits_per_byte(model, TOKENIZER, [first, second])
+    apart = total([bits_per_byte(model, TOKENIZER, [item]) for item in (first, second)])
+    assert together.bits == pytest.approx(apart.bits, rel=1e-6)
+    assert (together.num_bytes, together.num_tokens) == (apart.num_bytes, apart.num_tokens)
+
+
+def test_sample_takes_the_same_share_of_every_document() -> None:
+    documents = [document("a", TEXT), document("b", TEXT[::-1])]
+    assert sample_documents(documents, "prose", None) == documents
+    assert [len(item.text) for item in sample_documents(documents, "prose", 100)] == [50, 50]
+    assert sample_documents(documents, "code", 100) == []

@@ -1,0 +1,78 @@
+"""A saved network is an ordinary Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cluster.errors import ConfigError
+from cluster.train.networks import DRAFTER, TARGET, Shape, build, load, save
+from cluster.train.tokenizer import train_tokenizer
+
+TINY = Shape(32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("network")
+    tokenizer = train_tokenizer(["for every text there is a network\n"] * 5, vocab_size=280)
+    save(build(TINY, end_of_text_id=0, vocab_size=len(tokenizer)), tokenizer, path)
+    return path
+
+
+def test_weights_are_bfloat16_and_the_tied_matrix_is_stored_once(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert "lm_head.weight" not in weights
+
+
+def test_float32_loading_gives_the_stored_numbers(folder: Path) -> None:
+    network = load(folder)
+    assert network.dtype == torch.float32
+    assert network.lm_head.weight is network.model.embed_tokens.weight
+    for name, weight in load_file(folder / "model.safetensors").items():
+        assert torch.equal(network.state_dict()[name], weight.float()), name
+
+
+def test_saving_leaves_the_network_in_float32(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["text"], vocab_size=280)
+    network = build(TINY, end_of_text_id=0, vocab_size=len(tokenizer))
+    before = {name: weight.clone() for name, weight in network.state_dict().items()}
+    save(network, tokenizer, tmp_path)
+    for name, weight in network.state_dict().items():
+        assert weight.dtype == torch.float32
+        assert torch.equal(weight, before[name])
+
+
+def test_plain_transformers_loads_and_generates(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    network = AutoModelForCausalLM.from_pretrained(folder)
+    asked = tokenizer("for every", return_tensors="pt")
+    text = network.generate(**asked, max_new_tokens=3, do_sample=False)
+    assert text.shape[1] <= asked["input_ids"].shape[1] + 3
+
+
+def test_both_stop_tokens_end_generation(folder: Path) -> None:
+    config = json.loads((folder / "generation_config.json").read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.convert_ids_to_tokens(config["eos_token_id"]) == ["<|endoftext|>", "<|end|>"]
+
+
+def test_published_shapes_have_their_stated_sizes() -> None:
+    def num_parameters(shape: Shape) -> int:
+        return sum(weight.numel() for weight in build(shape, end_of_text_id=0).parameters())
+
+    assert 10_000_000 <= num_parameters(TARGET) <= 13_000_000
+    assert 1_000_000 <= num_parameters(DRAFTER) <= 2_000_000
+    assert TARGET.num_heads % 2 == TARGET.num_kv_heads % 2 == 0
+
+
+def test_folder_without_a_network_is_named_in_the_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent: no model here"):
+        load(tmp_path / "absent")

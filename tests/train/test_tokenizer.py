@@ -1,0 +1,111 @@
+"""The vocabulary is lossless, and the chat template says what conversations in training say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from jinja2.exceptions import TemplateError
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from cluster.train.chat import conversations, render_turn
+from cluster.train.corpus import Document
+from cluster.train.dataset import encode_documents
+from cluster.train.tokenizer import SPECIAL_TOKENS, save_tokenizer, train_tokenizer
+
+TEXTS = (
+    "def area(width, height):\n    return width * height\n",
+    "\n\n\t tabs\tand   spaces  \n",
+    "naïve café 日本語 🙂 \u0000\n",
+    "0123456789 12.5e-3",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    save_tokenizer(train_tokenizer(TEXTS * 5, vocab_size=300), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "never seen: ß∂ƒ"])
+def test_any_text_survives_encoding(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_special_tokens_are_single_and_come_first(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(5))
+    assert tokenizer.encode("<|user|>") == [2]
+    assert tokenizer.eos_token_id == tokenizer.bos_token_id == tokenizer.pad_token_id == 0
+    assert tokenizer.decode([2, 4], skip_special_tokens=True) == ""
+
+
+def test_folder_holds_the_two_ordinary_files(folder: Path) -> None:
+    assert sorted(file.name for file in folder.iterdir()) == [
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+
+
+def test_chat_template_spells_conversations_as_training_does(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello?"},
+        {"role": "assistant", "content": "Yes."},
+    ]
+    rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert rendered == "<|system|>Be brief.<|end|>" + render_turn("Hello?", "Yes.")
+    asked = tokenizer.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
+    assert render_turn("Hello?", "Yes.").startswith(
+        asked.removeprefix("<|system|>Be brief.<|end|>")
+    )
+    assert asked.endswith("<|end|><|assistant|>")
+
+
+def test_chat_template_refuses_unknown_roles(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(TemplateError, match="unknown role tool"):
+        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}], tokenize=False)
+
+
+def test_encoded_documents_end_with_the_end_of_text_token(
+    tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    tokens = encode_documents(["one two", "three"], tokenizer).tolist()
+    assert tokens.count(0) == 2
+    assert tokens[-1] == 0
+    assert tokenizer.decode(tokens) == "one two<|endoftext|>three<|endoftext|>"
+
+
+def test_conversations_ask_for_functions_and_explain_sections() -> None:
+    code = Document(
+        "library",
+        "code",
+        "area.py",
+        "PSF-2.0",
+        'class Shape:\n    def area(self, width, height):\n        """Surface of a rectangle.\n\n'
+        '        Both sides are lengths in metres, and must not be negative.\n        """\n'
+        "        if width < 0 or height < 0:\n            raise ConfigError(width, height)\n"
+        "        return width * height\n",
+    )
+    sentence = "A budget is the number of tokens that one step may verify for all of its requests."
+    prose = Document(
+        "manual",
+        "prose",
+        "budget.rst",
+        "PSF-2.0",
+        f"Budgets\n=======\n\n{sentence}\n\n{sentence}\n",
+    )
+    (function_text,) = conversations([code], seed=0, max_chars=10**6)
+    assert "Surface of a rectangle." in function_text.split("<|assistant|>")[0]
+    assert "<|assistant|>def area(self, width, height):\n    " in function_text
+    assert function_text.endswith("    return width * height<|end|>")
+    texts = "".join(conversations([prose], seed=0, max_chars=10**6))
+    assert "Budgets" in texts
+    assert texts.count(sentence) >= 2

@@ -1,0 +1,121 @@
+"""Training reads its data in a fixed order and continues exactly where it stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from cluster.errors import ConfigError
+from cluster.train.dataset import Tokens, WindowOrder
+from cluster.train.networks import Shape, build
+from cluster.train.optimizer import Rates
+from cluster.train.processes import rank, run_together
+from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings, language_loss
+
+VOCAB = 64
+TINY = Shape(32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)
+
+
+def tiny_network(seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    return build(TINY, end_of_text_id=0, vocab_size=VOCAB)
+
+
+def token_streams() -> list[Tokens]:
+    """Two streams in which every token but the first follows from the one before."""
+    counting = (np.arange(3000) * 7) % VOCAB
+    return [counting.astype(np.uint16), (counting[:1000] ** 2 % VOCAB).astype(np.uint16)]
+
+
+def tiny_trainer(network: LlamaForCausalLM, steps: int, checkpoint: Path | None) -> Trainer:
+    settings = TrainSettings(
+        Budget(steps=steps), (Phase(0.0, 16, 4), Phase(0.5, 32, 2)), tokens_per_step=128, seed=5
+    )
+    return Trainer(network, language_loss(network), token_streams(), settings, checkpoint)
+
+
+def test_resumed_run_ends_with_the_same_bits_as_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = tiny_network(seed=1)
+    tiny_trainer(whole, 8, None).run()
+    interrupted = tiny_network(seed=1)
+    tiny_trainer(interrupted, 8, tmp_path / "run.pt").run(max_steps=5)
+    continued = tiny_network(seed=2)
+    trainer = tiny_trainer(continued, 8, tmp_path / "run.pt")
+    assert trainer.resume()
+    trainer.run()
+    assert trainer.position.num_steps == 8
+    for name, weight in whole.state_dict().items():
+        assert torch.equal(weight, continued.state_dict()[name]), name
+
+
+def test_training_lowers_the_loss() -> None:
+    network = tiny_network(seed=1)
+    windows = WindowOrder(token_streams(), 32, seed=9).read(0, 8)
+    before = language_loss(network)(windows).item()
+    tiny_trainer(network, 40, None).run()
+    assert language_loss(network)(windows).item() < 0.7 * before
+
+
+def test_time_budget_ends_by_the_clock() -> None:
+    now_s = iter(range(0, 10_000, 20))
+    settings = TrainSettings(Budget(minutes=2.0), (Phase(0.0, 16, 4),), tokens_per_step=64, seed=5)
+    network = tiny_network(seed=1)
+    trainer = Trainer(network, language_loss(network), token_streams(), settings)
+    trainer.run(clock=lambda: float(next(now_s)))
+    assert trainer.position.num_steps == 6
+
+
+def test_without_checkpoint_there_is_nothing_to_resume(tmp_path: Path) -> None:
+    assert not tiny_trainer(tiny_network(seed=1), 8, tmp_path / "absent.pt").resume()
+
+
+@pytest.mark.parametrize(("steps", "minutes"), [(None, None), (3, 1.0), (0, None), (None, -1.0)])
+def test_budget_is_exactly_one_positive_number(steps: int | None, minutes: float | None) -> None:
+    with pytest.raises(ConfigError, match=r"budget|either"):
+        Budget(steps=steps, minutes=minutes)
+
+
+def test_rates_rise_stay_and_fall_to_zero() -> None:
+    rates = Rates(warmup=0.1, decay=0.5)
+    assert 0.0 < rates.scale(0.0) < 0.05
+    assert rates.scale(0.3) == 1.0
+    assert rates.scale(0.75) == pytest.approx(0.5)
+    assert rates.scale(1.0) == 0.0
+
+
+def test_every_window_of_an_epoch_is_read_once() -> None:
+    order = WindowOrder([np.arange(1000, dtype=np.uint16)], 10, seed=0)
+    starts = order.read(0, order.windows_per_epoch())[:, 0].tolist()
+    assert len(set(starts)) == len(starts)
+    assert np.diff(sorted(starts)).tolist() == [10] * (len(starts) - 1)
+
+
+def test_windows_do_not_depend_on_how_they_are_batched() -> None:
+    order = WindowOrder(token_streams(), 16, seed=3)
+    count = order.windows_per_epoch() + 10
+    singly = torch.cat([order.read(index, 1) for index in range(count)])
+    assert torch.equal(order.read(0, count), singly)
+
+
+def test_streams_shorter_than_a_window_are_refused() -> None:
+    with pytest.raises(ConfigError, match="shorter than one window of 64"):
+        WindowOrder([np.zeros(30, dtype=np.uint16)], 64, seed=0)
+
+
+def _train_and_save(file: Path) -> None:
+    network = tiny_network(seed=1)
+    tiny_trainer(network, 6, None).run()
+    if rank() == 0:
+        torch.save(network.state_dict(), file)
+
+
+def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
+    _train_and_save(tmp_path / "one.pt")
+    run_together(2, _train_and_save, tmp_path / "two.pt")
+    together = torch.load(tmp_path / "two.pt")
+    for name, weight in torch.load(tmp_path / "one.pt").items():
+        torch.testing.assert_close(together[name], weight, rtol=1e-4, atol=1e-5)

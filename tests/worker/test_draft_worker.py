@@ -1,0 +1,368 @@
+"""The draft worker over in-process links."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from cluster.core import Commit, DraftTask, Observation, Proposal, prefix_hash
+from cluster.draft.base import DrafterContext
+from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
+from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from cluster.engine.engine import Engine
+from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
+from cluster.rpc.faulty import FaultPlan, FaultyLink
+from tests.draft.author import lm_drafter
+from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
+from tests.worker.draft_peer import CountingDrafter, Peer, extension, house, opening
+
+TEXT = [5, 6, 7, 8, 9, 5, 6, 7]
+
+
+def lookup(max_requests: int = 8) -> PromptLookupDrafter:
+    return PromptLookupDrafter(DrafterContext("lookup", 8, max_requests), PromptLookupOptions())
+
+
+async def test_a_commit_is_answered_with_an_observation_and_a_tree() -> None:
+    async with house(lookup()) as running:
+        peer = running.connect()
+        await peer.send(opening("a", TEXT))
+        proposal = await peer.proposal("a")
+        assert proposal.tree.token_ids.tolist()[:2] == [8, 9]
+        assert (proposal.base_len, proposal.prefix_hash) == (8, prefix_hash(TEXT))
+        observed = [each for frame in peer.frames for each in frame.observations]
+        assert observed == [Observation("a", 1, 8)]
+        await peer.send(extension("a", TEXT, [8]))
+        proposal = await peer.proposal("a")
+        assert (proposal.base_len, proposal.tree.token_ids[0]) == (9, 9)
+
+
+async def test_growth_goes_on_until_the_tree_is_complete_and_then_sleeps() -> None:
+    drafter = CountingDrafter(slices=5)
+    async with house(drafter) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1, 2]))
+        await drafter.content()
+        await running.idle()
+        assert drafter.num_proposes == 6, "five slices that grew, one that had nothing to add"
+        await peer.until(lambda f: any(len(p.tree) == 5 for p in f.proposals))
+        await peer.send(extension("a", [1, 2], [3]))
+        await drafter.content()
+        await running.idle()
+        assert drafter.num_proposes == 12
+
+
+async def test_two_links_may_use_the_same_request_id() -> None:
+    async with house(lookup()) as running:
+        first, second = running.connect(), running.connect()
+        await first.send(opening("a", TEXT))
+        await second.send(opening("a", [30, 31, 32, 30, 31]))
+        assert (await first.proposal("a")).tree.token_ids[0] == 8
+        assert (await second.proposal("a")).tree.token_ids[0] == 32
+        await first.send(released=["a"])
+        await first.until(lambda frame: frame.num_requests == 1)
+        await second.send(extension("a", [30, 31, 32, 30, 31], [32]))
+        assert (await second.proposal("a")).base_len == 6
+
+
+async def test_a_release_is_reported_to_every_link_with_the_pages_it_freed(
+    noisy_engine: Engine,  # noqa: F811
+) -> None:
+    async with house(lm_drafter(noisy_engine)) as running:
+        first, second = running.connect(), running.connect()
+        await first.send(opening("a", list(range(10, 40))))
+        await first.proposal("a")
+        await running.idle()
+        await second.until(lambda frame: frame.num_requests == 1 and frame.pages_in_use > 0)
+        await first.send(released=["a"])
+        for peer in (first, second):
+            frame = await peer.until(lambda frame: frame.num_requests == 0)
+            assert (frame.pages_in_use, frame.pages_total) == (0, noisy_engine.pages_total)
+            assert not frame.proposals
+
+
+async def test_the_end_of_a_link_frees_what_it_leased(noisy_engine: Engine) -> None:  # noqa: F811
+    async with house(lm_drafter(noisy_engine)) as running:
+        stays, closes, breaks = running.connect(), running.connect(), running.connect()
+        for peer in (stays, closes, breaks):
+            await peer.send(opening("a", list(range(10, 40))))
+            await peer.proposal("a")
+        await closes.link.close()
+        breaks.link.sever()
+        await stays.until(lambda frame: frame.num_requests == 1)
+        await stays.send(released=["a"])
+        await stays.until(lambda frame: frame.num_requests == 0 and frame.pages_in_use == 0)
+        assert noisy_engine.pages_in_use == 0
+
+
+async def test_commits_and_releases_are_taken_in_while_growth_never_ends() -> None:
+    drafter = CountingDrafter(slices=10**9)
+    async with house(drafter) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1]), opening("b", [2]))
+        await peer.proposal("a")
+        await peer.send(extension("a", [1], [7]))
+        await peer.until(lambda f: any(p.base_len == 2 for p in f.proposals))
+        await peer.send(released=["a"])
+        await peer.until(lambda frame: frame.num_requests == 1)
+        assert "1/a" in drafter.released
+        peer.frames.clear()
+        await peer.proposal("b")
+        assert all(p.request_id == "b" for frame in peer.frames for p in frame.proposals)
+        await peer.send(released=["b"])
+        await peer.until(lambda frame: frame.num_requests == 0)
+        await running.idle()
+
+
+async def test_a_link_that_is_backed_up_gets_only_the_newest_of_each_request() -> None:
+    drafter = CountingDrafter(slices=40)
+    async with house(drafter) as running:
+        peer = running.connect(window=1)
+        for round_index in range(5):
+            before = list(range(round_index))
+            commit = extension("a", before, [round_index]) if before else opening("a", [0])
+            await peer.send(commit)
+            await drafter.content()
+        frames = [await peer.read()]
+        while not any(len(p.tree) == 40 and p.base_len == 5 for p in frames[-1].proposals):
+            frames.append(await peer.read())
+        assert drafter.num_proposes > 5 * 40
+        assert len(frames) <= 4, "one that was sent, one in hand, one with the newest of all"
+        assert all(len(frame.proposals) <= 1 for frame in frames)
+
+
+async def test_no_nodes_wanted_means_no_growth() -> None:
+    drafter = CountingDrafter()
+    async with house(drafter) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1, 2], max_nodes=0))
+        frame = await peer.until(lambda frame: bool(frame.observations))
+        assert frame.observations[0].have_len == 2
+        await running.idle()
+        assert drafter.num_proposes == 0
+
+
+async def test_a_full_drafter_refuses_and_takes_the_request_when_there_is_room() -> None:
+    async with house(lookup(max_requests=1)) as running:
+        peer = running.connect()
+        await peer.send(opening("a", TEXT))
+        await peer.proposal("a")
+        await peer.send(opening("b", TEXT))
+        frame = await peer.until(lambda frame: bool(frame.refusals))
+        assert [(r.request_id, r.code) for r in frame.refusals] == [("b", CapacityError.code)]
+        assert frame.num_requests == 1
+        await peer.send(released=["a"])
+        await peer.send(opening("b", TEXT))
+        assert (await peer.proposal("b")).base_len == len(TEXT)
+
+
+async def test_what_a_frame_releases_makes_room_for_what_it_brings() -> None:
+    async with house(lookup(max_requests=1)) as running:
+        peer = running.connect()
+        await peer.send(opening("a", TEXT))
+        await peer.proposal("a")
+        await peer.send(opening("b", TEXT), released=["a"])
+        assert (await peer.proposal("b")).base_len == len(TEXT)
+        assert not any(frame.refusals for frame in peer.frames)
+        await peer.send(opening("b", TEXT[:6]), released=["b"])
+        await peer.until(lambda frame: frame.observations == (Observation("b", 1, 6),))
+
+
+async def test_a_commit_that_contradicts_itself_is_refused() -> None:
+    async with house(lookup()) as running:
+        peer = running.connect()
+        await peer.send(opening("a", TEXT, prefix_hash=99))
+        frame = await peer.until(lambda frame: bool(frame.refusals))
+        assert frame.refusals[0].code == ProtocolError.code
+
+
+async def test_a_lost_commit_is_asked_for_again() -> None:
+    async with house(lookup()) as running:
+        peer = running.connect()
+        await peer.send(opening("a", TEXT))
+        await peer.proposal("a")
+        await peer.send(extension("a", [*TEXT, 8], [9]))
+        frame = await peer.until(lambda frame: bool(frame.observations))
+        assert frame.observations == (Observation("a", 1, 8),)
+        await peer.send(extension("a", TEXT, [8, 9]))
+        assert (await peer.proposal("a")).base_len == 10
+
+
+class RaisingDrafter(CountingDrafter):
+    """Fails over every request whose text holds 13 (observe) or 14 (propose)."""
+
+    def _observe(self, commit: Commit) -> Observation:
+        observation = super()._observe(commit)
+        if 13 in commit.token_ids:
+            raise ValueError(f"the words were {commit.token_ids[0] + 98765}")
+        return observation
+
+    def _proposal(self, task: DraftTask) -> Proposal:
+        if 14 in self.texts[task.request_id]:
+            raise RequestError("too long for this drafter")
+        return super()._proposal(task)
+
+
+@pytest.mark.parametrize(("bad_token", "code"), [(13, WorkerError.code), (14, RequestError.code)])
+async def test_a_drafter_that_raises_costs_only_the_request_concerned(
+    bad_token: int, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = RaisingDrafter(slices=2)
+    with caplog.at_level(logging.DEBUG):
+        async with house(drafter) as running:
+            peer = running.connect()
+            await peer.send(opening("good", [1]), opening("bad", [bad_token]), opening("fine", [2]))
+            frame = await peer.until(lambda frame: bool(frame.refusals))
+            assert [(r.request_id, r.code) for r in frame.refusals] == [("bad", code)]
+            await running.idle()
+            proposed = {p.request_id for frame in peer.frames for p in frame.proposals}
+            while proposed < {"good", "fine"}:
+                proposed |= {p.request_id for p in (await peer.read()).proposals}
+            assert proposed == {"good", "fine"}
+            assert "1/bad" in drafter.released
+            assert set(drafter.texts) == {"1/good", "1/fine"}
+            assert running.worker.is_healthy
+            await peer.send(opening("bad", [1]))
+            assert (await peer.proposal("bad")).base_len == 1
+    assert "drafter failed" in caplog.text
+    assert "98778" not in caplog.text
+
+
+class BrokenDrafter(CountingDrafter):
+    """As after a fault of its device: nothing works any more, release included."""
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        raise RuntimeError("device-side assert")
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        raise RuntimeError("device-side assert")
+
+
+async def test_a_drafter_that_always_fails_makes_the_worker_unhealthy() -> None:
+    async with house(BrokenDrafter()) as running:
+        peer = running.connect()
+        await peer.send(*(opening(str(index), [1]) for index in range(20)))
+        refused: set[str] = set()
+        while len(refused) < 20:
+            refused |= {refusal.request_id for refusal in (await peer.read()).refusals}
+        await running.idle()
+        assert not running.worker.is_healthy
+
+
+async def test_a_drafter_that_answers_too_few_commits_is_refused_its_request() -> None:
+    class Forgetful(CountingDrafter):
+        def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+            return []
+
+    async with house(Forgetful()) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1]))
+        frame = await peer.until(lambda frame: bool(frame.refusals))
+        assert frame.refusals[0].code == ProtocolError.code
+
+
+async def test_stopping_the_worker_ends_its_links_and_frees_everything() -> None:
+    drafter = CountingDrafter(slices=10**9)
+    async with house(drafter) as running:
+        busy, silent = running.connect(), running.connect()
+        await busy.send(opening("a", [1]))
+        await busy.proposal("a")
+        await asyncio.to_thread(running.worker.stop)
+        for peer in (busy, silent):
+            await peer.end()
+        assert drafter.texts == {}
+        assert not running.worker.is_healthy
+        await running.connect().end()
+
+
+async def test_frames_tell_the_drafters_computing_time() -> None:
+    ticks, drafter = itertools.count(), CountingDrafter(slices=3)
+    async with house(drafter, clock=lambda: float(next(ticks))) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1]))
+        await drafter.content()
+        await peer.send(released=["a"])
+        await peer.until(lambda frame: frame.num_requests == 0)
+        # One observe and four proposes of one tick each.
+        assert sum(frame.draft_time_s for frame in peer.frames) == 5.0
+
+
+async def test_after_any_accidents_on_the_link_the_next_full_commit_sets_things_right() -> None:
+    cache = NgramCacheDrafter(DrafterContext("ngram", 8, 8), NgramCacheOptions())
+
+    async def no_wait(delay_s: float) -> None:
+        await asyncio.sleep(0)
+
+    for seed in range(8):
+        async with house(cache) as running:
+            peer = running.connect()
+            plan = FaultPlan(seed, drop=0.2, duplicate=0.2, delay=0.1, reorder=0.3)
+            faulty = Peer(FaultyLink(peer.link, plan, no_wait))  # type: ignore[arg-type]
+            text = TEXT[:3]
+            await faulty.send(opening("a", text))
+            for token in [8, 9, 5, 6, 7, 8, 9, 5, 6]:
+                await faulty.send(extension("a", text, [token]))
+                text.append(token)
+            await asyncio.sleep(0)
+            await peer.send(opening("a", text, generation=2, prompt_len=3))
+            frame = await peer.until(lambda f: any(p.generation == 2 for p in f.proposals))
+            (proposal,) = frame.proposals
+            assert (proposal.base_len, proposal.prefix_hash) == (len(text), prefix_hash(text))
+            await peer.send(released=["a"])
+            await peer.until(lambda frame: frame.num_requests == 0)
+
+
+async def test_a_reader_that_outruns_the_drafter_is_held_back_and_nothing_is_lost() -> None:
+    drafter = CountingDrafter(slices=1)
+    async with house(drafter) as running:
+        peer = running.connect()
+        text: list[int] = []
+        for index in range(1500):
+            commit = extension("a", text, [index]) if text else opening("a", [index])
+            await peer.send(commit)
+            text.append(index)
+        await peer.until(lambda f: any(p.base_len == 1500 for p in f.proposals))
+        assert drafter.texts["1/a"] == text
+
+
+class OneAtATime(CountingDrafter):
+    """Room for one tree: others grow when the oldest request has been released."""
+
+    def _grow(self, name: str) -> bool:
+        return name == next(iter(self.texts), None) and super()._grow(name)
+
+
+async def test_what_a_release_frees_lets_waiting_requests_grow() -> None:
+    drafter = OneAtATime(slices=2)
+    async with house(drafter) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1]), opening("b", [2]))
+        await drafter.content()
+        await running.idle()
+        assert drafter.grown["1/b"] == 0
+        await peer.send(released=["a"])
+        assert (await peer.proposal("b")).base_len == 1
+
+
+class Following(CountingDrafter):
+    """The tree of "b" grows only once "a" has two tokens: its work waited in the drafter."""
+
+    def _grow(self, name: str) -> bool:
+        may_grow = not name.endswith("/b") or len(self.texts["1/a"]) > 1
+        return may_grow and super()._grow(name)
+
+
+async def test_a_commit_lets_other_requests_finish_what_waited_in_the_drafter() -> None:
+    drafter = Following(slices=2)
+    async with house(drafter) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1]), opening("b", [2]))
+        await drafter.content()
+        await running.idle()
+        assert drafter.grown["1/b"] == 0
+        await peer.send(extension("a", [1], [3]))
+        assert (await peer.proposal("b")).base_len == 1

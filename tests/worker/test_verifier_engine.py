@@ -1,0 +1,133 @@
+"""The verifier on the real engine: with any drafts the text of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.core import SamplingParams
+from cluster.engine.engine import Engine
+from cluster.worker.verifier import Verifier
+from tests.engine.driver import generate, load_engine, load_oracle, prompt
+from tests.worker.rounds import (
+    Drafter,
+    Session,
+    chain_of_the_truth,
+    decode,
+    decode_all,
+    half_right,
+    random_drafts,
+)
+from tests.worker.test_verifier_text import OPTIONS
+
+NUM_TOKENS = 24
+PROMPT = prompt(11, seed=3).tolist()
+
+
+@pytest.fixture(scope="module")
+def engine(llama_folder: Path) -> Engine:
+    return load_engine(llama_folder)
+
+
+def drafters_around(text: list[int], vocab_size: int) -> list[Drafter]:
+    return [
+        chain_of_the_truth(text),
+        half_right(text, 1, vocab_size),
+        half_right(text, 2, vocab_size),
+        random_drafts(3, vocab_size, num_nodes=12),
+    ]
+
+
+@pytest.mark.parametrize("params", OPTIONS.values(), ids=OPTIONS.keys())
+def test_speculation_does_not_change_the_text(engine: Engine, params: SamplingParams) -> None:
+    verifier = Verifier(engine)
+    plain = decode(verifier, PROMPT, params, num_tokens=NUM_TOKENS + 5)
+
+    for drafter in drafters_around(PROMPT + plain, engine.vocab_size):
+        assert decode(verifier, PROMPT, params, drafter, NUM_TOKENS) == plain[:NUM_TOKENS]
+    engine.check_integrity()
+    assert engine.pages_in_use == 0
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "mistral-sliding", "mixtral", "starcoder2"])
+@pytest.mark.parametrize("name", ["greedy", "top_p", "everything"])
+def test_other_architectures_keep_their_text_too(
+    checkpoint_factory: Callable[..., Path], architecture: str, name: str
+) -> None:
+    engine = load_engine(checkpoint_factory(architecture))
+    verifier = Verifier(engine)
+    plain = decode(verifier, PROMPT, OPTIONS[name], num_tokens=NUM_TOKENS + 5)
+
+    for drafter in drafters_around(PROMPT + plain, engine.vocab_size)[1:]:
+        assert decode(verifier, PROMPT, OPTIONS[name], drafter, NUM_TOKENS) == plain[:NUM_TOKENS]
+
+
+def test_greedy_text_is_what_transformers_generates(llama_folder: Path, engine: Engine) -> None:
+    expected = generate(load_oracle(llama_folder), prompt(11, seed=3), NUM_TOKENS)
+    verifier = Verifier(engine)
+
+    greedy = OPTIONS["greedy"]
+    assert decode(verifier, PROMPT, greedy, num_tokens=NUM_TOKENS) == expected
+    drafter = half_right(PROMPT + expected, 5, engine.vocab_size)
+    assert decode(verifier, PROMPT, greedy, drafter, NUM_TOKENS) == expected
+
+
+def test_preempted_requests_are_sent_again_and_keep_their_text(
+    llama_folder: Path, engine: Engine
+) -> None:
+    names = ["greedy", "top_p", "penalties", "everything"]
+    prompts = [prompt(8 + 3 * index, seed=index).tolist() for index in range(len(names))]
+    plain = [
+        decode(Verifier(engine), ids, OPTIONS[name], num_tokens=NUM_TOKENS)
+        for ids, name in zip(prompts, names, strict=True)
+    ]
+    # Twenty pages of four tokens hold one or two of the four texts.
+    small = load_engine(llama_folder, num_pages=20, prefix_cache=False)
+    sessions = [Session(name, ids, OPTIONS[name]) for ids, name in zip(prompts, names, strict=True)]
+    drafters = [
+        half_right(ids + text, seed, engine.vocab_size)
+        for seed, (ids, text) in enumerate(zip(prompts, plain, strict=True))
+    ]
+
+    decode_all(Verifier(small), sessions, drafters, NUM_TOKENS, release=True)
+
+    assert [session.output[:NUM_TOKENS] for session in sessions] == plain
+    assert sum(session.num_misses for session in sessions) > 0
+    assert small.pages_in_use == 0
+
+
+def test_a_prompt_longer_than_a_step_is_cut_and_answered_once(engine: Engine) -> None:
+    session = Session("long", prompt(200, seed=9).tolist(), OPTIONS["T0.7"])
+    verifier = Verifier(engine)
+    verifier.submit([session.item(random_drafts(1, engine.vocab_size)(session.tokens))])
+
+    frames = []
+    while verifier.has_pending:
+        frames.append(verifier.step())
+
+    assert [len(frame.verdicts) for frame in frames] == [0] * (len(frames) - 1) + [1]
+    prefilled = sum(frame.report.num_prefill_tokens for frame in frames if frame.report)
+    assert 190 <= prefilled <= 200
+    assert frames[-1].verdicts[0].context_len == 200
+    verifier.release(["long"])
+
+
+def test_a_text_beyond_the_context_limit_is_refused_alone(llama_folder: Path) -> None:
+    engine = load_engine(llama_folder, max_context_len=48)
+    verifier = Verifier(engine)
+    long, good = (
+        Session("long", [5] * 60, OPTIONS["greedy"]),
+        Session("good", PROMPT, OPTIONS["T1"]),
+    )
+
+    verifier.submit([long.item(), good.item()])
+    answers = [verifier.step()]
+    while verifier.has_pending:
+        answers.append(verifier.step())
+
+    assert [r.request_id for frame in answers for r in frame.refusals] == ["long"]
+    assert [v.request_id for frame in answers for v in frame.verdicts] == ["good"]
+    verifier.release(["good"])
+    assert engine.pages_in_use == 0

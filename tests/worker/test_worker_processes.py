@@ -1,0 +1,139 @@
+"""Workers started by hand as processes of their own, decoding through a coordinator over gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
+from cluster.lead import main as lead_main
+from cluster.rpc.channel import connect_coordinator
+from cluster.rpc.link import Link
+from cluster.rpc.messages import EventFrame, SubmitFrame
+from cluster.worker.cli import main as worker_main
+from tests.local_models import PROMPTS, hf_greedy
+
+READY_TIMEOUT_S = 180.0
+STOP_IDS = (0, 1, 2)
+
+
+@asynccontextmanager
+async def process(*arguments: str) -> AsyncIterator[str]:
+    """Run `python -m ...`; gives the address of its ready line, checks that it ends in order."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", *arguments, stdout=asyncio.subprocess.PIPE
+    )
+    assert child.stdout is not None
+    try:
+        async with asyncio.timeout(READY_TIMEOUT_S):
+            line = (await child.stdout.readline()).decode()
+        assert line.startswith("drafthouse "), line
+        yield line.rsplit(" ", 1)[1].strip()
+        child.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            assert await child.wait() == 0
+    finally:
+        if child.returncode is None:
+            child.kill()
+            await child.wait()
+
+
+def serve_file(folder: Path, target: Path, draft: Path, tensor_parallel: int) -> str:
+    engine = {"dtype": "float32", "device": "cpu", "num_pages": 128, "max_context_len": 256}
+    arguments = {
+        "target": {
+            "engine": {
+                **engine, "model": str(target), "tensor_parallel": tensor_parallel, "threads": 1
+            }
+        },
+        "drafters": {
+            "lm": {"kind": "lm", "options": {"engine": {**engine, "model": str(draft)}}},
+            "lookup": {"kind": "prompt_lookup"},
+        },
+    }  # fmt: skip
+    path = folder / "serve.yaml"
+    application = {"name": "drafthouse", "import_path": "deployments.app:build", "args": arguments}
+    path.write_text(json.dumps({"applications": [application]}))  # JSON is YAML
+    return str(path)
+
+
+async def decode(
+    link: Link[SubmitFrame, EventFrame], requests: list[Request]
+) -> dict[str, list[TokenEvent]]:
+    await link.send(SubmitFrame(tuple(requests)))
+    events: dict[str, list[TokenEvent]] = {request.id: [] for request in requests}
+    unfinished = len(requests)
+    async for frame in link:
+        for event in frame.events:
+            events[event.request_id].append(event)
+            unfinished -= event.finish_reason is not None
+        if unfinished == 0:
+            break
+    return events
+
+
+def first_stop(text: list[int]) -> int:
+    return next((i for i, token in enumerate(text) if token in STOP_IDS), len(text))
+
+
+async def test_hand_started_workers_decode_the_targets_text(
+    llama_folder: Path, draft_folder: Path, tmp_path: Path
+) -> None:
+    config = serve_file(tmp_path, llama_folder, draft_folder, tensor_parallel=2)
+    async with AsyncExitStack() as stack:
+        target, lm, lookup = await asyncio.gather(
+            stack.enter_async_context(process("cluster.worker", "target", config)),
+            stack.enter_async_context(process("cluster.worker", "draft", config, "lm")),
+            stack.enter_async_context(process("cluster.worker", "draft", config, "lookup")),
+        )
+        leading = process(
+            "cluster.lead", config, "--target", target, "--drafter", f"lm={lm}",
+            "--drafter", f"lookup={lookup}",
+        )  # fmt: skip
+        coordinator = await stack.enter_async_context(leading)
+        _, link = await connect_coordinator(coordinator)
+        params = SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=STOP_IDS)
+        requests = [Request(f"r{i}", token_array(p), params) for i, p in enumerate(PROMPTS)]
+        events = await decode(link, requests)
+        metrics = (await link.metrics()).decode()
+        await link.close()
+    texts = [[t for e in events[r.id] for t in e.token_ids.tolist()] for r in requests]
+    expected = hf_greedy(llama_folder, PROMPTS, 40)
+    assert texts == [
+        text[: next((i for i, t in enumerate(text) if t in (0, 1, 2)), 40)] for text in expected
+    ]
+    assert all(events[r.id][-1].finish_reason is not FinishReason.ERROR for r in requests)
+    assert 'spec_decode_num_accepted_tokens_total{drafter="lm"' in metrics
+
+
+@pytest.mark.parametrize(
+    ("main", "arguments", "message"),
+    [
+        (worker_main, ["target", "absent.yaml"], "absent.yaml: cannot be read"),
+        (worker_main, ["draft", "{config}", "absent"], "no drafter is named 'absent'"),
+        (
+            worker_main,
+            ["target", "{config}", "--set", "target.engine.dtyp=x"],
+            "did you mean dtype",
+        ),
+        (lead_main, ["{config}", "--target", "x:1", "--drafter", "lm"], "NAME=HOST:PORT"),
+        (lead_main, ["{config}", "--target", "x:1", "--drafter", "no=x:2"], "is named 'no'"),
+    ],
+)
+def test_a_wrong_command_ends_with_code_2_and_says_why(
+    main: Callable[[list[str]], int],
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = serve_file(tmp_path, tmp_path / "model", tmp_path / "draft", tensor_parallel=1)
+    assert main([part.format(config=config) for part in arguments]) == 2
+    assert message in capsys.readouterr().err
