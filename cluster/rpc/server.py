@@ -162,6 +162,8 @@ class ServerStream:
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             raise WorkerError(f"the peer's stream broke: {error}") from error
         if data is grpc.aio.EOF:
+            # The end of stream of a vanished client may arrive before its cancellation is known;
+            # then it reads as an orderly end, after which the worker frees the same state.
             if self._context.cancelled():
                 raise WorkerError("the peer has gone")
             return None

@@ -93,14 +93,17 @@ async def test_closing_the_link_ends_the_workers_iteration_after_all_frames() ->
             await link.send(frame("late"))
 
 
-async def test_a_client_that_vanishes_breaks_the_workers_link() -> None:
+async def test_a_client_that_vanishes_ends_the_workers_iteration() -> None:
     worker = EchoTarget()
     async with stopping(await serve_target(worker)) as server:
         channel = grpc.aio.insecure_channel(server.address)
         call = channel.stream_stream("/drafthouse.v1.Target/Verify")()
         await call.initial_metadata()
         call.cancel()
-        assert await asyncio.wait_for(worker.endings.get(), PATIENCE_S) == WorkerError.code
+        # gRPC reports a cancelled call's end of stream before or after the cancellation itself: the
+        # worker may see either, and frees the stream's state after both.
+        ending = await asyncio.wait_for(worker.endings.get(), PATIENCE_S)
+        assert ending in {"closed", WorkerError.code}
         await channel.close()
 
 
