@@ -1,7 +1,8 @@
 """The target's process body: one engine thread, many links.
 
 The thread waits on a condition, never on a clock.  All items that have arrived run as one step
-together with a chunk of every long prefill; a link's state lives as long as the link.
+together with a chunk of every long prefill; a link's state lives as long as the link.  The items
+of a step that raised run again one by one, and only one that raises alone is refused.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from cluster.core import (
 from cluster.errors import WorkerError
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
+from cluster.worker.quarantine import Quarantine
 from cluster.worker.target_lease import Answers, TargetLease
 
 log = logging.getLogger(__name__)
@@ -58,8 +60,9 @@ class TargetWorker:
         self._num_leases = 0
         self._is_stopping = False
         self._broken: WorkerError | None = None
-        self._failures_in_a_row = 0
+        self._raised_alone: set[str] = set()  # requests, since the last step that went well
         self._owners: dict[str, TargetLease] = {}  # every known request id, engine thread only
+        self._quarantine = Quarantine()  # engine thread only
         self._grace_s = 0.0  # how long to wait for a frame although there is something to do
         self._thread = threading.Thread(target=self._run, name="target-engine", daemon=True)
 
@@ -124,6 +127,9 @@ class TargetWorker:
                         self._end(lease)
                     else:
                         self._take(lease, frame)
+                if self._quarantine.holds and not self._verifier.has_pending:
+                    for lease, item in self._quarantine.release_next():
+                        self._submit(lease, [item])
                 if self._verifier.has_pending:
                     self._step()
         except BaseException as error:
@@ -134,7 +140,8 @@ class TargetWorker:
     def _wait(self) -> list[tuple[TargetLease, VerifyFrame | None]] | None:
         """What has arrived, after waiting for it where there is nothing else to do; None = stop."""
         with self._condition:
-            timeout_s = self._grace_s if self._verifier.has_pending else None
+            has_work = self._verifier.has_pending or self._quarantine.holds
+            timeout_s = self._grace_s if has_work else None
             self._condition.wait_for(lambda: self._inbound or self._is_stopping, timeout_s)
             if self._is_stopping:
                 return None
@@ -145,6 +152,7 @@ class TargetWorker:
 
     def _end(self, lease: TargetLease) -> None:
         self._forget(lease, list(lease.request_ids))
+        self._quarantine.ended(lease)
 
     def _forget(self, lease: TargetLease, request_ids: Iterable[str]) -> None:
         known = [request_id for request_id in request_ids if request_id in lease.request_ids]
@@ -153,6 +161,7 @@ class TargetWorker:
             lease.request_ids.discard(request_id)
             lease.pending.pop(request_id, None)
             self._owners.pop(request_id, None)
+            self._quarantine.dropped(request_id)
 
     def _take(self, lease: TargetLease, frame: VerifyFrame) -> None:
         if self._broken is not None:
@@ -167,6 +176,10 @@ class TargetWorker:
             lease.request_ids.add(item.request_id)
             lease.pending[item.request_id] = item
             self._owners[item.request_id] = lease
+        if self._quarantine.admit(lease, items):
+            self._submit(lease, items)
+
+    def _submit(self, lease: TargetLease, items: Sequence[VerifyItem]) -> None:
         try:
             known_at_once = self._verifier.submit(items)
         except Exception as error:
@@ -184,6 +197,7 @@ class TargetWorker:
         # A stale item's refusal leaves the newer one pending.
         if pending is not None and pending.generation == answer.generation:
             del lease.pending[answer.request_id]
+            self._quarantine.dropped(answer.request_id)
         outside = replace(answer, request_id=lease.outside(answer.request_id))
         if isinstance(outside, Refusal):
             answers.refusals.append(outside)
@@ -197,7 +211,7 @@ class TargetWorker:
             log.exception("engine step failed")
             self._contain(error)
             return
-        self._failures_in_a_row = 0
+        self._raised_alone.clear()
         if frame.verdicts:
             self._grace_s = _NEXT_BATCH_GRACE_S
         self._post(frame)
@@ -208,6 +222,7 @@ class TargetWorker:
         for verdict in frame.verdicts:
             lease = self._owners[verdict.request_id]
             lease.pending.pop(verdict.request_id, None)
+            self._quarantine.answered(verdict.request_id)
             outside = replace(verdict, request_id=lease.outside(verdict.request_id))
             answers.setdefault(lease, Answers()).verdicts.append(outside)
         others: tuple[Refusal | CacheMiss, ...] = (*frame.misses, *frame.refusals)
@@ -218,19 +233,43 @@ class TargetWorker:
             lease.post(mine.frame(frame.report))
 
     def _contain(self, error: Exception) -> None:
-        """A step raised: refuse what was pending and go on, unless the engine is past use.
+        """A step raised: run its items again one by one; refuse one that raises alone.
 
-        A WorkerError is the engine's word that its device or a rank is lost.
+        The engine is past use when several requests raise with no good step in between, or when it
+        says so itself by a WorkerError (its device or a rank is lost).
         """
-        self._failures_in_a_row += 1
-        is_lost = isinstance(error, WorkerError)
-        if is_lost or self._failures_in_a_row >= _MAX_FAILURES_IN_A_ROW:
+        if isinstance(error, WorkerError):
             self._break(WorkerError(f"the target's engine is broken: {type(error).__name__}"))
             return
-        for lease in set(self._owners.values()):
-            items = list(lease.pending.values())
-            if items:
-                self._refuse_all(lease, items, error)
+        failed = [
+            (lease, item)
+            for lease in set(self._owners.values())
+            for item in lease.pending.values()
+            if self._quarantine.is_submitted(item.request_id)
+        ]
+        if len(failed) > 1:
+            # Their state is dropped: its condition is unknown.  Tokens that are missing then are
+            # asked for again like any others.
+            if self._has_freed([item.request_id for _, item in failed]):
+                self._quarantine.suspect(failed)
+            return
+        self._raised_alone |= {item.request_id for _, item in failed}
+        if len(self._raised_alone) >= _MAX_FAILURES_IN_A_ROW:
+            self._break(WorkerError(f"the target's engine is broken: {type(error).__name__}"))
+            return
+        for lease, item in failed:
+            self._refuse_all(lease, [item], error)
+            self._quarantine.convict(item.request_id)
+
+    def _has_freed(self, request_ids: Sequence[str]) -> bool:
+        """Drop the verifier's state of these requests; False when that breaks the engine."""
+        try:
+            self._verifier.release(request_ids)
+        except Exception:
+            log.exception("state could not be freed")
+            self._break(WorkerError("the target's engine cannot free its state"))
+            return False
+        return True
 
     def _refuse_all(
         self, lease: TargetLease, items: Sequence[VerifyItem], error: Exception
@@ -241,11 +280,9 @@ class TargetWorker:
         for item in items:
             request_id = lease.outside(item.request_id)
             answers.refusals.append(Refusal(request_id, item.generation, WorkerError.code, message))
-        try:
-            self._forget(lease, [item.request_id for item in items])
-        except Exception:
-            log.exception("state could not be freed")
-            self._break(WorkerError("the target's engine cannot free its state"))
+        request_ids = [item.request_id for item in items]
+        if self._has_freed(request_ids):
+            self._forget(lease, request_ids)
         lease.post(answers.frame(None))
 
     def _break(self, error: WorkerError) -> None:

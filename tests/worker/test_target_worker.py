@@ -35,15 +35,18 @@ DESCRIPTION = WorkerDescription("w", "target", "toy", vocab_size=VOCAB_SIZE)
 
 
 class FragileEngine(ToyEngine):
-    """Raises what `failures` holds, one per step, before it works."""
+    """Raises what `failures` holds, one per step, and whenever a work brings `poison`."""
 
     def __init__(self) -> None:
         super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
         self.failures: list[Exception] = []
+        self.poison: list[int] = []
 
     def step(self) -> list[Output]:
         if self.failures:
             raise self.failures.pop(0)
+        if any(self.poison == work.delta.tolist() for work in self._queue.values()):
+            raise ValueError("poison")
         return super().step()
 
 
@@ -196,15 +199,52 @@ async def test_a_released_request_that_is_asked_for_again_must_be_sent_whole() -
         assert await decode(link, "r", [1, 2], 3) == greedy([1, 2], 3)
 
 
-async def test_a_step_that_raises_refuses_its_items_and_the_worker_goes_on() -> None:
+async def test_a_step_that_raises_refuses_its_only_item_and_the_worker_goes_on() -> None:
     async with stage() as built:
         link = built.connect()
         built.engine.failures.append(ValueError("out of luck"))
-        answer = await ask(link, VerifyFrame((item("r", [1, 2]), item("s", [3, 4]))))
-        assert [refusal.code for refusal in answer.refusals] == [WorkerError.code] * 2
+        answer = await ask(link, VerifyFrame((item("r", [1, 2]),)))
+        assert [refusal.code for refusal in answer.refusals] == [WorkerError.code]
         assert "out of luck" not in answer.refusals[0].message
         assert built.worker.healthy
         assert await decode(link, "r", [1, 2], 3) == greedy([1, 2], 3)
+
+
+async def test_an_item_that_makes_every_step_raise_is_refused_alone() -> None:
+    async with stage() as built:
+        link, other = built.connect(), built.connect()
+        built.engine.poison = [1, 31]
+        decoding = asyncio.create_task(decode(other, "s", [3, 4], 40))
+        for _ in range(5):
+            answer = await ask(link, VerifyFrame((item("good", [5, 6]), item("bad", [1, 31]))))
+            outcomes = [("verdict", verdict.request_id) for verdict in answer.verdicts]
+            outcomes += [("refusal", refusal.request_id) for refusal in answer.refusals]
+            if len(outcomes) < 2:
+                answer = await ask(link, VerifyFrame())
+                outcomes += [("verdict", verdict.request_id) for verdict in answer.verdicts]
+                outcomes += [("refusal", refusal.request_id) for refusal in answer.refusals]
+            assert sorted(outcomes) == [("refusal", "bad"), ("verdict", "good")]
+            await link.send(VerifyFrame(released=("good", "bad")))
+        assert built.worker.healthy
+        async with asyncio.timeout(10):
+            assert await decoding == greedy([3, 4], 40)
+
+
+async def test_requests_that_lost_their_cache_to_a_failed_step_are_asked_for_again() -> None:
+    async with stage() as built:
+        link = built.connect()
+        contexts = {"r": [1, 2], "s": [3, 4]}
+        for name, context in contexts.items():
+            contexts[name] = context + await decode(link, name, context, 1)
+        built.engine.failures.append(ValueError("a batch that cannot be"))
+        frame = VerifyFrame(tuple(item(name, context, 2) for name, context in contexts.items()))
+        missed = set[str]()
+        await link.send(frame)
+        async with asyncio.timeout(10):
+            while len(missed) < 2:
+                missed |= {miss.request_id for miss in (await anext(link)).misses}
+        answer = await ask(link, VerifyFrame((item("r", contexts["r"]),)))
+        assert contexts["r"] + answer.verdicts[0].token_ids.tolist() == [1, 2, *greedy([1, 2], 2)]
 
 
 @pytest.mark.parametrize(
@@ -219,8 +259,8 @@ async def test_a_broken_engine_ends_every_link_and_reports_unhealthy(
         link, idle = built.connect(), built.connect()
         await built.settled()
         built.engine.failures.extend(failures)
-        for _ in failures:
-            await link.send(VerifyFrame((item("r", [1, 2]),)))
+        for name in "rst"[: len(failures)]:
+            await link.send(VerifyFrame((item(name, [1, 2]),)))
             if len(built.engine.failures) > 1:
                 await anext(link)
         with pytest.raises(WorkerError):
