@@ -24,7 +24,8 @@ T = TypeVar("T")
 class EngineConfig:
     """One model on one device group: the target's, or a drafting LM's.
 
-    model: a Hugging Face folder or hub name.  dtype: of weights and KV; auto = the checkpoint's.
+    model: a Hugging Face folder or hub name.
+    dtype: of weights and KV; auto = the checkpoint's, on a CPU that can only emulate it float32.
     device: auto, cpu, cuda or cuda:N; auto = the first GPU, else the CPU.
     device_map: transformers' own, one-process targets only.
     quantization: keyword arguments of transformers' quantisation config, with `quant_method`.

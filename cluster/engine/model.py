@@ -18,6 +18,7 @@ from cluster.config import EngineConfig
 from cluster.engine import attention
 from cluster.engine.attention import LayerPlan, LayerSpec
 from cluster.engine.device import resolve_device, resolve_dtype
+from cluster.engine.packed_linear import pack_linears
 from cluster.engine.probe import probe_layers
 from cluster.engine.refusals import check_servable, check_splittable, context_limit
 from cluster.errors import ConfigError
@@ -100,9 +101,12 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     check_splittable(text_config, config.tensor_parallel)
     max_context_len = context_limit(text_config, config.max_context_len)
     device = resolve_device(config.device, rank)
-    module = _load_module(source, config, device)
+    dtype = resolve_dtype(config.dtype, device, getattr(text_config, "dtype", None))
+    module = _load_module(source, config, device, dtype)
     module.eval()
     module.requires_grad_(False)
+    if config.tensor_parallel == 1:
+        pack_linears(module)
     input_device = module.get_input_embeddings().weight.device
     with torch.inference_mode():
         layers, activation_bytes = probe_layers(module, config, input_device)
@@ -133,9 +137,11 @@ def _load_config(source: str, config: EngineConfig) -> Any:
         ) from error
 
 
-def _load_module(source: str, config: EngineConfig, device: torch.device) -> Any:
+def _load_module(
+    source: str, config: EngineConfig, device: torch.device, dtype: torch.dtype | str
+) -> Any:
     arguments: dict[str, Any] = {
-        "dtype": resolve_dtype(config.dtype),
+        "dtype": dtype,
         "attn_implementation": attention.IMPLEMENTATION,
         "trust_remote_code": config.trust_remote_code,
     }

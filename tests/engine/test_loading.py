@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cluster.config import EngineConfig
+from cluster.engine import device
 from cluster.engine import model as model_module
 from cluster.engine.device import configure_threads, num_cores, resolve_device
 from cluster.engine.engine import Engine, Work
@@ -122,10 +123,23 @@ def test_settings_that_cannot_be_served_name_the_key_and_the_remedy(
     assert caught.value.param == param
 
 
-def test_dtype_auto_is_the_checkpoints_own(checkpoint_factory: Factory) -> None:
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [({"avx512f"}, torch.float32), ({"avx512f", "avx512_bf16"}, torch.bfloat16)],
+    ids=["emulated", "native"],
+)
+def test_dtype_auto_is_the_checkpoints_own_unless_the_cpu_can_only_emulate_it(
+    checkpoint_factory: Factory,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: set[str],
+    expected: torch.dtype,
+) -> None:
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
     folder = checkpoint_factory("llama", dtype=torch.bfloat16)
-    engine = load_engine(folder, dtype="auto")
-    assert {layer.dtype for layer in engine.layers} == {torch.bfloat16}
+    engine = load_engine(folder, dtype="auto", device="cpu")
+    assert {layer.dtype for layer in engine.layers} == {expected}
+    named = load_engine(folder, dtype="bfloat16", device="cpu")
+    assert {layer.dtype for layer in named.layers} == {torch.bfloat16}
 
 
 def test_a_device_map_spreads_one_process(llama_folder: Path) -> None:
