@@ -30,8 +30,7 @@ class EngineConfig:
     device_map: transformers' own, one-process targets only.
     quantization: keyword arguments of transformers' quantisation config, with `quant_method`.
     tensor_parallel: ranks that share the layers, each on a device of its own.
-    page_size: tokens per page of the KV cache.
-    num_pages: pages of the KV cache, 0 = derive from memory_fraction.
+    page_size: tokens per page of the KV cache.  num_pages: pages, 0 = by memory_fraction.
     memory_fraction: share of the device's memory for weights and KV; on CPU, share of free memory
     for KV, capped by what max_running_sequences can use.
     max_running_sequences: sequences that may hold KV at the same time.
@@ -40,6 +39,8 @@ class EngineConfig:
     prefix_cache: keep the KV of finished requests for prompts that begin alike.
     threads: torch threads of the worker, 0 = half the cores, at least one.
     attention: name of the attention implementation, auto = the best for the device.
+    compile: compile the forward at load, on a CPU with a C++ compiler: a minute at first, seconds
+    from torch's cache; steps of small and medium models get faster.
     trust_remote_code: let transformers run code that comes with the checkpoint.
     """
 
@@ -58,6 +59,7 @@ class EngineConfig:
     prefix_cache: bool = True
     threads: int = 0
     attention: str = "auto"
+    compile: bool = False
     trust_remote_code: bool = False
 
 
@@ -96,6 +98,8 @@ class DrafterConfig:
     max_nodes: bound of the growing tree per request.
     max_requests: requests a replica keeps state for; the least recent ones go first.
     replicas: how many workers share the requests.
+    nice: how far its processes stand back behind others on the same cores, 0 to 19: a drafter that
+    shares the target's cores should draft in the time that is left over.
     """
 
     kind: str = ""
@@ -103,6 +107,7 @@ class DrafterConfig:
     max_nodes: int = 32
     max_requests: int = 256
     replicas: int = 1
+    nice: int = 0
     placement: PlacementConfig = field(default_factory=PlacementConfig)
 
 
@@ -116,10 +121,12 @@ class CoordinatorConfig:
     max_draft_tokens: upper bound of draft nodes per sequence and step.
     budget: adaptive = as many nodes as the measured step times and acceptance say pay;
     fixed = always max_draft_tokens.
+    max_draft_wait_ms: longest wait of a step for drafts that are about to arrive, 0 = none.
+    max_slowdown: share of plain decoding's time that speculation may cost when drafts fail.
+    slowdown_slack: plain steps' time it may lose beyond that before it must have earned it.
     max_homogeneity_wait_ms: how long a ready group of one task may wait for its like.
     max_frame_bytes: refuse larger gRPC frames.
-    breaker_failures, breaker_reset_s: a drafter link that failed so often in a row is left alone
-    for so long.
+    breaker_failures, breaker_reset_s: a drafter that failed so often in a row rests for so long.
     target_timeout_s: a target that answers nothing for so long is given up.
     """
 
@@ -129,6 +136,9 @@ class CoordinatorConfig:
     max_queued_requests: int = 256
     max_draft_tokens: int = 16
     budget: Literal["adaptive", "fixed"] = "adaptive"
+    max_draft_wait_ms: float = 8.0
+    max_slowdown: float = 0.02
+    slowdown_slack: float = 8.0
     max_homogeneity_wait_ms: float = 2.0
     max_frame_bytes: int = 4 * 1024 * 1024
     breaker_failures: int = 3
@@ -142,8 +152,7 @@ class IngressConfig:
 
     replicas: ingress processes; each tokenises and detokenises on one core.
     max_body_bytes: larger request bodies are answered 413.
-    max_choices: upper bound of `n`.
-    max_logprobs: upper bound of the alternatives reported per token.
+    max_choices: upper bound of `n`.  max_logprobs: of the alternatives reported per token.
     max_stop_strings: upper bound of stop strings per request.
     default_max_tokens: output tokens of a request that names no limit.
     """
@@ -161,8 +170,7 @@ class IngressConfig:
 class HttpConfig:
     """The OpenAI-compatible endpoint: Ray Serve's `http_options`.
 
-    host: the interface to listen on; 0.0.0.0 = all.
-    port: TCP port.
+    host: the interface to listen on; 0.0.0.0 = all.  port: TCP port.
     """
 
     host: str = "127.0.0.1"
@@ -183,9 +191,7 @@ class GrpcConfig:
 class DashboardConfig:
     """Ray's dashboard, where `drafthouse serve` starts Ray itself.
 
-    host: the interface to listen on.
-    port: TCP port.
-    enabled: false starts no dashboard.
+    host: the interface to listen on.  port: TCP port.  enabled: false starts no dashboard.
     """
 
     host: str = "127.0.0.1"
@@ -199,9 +205,8 @@ class Config:
 
     model_name: the name clients ask for.
     drafters: the pool, by name.
-    tasks: task class to the drafters that serve it, in
-    order of preference; the task "default" serves requests without one and unknown ones, and
-    where it is absent every drafter does.
+    tasks: task class to the drafters that serve it, in order of preference; the task "default"
+    serves requests without one and unknown ones, and where it is absent every drafter does.
     """
 
     model_name: str = "drafthouse"

@@ -64,6 +64,28 @@ BATCH_SIZE = Metric(
 BATCH_PURITY = Metric(
     "drafthouse_batch_purity", "gauge", "Share of a batch's most frequent task class, mean."
 )
+DEFICIT = Metric(
+    "drafthouse_speculation_deficit_seconds",
+    "gauge",
+    "What speculation has lost against plain decoding and not regained.",
+    ("target",),
+)
+GUARD_REFUSALS = Metric(
+    "drafthouse_guard_refusals",
+    "counter",
+    "Steps for which the deficit guard refused the number of drafts that promised most.",
+    ("target",),
+)
+DRAFT_WAITS = Metric(
+    "drafthouse_draft_waits",
+    "counter",
+    "Steps that waited for drafts; arrived: before the time was up, late: not, moot: what they "
+    "waited for was cancelled. Success ratio = arrived / all.",
+    ("outcome",),
+)
+DRAFT_WAITED = Metric(
+    "drafthouse_draft_waited_seconds", "counter", "Time that steps waited for drafts."
+)
 NUM_DRAFTS = Metric(
     "spec_decode_num_drafts",
     "counter",

@@ -1,6 +1,8 @@
-"""The circuit breaker of one drafter replica."""
+"""The circuit breakers of drafter replicas."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 # A replica that is gone and has not failed for so many times the reset time starts afresh.
 _MEMORY_RESETS = 10
@@ -50,3 +52,33 @@ class CircuitBreaker:
         if self._opened_at is None:
             return "closed"
         return "probation" if self.allows(now) else "open"
+
+
+class BreakerBook:
+    """Breakers by (drafter, replica).  One that a replica's former life opened stays open."""
+
+    def __init__(self, failures: int, reset_s: float) -> None:
+        self._failures = failures
+        self._reset_s = reset_s
+        self._breakers: dict[tuple[str, str], CircuitBreaker] = {}
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        return iter(self._breakers)
+
+    def of(self, name: str, replica_id: str) -> CircuitBreaker:
+        """The breaker of a replica, a new one for one that is not known."""
+        key = (name, replica_id)
+        if key not in self._breakers:
+            self._breakers[key] = CircuitBreaker(self._failures, self._reset_s)
+        return self._breakers[key]
+
+    def left(self, name: str, replica_id: str) -> None:
+        """The replica is gone; its breaker is kept only if there is anything to remember."""
+        if self._breakers[(name, replica_id)].is_clean:
+            del self._breakers[(name, replica_id)]
+
+    def forget(self, live: set[tuple[str, str]], now: float) -> None:
+        """Replicas that restart under new ids would leave one behind each time."""
+        for key, breaker in list(self._breakers.items()):
+            if key not in live and breaker.is_history(now):
+                del self._breakers[key]

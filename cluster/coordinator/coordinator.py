@@ -20,13 +20,21 @@ from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ingress import IngressLink
 from cluster.coordinator.ledger import RoundLedger
 from cluster.coordinator.planner import DraftPlanner
+from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.rounds import RoundLoop
-from cluster.coordinator.session import Deliver, Limits
+from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.stream import EventStream
 from cluster.coordinator.targets import TargetSeat
-from cluster.coordinator.workers import check_drafter, check_target
+from cluster.coordinator.waits import DraftWaits, Timer, event_loop_timer
+from cluster.coordinator.workers import (
+    check_drafter,
+    check_target,
+    describe_coordinator,
+    limits_of,
+    run_link,
+)
 from cluster.core import (
     CommitFrame,
     ProposalFrame,
@@ -36,7 +44,7 @@ from cluster.core import (
     VerifyFrame,
     WorkerDescription,
 )
-from cluster.errors import ProtocolError, WorkerError
+from cluster.errors import ProtocolError
 from cluster.metrics import Recorder
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
@@ -59,6 +67,7 @@ class Coordinator:
         *,
         worker_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        timer: Timer = event_loop_timer,
     ) -> None:
         settings = config.coordinator
         # Half of a frame is left for everything that is not tokens.
@@ -68,12 +77,16 @@ class Coordinator:
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
         self._max_frame_tokens = max_frame_tokens
-        self._pool = DrafterPool(settings, self.recorder)
+        promises = PromiseBook(settings)
+        self._pool = DrafterPool(settings, self.recorder, promises)
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
-        planner = DraftPlanner(settings)
+        planner = DraftPlanner(settings, promises)
         self._ledger = RoundLedger(self.recorder, planner)
         wait_s = settings.max_homogeneity_wait_ms / 1000.0
-        self._rounds = RoundLoop(self._table, self._pool, planner, self._ledger, wait_s, clock)
+        waits = DraftWaits(promises, self.recorder, timer)
+        self._rounds = RoundLoop(
+            self._table, self._pool, planner, self._ledger, waits, wait_s, clock
+        )
         self._tasks: dict[TargetSeat | DrafterReplica, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
@@ -193,18 +206,9 @@ class Coordinator:
     # Reports
 
     def describe(self) -> WorkerDescription:
-        target = next((seat.description for seat in self._seats()), None)
-        return WorkerDescription(
-            worker_id=self._id,
-            role="coordinator",
-            name=self._config.model_name,
-            model_hash=target.model_hash if target else "",
-            tokenizer_hash=target.tokenizer_hash if target else "",
-            vocab_size=target.vocab_size if target else 0,
-            max_context_len=target.max_context_len if target else 0,
-            max_running_sequences=self._config.coordinator.max_running_sequences,
-            max_batch_tokens=target.max_batch_tokens if target else 0,
-        )
+        seats = self._seats()
+        target = seats[0].description if seats else None
+        return describe_coordinator(self._id, self._config, target)
 
     def render_metrics(self) -> bytes:
         """All metrics as of now, in Prometheus' text format."""
@@ -244,10 +248,8 @@ class Coordinator:
 
     def _update_limits(self) -> None:
         """What every target can serve; without targets, what the last ones could."""
-        served = [seat.description for seat in self._seats()]
-        if served:
-            lengths = [each.max_context_len for each in served if each.max_context_len]
-            limits = Limits(min(lengths, default=0), served[0].vocab_size)
+        limits = limits_of(seat.description for seat in self._seats())
+        if limits is not None:
             self._table.limits = self._rounds.limits = limits
 
     def _dispatch_touched(self) -> None:
@@ -256,12 +258,8 @@ class Coordinator:
 
     async def _run_target(self, seat: TargetSeat) -> None:
         try:
-            await run_until_first_ends(self._read_verdicts(seat), seat.send_forever())
-        except WorkerError as error:
-            log.warning("target link broke id=%s: %s", seat.id, error.message)
-        except Exception:
-            # Whatever it sent, its sessions go on elsewhere and the others are not hurt.
-            log.exception("target link failed id=%s", seat.id)
+            work = run_until_first_ends(self._read_verdicts(seat), seat.send_forever())
+            await run_link(work, f"target id={seat.id}")
         finally:
             self._tasks.pop(seat, None)
             self._lose_target(seat)
@@ -281,6 +279,7 @@ class Coordinator:
     def _lose_target(self, seat: TargetSeat) -> None:
         if self._table.seats.get(seat.id) is seat:
             log.info("target left id=%s sessions=%d", seat.id, len(seat.sessions))
+            self._rounds.abandon(seat)
             self._table.lose_seat(seat)
             self._ledger.forget(seat)
             self._update_limits()
@@ -289,16 +288,10 @@ class Coordinator:
     async def _run_drafter(self, replica: DrafterReplica) -> None:
         failed = True
         try:
-            await run_until_first_ends(
+            work = run_until_first_ends(
                 self._read_proposals(replica), replica.send_forever(self._clock)
             )
-            failed = False
-        except WorkerError as error:
-            log.warning(
-                "drafter link broke name=%s id=%s: %s", replica.name, replica.id, error.message
-            )
-        except Exception:
-            log.exception("drafter link failed name=%s id=%s", replica.name, replica.id)
+            failed = await run_link(work, f"drafter name={replica.name} id={replica.id}")
         finally:
             self._tasks.pop(replica, None)
             self._lose_drafter(replica, failed=failed)
@@ -306,7 +299,8 @@ class Coordinator:
 
     async def _read_proposals(self, replica: DrafterReplica) -> None:
         async for frame in replica.link:
-            self._pool.receive(replica, frame, self._table.sessions, self._clock())
+            sessions = self._table.sessions
+            self._rounds.drafts_arrived(self._pool.receive(replica, frame, sessions, self._clock()))
 
     def _lose_drafter(self, replica: DrafterReplica, *, failed: bool) -> None:
         now = self._clock()

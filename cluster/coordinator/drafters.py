@@ -13,7 +13,8 @@ import numpy as np
 
 from cluster import metrics
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.breaker import CircuitBreaker
+from cluster.coordinator.breaker import BreakerBook
+from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.proposals import keep_newest, problem_of, problem_of_tree
 from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.session import Session, Subscription
@@ -40,11 +41,14 @@ _MAX_SHORTAGES = 8
 class DrafterPool:
     """Replicas by drafter name.  A session sticks to one replica per name while that one lives."""
 
-    def __init__(self, config: CoordinatorConfig, recorder: Recorder) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, recorder: Recorder, promises: PromiseBook
+    ) -> None:
         self._config = config
         self._recorder = recorder
+        self._promises = promises
         self._replicas: dict[str, dict[str, DrafterReplica]] = {}
-        self._breakers: dict[tuple[str, str], CircuitBreaker] = {}
+        self._breakers = BreakerBook(config.breaker_failures, config.breaker_reset_s)
         # Half a frame at most, which leaves room for everything that is not tokens.
         self._max_frame_tokens = config.max_frame_bytes // (2 * _BYTES_PER_TOKEN)
 
@@ -63,11 +67,7 @@ class DrafterPool:
         link: Link[CommitFrame, ProposalFrame],
     ) -> DrafterReplica:
         """Take a replica into the pool.  A breaker that its former life opened stays open."""
-        key = (name, replica_id)
-        breaker = self._breakers.get(key)
-        if breaker is None:
-            breaker = CircuitBreaker(self._config.breaker_failures, self._config.breaker_reset_s)
-            self._breakers[key] = breaker
+        breaker = self._breakers.of(name, replica_id)
         replica = DrafterReplica(
             name, replica_id, description, link, breaker, self._max_frame_tokens
         )
@@ -82,23 +82,13 @@ class DrafterPool:
             return []
         del replicas[replica.id]
         self._recorder.set(metrics.DRAFTER_UP, len(replicas), drafter=replica.name)
-        self._forget_gauges(replica)
+        replica.forget_gauges(self._recorder)
         if failed:
             self._record_fault(replica, "link", now)
-        elif replica.breaker.is_clean:
-            self._breakers.pop((replica.name, replica.id), None)
-        self._forget_breakers(now)
+        else:
+            self._breakers.left(replica.name, replica.id)
+        self._breakers.forget({(other.name, other.id) for other in self}, now)
         return self._detach_all(replica)
-
-    def _forget_breakers(self, now: float) -> None:
-        """Replicas that restart under new ids would leave one behind each time."""
-        old = [
-            (name, replica_id)
-            for (name, replica_id), breaker in self._breakers.items()
-            if self.get(name, replica_id) is None and breaker.is_history(now)
-        ]
-        for key in old:
-            del self._breakers[key]
 
     def commit(self, session: Session, now: float) -> None:
         """Let every drafter of `session` know its tokens; returns at once."""
@@ -108,6 +98,7 @@ class DrafterPool:
                 subscription = self._subscribe(session, name, now)
                 if subscription is None:
                     continue
+            self._promises.committed(session, name, subscription, now)
             subscription.replica.mark(session)
 
     def release(self, session: Session) -> None:
@@ -122,9 +113,13 @@ class DrafterPool:
         frame: ProposalFrame,
         sessions: Mapping[str, Session],
         now: float,
-    ) -> None:
-        """Take in one frame: keep newest trees, send again what is missing, count faults."""
+    ) -> list[Session]:
+        """Take in one frame: keep newest trees, send again what is missing, count faults.
+
+        Returns the sessions with a new tree for what is committed at present.
+        """
         replica.unanswered_since = None
+        renewed: list[Session] = []
         for proposal in frame.proposals:
             subscription = self._current(replica, sessions.get(proposal.request_id))
             if subscription is None:
@@ -135,13 +130,16 @@ class DrafterPool:
             problem = problem_of(proposal, session)
             if problem is None:
                 keep_newest(subscription, proposal)
+                if self._promises.arrived(subscription, proposal, now):
+                    renewed.append(session)
             else:
                 self._record_rubbish(replica, problem, now)
         for observation in frame.observations:
             self._observe(replica, observation, sessions, now)
         for refusal in frame.refusals:
             self._refused(replica, refusal, sessions, now)
-        self._record_gauges(replica, frame)
+        replica.record_gauges(self._recorder, frame)
+        return renewed
 
     def check_trees(self, batch: Iterable[Session], vocab_size: int, now: float) -> None:
         """Look at the trees that a batch is about to use, each once; unsound ones are dropped."""
@@ -295,31 +293,9 @@ class DrafterPool:
             # It is this request that it cannot serve (say, too long); nothing is wrong with it.
             self._decline(replica, session, math.inf)
             return
-        if isinstance(error, CapacityError):
-            # Nor is anything wrong with one that is full.
-            self._decline(replica, session, now + self._config.breaker_reset_s)
-            return
         # Else its whole text would be sent again after every verdict.
         self._decline(replica, session, now + self._config.breaker_reset_s)
+        if isinstance(error, CapacityError):
+            return  # nor is anything wrong with one that is full
         log.warning("drafter refused name=%s id=%s code=%s", replica.name, replica.id, refusal.code)
         self._record_fault(replica, "refused", now)
-
-    def _record_gauges(self, replica: DrafterReplica, frame: ProposalFrame) -> None:
-        recorder = self._recorder
-        recorder.set(
-            metrics.DRAFTER_REQUESTS, frame.num_requests, drafter=replica.name, worker=replica.id
-        )
-        replica.has_reported = True
-        if frame.pages_total:
-            worker = {"role": "drafter", "worker": replica.id}
-            recorder.set(metrics.KV_PAGES_IN_USE, frame.pages_in_use, **worker)
-            recorder.set(metrics.KV_PAGES_TOTAL, frame.pages_total, **worker)
-            replica.has_pages = True
-
-    def _forget_gauges(self, replica: DrafterReplica) -> None:
-        """What a lost replica last said of itself is not true any more."""
-        if replica.has_reported:
-            self._recorder.forget(metrics.DRAFTER_REQUESTS, drafter=replica.name, worker=replica.id)
-        if replica.has_pages:
-            for gauge in (metrics.KV_PAGES_IN_USE, metrics.KV_PAGES_TOTAL):
-                self._recorder.forget(gauge, role="drafter", worker=replica.id)

@@ -80,6 +80,8 @@ class RoundLedger:
             self._recorder.observe(metrics.ROUND_OVERHEAD, times.outside_s)
         for size, purity in batches:
             self._enter_batch(size, purity)
+        if answers:
+            self._planner.settle_promises()
         if self._num_misses:
             self._recorder.add(metrics.CACHE_MISSES, self._num_misses)
             self._num_misses = 0
@@ -91,6 +93,7 @@ class RoundLedger:
         if seat.has_reported:
             for gauge in (metrics.KV_PAGES_IN_USE, metrics.KV_PAGES_TOTAL):
                 self._recorder.forget(gauge, role="target", worker=seat.id)
+            self._recorder.forget(metrics.DEFICIT, target=seat.id)
 
     def _enter_answer(self, answer: _Answer) -> None:
         task = answer.session.request.task
@@ -118,6 +121,10 @@ class RoundLedger:
         seat.has_reported = True
         recorder.set(metrics.KV_PAGES_IN_USE, report.pages_in_use, role="target", worker=seat.id)
         recorder.set(metrics.KV_PAGES_TOTAL, report.pages_total, role="target", worker=seat.id)
+        deficit_s, num_refusals = self._planner.take_account(seat.id)
+        recorder.set(metrics.DEFICIT, deficit_s, target=seat.id)
+        if num_refusals:
+            recorder.add(metrics.GUARD_REFUSALS, num_refusals, target=seat.id)
 
     def _enter_batch(self, size: int, purity: float) -> None:
         self._recorder.observe(metrics.BATCH_SIZE, size)

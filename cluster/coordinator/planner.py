@@ -10,9 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.session import Claim, InFlight, Limits, Session, Subscription
+from cluster.coordinator.promises import PromiseBook
+from cluster.coordinator.session import Claim, HeldTree, InFlight, Limits, Session, Subscription
 from cluster.core import EMPTY_FLOATS, EMPTY_TOKENS, FloatArray, TokenArray, TokenTree, Verdict
-from cluster.spec.budget import BudgetController, SequenceDraft
+from cluster.spec.budget import BudgetController
+from cluster.spec.drafts import BudgetRules, SequenceDraft, Share
+from cluster.spec.guard import DeficitGuard
+from cluster.spec.promises import WAITS_S
 from cluster.spec.survival import Calibrator
 from cluster.spec.tree import depths, merge, monotone, prune, reroot, subtree
 
@@ -40,33 +44,91 @@ class Candidate:
         )
 
 
-class DraftPlanner:
-    """Turns the trees at hand into the trees to verify.  Never waits for a better one."""
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a batch is planned, how long it may wait for drafts, and how long it has."""
 
-    def __init__(self, config: CoordinatorConfig) -> None:
+    now: float
+    max_wait_s: float = 0.0
+    waited_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What to do next: verify `in_flight`, one per session, or wait for drafts first.
+
+    wait_s > 0: better drafts are expected within so many seconds, for the sessions `awaited`.
+    """
+
+    in_flight: list[InFlight]
+    wait_s: float = 0.0
+    awaited: tuple[Session, ...] = ()
+
+
+class DraftPlanner:
+    """Turns the trees at hand into the trees to verify, or asks for time where that pays."""
+
+    def __init__(self, config: CoordinatorConfig, promises: PromiseBook) -> None:
         self._config = config
+        self._promises = promises
         self._budgets: dict[str, BudgetController] = {}  # by target: each has its own step times
         self._calibrators: dict[tuple[str, str], Calibrator] = {}  # by drafter and task
 
     def plan(
-        self, target_id: str, batch: Sequence[Session], limits: Limits, max_nodes: int | None
-    ) -> list[InFlight]:
+        self,
+        target_id: str,
+        batch: Sequence[Session],
+        limits: Limits,
+        max_nodes: int | None,
+        moment: Moment,
+    ) -> Plan:
         """One item's worth of drafts per session; max_nodes: over the whole batch."""
         candidates = [self._candidate(session, limits) for session in batch]
         caps = [session.max_draft_tokens for session in batch]
         if max_nodes is not None and sum(caps) > max_nodes:
             caps = [min(cap, max_nodes // len(batch)) for cap in caps]
-        choices = self._choose(target_id, candidates, caps)
-        return [
-            _in_flight(session, candidate, kept)
-            for session, candidate, kept in zip(batch, candidates, choices, strict=True)
-        ]
+        if self._config.budget == "fixed":
+            choices = [
+                prune(candidate.tree, candidate.survival, cap)[2] if candidate else EMPTY_TOKENS
+                for candidate, cap in zip(candidates, caps, strict=True)
+            ]
+        else:
+            drafts = [
+                self._draft(session, candidate, cap, moment)
+                for session, candidate, cap in zip(batch, candidates, caps, strict=True)
+            ]
+            decision = self._budget(target_id).choose(drafts, moment.max_wait_s, moment.waited_s)
+            if decision.wait_s > 0.0:
+                awaited = tuple(batch[index] for index in decision.awaited)
+                return Plan([], decision.wait_s, awaited)
+            choices = decision.nodes
+        return Plan(
+            [
+                _in_flight(session, candidate, kept)
+                for session, candidate, kept in zip(batch, candidates, choices, strict=True)
+            ]
+        )
 
     def record_step(
         self, target_id: str, num_sequences: int, num_nodes: int, round_time_s: float
     ) -> None:
         """A step of decoding alone took so long, the way there and back included."""
         self._budget(target_id).record(num_sequences, num_nodes, round_time_s)
+
+    def settle_round(
+        self, target_id: str, shares: Sequence[Share], round_time_s: float | None, waited_s: float
+    ) -> None:
+        """Enter a finished round into the accounts; see `BudgetController.settle`."""
+        self._budget(target_id).settle(shares, round_time_s, waited_s)
+
+    def settle_promises(self) -> None:
+        """Learn what drafters have sent so long after the last commits."""
+        self._promises.settle(self._calibrator)
+
+    def take_account(self, target_id: str) -> tuple[float, int]:
+        """(deficit in seconds, refusals of the guard since this was last asked) of a target."""
+        budget = self._budget(target_id)
+        return budget.deficit_s, budget.take_refusals()
 
     def forget(self, target_id: str) -> None:
         """The target has left; its step times are of no more use."""
@@ -88,24 +150,26 @@ class DraftPlanner:
                 tree.parents, _claimed(claim, tree), np.array(reached, dtype=np.int32)
             )
 
-    def _choose(
-        self, target_id: str, candidates: Sequence[Candidate | None], caps: Sequence[int]
-    ) -> list[TokenArray]:
-        drafts = [
-            SequenceDraft(candidate.survival if candidate else EMPTY_FLOATS, max_nodes=cap)
-            for candidate, cap in zip(candidates, caps, strict=True)
-        ]
-        if self._config.budget == "adaptive":
-            return self._budget(target_id).choose(drafts)
-        return [
-            prune(candidate.tree, candidate.survival, cap)[2] if candidate else EMPTY_TOKENS
-            for candidate, cap in zip(candidates, caps, strict=True)
-        ]
+    def _draft(
+        self, session: Session, candidate: Candidate | None, cap: int, moment: Moment
+    ) -> SequenceDraft:
+        if session.guard is None:
+            session.guard = DeficitGuard(self._config.max_slowdown, self._config.slowdown_slack)
+        survival = candidate.survival if candidate else EMPTY_FLOATS
+        promised = None
+        if moment.max_wait_s > 0.0 and cap > 0:
+            promised = self._promises.expected(session, survival, moment.now)
+        return SequenceDraft(survival, max_nodes=cap, guard=session.guard, promised=promised)
 
     def _budget(self, target_id: str) -> BudgetController:
         budget = self._budgets.get(target_id)
         if budget is None:
-            budget = BudgetController(self._config.max_draft_tokens)
+            rules = BudgetRules(
+                self._config.max_draft_tokens,
+                max_slowdown=self._config.max_slowdown,
+                slack_steps=self._config.slowdown_slack,
+            )
+            budget = BudgetController(rules, WAITS_S)
             self._budgets[target_id] = budget
         return budget
 
@@ -126,13 +190,16 @@ class DraftPlanner:
         losses: list[float | None] = []
         for name in session.drafters:
             subscription = session.subscriptions.get(name)
-            if subscription is None or not _advance(session, subscription):
+            if subscription is None:
                 continue
-            held = subscription.held
-            assert held is not None
-            if held.calibrated is None:
+            held = _advance(session, subscription)
+            if held is not None and held.calibrated is None:
                 calibrator = self._calibrator(name, session.request.task)
                 held.calibrated = calibrator.survival(held.tree.parents, held.survival)
+            if subscription.growth is not None:
+                subscription.growth.look(held)
+            if held is None or held.calibrated is None:
+                continue
             claims.append(Claim(name, held.tree, held.survival))
             survivals.append(held.calibrated)
             losses.append(subscription.log_loss)
@@ -147,24 +214,24 @@ class DraftPlanner:
         return candidate
 
 
-def _advance(session: Session, subscription: Subscription) -> bool:
-    """Re-root the held tree at the last committed token.  False when nothing of it is left."""
+def _advance(session: Session, subscription: Subscription) -> HeldTree | None:
+    """Re-root the held tree at the last committed token.  None when nothing of it is left."""
     held = subscription.held
     if held is None:
-        return False
+        return None
     committed = session.tokens.since(held.base_len)
     if len(committed):
         result = reroot(held.tree, committed, held.survival)
         if not result.hit:
             subscription.held = None
-            return False
+            return None
         if held.calibrated is not None and result.node >= 0:
             reached = max(float(held.calibrated[result.node]), 1e-6)
             rest = np.minimum(held.calibrated[result.kept] / reached, 1.0)
             held.calibrated = rest.astype(np.float32)
         held.tree, held.survival = result.tree, result.survival
         held.base_len = len(session.tokens)
-    return len(held.tree) > 0
+    return held if len(held.tree) else None
 
 
 def _union(

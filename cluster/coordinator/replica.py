@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from cluster import metrics
 from cluster.coordinator.breaker import CircuitBreaker
 from cluster.coordinator.session import Session, Subscription
 from cluster.core import Commit, CommitFrame, ProposalFrame, WorkerDescription
+from cluster.metrics import Recorder
 from cluster.rpc.link import Link
 
 # Trees that are already known when a verdict comes in are what the next batch is made of, so a
@@ -39,8 +41,10 @@ class DrafterReplica:
         self.breaker = breaker
         self.sessions: dict[str, Session] = {}
         self.unanswered_since: float | None = None  # a frame was sent and nothing came back yet
-        self.has_reported = False  # it has gauges of its own, of requests and of KV pages
-        self.has_pages = False
+        # Waits in a row that ended before its drafts came, without any that came in time between.
+        self.num_broken_promises = 0
+        self._has_reported = False  # it has gauges of its own, of requests and of KV pages
+        self._has_pages = False
         self._max_frame_tokens = max_frame_tokens
         self._news: dict[str, Session] = {}
         self._told: set[str] = set()  # sessions that it may hold state of
@@ -65,6 +69,24 @@ class DrafterReplica:
             self._told.discard(session_id)
             self._released.append(session_id)
             self._wake.set()
+
+    def record_gauges(self, recorder: Recorder, frame: ProposalFrame) -> None:
+        labels = {"drafter": self.name, "worker": self.id}
+        recorder.set(metrics.DRAFTER_REQUESTS, frame.num_requests, **labels)
+        self._has_reported = True
+        if frame.pages_total:
+            worker = {"role": "drafter", "worker": self.id}
+            recorder.set(metrics.KV_PAGES_IN_USE, frame.pages_in_use, **worker)
+            recorder.set(metrics.KV_PAGES_TOTAL, frame.pages_total, **worker)
+            self._has_pages = True
+
+    def forget_gauges(self, recorder: Recorder) -> None:
+        """What a lost replica last said of itself is not true any more."""
+        if self._has_reported:
+            recorder.forget(metrics.DRAFTER_REQUESTS, drafter=self.name, worker=self.id)
+        if self._has_pages:
+            for gauge in (metrics.KV_PAGES_IN_USE, metrics.KV_PAGES_TOTAL):
+                recorder.forget(gauge, role="drafter", worker=self.id)
 
     async def send_forever(self, clock: Callable[[], float]) -> None:
         """Send what there is to tell, for ever; raises WorkerError when the link is down."""

@@ -1,24 +1,27 @@
 """The round loop of the targets: take in verdicts, commit them, form the next batch.
 
 Everything here is synchronous: from a verdict's arrival to the next frame there is no trip through
-the event loop, and nothing waits for a drafter.  What the next frame does not depend on (metrics,
-calibration) is settled after it has gone out.
+the event loop.  Nothing blocks on a drafter: where the budget prices a short wait as the better
+buy, the batch is simply not formed until a timer or the drafts call back (`waits.py`).  What the
+next frame does not depend on (metrics, calibration) is settled after it has gone out.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from cluster.coordinator.batching import choose_batch, purity
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ledger import RoundLedger
-from cluster.coordinator.planner import DraftPlanner
+from cluster.coordinator.planner import DraftPlanner, Moment
 from cluster.coordinator.session import InFlight, Limits, Session, Status
 from cluster.coordinator.statistics import RoundTimes
 from cluster.coordinator.targets import OpenRound, TargetSeat
+from cluster.coordinator.verdicts import is_sound, is_stuck
+from cluster.coordinator.waits import DraftWaits
 from cluster.core import (
     CacheMiss,
     FinishReason,
@@ -35,6 +38,7 @@ from cluster.errors import (
     WorkerError,
     error_from_code,
 )
+from cluster.spec.drafts import Share
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ class RoundLoop:
         pool: DrafterPool,
         planner: DraftPlanner,
         ledger: RoundLedger,
+        waits: DraftWaits,
         max_homogeneity_wait_s: float,
         clock: Callable[[], float],
     ) -> None:
@@ -74,6 +79,7 @@ class RoundLoop:
         self._pool = pool
         self._planner = planner
         self._ledger = ledger
+        self._waits = waits
         self._max_wait_s = max_homogeneity_wait_s
         self._clock = clock
         self.limits = Limits()
@@ -95,7 +101,7 @@ class RoundLoop:
             session = self._answered(seat, refusal.request_id, refusal.generation)
             if session is not None:
                 self._take_refusal(seat, session, refusal)
-        if _is_stuck(frame) or not was_stepping <= seat.decoding.keys():
+        if is_stuck(frame) or not was_stepping <= seat.decoding.keys():
             seat.stepping.clear()
         if frame.report is not None:
             self._ledger.note_report(seat, frame.report)
@@ -109,11 +115,26 @@ class RoundLoop:
         seat.unsent.clear()
         if prefills and seat.round is not None:
             seat.round.is_clean = False
-        batch = self._form_batch(seat) if seat.ready and seat.can_take else []
+        batch: list[VerifyItem] = []
+        if not seat.ready:
+            self.abandon(seat)
+        elif seat.can_take and not self._waits.holds(seat):
+            batch = self._form_batch(seat)
         if batch or prefills or seat.released:
             seat.post(batch, prefills)
         if not seat.decoding:
             seat.round = None  # the next round will not follow this one directly
+
+    def drafts_arrived(self, sessions: Iterable[Session]) -> None:
+        """Go on where this is what a batch was waiting for."""
+        for session in sessions:
+            seat = self._waits.arrived(session)
+            if seat is not None:
+                self.dispatch(seat)
+
+    def abandon(self, seat: TargetSeat) -> None:
+        """Wait for nothing any more on behalf of `seat`."""
+        self._waits.drop(seat, self._clock())
 
     def _answered(self, seat: TargetSeat, session_id: str, generation: int) -> Session | None:
         """The session an answer is for, or None when it is stale, doubled or unknown."""
@@ -128,7 +149,7 @@ class RoundLoop:
         in_flight = session.in_flight
         if in_flight is None or verdict.context_len != in_flight.context_len:
             return  # it answers an older item, once more
-        if not _is_sound(verdict, in_flight, self.limits.vocab_size):
+        if not is_sound(verdict, in_flight, self.limits.vocab_size):
             error = ProtocolError(f"target {seat.id} sent a verdict that does not fit its item")
             self._owner.relocate(session, error)
             return
@@ -138,7 +159,12 @@ class RoundLoop:
         session.statistics.record_step(len(in_flight.tree), len(verdict.path), num_kept)
         session.in_flight = None
         session.num_misses = session.num_retries = 0
-        seat.decoding.pop(session.id, None)
+        if seat.decoding.pop(session.id, None) and seat.round is not None:
+            # A stop token is not part of the text, but plain decoding would have drawn it too.
+            num_tokens = num_kept + (reason is FinishReason.STOP)
+            is_awaited = session.id in seat.round.awaited
+            share = Share(len(in_flight.tree), num_tokens, session.guard, is_awaited)
+            seat.round.shares.append(share)
         seat.prefilling.pop(session.id, None)
         self._ledger.note_verdict(session, in_flight, verdict, now, num_kept)
         session.last_event_at = now
@@ -205,10 +231,17 @@ class RoundLoop:
         row_limit = seat.description.max_batch_tokens
         max_nodes = max(row_limit - len(batch), 0) if row_limit else None
         self._pool.check_trees(batch, self.limits.vocab_size, now)
-        plans = self._planner.plan(seat.id, batch, self.limits, max_nodes)
+        left_s = self._waits.left_s(seat, now)
+        if len(batch) < len(seat.ready):  # the others have a bound of their own to keep
+            left_s = 0.0
+        moment = Moment(now, left_s, self._waits.waited_s(seat, now))
+        plan = self._planner.plan(seat.id, batch, self.limits, max_nodes, moment)
+        if plan.wait_s > 0.0:
+            self._waits.begin(seat, plan.awaited, plan.wait_s, now, self.dispatch)
+            return []
         items: list[VerifyItem] = []
         num_nodes = 0
-        for session, in_flight in zip(batch, plans, strict=True):
+        for session, in_flight in zip(batch, plan.in_flight, strict=True):
             del seat.ready[session.id]
             seat.decoding[session.id] = session
             session.in_flight = in_flight
@@ -220,8 +253,7 @@ class RoundLoop:
         return items
 
     def _open_round(self, seat: TargetSeat, batch: list[Session], num_nodes: int) -> None:
-        now = self._clock()
-        last = seat.round
+        now, last = self._clock(), seat.round
         if last is not None and last.report is not None and last.is_clean:
             times = RoundTimes(
                 sent_at=last.sent_at,
@@ -234,7 +266,8 @@ class RoundLoop:
                 queue_time_s=last.report.queue_time_s,
             )
             self._ledger.note_round(times)
-        seat.round = OpenRound(now, len(batch), num_nodes, is_clean=not seat.prefilling)
+        waited = self._waits.end(seat, now)
+        seat.round = OpenRound(now, len(batch), num_nodes, not seat.prefilling, *waited)
         self._ledger.note_batch(len(batch), purity(batch))
 
     def _close_round(
@@ -246,44 +279,22 @@ class RoundLoop:
             return
         opened.received_at = now
         opened.report = report
+        round_time_s = self._measured(seat, opened, report, now)
+        self._planner.settle_round(seat.id, opened.shares, round_time_s, opened.waited_s)
+        if round_time_s is not None:
+            self._planner.record_step(seat.id, opened.num_sequences, opened.num_nodes, round_time_s)
+
+    def _measured(
+        self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float
+    ) -> float | None:
+        """What the round took; None when that says nothing about decoding alone."""
         if report.num_prefill_tokens:
             opened.is_clean = False
-            return
+            return None
         # A batch that took several steps says nothing about the time of one.
         if report.num_sequences != opened.num_sequences:
-            return
+            return None
         if opened.is_clean:
             seat.record_wire_time(max(now - opened.sent_at - report.step_time_s, 0.0))
         # Not the round trip: with prefills about, the batch may have waited for one of their steps.
-        round_time_s = seat.record_step_time(report.step_time_s)
-        self._planner.record_step(seat.id, opened.num_sequences, opened.num_nodes, round_time_s)
-
-
-def _is_stuck(frame: VerdictFrame) -> bool:
-    """Whether a step could do nothing: the target lacks pages for all that it was sent.
-
-    A report of no step (after releases) is none of that: the batch in flight may still be ahead.
-    """
-    report = frame.report
-    return (
-        report is not None
-        and report.step_time_s > 0.0
-        and not (frame.verdicts or frame.misses or frame.refusals)
-        and report.num_prefill_tokens == 0
-    )
-
-
-def _is_sound(verdict: Verdict, in_flight: InFlight, vocab_size: int) -> bool:
-    """Whether the path is one of the item's tree and the tokens are the path's and one more."""
-    path = verdict.path.tolist()
-    token_ids = verdict.token_ids.tolist()
-    if len(token_ids) != len(path) + 1 or not 0 <= token_ids[-1] < (vocab_size or 2**31):
-        return False
-    parent = -1
-    for node, token in zip(path, token_ids, strict=False):
-        if not 0 <= node < len(in_flight.tree) or in_flight.tree.parents[node] != parent:
-            return False
-        if in_flight.tree.token_ids[node] != token:
-            return False
-        parent = node
-    return True
+        return seat.record_step_time(report.step_time_s)

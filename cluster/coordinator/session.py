@@ -26,6 +26,7 @@ from cluster.core import (
     VerifyItem,
     prefix_hashes,
 )
+from cluster.spec.guard import DeficitGuard
 
 if TYPE_CHECKING:
     from cluster.coordinator.replica import DrafterReplica
@@ -111,6 +112,32 @@ class HeldTree:
     checked: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class Growth:
+    """What followed the last commit at one drafter.
+
+    is_hit: whether a part of its former tree outlived the commit, None = not looked at yet.
+    is_learned: it is one of the commits that the price list of waiting is learned from.
+    trees: of these, (seconds since the commit, tree, claimed survivals) in order of arrival.
+    at_hand: the calibrated survivals of what outlived the commit.
+    """
+
+    committed_at: float
+    context_len: int
+    is_learned: bool
+    is_answered: bool = False
+    is_hit: bool | None = None
+    at_hand: FloatArray | None = None
+    trees: list[tuple[float, TokenTree, FloatArray]] = field(default_factory=list)
+
+    def look(self, held: HeldTree | None) -> None:
+        """Take note of the tree at hand, when it is that of before the commit."""
+        if self.is_hit is not None or (held is not None and held.proposed_len >= self.context_len):
+            return
+        self.is_hit = held is not None
+        self.at_hand = held.calibrated if held is not None else None
+
+
 @dataclass(slots=True)
 class Subscription:
     """What one drafter replica has been told of a session, and what it answered.
@@ -127,6 +154,7 @@ class Subscription:
     num_shortages: int = 0
     expected: deque[int] = field(default_factory=lambda: deque(maxlen=64))
     held: HeldTree | None = None
+    growth: Growth | None = None  # None: nobody waits for drafts
     log_loss: float | None = None  # running mean of what the drafter reports on commits
 
 
@@ -195,6 +223,7 @@ class Session:
         self.max_draft_tokens = 0
         self.subscriptions: dict[str, Subscription] = {}
         self.statistics = RequestStatistics()
+        self.guard: DeficitGuard | None = None  # what its drafts may cost
 
     @property
     def num_output_tokens(self) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.coordinator.session import Session
 from cluster.core import StepReport, VerdictFrame, VerifyFrame, VerifyItem, WorkerDescription
 from cluster.rpc.link import Link
+from cluster.spec.drafts import Share
 
 # Weight of the newest decode step in the running estimate of how long one takes.
 _STEP_TIME_WEIGHT = 0.2
@@ -20,15 +21,20 @@ class OpenRound:
     """A decode batch from the moment its frame was handed over.
 
     is_clean: no prefill was under way with it, so its round trip is that of decoding alone.
+    waited_s: before it went, for the drafts of the sessions `awaited`.
     report: the last step report of the batch, once it is complete; received_at likewise.
+    shares: of the sessions that were answered.
     """
 
     sent_at: float
     num_sequences: int
     num_nodes: int
     is_clean: bool
+    waited_s: float = 0.0
+    awaited: frozenset[str] = frozenset()
     received_at: float = 0.0
     report: StepReport | None = None
+    shares: list[Share] = field(default_factory=list)
 
 
 class TargetSeat:

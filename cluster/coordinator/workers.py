@@ -1,11 +1,16 @@
-"""Checks of what joins a coordinator."""
+"""What workers say of themselves: checks of what joins a coordinator, and its own word."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Awaitable, Iterable
 
+from cluster.config import Config
+from cluster.coordinator.session import Limits
 from cluster.core import PROTOCOL_VERSION, WorkerDescription
-from cluster.errors import ProtocolError
+from cluster.errors import ProtocolError, WorkerError
+
+log = logging.getLogger(__name__)
 
 
 def check_target(description: WorkerDescription, others: Iterable[WorkerDescription]) -> None:
@@ -31,6 +36,48 @@ def check_drafter(description: WorkerDescription, target: WorkerDescription | No
             f"drafter {description.name} has tokenizer {description.tokenizer_hash[:12]}, the "
             f"target {target.tokenizer_hash[:12]}; use a draft model with the target's tokenizer"
         )
+
+
+def limits_of(targets: Iterable[WorkerDescription]) -> Limits | None:
+    """What every one of `targets` can serve; None without any."""
+    served = list(targets)
+    if not served:
+        return None
+    lengths = [each.max_context_len for each in served if each.max_context_len]
+    return Limits(min(lengths, default=0), served[0].vocab_size)
+
+
+async def run_link(work: Awaitable[None], who: str) -> bool:
+    """Do the work on a worker's link until it ends.  True when it ended by a failure.
+
+    Whatever a worker sends, nobody else is hurt.
+    """
+    try:
+        await work
+    except WorkerError as error:
+        log.warning("link broke %s: %s", who, error.message)
+    except Exception:
+        log.exception("link failed %s", who)
+    else:
+        return False
+    return True
+
+
+def describe_coordinator(
+    worker_id: str, config: Config, target: WorkerDescription | None
+) -> WorkerDescription:
+    """A coordinator as its ingresses see it; target: one of its targets, None without any."""
+    return WorkerDescription(
+        worker_id=worker_id,
+        role="coordinator",
+        name=config.model_name,
+        model_hash=target.model_hash if target else "",
+        tokenizer_hash=target.tokenizer_hash if target else "",
+        vocab_size=target.vocab_size if target else 0,
+        max_context_len=target.max_context_len if target else 0,
+        max_running_sequences=config.coordinator.max_running_sequences,
+        max_batch_tokens=target.max_batch_tokens if target else 0,
+    )
 
 
 def _check_role(description: WorkerDescription, role: str) -> None:

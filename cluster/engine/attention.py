@@ -9,6 +9,7 @@ that every other one is tested against.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -127,7 +128,7 @@ def tree_paged(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    plan: LayerPlan | None = None,
+    plan: LayerPlan | int | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention function transformers calls in every layer; see `LayerPlan` for shapes.
@@ -143,6 +144,12 @@ def tree_paged(
         )
     if scaling is None:
         scaling = float(query.shape[-1]) ** -0.5
+    if isinstance(plan, int):  # the number of a `CompiledForward`, which holds the plan
+        layer = layer_index(module)
+        opaque: torch.Tensor = torch.ops.drafthouse.attend(
+            query, key, value, s_aux, plan, layer, scaling, softcap
+        )
+        return opaque, None
     options = AttentionOptions(scaling, softcap, s_aux)
     output = plan.attend_layer(layer_index(module), query, key, value, options)
     # Some models view the result instead of reshaping it.
@@ -170,7 +177,9 @@ def create_backend(name: str) -> AttentionBackend:
     """The backend of that name; `auto` is the best one for this machine."""
     factories = _backends()
     if name == "auto":
-        name = "sdpa"
+        # Layers that are not on the GPU are left to the reference by the Triton backend itself.
+        usable = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
+        name = "triton" if usable else "sdpa"
     if name not in factories:
         raise ConfigError(
             f"attention {name!r} is unknown; use auto or one of: {', '.join(sorted(factories))}",
@@ -183,4 +192,17 @@ def _backends() -> dict[str, Callable[[], AttentionBackend]]:
     # Imported here because the backends import this module's types.
     from cluster.engine.sdpa import SdpaBackend
 
-    return {"sdpa": SdpaBackend}
+    return {"sdpa": SdpaBackend, "triton": _triton_backend}
+
+
+def _triton_backend() -> AttentionBackend:
+    try:
+        from cluster.engine.triton_attention import TritonBackend
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ConfigError(
+            "attention triton needs the triton package; install it, or use auto or sdpa",
+            param="attention",
+        ) from error
+    return TritonBackend()

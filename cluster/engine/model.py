@@ -17,6 +17,7 @@ from transformers.quantizers.auto import AutoQuantizationConfig
 from cluster.config import EngineConfig
 from cluster.engine import attention
 from cluster.engine.attention import LayerPlan, LayerSpec
+from cluster.engine.compiled import CompiledForward
 from cluster.engine.device import resolve_device, resolve_dtype
 from cluster.engine.packed_linear import pack_linears
 from cluster.engine.probe import probe_layers
@@ -38,6 +39,7 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: folder or hub name it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
+    compiled: the forward to prefer, as long as it works.
     """
 
     module: Any
@@ -49,6 +51,7 @@ class LoadedModel:
     max_context_len: int
     eos_token_ids: tuple[int, ...]
     activation_bytes: int
+    compiled: CompiledForward | None = None
 
     def forward(
         self,
@@ -58,6 +61,10 @@ class LoadedModel:
         plan: LayerPlan,
     ) -> torch.Tensor:
         """token_ids, positions: int64[rows].  Returns float32 [len(logit_rows), vocab]."""
+        if self.compiled is not None and not self.compiled.has_failed:
+            compiled_logits = self.compiled(token_ids, positions, logit_rows, plan)
+            if compiled_logits is not None:
+                return compiled_logits
         output = self.module(
             input_ids=token_ids.unsqueeze(0),
             position_ids=positions.unsqueeze(0),
@@ -120,6 +127,7 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
         max_context_len=max_context_len,
         eos_token_ids=_eos_token_ids(source, text_config),
         activation_bytes=activation_bytes,
+        compiled=_compiled(module, config, device),
     )
     log.info(
         "model loaded model=%s architecture=%s layers=%d device=%s dtype=%s",
@@ -178,6 +186,20 @@ def _load_module(
             param="model",
         )
     return module
+
+
+def _compiled(
+    module: torch.nn.Module, config: EngineConfig, device: torch.device
+) -> CompiledForward | None:
+    if not config.compile:
+        return None
+    if device.type != "cpu" or config.tensor_parallel > 1 or config.device_map is not None:
+        raise ConfigError(
+            f"compile is for one process on a CPU, not for {device} with tensor_parallel "
+            f"{config.tensor_parallel} and device_map {config.device_map}; remove it",
+            param="compile",
+        )
+    return CompiledForward(module)
 
 
 def _quantization(config: EngineConfig) -> Any:

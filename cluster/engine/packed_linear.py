@@ -9,8 +9,10 @@ anyway, through the operators its compiler uses.  Results differ by rounding onl
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import TypeGuard
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -22,6 +24,10 @@ _EXPECTED_ROWS = 64
 # Rows for which a packed layer is compared with the plain one before any is trusted.
 _CHECKED_ROWS = (1, 2, 3, 8, 17, 64, 100)
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+_numbers = itertools.count()
+# A compiled graph names a packed layer by its number: the compiler does not know such weights.
+packed_layers: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
 
 
 class PackedLinear(torch.nn.Module):
@@ -46,9 +52,20 @@ class PackedLinear(torch.nn.Module):
         self.packed: torch.Tensor = packed
         self.register_buffer("weight", weight.new_zeros(1, 1).expand(weight.shape), False)
         self.bias = linear.bias
+        self.number = next(_numbers)
+        packed_layers[self.number] = self
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [..., in_features] -> [..., out_features]."""
+        if torch.compiler.is_compiling():
+            opaque: torch.Tensor = torch.ops.drafthouse.packed_linear(
+                rows, self.number, self.out_features
+            )
+            return opaque
+        return self.product(rows)
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """What `forward` returns, by the library that packed the weights."""
         product: torch.Tensor
         if self.uses_mkl:
             num_rows = rows.numel() // self.in_features

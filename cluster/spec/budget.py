@@ -1,10 +1,11 @@
-"""How many draft nodes a step verifies, and which: the count with the best goodput.
+"""How many draft nodes a step verifies, which, and whether to wait for more: the best goodput.
 
-    goodput(n) = (W + cum[n]) / T_v(B, n)
+    goodput(n, w) = (W + cum[n]) / (w + T_v(B, n))
 
-W: sum of the sequences' weights; cum[n]: the n greatest weighted survivals of the batch.  n = 0,
-plain decoding, is always a candidate.  One rule covers adaptive draft length, per-task fallback
-and switching speculation off under load.
+W: sum of the sequences' weights; cum[n]: the n greatest weighted survivals of the batch, of the
+trees at hand (w = 0) or of those expected after waiting w.  n = 0, plain decoding, is always a
+candidate.  One rule covers adaptive draft length, per-task fallback and switching speculation off
+under load; the guards bound what it may cost while the rule is misled.
 """
 
 from __future__ import annotations
@@ -15,24 +16,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import FloatArray, TokenArray
-from cluster.spec.step_times import EDGES, StepTimes, bucket
+from cluster.spec.drafts import BudgetRules, Decision, Gains, SequenceDraft, Share
+from cluster.spec.goodput import GoodputModel
+from cluster.spec.step_times import bucket
+from cluster.spec.waits import price_wait
 
 # While a batch size is unmeasured: plain steps at first, and later every sixteenth.
 _PLAIN_INTERVAL = 16
+# A doubtful count is worth measuring if it would be the best at so many times its goodput.
+_HOPE = 1.5
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SequenceDraft:
-    """What one sequence of the batch offers.
-
-    survival: float32[n], calibrated, not increasing along a path (`tree.monotone`); parents stand
-    before children.  weight: of its service class.  max_nodes: its own cap.
-    """
-
-    survival: FloatArray
-    weight: float = 1.0
-    max_nodes: int | None = None
+Indices = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -50,135 +44,172 @@ class _Mode:
 class BudgetController:
     """Chooses draft nodes for each step and learns what steps cost.
 
-    max_draft_tokens: cap per sequence and step.  max_step_nodes: cap of the whole step.
-    hysteresis: relative gain that plain decoding must be beaten by before speculation (re)starts.
-    probe_interval: steps after which a stale measurement is refreshed, per bucket of sequences.
-    first_nodes: draft nodes per sequence of the first speculative step.
+    waits_s: the waits, ascending, that `SequenceDraft.promised` speaks of.
     There is no clock and no randomness in it: equal calls give equal answers.
     """
 
-    def __init__(
-        self,
-        max_draft_tokens: int,
-        max_step_nodes: int = EDGES[-1],
-        hysteresis: float = 0.03,
-        probe_interval: int = 128,
-        first_nodes: int = 4,
-    ) -> None:
-        self._max_draft_tokens = max_draft_tokens
-        self._max_step_nodes = max_step_nodes
-        self._hysteresis = hysteresis
-        self._probe_interval = probe_interval
-        self._first_nodes = first_nodes
-        self._times = StepTimes(stale_after=probe_interval // 2)
+    def __init__(self, rules: BudgetRules, waits_s: Sequence[float] = ()) -> None:
+        self._rules = rules
+        self._waits_s = tuple(waits_s)
+        self._model = GoodputModel(rules)
+        self._times = self._model.times
         self._modes: dict[int, _Mode] = {}
+        self._num_refusals = 0
+
+    @property
+    def deficit_s(self) -> float:
+        """What speculation has lost on this target and not regained, in seconds."""
+        return self._model.guard.deficit_s
+
+    def take_refusals(self) -> int:
+        """Choices since the last call in which the guard refused the best number of nodes."""
+        num_refusals, self._num_refusals = self._num_refusals, 0
+        return num_refusals
 
     def record(self, num_sequences: int, num_nodes: int, step_time_s: float) -> None:
         """What a step took, in seconds; leave out steps that held prefill rows."""
         if num_sequences > 0 and step_time_s > 0.0:
             self._times.record(num_sequences, num_nodes, step_time_s)
 
+    def settle(
+        self, shares: Sequence[Share], round_time_s: float | None, waited_s: float = 0.0
+    ) -> None:
+        """Enter a finished round into the accounts, before its step is recorded.
+
+        For it was chosen by what was known then, and a plain step is credited as it was believed.
+
+        round_time_s: without waited_s; None = not measured, its estimate must do.
+        The round's extra time is charged to requests by their nodes, a wait to whom it was for.
+        """
+        self._model.settle(shares, round_time_s, waited_s)
+
     def estimate(self, num_sequences: int, num_nodes: int) -> float | None:
         """T_v(B, N) in seconds as it is believed at present; None while unmeasured."""
         return self._times.estimate(num_sequences, num_nodes)
 
-    def choose(self, batch: Sequence[SequenceDraft]) -> list[TokenArray]:
-        """For each sequence the nodes to verify: ascending indices, closed under parents."""
-        owners, nodes, gains = self._ranked(batch)
-        num_nodes = self._num_nodes(batch, gains)
+    def high(self, num_sequences: int, num_nodes: int) -> float | None:
+        """The high quantile of recent step times that the guards go by, in seconds."""
+        return self._times.high(num_sequences, num_nodes)
+
+    def choose(
+        self, batch: Sequence[SequenceDraft], max_wait_s: float = 0.0, waited_s: float = 0.0
+    ) -> Decision:
+        """The nodes of the next step, or a wait of at most max_wait_s.
+
+        waited_s: has been waited already, for this very step.
+        """
+        if not batch:
+            return Decision([])
+        extras_s: dict[int, float] = {}
+        caps = [self._model.cap(draft, len(batch), extras_s) for draft in batch]
+        owners, nodes, gains = self._ranked(batch, caps)
+        num_nodes, goodput = self._num_nodes(batch, gains, waited_s)
+        waits_s = [wait_s for wait_s in self._waits_s if wait_s <= max_wait_s]
+        if goodput is not None and waits_s:
+            wait_s, awaited = price_wait(
+                self._model, batch, caps, num_nodes, goodput, waits_s, max_wait_s, waited_s
+            )
+            if wait_s > 0.0:
+                return Decision([], wait_s, awaited)
         owners, nodes = owners[:num_nodes], nodes[:num_nodes]
-        return [np.sort(nodes[owners == index]).astype(np.int32) for index in range(len(batch))]
+        return Decision(
+            [np.sort(nodes[owners == index]).astype(np.int32) for index in range(len(batch))]
+        )
 
     def _ranked(
-        self, batch: Sequence[SequenceDraft]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        self, batch: Sequence[SequenceDraft], caps: Sequence[int]
+    ) -> tuple[Indices, Indices, Gains]:
         """All admissible nodes, best first: (sequence, node, weighted survival).
 
         Sorting is stable and a parent is never worth less than its child and stands before it, so
         every prefix of the ranking is closed under parents.
         """
-        owners: list[npt.NDArray[np.int64]] = []
-        nodes: list[npt.NDArray[np.int64]] = []
-        gains: list[npt.NDArray[np.float64]] = []
-        for index, draft in enumerate(batch):
-            cap = self._max_draft_tokens
-            if draft.max_nodes is not None:
-                cap = min(cap, draft.max_nodes)
+        owners: list[Indices] = []
+        nodes: list[Indices] = []
+        gains: list[Gains] = []
+        for index, (draft, cap) in enumerate(zip(batch, caps, strict=True)):
             values = np.nan_to_num(draft.survival.astype(np.float64), nan=0.0)
-            order = np.argsort(-values, kind="stable")[: max(cap, 0)]
+            order = np.argsort(-values, kind="stable")[:cap]
             order = order[values[order] > 0.0]
             owners.append(np.full(len(order), index, dtype=np.int64))
             nodes.append(order)
             gains.append(values[order] * draft.weight)
-        if not batch:
-            empty = np.zeros(0, dtype=np.int64)
-            return empty, empty, np.zeros(0)
         flat = np.concatenate(gains)
-        ranking = np.argsort(-flat, kind="stable")[: self._max_step_nodes]
+        ranking = np.argsort(-flat, kind="stable")[: self._rules.max_step_nodes]
         return np.concatenate(owners)[ranking], np.concatenate(nodes)[ranking], flat[ranking]
 
-    def _num_nodes(self, batch: Sequence[SequenceDraft], gains: npt.NDArray[np.float64]) -> int:
-        """The number of nodes for this step."""
+    def _num_nodes(
+        self, batch: Sequence[SequenceDraft], gains: Gains, waited_s: float
+    ) -> tuple[int, float | None]:
+        """The number of nodes for this step, and its goodput; None: it is to be measured now."""
         num_sequences = len(batch)
         mode = self._modes.setdefault(bucket(num_sequences), _Mode())
         mode.num_chosen += 1
-        if len(gains) == 0 or self._must_step_plainly(num_sequences, mode):
-            return 0
-        tokens = sum(draft.weight for draft in batch)
-        goodputs = self._goodputs(num_sequences, tokens, gains)
-        best = max(goodputs, key=lambda n: (goodputs[n], -n))
-        plain = goodputs[0]
-        bar = plain if mode.speculating else plain * (1.0 + self._hysteresis)
+        if self._must_step_plainly(num_sequences, mode, has_drafts=len(gains) > 0):
+            return 0, None
+        weight = sum(draft.weight for draft in batch)
+        goodputs = self._model.goodputs(num_sequences, weight, gains)
+        if len(gains) == 0:
+            return 0, goodputs[0]
+        best = self._best_allowed(num_sequences, goodputs, waited_s)
+        bar = goodputs[0] * (1.0 if mode.speculating else 1.0 + self._rules.hysteresis)
         mode.speculating = best > 0 and goodputs[best] > bar
         wanted = best if mode.speculating else 0
-        if mode.num_chosen % self._probe_interval == 0:
-            return self._probe(num_sequences, wanted, goodputs)
-        return wanted
+        probe = self._probe(num_sequences, mode.num_chosen, goodputs, waited_s)
+        if probe is not None:
+            return probe, None
+        return wanted, goodputs[wanted]
 
-    def _must_step_plainly(self, num_sequences: int, mode: _Mode) -> bool:
+    def _best_allowed(self, num_sequences: int, goodputs: dict[int, float], waited_s: float) -> int:
+        """The best number of nodes that the target's account could lose."""
+        ranked = sorted(goodputs, key=lambda n: (-goodputs[n], n))
+        best = next(n for n in ranked if n == 0 or self._model.allows(num_sequences, n, waited_s))
+        self._num_refusals += best != ranked[0]
+        return best
+
+    def _must_step_plainly(self, num_sequences: int, mode: _Mode, *, has_drafts: bool) -> bool:
         """Whether plain steps come first, so that they get measured.
 
         Steps beside prefills are never recorded: under a steady stream of prompts a batch size
         may stay unmeasured for long, and goes by its neighbour then, but for a plain step now and
-        then.
+        then.  After a change of load they come first again, for the accounts go by them.
         """
+        if self._times.is_doubtful(num_sequences, 0):
+            return True
         if self._times.is_measured(num_sequences, 0):
             return False
-        mode.num_unmeasured += 1
+        mode.num_unmeasured += has_drafts
         return (
             mode.num_unmeasured <= _PLAIN_INTERVAL
             or mode.num_unmeasured % _PLAIN_INTERVAL == 0
             or self._times.estimate(num_sequences, 0) is None
         )
 
-    def _goodputs(
-        self, num_sequences: int, tokens: float, gains: npt.NDArray[np.float64]
-    ) -> dict[int, float]:
-        """Expected weighted tokens per second by number of nodes.
+    def _probe(
+        self, num_sequences: int, num_chosen: int, goodputs: dict[int, float], waited_s: float
+    ) -> int | None:
+        """A count to measure now, of what the choice hangs on: plain, the best, its neighbours.
 
-        Untried counts are admitted up to twice the largest tried one, so that the cost of a step
-        is found out in doublings.
+        Doubtful ones are measured in every second step, so that a change of load is dealt with
+        within some dozen steps; the stalest one every probe_interval.
         """
-        limit = max(2 * self._times.frontier(num_sequences), self._first_nodes * num_sequences)
-        limit = min(limit, len(gains))
-        counts = [edge for edge in EDGES if edge <= limit]
-        if limit == len(gains) and counts[-1] != limit:
-            counts.append(limit)
-        totals = np.concatenate(([0.0], np.cumsum(gains)))
-        goodputs: dict[int, float] = {}
-        for count in counts:
-            time_s = self._times.estimate(num_sequences, count)
-            assert time_s is not None  # plain steps are measured, if of other batches
-            goodputs[count] = (tokens + float(totals[count])) / time_s
-        return goodputs
-
-    def _probe(self, num_sequences: int, wanted: int, goodputs: dict[int, float]) -> int:
-        """Refresh the stalest of what the choice hangs on: plain, the best, and its neighbours."""
+        times = self._times
+        is_due = num_chosen % self._rules.probe_interval == 0
+        if num_chosen % 2 and not is_due:
+            return None
         counts = sorted(goodputs)
-        best = max(counts[1:] or [0], key=lambda n: goodputs[n])
+        best = max(counts[1:], key=lambda n: goodputs[n])
         place = counts.index(best)
         around = {0, *counts[max(place - 1, 0) : place + 2]}
-        stalest = max(sorted(around), key=lambda n: self._times.age(num_sequences, n))
-        if self._times.age(num_sequences, stalest) < self._probe_interval // 2:
-            return wanted
-        return stalest
+        for count in counts:
+            is_hopeful = count in around or goodputs[count] * _HOPE > goodputs[best]
+            is_wanted = is_hopeful and times.is_doubtful(num_sequences, count)
+            if is_wanted and self._model.allows(num_sequences, count, waited_s):
+                return count
+        if not is_due:
+            return None
+        stalest = max(sorted(around), key=lambda n: times.age(num_sequences, n))
+        if times.age(num_sequences, stalest) < self._rules.probe_interval // 2:
+            return None
+        is_allowed = stalest == 0 or self._model.allows(num_sequences, stalest, waited_s)
+        return stalest if is_allowed else None

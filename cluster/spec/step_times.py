@@ -18,21 +18,67 @@ def bucket(count: int) -> int:
     return EDGES[min(bisect.bisect_left(EDGES, count), len(EDGES) - 1)]
 
 
+# So many samples in a row off by so much: the load has changed, it was no stray slow step.
+_NUM_CHANGED = 3
+_CHANGE = 1.2
+
+
 @dataclass(slots=True)
 class _Cell:
-    """The last times of one (sequences, nodes) bucket; their median ignores stray slow steps."""
+    """The last times of one (sequences, nodes) bucket; their median ignores stray slow steps.
+
+    num_doubtful: fresh samples it takes before the cell is believed again.
+    believed_s: its median before a long pause, when the first sample after that raised the doubt.
+    """
 
     times: deque[float] = field(default_factory=lambda: deque(maxlen=9))
     recorded_at: int = 0
+    num_doubtful: int = 0
+    believed_s: float | None = None
 
     def median(self) -> float:
         return statistics.median(self.times)
+
+    def high(self) -> float:
+        """A high quantile: of nine samples the two slowest may be strays."""
+        return sorted(self.times)[-1 - max(len(self.times) // 4, len(self.times) > 1)]
+
+    def weight(self) -> float:
+        """How much it counts beside its neighbours: one in doubt moves none that is not."""
+        return 1e-3 if self.num_doubtful else float(len(self.times))
+
+    def keep(self, count: int) -> None:
+        """Forget all but the last samples."""
+        while len(self.times) > count:
+            self.times.popleft()
+
+    def change(self, believed_s: float | None = None) -> float | None:
+        """By what factor the last samples differ from what was believed; None: they do not.
+
+        believed_s: None = the median of all samples before those.
+        """
+        recent = list(self.times)[-_NUM_CHANGED:]
+        older = list(self.times)[:-_NUM_CHANGED]
+        if believed_s is None and len(older) < _NUM_CHANGED:
+            return None
+        usual = statistics.median(older) if believed_s is None else believed_s
+        if min(recent) > usual * _CHANGE or max(recent) * _CHANGE < usual:
+            return statistics.median(recent) / usual
+        return None
+
+    def doubt(self, factor: float) -> None:
+        """Its neighbour has changed by `factor`; perhaps it has too, until it is measured."""
+        self.times = deque((time_s * factor for time_s in self.times), maxlen=self.times.maxlen)
+        self.num_doubtful = _NUM_CHANGED
+        self.believed_s = None
 
 
 class StepTimes:
     """The table.  A cell counts as measured after `min_samples` steps: a shape's first step may
     compile or warm up.  A cell that saw nothing for `stale_after` steps keeps only its last two
-    times when it does, so that a few fresh ones outvote them.
+    times when it does, so that a few fresh ones outvote them.  Where a cell has changed for good,
+    its old samples go, and the others of its row are presumed to have changed alike: most changes
+    are the machine's.  They are doubtful then, which asks the caller to measure them.
     """
 
     def __init__(self, min_samples: int = 3, stale_after: int = 64) -> None:
@@ -47,12 +93,42 @@ class StepTimes:
         row = self._cells.setdefault(bucket(num_sequences), {})
         cell = row.setdefault(bucket(num_nodes), _Cell())
         if self._num_recorded - cell.recorded_at >= self._stale_after:
-            while len(cell.times) >= self._min_samples:
-                cell.times.popleft()
+            self._resume(cell, step_time_s)
         cell.times.append(step_time_s)
+        if not cell.num_doubtful:
+            self._notice_change(row, cell, cell.change())
+        elif cell.num_doubtful == 1:
+            cell.num_doubtful = 0
+            cell.keep(_NUM_CHANGED)
+            if cell.believed_s is not None:
+                self._notice_change(row, cell, cell.change(cell.believed_s))
+        else:
+            cell.num_doubtful -= 1
         self._num_recorded += 1
         cell.recorded_at = self._num_recorded
         self._curves.pop(bucket(num_sequences), None)
+
+    def _resume(self, cell: _Cell, step_time_s: float) -> None:
+        """The first sample after a long pause is coming; is it what was believed?"""
+        if len(cell.times) >= self._min_samples and not cell.num_doubtful:
+            believed_s = cell.median()
+            if not believed_s / _CHANGE <= step_time_s <= believed_s * _CHANGE:
+                cell.num_doubtful, cell.believed_s = _NUM_CHANGED, believed_s
+        cell.keep(self._min_samples - 1)
+
+    @staticmethod
+    def _notice_change(row: dict[int, _Cell], changed: _Cell, factor: float | None) -> None:
+        if factor is None:
+            return
+        changed.keep(_NUM_CHANGED)
+        for cell in row.values():
+            if cell is not changed:
+                cell.doubt(factor)
+
+    def is_doubtful(self, num_sequences: int, num_nodes: int) -> bool:
+        """Whether the cell's row has changed since it was measured."""
+        cell = self._cells.get(bucket(num_sequences), {}).get(bucket(num_nodes))
+        return cell is not None and cell.num_doubtful > 0
 
     def is_measured(self, num_sequences: int, num_nodes: int) -> bool:
         cell = self._cells.get(bucket(num_sequences), {}).get(bucket(num_nodes))
@@ -89,13 +165,36 @@ class StepTimes:
         (low, low_time), (high, high_time) = curve[place - 1], curve[place]
         return low_time + (high_time - low_time) * (nodes - low) / (high - low)
 
+    def high(self, num_sequences: int, num_nodes: int) -> float | None:
+        """A high quantile of recent step times, at least the estimate; None while unmeasured.
+
+        It looks at the cell itself and, where that is not measured, at its neighbours in nodes.
+        What was measured long ago is not recent: the estimate must do then, or a row of stray
+        slow steps would keep a shape from ever being measured again.
+        """
+        estimate = self.estimate(num_sequences, num_nodes)
+        if estimate is None:
+            return None
+        row = self._cells.get(self._nearest(bucket(num_sequences)), {})
+        measured = sorted(n for n, cell in row.items() if len(cell.times) >= self._min_samples)
+        place = bisect.bisect_left(measured, bucket(num_nodes))
+        around = measured[place : place + 1]
+        if around != [bucket(num_nodes)]:
+            around += measured[max(place - 1, 0) : place]
+        recent = [
+            row[nodes].high()
+            for nodes in around
+            if self._num_recorded - row[nodes].recorded_at < self._stale_after
+        ]
+        return max([estimate, *recent])
+
     def _curve(self, num_sequences: int) -> list[tuple[int, float]]:
         """(nodes, time) of the measured cells, ascending in both."""
         key = self._nearest(bucket(num_sequences))
         curve = self._curves.get(key)
         if curve is None:
             measured = [
-                (nodes, cell.median(), len(cell.times))
+                (nodes, cell.median(), cell.weight())
                 for nodes, cell in sorted(self._cells.get(key, {}).items())
                 if len(cell.times) >= self._min_samples
             ]
@@ -116,11 +215,11 @@ class StepTimes:
         return min(measured, key=lambda key: abs(EDGES.index(key) - place), default=sequences)
 
 
-def _monotone(points: list[tuple[int, float, int]]) -> list[tuple[int, float]]:
+def _monotone(points: list[tuple[int, float, float]]) -> list[tuple[int, float]]:
     """The non-decreasing curve nearest to (nodes, time, weight): pool adjacent violators."""
     pools: list[tuple[float, float, list[int]]] = []  # mean, weight, nodes
     for nodes, time_s, weight in points:
-        mean, total, members = time_s, float(weight), [nodes]
+        mean, total, members = time_s, weight, [nodes]
         while pools and pools[-1][0] > mean:
             above_mean, above_weight, above_members = pools.pop()
             mean = (mean * total + above_mean * above_weight) / (total + above_weight)

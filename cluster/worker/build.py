@@ -57,7 +57,7 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         max_context_len=engine.max_context_len if engine else 0,
         max_running_sequences=settings.max_requests,
     )
-    return DraftWorker(drafter, description)
+    return DraftWorker(drafter, description, nice=settings.nice)
 
 
 def _unique(role: str) -> str:

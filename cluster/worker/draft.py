@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -70,7 +71,12 @@ class DraftWorker:
         drafter: Drafter,
         description: WorkerDescription,
         clock: Callable[[], float] = time.perf_counter,
+        *,
+        nice: int = 0,
     ) -> None:
+        """nice: how far the growth thread stands back behind others, 0 to 19; the thread that hears
+        commits does not."""
+        self._nice = nice
         self._drafter = ContainedDrafter(drafter, description.name, clock)
         self._description = description
         self._numbers = itertools.count(1)
@@ -163,6 +169,8 @@ class DraftWorker:
 
     def _run(self) -> None:
         try:
+            # On Linux of this thread and of those it starts, torch's among them.
+            os.nice(self._nice)
             while (arrivals := self._take_arrivals()) is not None:
                 for lease, frame in arrivals:
                     self._receive(lease, frame)

@@ -10,6 +10,7 @@ from typing import Any
 
 from cluster.config import Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
+from cluster.coordinator.waits import Timer, event_loop_timer
 from cluster.core import (
     Request,
     SamplingParams,
@@ -69,14 +70,19 @@ class House:
 
 
 @asynccontextmanager
-async def house(drafters: Sequence[str] = ("a", "b"), **settings: Any) -> AsyncIterator[House]:
-    clock = FakeClock()
+async def house(
+    drafters: Sequence[str] = ("a", "b"),
+    clock: Any = None,
+    timer: Timer = event_loop_timer,
+    **settings: Any,
+) -> AsyncIterator[House]:
+    clock = clock or FakeClock()
     settings.setdefault("budget", "fixed")  # the adaptive one learns from real step times
     config = Config(
         drafters={name: DrafterConfig(kind="prompt_lookup") for name in drafters},
         coordinator=CoordinatorConfig(**settings),
     )
-    coordinator = Coordinator(config, clock=clock)
+    coordinator = Coordinator(config, clock=clock, timer=timer)
     stage = House(coordinator, clock)
     try:
         yield stage

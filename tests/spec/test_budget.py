@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.core import TokenTree
-from cluster.spec.budget import BudgetController, SequenceDraft
+from cluster.spec.budget import BudgetController
+from cluster.spec.drafts import BudgetRules, SequenceDraft
 from cluster.spec.step_times import EDGES, StepTimes, bucket
 from cluster.spec.tree import monotone
 from tests.spec.trees import token_trees
@@ -33,7 +34,7 @@ def run(
     """Steps against a simulated target; the number of nodes of each."""
     counts = []
     for _ in range(num_steps):
-        num_nodes = sum(len(nodes) for nodes in controller.choose(drafts))
+        num_nodes = sum(len(nodes) for nodes in controller.choose(drafts).nodes)
         controller.record(len(drafts), num_nodes, step_time(len(drafts), num_nodes))
         counts.append(num_nodes)
     return counts
@@ -50,7 +51,7 @@ def costly_drafts(num_sequences: int, num_nodes: int) -> float:
 @pytest.fixture
 def warm() -> BudgetController:
     """A controller that knows that drafts are free, for batches of 1 to 4."""
-    controller = BudgetController(max_draft_tokens=16)
+    controller = BudgetController(BudgetRules(max_draft_tokens=16))
     for num_sequences in (1, 2, 3, 4):
         run(controller, free_drafts, [geometric(16)] * num_sequences, 60)
     return controller
@@ -70,7 +71,7 @@ def warm() -> BudgetController:
 def test_choices_respect_caps_and_are_closed_under_parents(
     sequences: list[tuple[TokenTree, int, float, int | None]], cap: int
 ) -> None:
-    controller = BudgetController(max_draft_tokens=cap, max_step_nodes=10)
+    controller = BudgetController(BudgetRules(max_draft_tokens=cap, max_step_nodes=10))
     drafts = []
     for tree, seed, weight, own_cap in sequences:
         values = np.random.default_rng(seed).random(len(tree)).astype(np.float32)
@@ -79,7 +80,7 @@ def test_choices_respect_caps_and_are_closed_under_parents(
         controller.record(len(drafts), 0, 0.01)
 
     for _ in range(6):
-        chosen = controller.choose(drafts)
+        chosen = controller.choose(drafts).nodes
         assert sum(len(nodes) for nodes in chosen) <= 10
         for nodes, (tree, _, _, own_cap) in zip(chosen, sequences, strict=True):
             assert len(nodes) <= min(cap, cap if own_cap is None else own_cap)
@@ -95,7 +96,7 @@ def test_free_drafts_are_all_bought(warm: BudgetController) -> None:
 def test_drafts_that_cost_more_than_they_give_are_left(
     warm: BudgetController,
 ) -> None:
-    controller = BudgetController(max_draft_tokens=16)
+    controller = BudgetController(BudgetRules(max_draft_tokens=16))
 
     counts = run(controller, costly_drafts, [geometric(16)], 400)
 
@@ -104,7 +105,7 @@ def test_drafts_that_cost_more_than_they_give_are_left(
 
 def test_the_staircase_is_found_and_its_edge_used() -> None:
     """Up to 8 rows a step costs the same, then it doubles: 8 nodes are the best buy."""
-    controller = BudgetController(max_draft_tokens=32)
+    controller = BudgetController(BudgetRules(max_draft_tokens=32))
 
     counts = run(controller, lambda b, n: 0.010 if n <= 8 else 0.025, [geometric(32, 0.9)], 400)
 
@@ -113,31 +114,31 @@ def test_the_staircase_is_found_and_its_edge_used() -> None:
 
 
 def test_a_batch_spends_its_nodes_where_they_survive() -> None:
-    controller = BudgetController(max_draft_tokens=16)
+    controller = BudgetController(BudgetRules(max_draft_tokens=16))
     good, bad = geometric(8, 0.9), geometric(8, 0.05)
 
     run(controller, lambda b, n: 0.010 if n <= 8 else 0.050, [good, bad], 200)
-    chosen = controller.choose([good, bad])
+    chosen = controller.choose([good, bad]).nodes
 
     assert len(chosen[0]) > len(chosen[1])
 
 
 def test_weights_move_nodes_to_the_heavier_class(warm: BudgetController) -> None:
     warm.record(2, 0, 0.01)
-    controller = BudgetController(max_draft_tokens=16, max_step_nodes=4)
+    controller = BudgetController(BudgetRules(max_draft_tokens=16, max_step_nodes=4))
     for _ in range(3):
         controller.record(2, 0, 0.01)
     light, heavy = geometric(8, 0.8), geometric(8, 0.7)
 
-    even = controller.choose([light, heavy])
-    weighted = controller.choose([light, SequenceDraft(heavy.survival, weight=10.0)])
+    even = controller.choose([light, heavy]).nodes
+    weighted = controller.choose([light, SequenceDraft(heavy.survival, weight=10.0)]).nodes
 
     assert len(even[0]) >= len(even[1])
     assert (len(weighted[0]), len(weighted[1])) == (0, 4)
 
 
 def test_it_adapts_when_drafts_become_costly_and_when_they_become_cheap_again() -> None:
-    controller = BudgetController(max_draft_tokens=16)
+    controller = BudgetController(BudgetRules(max_draft_tokens=16))
 
     cheap = run(controller, free_drafts, [geometric(16)], 300)
     costly = run(controller, costly_drafts, [geometric(16)], 1500)
@@ -149,14 +150,14 @@ def test_it_adapts_when_drafts_become_costly_and_when_they_become_cheap_again() 
 
 
 def test_nothing_is_drafted_before_plain_steps_are_measured() -> None:
-    controller = BudgetController(max_draft_tokens=16)
+    controller = BudgetController(BudgetRules(max_draft_tokens=16))
 
     assert run(controller, free_drafts, [geometric(16)], 3) == [0, 0, 0]
-    assert controller.choose([geometric(16)])[0].size > 0
+    assert controller.choose([geometric(16)]).nodes[0].size > 0
 
 
 def test_exploration_grows_by_doublings() -> None:
-    controller = BudgetController(max_draft_tokens=256)
+    controller = BudgetController(BudgetRules(max_draft_tokens=256))
 
     counts = run(controller, free_drafts, [geometric(256, 0.99)], 40)
 
@@ -168,7 +169,9 @@ def test_exploration_grows_by_doublings() -> None:
 
 
 def test_a_gain_below_the_hysteresis_does_not_start_speculation() -> None:
-    controller = BudgetController(max_draft_tokens=4, hysteresis=0.03, probe_interval=10_000)
+    controller = BudgetController(
+        BudgetRules(max_draft_tokens=4, hysteresis=0.03, probe_interval=10_000)
+    )
 
     counts = run(controller, free_drafts, [SequenceDraft(np.array([0.02], np.float32))], 50)
 
@@ -178,11 +181,11 @@ def test_a_gain_below_the_hysteresis_does_not_start_speculation() -> None:
 def test_one_slow_step_does_not_end_speculation(warm: BudgetController) -> None:
     warm.record(1, 16, 5.0)
 
-    assert len(warm.choose([geometric(16)])[0]) == 16
+    assert len(warm.choose([geometric(16)]).nodes[0]) == 16
 
 
 def test_plain_steps_are_probed_now_and_then() -> None:
-    controller = BudgetController(max_draft_tokens=16, probe_interval=50)
+    controller = BudgetController(BudgetRules(max_draft_tokens=16, probe_interval=50))
 
     counts = run(controller, free_drafts, [geometric(16)], 1000)
 
@@ -192,7 +195,7 @@ def test_plain_steps_are_probed_now_and_then() -> None:
 def test_equal_histories_give_equal_choices() -> None:
     def history() -> list[int]:
         generator = np.random.default_rng(5)
-        controller = BudgetController(max_draft_tokens=12)
+        controller = BudgetController(BudgetRules(max_draft_tokens=12))
         counts: list[int] = []
         for _ in range(300):
             drafts = [geometric(12, float(generator.uniform(0.2, 0.9))) for _ in range(3)]
@@ -205,11 +208,11 @@ def test_equal_histories_give_equal_choices() -> None:
 
 @pytest.mark.parametrize("survival", [[], [0.0, 0.0], [np.nan]])
 def test_worthless_drafts_are_never_verified(warm: BudgetController, survival: list[float]) -> None:
-    assert warm.choose([SequenceDraft(np.array(survival, np.float32))])[0].size == 0
+    assert warm.choose([SequenceDraft(np.array(survival, np.float32))]).nodes[0].size == 0
 
 
 def test_an_empty_batch_has_no_choices(warm: BudgetController) -> None:
-    assert warm.choose([]) == []
+    assert warm.choose([]).nodes == []
 
 
 # ---- The table
@@ -264,7 +267,69 @@ def test_a_batch_size_whose_steps_are_never_recorded_is_drafted_for_by_its_neigh
     """As under a steady stream of prompts, of which every step computes a chunk."""
     drafts = [geometric(16)] * 6
 
-    counts = [sum(len(nodes) for nodes in warm.choose(drafts)) for _ in range(160)]
+    counts = [sum(len(nodes) for nodes in warm.choose(drafts).nodes) for _ in range(160)]
 
     assert set(counts[:16]) == {0}
     assert sum(count > 0 for count in counts[16:]) >= 130
+
+
+# ---- A change of load
+
+
+def scaled(step_time: StepTime, factor: float) -> StepTime:
+    return lambda num_sequences, num_nodes: factor * step_time(num_sequences, num_nodes)
+
+
+@pytest.mark.parametrize("factor", [0.3, 3.0])
+def test_a_change_of_load_is_dealt_with_within_two_dozen_steps(factor: float) -> None:
+    """At 40 ms a step, within a second."""
+    controller = BudgetController(BudgetRules(max_draft_tokens=16))
+
+    def staircase(b: int, n: int) -> float:
+        return 0.010 if n <= 8 else 0.025
+
+    run(controller, staircase, [geometric(16, 0.9)], 300)
+    counts = run(controller, scaled(staircase, factor), [geometric(16, 0.9)], 100)
+
+    assert counts[24:].count(8) >= 70
+    for num_nodes in (0, 8):
+        assert controller.estimate(1, num_nodes) == pytest.approx(factor * 0.010)
+
+
+def test_speculation_that_has_become_too_dear_stops_within_a_dozen_steps() -> None:
+    controller = BudgetController(BudgetRules(max_draft_tokens=16))
+
+    run(controller, free_drafts, [geometric(16)], 300)
+    counts = run(controller, costly_drafts, [geometric(16)], 60)
+
+    assert counts[12:].count(0) >= 40
+
+
+def test_three_slow_samples_in_a_row_outvote_all_before() -> None:
+    times = StepTimes()
+    for _ in range(9):
+        times.record(1, 0, 0.010)
+        times.record(1, 4, 0.012)
+    for _ in range(2):
+        times.record(1, 4, 0.024)
+    assert times.estimate(1, 4) == pytest.approx(0.012)
+    times.record(1, 4, 0.024)
+    assert times.estimate(1, 4) == pytest.approx(0.024)
+    assert times.is_doubtful(1, 0)
+    for _ in range(3):
+        times.record(1, 0, 0.010)
+    assert times.estimate(1, 0) == pytest.approx(0.010)
+    assert not times.is_doubtful(1, 0)
+
+
+def test_the_high_quantile_is_of_recent_times_and_ignores_single_strays() -> None:
+    times = StepTimes(stale_after=16)
+    for time_s in (0.010, 0.010, 0.012, 0.010, 0.011, 0.010, 0.5, 0.010, 0.010):
+        times.record(1, 4, time_s)
+    assert times.high(1, 4) == pytest.approx(0.011, abs=0.0011)
+    for time_s in (0.030, 0.010, 0.030, 0.010, 0.030, 0.010):
+        times.record(1, 4, time_s)
+    assert times.high(1, 4) == pytest.approx(0.030)
+    for _ in range(16):
+        times.record(2, 0, 0.010)
+    assert times.high(1, 4) == times.estimate(1, 4), "what was measured long ago is not recent"

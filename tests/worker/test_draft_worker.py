@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 from collections.abc import Sequence
 
 import pytest
@@ -366,3 +367,20 @@ async def test_a_commit_lets_other_requests_finish_what_waited_in_the_drafter() 
         assert drafter.grown["1/b"] == 0
         await peer.send(extension("a", [1], [3]))
         assert (await peer.proposal("b")).base_len == 1
+
+
+async def test_growth_stands_back_and_the_hearing_of_commits_does_not() -> None:
+    nices: list[int] = []
+
+    class NotingDrafter(CountingDrafter):
+        def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+            nices.append(os.nice(0))
+            return super().propose(tasks)
+
+    before = os.nice(0)
+    async with house(NotingDrafter(), nice=3) as running:
+        peer = running.connect()
+        await peer.send(opening("a", TEXT))
+        await peer.proposal("a")
+        assert os.nice(0) == before
+    assert set(nices) == {min(before + 3, 19)}

@@ -1,0 +1,147 @@
+"""What one system answered, and the figures that follow from its time stamps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+_LOOP_LEN = 8
+_LOOP_TIMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """How tokens are drawn: a name for tables, and the temperature (0 = greedy)."""
+
+    name: str
+    temperature: float
+
+    @classmethod
+    def parse(cls, text: str) -> Law:
+        """ "greedy", or "t" and a temperature, e.g. "t0.8"; ValueError otherwise."""
+        if text == "greedy":
+            return cls(text, 0.0)
+        if not text.startswith("t"):
+            raise ValueError(f"law {text!r}: expected greedy or a temperature like t0.8")
+        return cls(text, float(text[1:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One prompt's output.
+
+    submitted_s: when it was asked.  events: (time, tokens so far), one per arrival of tokens.
+    Times are seconds of one clock.
+    """
+
+    submitted_s: float
+    events: tuple[tuple[float, int], ...]
+    token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Answer:
+        events = tuple((float(time), int(count)) for time, count in data["events"])
+        return cls(float(data["submitted"]), events, tuple(data["token_ids"]))
+
+    @property
+    def ttft_s(self) -> float:
+        return self.events[0][0] - self.submitted_s
+
+    @property
+    def decode_s(self) -> float:
+        """From the first tokens to the last."""
+        return self.events[-1][0] - self.events[0][0]
+
+    @property
+    def decode_tokens(self) -> int:
+        """Tokens after those that came first: what decode_s has produced."""
+        return self.events[-1][1] - self.events[0][1]
+
+    def intervals_s(self) -> list[float]:
+        """Seconds per token: one entry for each token after the first event.
+
+        Tokens that come together share the time since the event before, as in the product's own
+        inter-token latency.
+        """
+        intervals = []
+        for (sooner, few), (later, many) in zip(self.events, self.events[1:], strict=False):
+            intervals += [(later - sooner) / (many - few)] * (many - few)
+        return intervals
+
+
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """steps: those that verified drafts, over all sequences.  drafted, accepted: tokens."""
+
+    steps: float
+    drafted: float
+    accepted: float
+
+    @property
+    def mean_length(self) -> float:
+        return 1 + self.accepted / self.steps if self.steps else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one turn of one system gave.  acceptance: None where nothing was drafted."""
+
+    answers: tuple[Answer, ...]
+    acceptance: Acceptance | None = None
+
+
+def loops(token_ids: Sequence[int]) -> bool:
+    """Whether some 8-gram of the text occurs three times, overlaps included."""
+    counts: dict[tuple[int, ...], int] = {}
+    for start in range(len(token_ids) - _LOOP_LEN + 1):
+        gram = tuple(token_ids[start : start + _LOOP_LEN])
+        counts[gram] = counts.get(gram, 0) + 1
+        if counts[gram] == _LOOP_TIMES:
+            return True
+    return False
+
+
+def busy_s(answers: Sequence[Answer]) -> float:
+    """Seconds in which at least one answer was being decoded.
+
+    Prefills between two decodes are left out, prefills beside a decode are not.
+    """
+    spans = sorted((answer.events[0][0], answer.events[-1][0]) for answer in answers)
+    total, end = 0.0, float("-inf")
+    for first, last in spans:
+        total += max(last - max(first, end), 0.0)
+        end = max(end, last)
+    return total
+
+
+def figures(result: Result) -> dict[str, Any]:
+    """One cell: rates and latencies over all answers, and what is needed of each answer."""
+    answers = result.answers
+    intervals = np.array([value for answer in answers for value in answer.intervals_s()])
+    ttft = np.array([answer.ttft_s for answer in answers])
+    busy = busy_s(answers)
+    decoded = sum(answer.decode_tokens for answer in answers)
+    return {
+        "tokens_per_s": decoded / busy if busy else 0.0,
+        "ttft_p50_ms": _milliseconds(ttft, 50),
+        "ttft_p99_ms": _milliseconds(ttft, 99),
+        "itl_p50_ms": _milliseconds(intervals, 50),
+        "itl_p99_ms": _milliseconds(intervals, 99),
+        "acceptance": asdict(result.acceptance) if result.acceptance else None,
+        "mean_acceptance_length": result.acceptance.mean_length if result.acceptance else None,
+        "answers": [
+            {
+                "decode_tokens": answer.decode_tokens,
+                "decode_s": answer.decode_s,
+                "loops": loops(answer.token_ids),
+            }
+            for answer in answers
+        ],
+    }
+
+
+def _milliseconds(values: Any, percentile: float) -> float | None:
+    return float(1e3 * np.percentile(values, percentile)) if len(values) else None

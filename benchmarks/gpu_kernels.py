@@ -1,0 +1,136 @@
+"""The device's copy bandwidth, and the attention kernels against their reference."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from cluster.core import TokenTree, token_array
+from cluster.engine.attention import AttentionBackend, AttentionOptions, create_backend
+from cluster.engine.batch import Batch, Pick, build_batch
+from cluster.engine.sdpa import SdpaBackend
+from cluster.engine.sequence import Pending, Sequence
+from cluster.engine.work import Work
+
+PAGE_SIZE = 16
+_HEADS, _HEAD_DIM = 32, 128  # a layer of Llama 3's 8B
+_KV_HEADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One layer's attention: each of `batch` sequences has a context and a tree of `nodes`."""
+
+    batch: int
+    context_len: int
+    nodes: int
+
+
+def seconds(call: Callable[[], object], device: torch.device, *, repeats: int) -> float:
+    """Median time of `call`, the device's own clock where it has one; two calls warm up."""
+    call(), call()
+    times = []
+    for _ in range(repeats):
+        if device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) / 1000)
+        else:
+            begin = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def copy_bandwidth(device: torch.device, num_bytes: int) -> float:
+    """Bytes per second, read and written bytes both counted, of a copy within the device."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / seconds(lambda: target.copy_(source), device, repeats=20)
+
+
+def attention_row(problem: Problem, device: torch.device, bandwidth: float) -> dict[str, Any]:
+    """The backend that `auto` chooses against the reference in float32, and how fast both are.
+
+    The error is absolute; values are standard normal.
+    """
+    batch, num_slots = _batch(problem)
+    generator = torch.Generator(device).manual_seed(1)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    query = torch.randn((_HEADS, batch.num_rows, _HEAD_DIM), generator=generator, device=device).to(
+        dtype
+    )
+    kv = torch.randn((num_slots, 2, _KV_HEADS, _HEAD_DIM), generator=generator, device=device).to(
+        dtype
+    )
+    expected = _attend(SdpaBackend(), batch, num_slots, query.float(), kv.float())()
+    call = _attend(create_backend("auto"), batch, num_slots, query, kv)
+    error = float((call().float() - expected).abs().max())
+    own_s = seconds(call, device, repeats=20)
+    reference_s = seconds(_attend(SdpaBackend(), batch, num_slots, query, kv), device, repeats=20)
+    keys = sum(share.key_len for share in batch.shares)
+    read = keys * 2 * _KV_HEADS * _HEAD_DIM * kv.element_size()
+    return {
+        "batch": problem.batch,
+        "context": problem.context_len,
+        "nodes": problem.nodes,
+        "largest_error": error,
+        "us": own_s * 1e6,
+        "reference_us": reference_s * 1e6,
+        "gb_per_s": read / own_s / 1e9,
+        "share_of_copy_bandwidth": read / own_s / bandwidth,
+    }
+
+
+def tolerance(device: torch.device) -> float:
+    """How far an output of bfloat16 (on a GPU) or float32 may be from the reference's."""
+    return 3e-2 if device.type == "cuda" else 2e-5
+
+
+def _attend(
+    backend: AttentionBackend,
+    batch: Batch,
+    num_slots: int,
+    query: torch.Tensor,
+    kv: torch.Tensor,
+) -> Callable[[], torch.Tensor]:
+    plan = backend.plan(batch, num_slots - PAGE_SIZE)
+    options = AttentionOptions(scaling=_HEAD_DIM**-0.5)
+    return lambda: plan.attend(query, kv, None, options)
+
+
+def _batch(problem: Problem) -> tuple[Batch, int]:
+    """The batch, over pages in random order, and how many slots the cache needs for it."""
+    generator = np.random.default_rng(0)
+    pages_each = -(-(problem.context_len + 1 + problem.nodes) // PAGE_SIZE)
+    pages = iter(generator.permutation(pages_each * problem.batch).tolist())
+    tree = TokenTree.of(
+        range(problem.nodes),
+        [int(generator.integers(-1, node)) if node else -1 for node in range(problem.nodes)],
+    )
+    picks = []
+    for index in range(problem.batch):
+        sequence = Sequence(str(index), index, PAGE_SIZE)
+        for _ in range(pages_each):
+            sequence.add_page(next(pages))
+        sequence.append(token_array([0] * problem.context_len))
+        work = Work(str(index), problem.context_len, token_array([0]), tree)
+        sequence.pending = Pending(work, index)
+        picks.append(Pick(sequence, work, 1, completes=True))
+    num_slots = (pages_each * problem.batch + 1) * PAGE_SIZE
+    batch = build_batch(
+        picks,
+        min_rows=1,
+        scratch_slot=num_slots - PAGE_SIZE,
+        max_context_len=problem.context_len + problem.nodes + 2,
+    )
+    return batch, num_slots

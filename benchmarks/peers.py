@@ -1,0 +1,207 @@
+"""The systems that `benchmarks.compare` measures: ours, and peers in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.answers import Acceptance, Answer, Law, Result
+from benchmarks.by_hand import Ours, Setup
+from benchmarks.peer_protocol import READY
+from benchmarks.processes import PinnedProcess, check_idle
+from benchmarks.prompts import Prompt
+from cluster.config_file import load
+
+TRANSFORMERS_MODES = ("plain", "assisted", "lookup")
+VLLM_MODES = ("plain", "ngram", "draft", "suffix")
+
+
+class System(Protocol):
+    """Something that continues prompts; between `start` and `stop` it may use its cores."""
+
+    @property
+    def processes(self) -> dict[str, PinnedProcess]: ...
+
+    def start(self) -> None: ...
+
+    def run(
+        self, prompts: Sequence[Prompt], max_tokens: int, law: Law, concurrency: int, seed: int
+    ) -> Result: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What is the same for every system.
+
+    target, draft: checkpoint folders.  config, overrides: ours.  vllm_python: an interpreter that
+    has vLLM, "" = none.  log: folder for logs.
+    """
+
+    target: str
+    draft: str
+    dtype: str
+    cores: tuple[int, ...]
+    config: str
+    overrides: tuple[str, ...]
+    vllm_python: str
+    max_sequences: int
+    log: Path
+
+
+class Peer:
+    """A subprocess that answers JSON lines; see `benchmarks/peer_protocol.py`."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], around: Circumstances, **environment: str
+    ) -> None:
+        self._name = name
+        self._command = command
+        self._around = around
+        self._environment = environment
+        self._process: PinnedProcess | None = None
+
+    @property
+    def processes(self) -> dict[str, PinnedProcess]:
+        return {self._name: self._process} if self._process else {}
+
+    def start(self) -> None:
+        log = self._around.log / f"{self._name}.log"
+        self._process = PinnedProcess(self._command, self._around.cores, log, self._environment)
+        while self._process.hear() != READY:
+            continue
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+            self._process = None
+
+    def run(
+        self, prompts: Sequence[Prompt], max_tokens: int, law: Law, concurrency: int, seed: int
+    ) -> Result:
+        assert self._process is not None, "start it first"
+        question = {
+            "prompts": [list(prompt.token_ids) for prompt in prompts],
+            "max_tokens": max_tokens,
+            "temperature": law.temperature,
+            "concurrency": concurrency,
+            "seed": seed,
+        }
+        self._process.say(json.dumps(question))
+        reply = json.loads(self._process.hear())
+        counts = reply["acceptance"]
+        return Result(
+            tuple(Answer.of(answer) for answer in reply["answers"]),
+            Acceptance(**counts) if counts else None,
+        )
+
+
+def system_of(name: str, around: Circumstances) -> System:
+    """The system that `name` stands for; ValueError where there is no such thing.
+
+    ours-plain; ours-all = the drafters of the request's task; ours-A+B = drafters A and B for
+    every task; transformers-MODE; vllm-MODE.  Any of them followed by @bfloat16 or @float32, where
+    it is to run in another precision than the rest.
+    """
+    what, _, dtype = name.partition("@")
+    family, _, mode = what.partition("-")
+    if dtype:
+        around = replace(around, dtype=dtype)
+    if family == "ours" and mode:
+        return _ours(name, mode, around)
+    if family == "transformers" and mode in TRANSFORMERS_MODES:
+        module = [sys.executable, "-m", "benchmarks.peer_transformers"]
+        return Peer(name, [*module, *_peer_words(mode, around)], around)
+    if family == "vllm" and mode in VLLM_MODES:
+        if not around.vllm_python:
+            raise ValueError(f"{name}: name an interpreter that has vLLM with --vllm-python")
+        module = [os.path.abspath(around.vllm_python), "-m", "benchmarks.peer_vllm"]
+        sequences = ["--max-sequences", str(around.max_sequences)]
+        threads = "-".join(map(str, (around.cores[0], around.cores[-1])))
+        contiguous = len(around.cores) == around.cores[-1] - around.cores[0] + 1
+        return Peer(
+            name,
+            [*module, *_peer_words(mode, around), *sequences],
+            around,
+            VLLM_CPU_KVCACHE_SPACE="1",
+            VLLM_CPU_OMP_THREADS_BIND=threads if contiguous else ",".join(map(str, around.cores)),
+        )
+    raise ValueError(
+        f"no system {name!r}; there are ours-plain, ours-all, ours-DRAFTER+DRAFTER, "
+        f"transformers-{'|'.join(TRANSFORMERS_MODES)} and vllm-{'|'.join(VLLM_MODES)}, each with "
+        "@bfloat16 or @float32 where wanted"
+    )
+
+
+class Turns:
+    """Starts and ends systems as the run needs them."""
+
+    def __init__(self, systems: Mapping[str, System], *, keep_running: bool) -> None:
+        self._systems = systems
+        self._keep_running = keep_running
+        self._started: set[str] = set()
+
+    @contextmanager
+    def turn(self, name: str) -> Iterator[System]:
+        """The system `name`, running alone."""
+        system = self._systems[name]
+        try:
+            if name not in self._started:
+                self._started.add(name)
+                system.start()
+            others = {
+                f"{other} ({role})": process
+                for other in self._started - {name}
+                for role, process in self._systems[other].processes.items()
+            }
+            check_idle(others)
+            yield system
+        finally:
+            if not self._keep_running:
+                self.stop(name)
+
+    def stop(self, name: str) -> None:
+        self._started.discard(name)
+        self._systems[name].stop()
+
+    def stop_all(self) -> None:
+        for name in list(self._started):
+            self.stop(name)
+
+
+def can_run(name: str, concurrency: int) -> bool:
+    """transformers speculates for one sequence at a time."""
+    return concurrency == 1 or name.partition("@")[0] not in (
+        "transformers-assisted",
+        "transformers-lookup",
+    )
+
+
+def _ours(name: str, mode: str, around: Circumstances) -> Ours:
+    overrides = (
+        f"target.engine.model={around.target}",
+        f"target.engine.dtype={around.dtype}",
+        f"target.engine.threads={len(around.cores)}",
+        *around.overrides,
+    )
+    drafters: tuple[str, ...] = tuple(mode.split("+"))
+    if mode == "plain":
+        drafters = ()
+    elif mode == "all":
+        drafters = tuple(load(around.config, overrides).config.drafters)
+    setup = Setup(
+        around.config, overrides, drafters, around.cores, around.log / name, by_task=mode == "all"
+    )
+    return Ours(setup)
+
+
+def _peer_words(mode: str, around: Circumstances) -> list[str]:
+    paths = [os.path.abspath(around.target), "--draft", os.path.abspath(around.draft)]
+    return [*paths, "--mode", mode, "--dtype", around.dtype]

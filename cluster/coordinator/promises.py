@@ -1,0 +1,140 @@
+"""What drafters may be expected to send soon, learned from what they sent so far."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.config import CoordinatorConfig
+from cluster.coordinator.session import Growth, Session, Subscription
+from cluster.core import FloatArray, Proposal, TokenTree
+from cluster.spec.promises import GRID_S, Floats, PromiseTable, profile
+from cluster.spec.survival import Calibrator
+
+_MAX_TABLES = 1024
+# The first commits of a (drafter, task) are all learned from, then one in so many: calibrating
+# every tree that is streamed would cost more than it tells.
+_NUM_LEARNED_AT_FIRST = 64
+_LEARNED_INTERVAL = 16
+# A drafter that sends more trees within the grid is one whose first ones tell enough.
+_MAX_TREES = 64
+
+
+@dataclass(slots=True)
+class _Entry:
+    table: PromiseTable
+    num_commits: int = 0
+
+
+class PromiseBook:
+    """Price lists by drafter and task, and which drafters have lost their credit.
+
+    Everything between a commit and the next frame is O(1); lessons are kept for `settle`.
+    """
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        self.max_wait_s = 0.0
+        if config.budget == "adaptive":
+            self.max_wait_s = config.max_draft_wait_ms / 1000.0
+        self._max_broken = config.breaker_failures
+        self._entries: dict[tuple[str, str], _Entry] = {}
+        self._lessons: list[tuple[str, str, Growth, float]] = []
+
+    def committed(
+        self, session: Session, name: str, subscription: Subscription, now: float
+    ) -> None:
+        """New tokens of `session` are about to be sent to drafter `name`."""
+        context_len, former = len(session.tokens), subscription.growth
+        if self.max_wait_s == 0.0 or (former and former.context_len == context_len):
+            return
+        task = session.request.task
+        if former and former.is_learned and former.is_hit is not None:
+            self._lessons.append((name, task, former, now - former.committed_at))
+        entry = self._entry(name, task)
+        entry.num_commits += 1
+        is_learned = (
+            entry.num_commits <= _NUM_LEARNED_AT_FIRST or entry.num_commits % _LEARNED_INTERVAL == 0
+        )
+        subscription.growth = Growth(now, context_len, is_learned)
+
+    def arrived(self, subscription: Subscription, proposal: Proposal, now: float) -> bool:
+        """Note a proposal; True when it is a tree for what is committed at present."""
+        growth = subscription.growth
+        if growth is None or proposal.base_len != growth.context_len or not len(proposal.tree):
+            return False
+        delay_s = now - growth.committed_at
+        if not growth.is_answered:
+            growth.is_answered = True
+            if delay_s <= self.max_wait_s:
+                subscription.replica.num_broken_promises = 0
+        if growth.is_hit is None:
+            growth.is_learned = False  # what was at hand before is not known any more
+        if growth.is_learned and len(growth.trees) < _MAX_TREES and delay_s <= GRID_S[-1]:
+            growth.trees.append((delay_s, proposal.tree, proposal.survival))
+        return True
+
+    def broken(self, session: Session) -> None:
+        """The time was up, and nothing came for `session`."""
+        for subscription in session.subscriptions.values():
+            growth = subscription.growth
+            if growth is not None and not growth.is_answered:
+                growth.is_answered = True  # too late to be to its credit
+                subscription.replica.num_broken_promises += 1
+
+    def expected(self, session: Session, survival: FloatArray, now: float) -> Floats | None:
+        """Survivals after each of WAITS_S, best first: float64[waits, ranks]; None = no more.
+
+        survival: what is at hand.  Of several drafters the most promising one counts.
+        """
+        at_hand = profile(survival)
+        best: Floats | None = None
+        for name, subscription in session.subscriptions.items():
+            growth = subscription.growth
+            if growth is None or subscription.replica.num_broken_promises >= self._max_broken:
+                continue
+            entry = self._entries.get((name, session.request.task))
+            since_s = now - growth.committed_at
+            if entry is None or since_s >= GRID_S[-1]:
+                continue
+            later = entry.table.expected(hit=bool(growth.is_hit), since_s=since_s, at_hand=at_hand)
+            best = later if best is None else np.maximum(best, later)
+        if best is None or not (best > at_hand).any():
+            return None
+        return best
+
+    def settle(self, calibrator: Callable[[str, str], Calibrator]) -> None:
+        """Learn from the commits that are complete.  calibrator: by drafter and task."""
+        lessons, self._lessons = self._lessons, []
+        for name, task, growth, elapsed_s in lessons:
+            trees: list[tuple[float, FloatArray]] = []
+            if growth.at_hand is not None:
+                trees.append((0.0, growth.at_hand))
+            for delay_s, tree, survival in _newest_per_mark(growth):
+                calibrated = calibrator(name, task).survival(tree.parents, survival)
+                trees.append((delay_s, calibrated))
+            self._entry(name, task).table.observe(
+                hit=bool(growth.is_hit), elapsed_s=elapsed_s, trees=trees
+            )
+
+    def _entry(self, name: str, task: str) -> _Entry:
+        key = (name, task)
+        entry = self._entries.get(key)
+        if entry is None:
+            if len(self._entries) >= _MAX_TABLES:
+                # Tasks are named by clients; the oldest one makes room.
+                del self._entries[next(iter(self._entries))]
+            entry = self._entries[key] = _Entry(PromiseTable())
+        return entry
+
+
+def _newest_per_mark(growth: Growth) -> list[tuple[float, TokenTree, FloatArray]]:
+    """Of the trees that arrived, those that were the newest at some point of the grid."""
+    ends_s = [delay_s for delay_s, _, _ in growth.trees[1:]] + [math.inf]
+    return [
+        tree
+        for tree, end_s in zip(growth.trees, ends_s, strict=False)
+        if any(tree[0] <= mark_s < end_s for mark_s in GRID_S)
+    ]

@@ -1,0 +1,202 @@
+"""The GPU backend: tree attention over paged keys by Triton kernels.
+
+What a step's layers share is laid out once on the host and copied to each device in one transfer.
+Layers the kernels do not serve (on a CPU, or with heads wider than 256) are attended by the
+reference, `cluster.engine.sdpa`, which is also the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton import knobs
+
+from cluster.engine.attention import AttentionOptions
+from cluster.engine.batch import Batch
+from cluster.engine.sdpa import SdpaPlan
+from cluster.engine.triton_kernels import attend_kernel, combine_kernel
+from cluster.engine.triton_layout import Layout, Tiling, lay_out
+from cluster.errors import ConfigError
+
+_MAX_HEAD_DIM = 256
+# Tensor cores multiply tiles of at least 16 lines; more than 64 of wide heads overflow the
+# registers.
+_MIN_LINES, _MAX_LINES = 16, 64
+# Bytes of one block of keys: with its values, and one block in flight, it fits the shared memory of
+# every GPU since Ampere.
+_BLOCK_BYTES = 16 * 1024
+_MIN_BLOCK_KEYS, _MAX_BLOCK_KEYS = 16, 64
+# Enough programs per multiprocessor that some compute while others wait for memory.
+_PROGRAMS_PER_PROCESSOR = 2
+# Without a GPU (the interpreter) nothing is gained by splitting.
+_PROGRAMS_WITHOUT_GPU = 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the layout depends on besides the batch: one layer's heads and where they are."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def sharing(self) -> int:
+        """Query heads per key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def block_dim(self) -> int:
+        return max(16, _power_of_two(self.head_dim))
+
+    @property
+    def block_keys(self) -> int:
+        fitting = _BLOCK_BYTES // (self.block_dim * self.dtype.itemsize)
+        return min(max(fitting, _MIN_BLOCK_KEYS), _MAX_BLOCK_KEYS)
+
+    def block_lines(self, max_rows: int) -> int:
+        """Lines (rows times query heads) of a tile, for shares of up to `max_rows` rows."""
+        fewest = max(_MIN_LINES, _power_of_two(self.sharing))
+        return max(fewest, min(_power_of_two(max_rows * self.sharing), _MAX_LINES))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placed:
+    """A layout on its device, and the tile size it was made for."""
+
+    layout: Layout
+    words: torch.Tensor
+    block_lines: int
+
+
+class TritonPlan:
+    """One step's layouts, made when a layer first needs them; most models need one."""
+
+    def __init__(self, batch: Batch, scratch_slot: int, num_programs: int | None) -> None:
+        self._batch = batch
+        self._num_programs = num_programs
+        self._max_rows = max((share.num_rows for share in batch.shares), default=1)
+        self._reference = SdpaPlan(batch, scratch_slot)
+        self._placed: dict[_Shape, _Placed] = {}
+
+    def attend(
+        self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
+    ) -> torch.Tensor:
+        shape = _Shape(query.shape[0], kv.shape[2], query.shape[2], query.dtype, query.device)
+        if not _serves(shape):
+            return self._reference.attend(query, kv, window, options)
+        placed = self._placed.get(shape)
+        if placed is None:
+            placed = self._placed[shape] = self._place(shape)
+        with _current(shape.device):
+            return _launch(placed, shape, query, kv, window, options)
+
+    def _place(self, shape: _Shape) -> _Placed:
+        block_lines = shape.block_lines(self._max_rows)
+        tiling = Tiling(
+            rows_per_tile=block_lines // shape.sharing,
+            block_keys=shape.block_keys,
+            num_kv_heads=shape.kv_heads,
+            num_programs=self._num_programs or _busy_programs(shape.device),
+        )
+        layout = lay_out(self._batch, tiling)
+        words = torch.from_numpy(layout.words)
+        if shape.device.type == "cuda":
+            # From pinned memory the copy joins the stream instead of stopping the host.
+            words = words.pin_memory().to(shape.device, non_blocking=True)
+        return _Placed(layout, words, block_lines)
+
+
+class TritonBackend:
+    """Makes TritonPlans.
+
+    num_programs: into how many the keys of a step are cut, None = as the device needs.
+    Raises ConfigError where no device could run them.
+    """
+
+    def __init__(self, num_programs: int | None = None) -> None:
+        if not torch.cuda.is_available() and not knobs.runtime.interpret:
+            raise ConfigError(
+                "attention triton needs an NVIDIA GPU; use auto or sdpa", param="attention"
+            )
+        self._num_programs = num_programs
+
+    def plan(self, batch: Batch, scratch_slot: int) -> TritonPlan:
+        return TritonPlan(batch, scratch_slot, self._num_programs)
+
+
+def _launch(
+    placed: _Placed,
+    shape: _Shape,
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    window: int | None,
+    options: AttentionOptions,
+) -> torch.Tensor:
+    """[rows, heads, head_dim]"""
+    layout, words = placed.layout, placed.words
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    output = query.new_empty(query.shape[1], shape.heads, shape.head_dim)
+    partials_shape = (layout.num_partials, shape.kv_heads, placed.block_lines)
+    lse = torch.empty(partials_shape, dtype=torch.float32, device=query.device)
+    partials = torch.empty(
+        (*partials_shape, shape.head_dim), dtype=torch.float32, device=query.device
+    )
+    sinks = output if options.sinks is None else options.sinks
+    common = {
+        "HEAD_DIM": shape.head_dim,
+        "SHARING": shape.sharing,
+        "SINKS": options.sinks is not None,
+        "BLOCK_M": placed.block_lines,
+        "BLOCK_D": shape.block_dim,
+    }
+    attend_kernel[(layout.num_items, shape.kv_heads)](
+        query, kv, output, partials, lse, sinks, words,
+        layout.tiles, layout.positions, layout.slots, layout.bits, layout.node_positions,
+        query.stride(0), query.stride(1), kv.stride(0), kv.stride(1), kv.stride(2),
+        options.scaling, options.softcap or 1.0,
+        WINDOW=window or 0, TREES=layout.trees, CAPPED=options.softcap is not None,
+        BLOCK_N=shape.block_keys,
+        # Tensor cores would round float32 to 10 bits of mantissa.
+        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+        **common,
+    )  # fmt: skip
+    if layout.num_split_tiles:
+        grid = (layout.num_split_tiles, shape.kv_heads, placed.block_lines)
+        combine_kernel[grid](
+            output, partials, lse, sinks, words, layout.tiles, layout.split_tiles, **common
+        )
+    return output
+
+
+def _serves(shape: _Shape) -> bool:
+    """Whether the kernels do; else the reference does."""
+    if shape.head_dim > _MAX_HEAD_DIM:
+        return False
+    # The interpreter multiplies bfloat16 as if its bits were integers.
+    return shape.device.type == "cuda" or (
+        bool(knobs.runtime.interpret) and shape.dtype != torch.bfloat16
+    )
+
+
+def _busy_programs(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _PROGRAMS_WITHOUT_GPU
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.multi_processor_count) * _PROGRAMS_PER_PROCESSOR
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be the layer's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is not below `number`."""
+    return int(triton.next_power_of_2(number))

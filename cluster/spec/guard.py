@@ -1,0 +1,51 @@
+"""The guard: speculation may lose only what it has earned, and a little more.
+
+In any stretch of rounds that it has watched,
+
+    total time <= (1 + slowdown) * plain-equivalent time + allowance + overshoot
+
+plain-equivalent: what plain decoding would have taken for the tokens that were emitted.
+overshoot: by how much the dearest round exceeded what the guard had been told to expect.
+
+Proof.  The balance is what may still be lost.  A round moves it by (1 + slowdown) * plain - time
+and it is cut at the allowance, so over any stretch time - (1 + slowdown) * plain is at most the
+balance at its start, which is the allowance or less, minus the balance at its end.  A speculative
+round starts only if its expected extra time is within the balance, and emits at least what a plain
+step would, so it cannot end below minus its overshoot; a plain round never lowers the balance.
+"""
+
+from __future__ import annotations
+
+
+class DeficitGuard:
+    """One account: of a target, or of one request.
+
+    slowdown: share of plain decoding's time that speculation may cost for good.
+    slack_steps: the allowance, in plain steps (of a request: in its share of them), which makes it
+    fit any model.  Gains beyond it are not saved up: a long success pays for no long failure.
+    """
+
+    __slots__ = ("_allowance_s", "_balance_s", "_slack_steps", "_slowdown")
+
+    def __init__(self, slowdown: float, slack_steps: float) -> None:
+        self._slowdown = slowdown
+        self._slack_steps = slack_steps
+        self._allowance_s = 0.0
+        self._balance_s: float | None = None  # None before the first round
+
+    @property
+    def deficit_s(self) -> float:
+        """Seconds lost to speculation and not regained: the allowance less the balance."""
+        return 0.0 if self._balance_s is None else self._allowance_s - self._balance_s
+
+    def allows(self, extra_s: float, step_s: float) -> bool:
+        """Whether a round may be risked that takes extra_s longer than a plain step of step_s."""
+        balance_s = self._slack_steps * step_s if self._balance_s is None else self._balance_s
+        return max(extra_s, 0.0) <= balance_s
+
+    def settle(self, time_s: float, plain_s: float, step_s: float) -> None:
+        """A round took time_s; its tokens would have taken plain_s, one plain step step_s."""
+        self._allowance_s = self._slack_steps * step_s
+        balance_s = self._allowance_s if self._balance_s is None else self._balance_s
+        balance_s += (1.0 + self._slowdown) * plain_s - time_s
+        self._balance_s = min(balance_s, self._allowance_s)

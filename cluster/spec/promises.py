@@ -1,0 +1,94 @@
+"""What a drafter's tree is worth so long after a commit: the price list of waiting for drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import FloatArray
+
+Floats = npt.NDArray[np.float64]
+
+# Seconds since the commit.  A tree that needs longer than the last is not worth waiting for.
+GRID_S: tuple[float, ...] = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)
+# The waits that are priced.
+WAITS_S: tuple[float, ...] = GRID_S[1:]
+# Survivals that are kept of a tree, best first.
+NUM_RANKS = 16
+# Weight of the newest commit, once there were enough for a plain mean.
+_MIN_WEIGHT = 0.05
+# Times since the commit that are told apart when a wait is priced.
+_TICK_S = 0.00025
+
+
+def profile(survival: FloatArray) -> Floats:
+    """The greatest survivals in descending order, zeros after them: float64[NUM_RANKS]."""
+    best = np.sort(survival)[::-1][:NUM_RANKS]
+    padded = np.zeros(NUM_RANKS)
+    padded[: len(best)] = best
+    return padded
+
+
+class PromiseTable:
+    """Mean profiles of one drafter's newest tree, by time since the commit, for one task.
+
+    Hits, where a part of the former tree outlived the commit, and misses are learned apart: after
+    a miss there is nothing at first.  A commit that brought no tree counts as zeros, so promises
+    that are not kept lose their worth.
+    """
+
+    def __init__(self) -> None:
+        self._means = np.zeros((2, len(GRID_S), NUM_RANKS))
+        self._counts = np.zeros((2, len(GRID_S)), dtype=np.int64)
+        self._curves: dict[tuple[bool, int], Floats] = {}  # as asked for, dropped by `observe`
+
+    def observe(
+        self, *, hit: bool, elapsed_s: float, trees: Sequence[tuple[float, FloatArray]]
+    ) -> None:
+        """One commit and what followed, up to elapsed_s: later times are unknown.
+
+        trees: (seconds since the commit, calibrated survivals) in order of arrival; of a hit the
+        first stands at 0.
+        """
+        self._curves.clear()
+        profiles = [(at_s, profile(survival)) for at_s, survival in trees]
+        current, place = np.zeros(NUM_RANKS), 0
+        for index, time_s in enumerate(GRID_S):
+            if time_s > elapsed_s:
+                return
+            while place < len(profiles) and profiles[place][0] <= time_s:
+                current = profiles[place][1]
+                place += 1
+            self._counts[int(hit), index] += 1
+            weight = max(1.0 / self._counts[int(hit), index], _MIN_WEIGHT)
+            self._means[int(hit), index] += weight * (current - self._means[int(hit), index])
+
+    def expected(self, *, hit: bool, since_s: float, at_hand: Floats) -> Floats:
+        """Survivals after each of WAITS_S, best first: float64[WAITS_S, NUM_RANKS].
+
+        at_hand: those of since_s, as `profile` gives them.  They grow by what trees usually gain in
+        the time, but not beyond what trees usually are by then: what has come early does not come
+        again, and what should have come by now will not.  Interpolated in time; nothing is
+        expected of times beyond the last one seen.
+        """
+        key = (hit, int(since_s / _TICK_S))
+        curves = self._curves.get(key)
+        if curves is None:
+            # A later tree holds the earlier one, so a mean that falls is noise, or was never seen.
+            curve = np.maximum.accumulate(self._means[int(hit)], axis=0)
+            start_s = key[1] * _TICK_S
+            curves = np.array([_at(curve, start_s + wait_s) for wait_s in (0.0, *WAITS_S)])
+            self._curves[key] = curves
+        usual = curves[1:]
+        growth = np.minimum(usual - curves[0], usual - at_hand)
+        return np.asarray(at_hand + np.maximum(growth, 0.0))
+
+
+def _at(curve: Floats, time_s: float) -> Floats:
+    if time_s >= GRID_S[-1]:
+        return np.asarray(curve[-1])
+    high = int(np.searchsorted(GRID_S, time_s, side="right"))
+    share = (time_s - GRID_S[high - 1]) / (GRID_S[high] - GRID_S[high - 1])
+    return np.asarray(curve[high - 1] + share * (curve[high] - curve[high - 1]))

@@ -1,0 +1,145 @@
+"""The Triton kernels compute what the SDPA reference computes.
+
+Here they run under Triton's interpreter, in a process of their own; on a machine with a GPU also
+on that.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.engine.attention import create_backend
+from cluster.engine.sdpa import SdpaBackend
+from cluster.errors import ConfigError
+from tests.engine.triton_cases import CASES, CHUNK, DECODING, RAGGED, SCRATCH_SLOT, Case
+
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+ROOT = Path(__file__).resolve().parents[2]
+
+has_triton = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not has_triton, reason="triton is not installed")
+needs_gpu = pytest.mark.skipif(
+    not (has_triton and torch.cuda.is_available()), reason="this machine has no NVIDIA GPU"
+)
+
+
+def _run(*arguments: str, interpret: bool) -> str:
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.engine.triton_process", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """Every case's output under the interpreter."""
+    path = tmp_path_factory.mktemp("triton") / "outputs.pt"
+    _run("attend", str(path), interpret=True)
+    found: dict[str, torch.Tensor] = torch.load(path)
+    return found
+
+
+def _expected(case: Case) -> torch.Tensor:
+    plan = SdpaBackend().plan(case.batch, SCRATCH_SLOT)
+    return plan.attend(case.query().float(), case.kv().float(), case.window, case.options())
+
+
+def _check(case: Case, found: torch.Tensor) -> None:
+    expected, tolerance = _expected(case), TOLERANCES[case.dtype]
+    assert found.dtype == case.dtype
+    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@needs_triton
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_kernels_equal_the_reference(
+    interpreted: dict[str, torch.Tensor], name: str
+) -> None:
+    _check(CASES[name], interpreted[name])
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_on_the_gpu_equal_the_reference(name: str) -> None:
+    from cluster.engine.triton_attention import TritonBackend
+
+    case = CASES[name]
+    options = case.options()
+    if options.sinks is not None:
+        options = type(options)(options.scaling, options.softcap, options.sinks.cuda())
+    plan = TritonBackend(case.num_programs).plan(case.batch, SCRATCH_SLOT)
+    found = plan.attend(case.query().cuda(), case.kv().cuda(), case.window, options)
+    _check(case, found.cpu())
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_kernels_compile_for_a_gpu_that_is_not_here(capability: str) -> None:
+    lines = _run("compile", capability, interpret=False).split()
+    assert lines[0::2] == ["attend_kernel", "combine_kernel"]
+    assert all(int(size) > 0 for size in lines[1::2])
+
+
+@needs_triton
+def test_long_contexts_are_cut_into_more_items_than_short_ones() -> None:
+    from cluster.engine.triton_layout import Tiling, lay_out
+
+    layout = lay_out(RAGGED, Tiling(16, 16, num_kv_heads=2, num_programs=20))
+    items = layout.words[: layout.num_items * 4].reshape(-1, 4)
+    keys = [items[items[:, 0] == tile] for tile in range(3)]
+    assert [len(own) for own in keys] == [1, 3, 7]
+    # Together the items of a tile cover its keys once, in order.
+    for own, share in zip(keys, RAGGED.shares, strict=True):
+        assert own[0, 1] == 0
+        assert own[-1, 2] == share.key_len
+        assert own[1:, 1].tolist() == own[:-1, 2].tolist()
+    assert sorted(items[items[:, 3] >= 0, 3]) == list(range(layout.num_partials))
+
+
+@needs_triton
+def test_rows_of_a_prompt_are_given_no_keys_behind_them() -> None:
+    from cluster.engine.triton_layout import Tiling, lay_out
+
+    layout = lay_out(CHUNK, Tiling(16, 16, num_kv_heads=1, num_programs=1))
+    items = layout.words[: layout.num_items * 4].reshape(-1, 4)
+    assert items[:, 2].tolist() == [66, 80]
+
+
+def test_auto_is_the_reference_on_a_machine_without_a_gpu() -> None:
+    backend = create_backend("auto")
+    assert isinstance(backend, SdpaBackend) == (not (torch.cuda.is_available() and has_triton))
+
+
+def test_the_triton_backend_leaves_layers_on_a_cpu_to_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not has_triton:
+        pytest.skip("triton is not installed")
+    from cluster.engine.triton_attention import TritonBackend
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    case = Case(DECODING)
+    found = TritonBackend().plan(case.batch, SCRATCH_SLOT).attend(
+        case.query(), case.kv(), None, case.options()
+    )  # fmt: skip
+    assert torch.equal(found, _expected(case))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_the_triton_backend_is_refused_without_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="needs an NVIDIA GPU" if has_triton else "the triton"):
+        create_backend("triton")

@@ -1,0 +1,63 @@
+"""What the tests of the Triton kernels need a process of its own for.
+
+    TRITON_INTERPRET=1 python -m tests.engine.triton_process attend OUT    every case's output
+    python -m tests.engine.triton_process compile 90                       machine code for sm_90
+
+Triton decides at its first import whether functions are compiled or interpreted.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+
+def attend(path: str) -> None:
+    """Save {case: [rows, heads, head_dim]}."""
+    from cluster.engine.triton_attention import TritonBackend
+    from tests.engine.triton_cases import CASES, SCRATCH_SLOT
+
+    found = {}
+    for name, case in CASES.items():
+        plan = TritonBackend(case.num_programs).plan(case.batch, SCRATCH_SLOT)
+        found[name] = plan.attend(case.query(), case.kv(), case.window, case.options())
+    torch.save(found, path)
+
+
+def compile_kernels(capability: int) -> None:
+    """Compile both kernels as a bfloat16 Llama uses them, and say how large the code is."""
+    from cluster.engine.triton_kernels import attend_kernel, combine_kernel
+
+    common = {"HEAD_DIM": 128, "SHARING": 4, "SINKS": False, "BLOCK_M": 64, "BLOCK_D": 128}
+    own = {"WINDOW": 64, "TREES": True, "CAPPED": True, "BLOCK_N": 64, "PRECISION": "tf32"}
+    for kernel, constants in ((attend_kernel, common | own), (combine_kernel, common)):
+        code = _compiled(kernel, constants, capability)
+        sys.stdout.write(f"{kernel.__name__} {len(code.asm['cubin'])}\n")
+
+
+def _compiled(kernel: Any, constants: dict[str, Any], capability: int) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    pointers = {"query": "bf16", "kv": "bf16", "output": "bf16", "sinks": "bf16",
+                "partials": "fp32", "partial_lse": "fp32", "layout": "i32"}  # fmt: skip
+    signature = {}
+    for name in kernel.arg_names:
+        if name in constants:
+            signature[name] = "constexpr"
+        elif name in pointers:
+            signature[name] = f"*{pointers[name]}"
+        else:
+            signature[name] = "fp32" if name in ("scaling", "softcap") else "i32"
+    source = ASTSource(kernel, signature, constexprs=constants)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "attend":
+        attend(sys.argv[2])
+    else:
+        compile_kernels(int(sys.argv[2]))

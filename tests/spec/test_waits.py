@@ -1,0 +1,134 @@
+"""Waiting for drafts is bought like drafts: where it pays, and not a moment longer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cluster.core import EMPTY_FLOATS
+from cluster.spec.budget import BudgetController
+from cluster.spec.drafts import BudgetRules, Decision, SequenceDraft, Share
+from cluster.spec.promises import GRID_S, NUM_RANKS, WAITS_S, Floats, PromiseTable, profile
+
+RULES = BudgetRules(max_draft_tokens=8)
+
+
+def controller(step_s: float, num_sequences: int = 1, cost: float = 0.0) -> BudgetController:
+    """One that knows its step times; `cost`: of 8 nodes, relative to a plain step."""
+    budget = BudgetController(RULES, WAITS_S)
+    for num_nodes in (0, 8):
+        for _ in range(6):
+            time_s = step_s * (1.0 + cost * num_nodes / 8)
+            budget.record(num_sequences, num_nodes, time_s)
+            if num_nodes == 0:
+                budget.settle([Share(0, 1)] * num_sequences, time_s)
+    return budget
+
+
+def promise(tokens: float, after_s: float) -> Floats:
+    """So many tokens' worth of drafts from after_s on, spread over four ranks."""
+    promised = np.zeros((len(WAITS_S), NUM_RANKS))
+    for index, wait_s in enumerate(WAITS_S):
+        promised[index, :4] = tokens / 4 if wait_s >= after_s else 0.0
+    return promised
+
+
+def nothing_yet(tokens: float, after_s: float) -> SequenceDraft:
+    return SequenceDraft(EMPTY_FLOATS, promised=promise(tokens, after_s))
+
+
+def test_two_milliseconds_that_bring_two_tokens_are_waited_for() -> None:
+    decision = controller(0.020).choose([nothing_yet(2.0, 0.002)], max_wait_s=0.008)
+
+    assert decision == Decision([], 0.004, (0,)), "a little patience included"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "after_s", "max_wait_s", "step_s"),
+    [(2.0, 0.002, 0.001, 0.020), (0.2, 0.008, 0.008, 0.020), (2.0, 0.004, 0.008, 0.001)],
+    ids=["beyond the bound", "too little", "too slow for so fast a target"],
+)
+def test_a_wait_that_does_not_pay_is_not_made(
+    tokens: float, after_s: float, max_wait_s: float, step_s: float
+) -> None:
+    decision = controller(step_s).choose([nothing_yet(tokens, after_s)], max_wait_s)
+
+    assert decision.wait_s == 0.0
+    assert [len(nodes) for nodes in decision.nodes] == [0]
+
+
+def test_one_sequence_does_not_hold_up_a_batch_that_has_its_drafts() -> None:
+    ready = SequenceDraft(np.array([0.9, 0.8, 0.7], np.float32))
+    budget = controller(0.010, num_sequences=8)
+
+    assert budget.choose([*[ready] * 7, nothing_yet(0.5, 0.008)], 0.008).wait_s == 0.0
+
+
+def test_a_deeper_tree_is_waited_for_where_the_first_level_is_there() -> None:
+    at_hand = np.array([0.9], np.float32)
+    promised = np.zeros((len(WAITS_S), NUM_RANKS))
+    promised[:, :4] = [0.9, 0.8, 0.7, 0.6]
+
+    decision = controller(0.030).choose([SequenceDraft(at_hand, promised=promised)], 0.004)
+
+    assert decision.wait_s == 2 * WAITS_S[0]
+
+
+def test_the_guard_covers_waits() -> None:
+    budget = controller(0.020)
+    budget.settle([Share(8, 1)], 0.020 * 9.5)
+
+    assert budget.choose([nothing_yet(2.0, 0.002)], 0.008).wait_s == 0.0
+
+
+def growth_of(table: PromiseTable, *, hit: bool, since_s: float) -> Floats:
+    """What is expected of a session that has nothing yet."""
+    return table.expected(hit=hit, since_s=since_s, at_hand=np.zeros(NUM_RANKS))
+
+
+def test_the_table_learns_what_comes_when() -> None:
+    table = PromiseTable()
+    for _ in range(5):
+        trees = [(0.0015, np.array([0.8], np.float32)), (0.003, np.array([0.8, 0.6], np.float32))]
+        table.observe(hit=False, elapsed_s=0.010, trees=trees)
+
+    growth = growth_of(table, hit=False, since_s=0.0).sum(axis=1)
+
+    expected = {0.0005: 0.0, 0.001: 0.0, 0.002: 0.8, 0.004: 1.4, 0.008: 1.4, 0.016: 1.4}
+    assert dict(zip(WAITS_S, growth.tolist(), strict=True)) == pytest.approx(expected)
+    assert not growth_of(table, hit=True, since_s=0.0).any()
+    assert growth_of(table, hit=False, since_s=0.002)[2].sum() > 0.5
+    assert not growth_of(table, hit=False, since_s=GRID_S[-1]).any()
+
+
+def test_promises_that_are_broken_lose_their_worth() -> None:
+    table = PromiseTable()
+    table.observe(hit=False, elapsed_s=0.02, trees=[(0.001, np.array([0.9], np.float32))])
+    before = growth_of(table, hit=False, since_s=0.0).max()
+
+    for _ in range(100):
+        table.observe(hit=False, elapsed_s=0.02, trees=[])
+
+    assert before == pytest.approx(0.9)
+    assert growth_of(table, hit=False, since_s=0.0).max() < 0.1
+
+
+def test_what_a_commit_cut_short_is_not_taken_for_nothing() -> None:
+    table = PromiseTable()
+    table.observe(hit=False, elapsed_s=0.02, trees=[(0.003, np.array([0.9], np.float32))])
+    for _ in range(50):
+        table.observe(hit=False, elapsed_s=0.002, trees=[])
+
+    assert growth_of(table, hit=False, since_s=0.0)[WAITS_S.index(0.004)].max() == pytest.approx(
+        0.9
+    )
+
+
+def test_what_has_come_early_is_not_expected_again() -> None:
+    table, tree = PromiseTable(), np.array([0.9, 0.8], dtype=np.float32)
+    for _ in range(20):
+        table.observe(hit=False, elapsed_s=0.01, trees=[(0.0009, tree)])
+    assert growth_of(table, hit=False, since_s=0.0007).max() == pytest.approx(0.9)
+    at_hand = profile(tree)
+    later = table.expected(hit=False, since_s=0.0007, at_hand=at_hand)
+    np.testing.assert_allclose(later, np.tile(at_hand, (len(WAITS_S), 1)), atol=1e-6)
