@@ -48,9 +48,10 @@ class CompiledForward:
     ) -> torch.Tensor | None:
         """As `LoadedModel.forward`; None when it cannot be compiled: then run it as it is."""
         num_wanted = len(logit_rows)
-        if num_wanted == 1:
-            # The compiler would make a graph of its own for one row.
-            logit_rows = logit_rows.repeat(2)
+        if num_wanted < 2:
+            # For one row the compiler would make a graph of its own; for none it would drop the
+            # layers as dead code, and with them the writing of keys and values.
+            logit_rows = logit_rows.new_zeros(2) if num_wanted == 0 else logit_rows.repeat(2)
         self.plan = plan
         try:
             output = self._forward(
