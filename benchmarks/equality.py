@@ -150,6 +150,8 @@ def sampled(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
     modes |= {f"only {name}": {"drafters": [name]} for name in drafters}
     report: dict[str, Any] = {"prompts": len(prompts), "max_tokens": arguments.max_tokens}
     for law, parameters in LAWS.items():
+        if arguments.laws and law not in arguments.laws:
+            continue
         texts: dict[str, list[list[int]]] = {}
         row: dict[str, Any] = {}
         for mode, speculation in modes.items():
@@ -176,6 +178,7 @@ def sampled(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["greedy", "sampled"])
+    parser.add_argument("--laws", nargs="*", help="of `sampled`; default: all", choices=LAWS)
     parser.add_argument("--prompts", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--model", default=str(ROOT / "models" / "demo-target"))

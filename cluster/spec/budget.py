@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from cluster.core import EMPTY_TOKENS
 from cluster.spec.drafts import BudgetRules, Decision, Gains, SequenceDraft, Share
 from cluster.spec.goodput import GoodputModel
 from cluster.spec.step_times import bucket
@@ -98,8 +99,8 @@ class BudgetController:
 
         waited_s: has been waited already, for this very step.
         """
-        if not batch:
-            return Decision([])
+        if not any(len(draft.survival) or draft.promised is not None for draft in batch):
+            return Decision([EMPTY_TOKENS for _ in batch])  # the usual case without speculation
         extras_s: dict[int, float] = {}
         caps = [self._model.cap(draft, len(batch), extras_s) for draft in batch]
         owners, nodes, gains = self._ranked(batch, caps)
