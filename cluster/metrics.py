@@ -6,7 +6,7 @@ Names follow vLLM's speculative-decoding counters, with the labels `drafter` and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -134,6 +134,8 @@ class Recorder:
         self.registry = CollectorRegistry()
         kinds = {"counter": Counter, "gauge": Gauge}
         self._series: dict[str, Counter | Gauge | Histogram] = {}
+        # prometheus_client takes longer to find a child than to change it.
+        self._children: dict[tuple[str | None, ...], Any] = {}
         for metric in ALL:
             if metric.kind == "histogram":
                 self._series[metric.name] = Histogram(
@@ -147,25 +149,30 @@ class Recorder:
 
     def add(self, metric: Metric, amount: float = 1.0, **labels: str) -> None:
         """Increase a counter."""
-        series = self._series[metric.name]
-        child = series.labels(**labels) if labels else series
-        child.inc(amount)  # type: ignore[union-attr]
+        self._child(metric, labels).inc(amount)
 
     def set(self, metric: Metric, value: float, **labels: str) -> None:
         """Set a gauge."""
-        series = self._series[metric.name]
-        child = series.labels(**labels) if labels else series
-        child.set(value)  # type: ignore[union-attr]
+        self._child(metric, labels).set(value)
 
     def observe(self, metric: Metric, value: float, **labels: str) -> None:
         """Add one observation to a histogram."""
-        series = self._series[metric.name]
-        child = series.labels(**labels) if labels else series
-        child.observe(value)  # type: ignore[union-attr]
+        self._child(metric, labels).observe(value)
 
     def forget(self, metric: Metric, **labels: str) -> None:
         """Drop one labelled child, when what it describes is gone."""
-        self._series[metric.name].remove(*(labels[name] for name in metric.labels))
+        values = tuple(labels[name] for name in metric.labels)
+        self._children.pop((metric.name, *values), None)
+        self._series[metric.name].remove(*values)
+
+    def _child(self, metric: Metric, labels: dict[str, str]) -> Any:
+        if not labels:
+            return self._series[metric.name]
+        key = (metric.name, *(labels.get(name) for name in metric.labels))
+        child = self._children.get(key) if len(labels) == len(metric.labels) else None
+        if child is None:  # or labelled wrongly, which raises
+            child = self._children[key] = self._series[metric.name].labels(**labels)
+        return child
 
     def render(self) -> bytes:
         """The values in Prometheus' text format."""

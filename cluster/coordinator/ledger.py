@@ -17,6 +17,8 @@ from cluster.metrics import Recorder
 
 # Weight of the newest batch in the exported mean purity.
 _PURITY_WEIGHT = 0.02
+# Calibration wants evidence, not all there is of it: of a large batch a part is enough.
+_MAX_LESSONS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +44,7 @@ class RoundLedger:
         self._rounds: list[RoundTimes] = []
         self._batches: list[tuple[int, float]] = []
         self._num_misses = 0
+        self._num_settled = 0
         self._mean_purity: float | None = None
         self.recent_rounds = RecentRounds()
 
@@ -71,8 +74,11 @@ class RoundLedger:
         reports, self._reports = self._reports, []
         rounds, self._rounds = self._rounds, []
         batches, self._batches = self._batches, []
-        for answer in answers:
-            self._enter_answer(answer)
+        stride = -(-len(answers) // _MAX_LESSONS) if answers else 1
+        self._num_settled += 1
+        for index, answer in enumerate(answers):
+            # Another part each time, so that every session has its turn.
+            self._enter_answer(answer, is_lesson=(index + self._num_settled) % stride == 0)
         for seat, report in reports:
             self._enter_report(seat, report)
         for times in rounds:
@@ -95,7 +101,7 @@ class RoundLedger:
                 self._recorder.forget(gauge, role="target", worker=seat.id)
             self._recorder.forget(metrics.DEFICIT, target=seat.id)
 
-    def _enter_answer(self, answer: _Answer) -> None:
+    def _enter_answer(self, answer: _Answer, *, is_lesson: bool) -> None:
         task = answer.session.request.task
         self._recorder.add(metrics.OUTPUT_TOKENS, answer.num_kept, task=task)
         if answer.last_event_at is None:
@@ -110,7 +116,8 @@ class RoundLedger:
             record_attribution(
                 self._recorder, task, drafters, in_flight.sources, answer.verdict.path
             )
-            self._planner.learn(answer.session, in_flight, answer.verdict)
+            if is_lesson:
+                self._planner.learn(answer.session, in_flight, answer.verdict)
 
     def _enter_report(self, seat: TargetSeat, report: StepReport) -> None:
         recorder = self._recorder

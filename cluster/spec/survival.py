@@ -92,7 +92,9 @@ def claimed_conditionals(parents: TokenArray, survival: FloatArray) -> Floats:
 
 _NUM_BINS = 24
 _MAX_LOGIT = 6.0
+# A fit is due after so many new outcomes, and after so large a share of those it rests on.
 _REFIT_EVERY = 32
+_REFIT_SHARE = 0.05
 _SLOPES = (0.1, 5.0)
 _OFFSETS = (-5.0, 5.0)
 
@@ -149,7 +151,7 @@ class Calibrator:
             sums *= self._decay ** len(logits)
             sums += np.bincount(bins, weights=values, minlength=_NUM_BINS)
         self._unfitted += len(logits)
-        if self._unfitted >= _REFIT_EVERY:
+        if self._unfitted >= max(_REFIT_EVERY, _REFIT_SHARE * self.num_observed):
             self._fit()
 
     def observe_verdict(self, parents: TokenArray, claimed: FloatArray, path: TokenArray) -> None:
