@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
+from torch import library as operators
 
 from cluster.engine.attention import AttentionOptions, LayerPlan
 from cluster.engine.packed_linear import PackedLinear, packed_layers
@@ -78,16 +79,16 @@ class CompiledForward:
 @cache
 def _define_operators() -> Any:
     """Make our operators known to torch; the library lives as long as the process."""
-    library: Any = torch.library.Library("drafthouse", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library: Any = operators.Library("drafthouse", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(
         "attend(Tensor query, Tensor key, Tensor value, Tensor? sinks, int number, int layer, "
         "float scaling, float? softcap) -> Tensor"
     )
     library.impl("attend", _attend, "CPU")
-    torch.library.register_fake("drafthouse::attend", _attend_shape, lib=library)
+    operators.register_fake("drafthouse::attend", _attend_shape, lib=library)
     library.define("packed_linear(Tensor rows, int number, int out_features) -> Tensor")
     library.impl("packed_linear", _packed_linear, "CPU")
-    torch.library.register_fake("drafthouse::packed_linear", _packed_linear_shape, lib=library)
+    operators.register_fake("drafthouse::packed_linear", _packed_linear_shape, lib=library)
     return library
 
 

@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 # While long prefills are pending, a step that answered a batch waits so long for the next batch:
 # else that one would queue behind a whole chunk, and decoding would run at half its pace.
 _NEXT_BATCH_GRACE_S = 0.004
-_MAX_FAILURES_IN_A_ROW = 3
+# Requests that raise alone with no good step in between: then it is the engine that is broken.
+_MAX_RAISED_ALONE = 3
 
 
 class StepVerifier(Protocol):
@@ -254,7 +255,7 @@ class TargetWorker:
                 self._quarantine.suspect(failed)
             return
         self._raised_alone |= {item.request_id for _, item in failed}
-        if len(self._raised_alone) >= _MAX_FAILURES_IN_A_ROW:
+        if len(self._raised_alone) >= _MAX_RAISED_ALONE:
             self._break(WorkerError(f"the target's engine is broken: {type(error).__name__}"))
             return
         for lease, item in failed:

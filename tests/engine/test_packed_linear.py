@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -46,7 +48,9 @@ def test_a_packed_layer_tells_its_weights_shape_dtype_and_device() -> None:
 def test_other_layers_and_those_with_hooks_stay() -> None:
     hooked = torch.nn.Linear(4, 4)
     hooked.register_forward_hook(lambda module, inputs, output: output)
-    module = torch.nn.Sequential(Special(4, 4), hooked, torch.nn.Linear(4, 4).half())
+    offloaded: Any = torch.nn.Linear(4, 4)
+    offloaded._hf_hook = object()
+    module = torch.nn.Sequential(Special(4, 4), hooked, offloaded, torch.nn.Linear(4, 4).half())
     kinds = [type(child) for child in module]
     assert pack_linears(module) == 0
     assert [type(child) for child in module] == kinds
