@@ -37,8 +37,10 @@ class EngineConfig:
     max_context_len: prompt and output together, in tokens; 0 = the model's own limit.
     max_batch_tokens: rows of one forward; longer prefills are cut into chunks.
     prefix_cache: keep the KV of finished requests for prompts that begin alike.
-    threads: torch threads of the worker, 0 = half the cores, at least one.
+    threads: of one process on a CPU, 0 = all cores where our kernels run, else half, at least one.
     attention: name of the attention implementation, auto = the best for the device.
+    reproducible: the same bits of text with speculation on, off, in another batch, on another
+    replica of the same processor type; on a CPU with a C++ compiler.
     compile: compile the forward at load, on a CPU with a C++ compiler: a minute at first, seconds
     from torch's cache; steps of small and medium models get faster.
     trust_remote_code: let transformers run code that comes with the checkpoint.
@@ -59,6 +61,7 @@ class EngineConfig:
     prefix_cache: bool = True
     threads: int = 0
     attention: str = "auto"
+    reproducible: bool = False
     compile: bool = False
     trust_remote_code: bool = False
 
@@ -93,7 +96,7 @@ class TargetConfig:
 class DrafterConfig:
     """One drafter of the pool.
 
-    kind: a name in the drafter registry (`cluster/draft/registry.py`).
+    kind: a name in the drafter registry (`cluster/draft/registry.py`), or module:Class.
     options: that kind's own settings, checked against its options class.
     max_nodes: bound of the growing tree per request.
     max_requests: requests a replica keeps state for; the least recent ones go first.

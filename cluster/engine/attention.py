@@ -59,12 +59,28 @@ class AttentionOptions:
 class AttentionPlan(Protocol):
     """One step's attention, for all layers."""
 
+    def write(
+        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> bool:
+        """Write key and value, [kv_heads, rows, head_dim], to int64[rows] slots of the layer `kv`.
+        False: nothing was done, the caller is to do it."""
+        ...
+
     def attend(
         self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
     ) -> torch.Tensor:
         """query: [heads, rows, head_dim].  kv: a layer of the cache.  Returns [rows, heads,
         head_dim]: each row attends to the keys of its sequence that the Batch says it sees."""
         ...
+
+
+class WritesByIndex:
+    """For plans that leave writing to the cache to torch."""
+
+    def write(
+        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> bool:
+        return False
 
 
 class AttentionBackend(Protocol):
@@ -110,12 +126,14 @@ class Step:
         options: AttentionOptions,
     ) -> torch.Tensor:
         kv = self._cache.layers[layer]
+        window = self._layers[layer].window
+        if self._attention.write(kv, self._write_slots, key[0], value[0]):
+            return self._attention.attend(query[0], kv, window, options).unsqueeze(0)
         fresh = torch.stack((key[0], value[0]), dim=1)  # [kv_heads, 2, rows, head_dim]
         slots = self._write_slots
         if slots.device != kv.device:
             slots = slots.to(kv.device)
         kv.index_copy_(0, slots, fresh.permute(2, 1, 0, 3))
-        window = self._layers[layer].window
         return self._attention.attend(query[0], kv, window, options).unsqueeze(0)
 
 
@@ -178,8 +196,12 @@ def create_backend(name: str) -> AttentionBackend:
     factories = _backends()
     if name == "auto":
         # Layers that are not on the GPU are left to the reference by the Triton backend itself.
-        usable = torch.cuda.is_available() and importlib.util.find_spec("triton") is not None
-        name = "triton" if usable else "sdpa"
+        if torch.cuda.is_available():
+            name = "triton" if importlib.util.find_spec("triton") is not None else "sdpa"
+        else:
+            from cluster.engine.native import kernels
+
+            name = "sdpa" if kernels.load() is None else "native"
     if name not in factories:
         raise ConfigError(
             f"attention {name!r} is unknown; use auto or one of: {', '.join(sorted(factories))}",
@@ -192,7 +214,21 @@ def _backends() -> dict[str, Callable[[], AttentionBackend]]:
     # Imported here because the backends import this module's types.
     from cluster.engine.sdpa import SdpaBackend
 
-    return {"sdpa": SdpaBackend, "triton": _triton_backend}
+    return {"sdpa": SdpaBackend, "native": _native_backend, "triton": _triton_backend}
+
+
+def _native_backend() -> AttentionBackend:
+    from cluster.engine.native import kernels
+    from cluster.engine.native.attention import NativeBackend
+
+    loaded = kernels.load()
+    if loaded is None:
+        raise ConfigError(
+            "attention native needs a C++ compiler (on Debian and Ubuntu: apt install g++); "
+            "install one, or use auto or sdpa",
+            param="attention",
+        )
+    return NativeBackend(loaded)
 
 
 def _triton_backend() -> AttentionBackend:

@@ -19,6 +19,9 @@ _DTYPES = {
     "float16": torch.float16,
 }
 
+# Whether this process's threads were set by us.
+_are_ours = False
+
 
 def resolve_device(name: str, rank: int = 0) -> torch.device:
     """`auto` is this rank's GPU where there is one, else the CPU."""
@@ -54,15 +57,16 @@ def resolve_dtype(
 
     `auto` is the checkpoint's own, but float32 for a coarse format on a CPU that can only emulate
     it: there a verification of 8 rows takes three times as long as in float32, and rounds more.
+    Weights that were bfloat16 stay so in memory where our kernels run (`packed_linear.py`).
     """
     if name != "auto":
         return _DTYPES[name]
     if device.type != "cpu" or checkpoint_dtype is None or checkpoint_dtype == torch.float32:
         return "auto"
-    return "auto" if _computes(checkpoint_dtype) else torch.float32
+    return "auto" if computes(checkpoint_dtype) else torch.float32
 
 
-def _computes(dtype: torch.dtype) -> bool:
+def computes(dtype: torch.dtype) -> bool:
     """Whether this machine's CPU has instructions for products of `dtype`."""
     flags = cpu_flags()
     if dtype == torch.bfloat16:
@@ -87,17 +91,33 @@ def cpu_flags() -> frozenset[str]:
 
 
 def configure_threads(config: EngineConfig) -> int:
-    """Set torch's threads for this process and return how many there are.
+    """Set the threads of this process's products and return how many there are.
 
     Call it once at the start of a worker process, never in a library: it is process-wide, and
-    Ray starts actors of less than one CPU with OMP_NUM_THREADS=1.  0 = half the cores, shared by
+    Ray starts actors of less than one CPU with OMP_NUM_THREADS=1.  0 = all cores where our own
+    kernels run, for they lose little to what else wants a core, otherwise half of them; shared by
     the ranks of a tensor-parallel group, at least one.
     """
+    global _are_ours
+    from cluster.engine.native import kernels  # which asks this module about the processor
+
+    native = kernels.load() if resolve_device(config.device).type == "cpu" else None
     threads = config.threads
     if threads == 0:
-        threads = max(1, num_cores() // 2 // config.tensor_parallel)
+        cores = num_cores() if native is not None else num_cores() // 2
+        threads = max(1, cores // config.tensor_parallel)
     torch.set_num_threads(threads)
+    if native is not None:
+        native.num_threads = threads
+    _are_ours = True
     return threads
+
+
+def spare_torch_threads() -> None:
+    """All that is worth several threads is in our kernels: torch's own would only wait for each
+    other.  Changes nothing in a process whose threads `configure_threads` did not set."""
+    if _are_ours:
+        torch.set_num_threads(1)
 
 
 def num_cores() -> int:

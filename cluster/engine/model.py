@@ -18,10 +18,12 @@ from cluster.config import EngineConfig
 from cluster.engine import attention
 from cluster.engine.attention import LayerPlan, LayerSpec
 from cluster.engine.compiled import CompiledForward
-from cluster.engine.device import resolve_device, resolve_dtype
-from cluster.engine.packed_linear import pack_linears
+from cluster.engine.device import resolve_device, resolve_dtype, spare_torch_threads
+from cluster.engine.native.layers import fuse_layers
+from cluster.engine.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.probe import probe_layers
 from cluster.engine.refusals import check_servable, check_splittable, context_limit
+from cluster.engine.reproducible import check_reproducible
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -113,7 +115,14 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     module.eval()
     module.requires_grad_(False)
     if config.tensor_parallel == 1:
-        pack_linears(module)
+        native = choose_kernels(module, only_native=config.reproducible)
+        if native is not None and not config.compile:  # a compiler fuses by itself
+            fuse_layers(module, native)
+        pack_linears(module, native)
+        if is_native(module):
+            spare_torch_threads()
+    if config.reproducible:
+        check_reproducible(module, config, device)
     input_device = module.get_input_embeddings().weight.device
     with torch.inference_mode():
         layers, activation_bytes = probe_layers(module, config, input_device)

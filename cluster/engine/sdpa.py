@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cluster.engine.attention import AttentionOptions
+from cluster.engine.attention import AttentionOptions, WritesByIndex
 from cluster.engine.batch import Batch, Share
 
 # Shares of more rows than this are attended alone: padding others to their width would cost more
@@ -69,7 +69,7 @@ class _Group:
         return rows if self.scatter is None else rows.index_select(0, self.scatter)
 
 
-class SdpaPlan:
+class SdpaPlan(WritesByIndex):
     """One step's groups; tensors are made when a layer first needs them."""
 
     def __init__(self, batch: Batch, scratch_slot: int) -> None:

@@ -14,7 +14,7 @@ import torch
 import triton
 from triton import knobs
 
-from cluster.engine.attention import AttentionOptions
+from cluster.engine.attention import AttentionOptions, WritesByIndex
 from cluster.engine.batch import Batch
 from cluster.engine.sdpa import SdpaPlan
 from cluster.engine.triton_kernels import attend_kernel, combine_kernel
@@ -74,7 +74,7 @@ class _Placed:
     block_lines: int
 
 
-class TritonPlan:
+class TritonPlan(WritesByIndex):
     """One step's layouts, made when a layer first needs them; most models need one."""
 
     def __init__(self, batch: Batch, scratch_slot: int, num_programs: int | None) -> None:

@@ -58,7 +58,7 @@ def test_tree_rows_equal_plain_forwards_of_their_paths(
         found = rows(run(engine, Work("a", 0, context, tree)))
         expected = expected_rows(oracle, context, tree)
         assert found.shape == (size + 1, engine.vocab_size)
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(found, expected, atol=5e-5, rtol=5e-5)
         engine.release("a")
 
 
@@ -90,7 +90,7 @@ def test_a_drafters_live_tree_grows_without_recomputation(
     context = np.concatenate((context, np.array([13, 14, 16], np.int32)))
     found = rows(run(engine, Work("a", len(context), np.array([20], np.int32))))
     expected = expected_rows(oracle, np.append(context, np.int32(20)), TokenTree.of([], []))
-    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=5e-5)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])

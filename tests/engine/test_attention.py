@@ -17,9 +17,9 @@ from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.engine.driver import random_tree
 
-NUM_SLOTS, HEADS, HEAD_DIM = 4096, 4, 8
-BACKENDS = ["sdpa"]
-PLAIN = AttentionOptions(scaling=0.4)
+NUM_SLOTS, HEADS, HEAD_DIM = 4096, 4, 32
+BACKENDS = ["sdpa", "native"]
+PLAIN = AttentionOptions(scaling=0.2)
 OPTIONS = {
     "plain": PLAIN,
     "softcap": replace(PLAIN, softcap=3.0),
@@ -135,5 +135,5 @@ def test_padding_rows_write_to_scratch_and_ask_for_no_logits() -> None:
 
 
 def test_an_unknown_backend_is_refused_with_those_known() -> None:
-    with pytest.raises(ConfigError, match="auto or one of: sdpa"):
+    with pytest.raises(ConfigError, match="auto or one of: native, sdpa"):
         create_backend("flash")

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from cluster.engine import model as model_module
 from cluster.engine.device import configure_threads, num_cores, resolve_device
 from cluster.engine.engine import Engine, Work
 from cluster.engine.model import resolve_source
+from cluster.engine.native import kernels
 from cluster.errors import ConfigError
 from cluster.fingerprint import folder_tokenizer_hash
 from tests.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS
@@ -226,16 +228,23 @@ def test_tied_and_sharded_checkpoints_load(checkpoint_factory: Factory, tmp_path
     torch.testing.assert_close(whole, parts)
 
 
-def test_threads_are_set_as_configured_or_half_the_cores() -> None:
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_threads_are_as_configured_or_as_many_as_lose_nothing(
+    has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = Mock(num_threads=0) if has_kernels else None
+    monkeypatch.setattr(kernels, "load", lambda: native)
     before = torch.get_num_threads()
     try:
-        assert configure_threads(EngineConfig(threads=1)) == 1
+        assert configure_threads(EngineConfig(threads=1, device="cpu")) == 1
         assert torch.get_num_threads() == 1
-        expected = max(1, num_cores() // 2)
-        assert configure_threads(EngineConfig()) == expected
-        assert configure_threads(EngineConfig(tensor_parallel=64)) == 1
+        expected = num_cores() if has_kernels else max(1, num_cores() // 2)
+        assert configure_threads(EngineConfig(device="cpu")) == expected
+        assert native is None or native.num_threads == expected
+        assert configure_threads(EngineConfig(tensor_parallel=64, device="cpu")) == 1
     finally:
         torch.set_num_threads(before)
+        monkeypatch.setattr(device, "_are_ours", False)
 
 
 def test_auto_is_the_gpu_where_there_is_one() -> None:

@@ -1,0 +1,233 @@
+"""Products and attention of few rows on a CPU, in C++: compiled once per machine, then loaded.
+
+Why our own: a step of 1 to 16 rows is bound by reading the weights.  No library here multiplies
+bfloat16 weights by several rows at that cost where the processor has no bfloat16 instructions, none
+gives a row the same bits whatever stands beside it, and all wait for every thread at every layer.
+The sources say how; without a compiler everything runs as before, by torch's libraries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from cluster.engine.device import cpu_flags
+
+log = logging.getLogger(__name__)
+
+_SOURCES = ("pool.h", "vectors.h", "pool.cpp", "linear.cpp", "attention.cpp", "elementwise.cpp")
+_COMPILERS = ("g++", "clang++", "c++")
+_OPTIONS = (
+    "-std=c++17", "-O2", "-march=native", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti",
+    "-fPIC", "-shared", "-pthread",
+)  # fmt: skip
+_COMPILE_TIMEOUT_S = 120.0
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+
+
+class Kernels:
+    """The compiled functions.
+
+    num_threads: that one call may use.  lanes: floats in a vector; attention wants heads of a
+    multiple of it.  max_sharing: query heads per key head at most.  block: outputs that a packed
+    weight's blocks hold.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.num_threads = 1
+        library.linear.argtypes = [_POINTER] * 5 + [_LONG] * 3 + [_INT] * 2
+        library.linear.restype = None
+        library.linear_block.restype = _LONG
+        library.attention_limit.argtypes = [_INT]
+        library.attention_limit.restype = _LONG
+        library.attention.argtypes = [
+            _POINTER, _LONG, _LONG, _POINTER, *[_LONG] * 3, *[_POINTER] * 6, _LONG, *[_POINTER] * 2,
+            _FLOAT, _FLOAT, _LONG, _INT, _INT,
+        ]  # fmt: skip
+        library.attention.restype = None
+        library.rms_norm.argtypes = [*[_POINTER] * 3, _LONG, _LONG, _FLOAT]
+        library.rms_norm.restype = None
+        library.silu_product.argtypes = [_POINTER, _POINTER, _LONG, _LONG]
+        library.silu_product.restype = None
+        library.write_rows.argtypes = [
+            _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *[_LONG] * 3,
+        ]  # fmt: skip
+        library.write_rows.restype = None
+        self._linear = library.linear
+        self._attention = library.attention
+        self._rms_norm = library.rms_norm
+        self._silu_product = library.silu_product
+        self._write_rows = library.write_rows
+        self.block: int = library.linear_block()
+        self.lanes: int = library.attention_limit(0)
+        self.max_sharing: int = library.attention_limit(1)
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """weight [out, in], float32 or bfloat16 -> the layout that `linear` reads, same dtype."""
+        num_outputs, num_inputs = weight.shape
+        is_bf16 = weight.dtype == torch.bfloat16
+        num_blocks = -(-num_outputs // self.block)
+        padding = (0, num_inputs % 2 if is_bf16 else 0, 0, num_blocks * self.block - num_outputs)
+        padded = torch.nn.functional.pad(weight, padding)
+        if is_bf16:
+            strips = padded.view(num_blocks, 2, 2, self.lanes, -1, 2)
+            return strips.permute(0, 1, 4, 2, 3, 5).contiguous()
+        strips = padded.view(num_blocks, 2, 2, self.lanes, -1)
+        return strips.permute(0, 1, 4, 2, 3).contiguous()
+
+    def linear(
+        self, rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
+    ) -> torch.Tensor:
+        """rows float32 [..., in], bias float32 [out] -> float32 [..., out]; a row's result depends
+        on that row alone, to the bit."""
+        rows = rows.contiguous()
+        num_inputs = rows.shape[-1]
+        num_rows = rows.numel() // num_inputs
+        output = torch.empty((*rows.shape[:-1], num_outputs))
+        panels = torch.empty_like(rows) if num_rows > 1 else rows
+        self._linear(
+            rows.data_ptr(), panels.data_ptr(), packed.data_ptr(),
+            None if bias is None else bias.data_ptr(), output.data_ptr(),
+            num_rows, num_inputs, num_outputs, packed.dtype == torch.bfloat16, self.num_threads,
+        )  # fmt: skip
+        return output
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        rows: RowPointers,
+        scaling: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        """query float32 [heads, rows, head_dim], each head's row contiguous; kv [slots, 2,
+        kv_heads, head_dim], contiguous, float32 or bfloat16.  Returns float32 [rows, heads,
+        head_dim], zero where no share has the row."""
+        num_heads, num_rows, head_dim = query.shape
+        output = torch.empty((num_rows, num_heads, head_dim))
+        if rows.num_rows < num_rows:
+            output[rows.num_rows :].zero_()
+        self._attention(
+            query.data_ptr(), query.stride(0), query.stride(1), kv.data_ptr(),
+            kv.shape[2], num_heads, head_dim, *rows.pointers, rows.num_tasks, output.data_ptr(),
+            None if sinks is None else sinks.data_ptr(), scaling, softcap or 0.0, window or 0,
+            kv.dtype == torch.bfloat16, self.num_threads,
+        )  # fmt: skip
+        return output
+
+    def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """weight * rows / sqrt(mean(rows^2) + epsilon): rows float32 [..., size]."""
+        rows = rows.contiguous()
+        output = torch.empty_like(rows)
+        size = rows.shape[-1]
+        num_rows = rows.numel() // size
+        self._rms_norm(
+            rows.data_ptr(), weight.data_ptr(), output.data_ptr(), num_rows, size, epsilon
+        )
+        return output
+
+    def silu_product(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows float32 [..., 2 * size], gates first -> silu(gates) * the others, [..., size]."""
+        size = rows.shape[-1] // 2
+        output = torch.empty((*rows.shape[:-1], size))
+        self._silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
+        return output
+
+    def write_rows(
+        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """key, value: float32 [kv_heads, rows, head_dim], each head's row contiguous, into the
+        slots int64[rows] of kv [slots, 2, kv_heads, head_dim], float32 and contiguous."""
+        num_heads, num_rows, head_dim = key.shape
+        self._write_rows(
+            key.data_ptr(), key.stride(0), key.stride(1),
+            value.data_ptr(), value.stride(0), value.stride(1),
+            slots.data_ptr(), kv.data_ptr(), num_rows, num_heads, head_dim,
+        )  # fmt: skip
+
+
+class RowPointers:
+    """Where the attention kernel finds what each row of a batch sees; addresses, so the arrays
+    behind them must outlive it."""
+
+    __slots__ = ("num_rows", "num_tasks", "pointers")
+
+    def __init__(self, num_rows: int, num_tasks: int, pointers: tuple[int, ...]) -> None:
+        self.num_rows = num_rows
+        self.num_tasks = num_tasks
+        self.pointers = pointers
+
+
+@cache
+def load() -> Kernels | None:
+    """The kernels for this machine; None, and a line in the log, where they cannot be built.
+
+    DRAFTHOUSE_NATIVE=0 does without them.  They are kept in $XDG_CACHE_HOME/drafthouse, named after
+    everything they depend on.
+    """
+    if os.environ.get("DRAFTHOUSE_NATIVE") == "0":
+        return None
+    try:
+        kernels = Kernels(ctypes.CDLL(str(_built())))
+    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        log.info("no native kernels, torch's libraries are used: %s", _reason(error))
+        return None
+    kernels.num_threads = torch.get_num_threads()
+    return kernels
+
+
+def _built() -> Path:
+    """The shared library, compiled unless an equal one is there."""
+    folder = Path(__file__).parent
+    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise OSError("there is no C++ compiler; on Debian and Ubuntu: apt install g++")
+    told = hashlib.sha256()
+    for name in _SOURCES:
+        told.update((folder / name).read_bytes())
+    # -march=native means this processor: a home folder may be shared by different ones.
+    told.update(" ".join((compiler, *_OPTIONS, *sorted(cpu_flags()))).encode())
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    library = Path(home) / "drafthouse" / f"native-{told.hexdigest()[:16]}.so"
+    if library.is_file():
+        return library
+    try:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        # The target and its drafters start together: one of them compiles, the others wait for it.
+        with open(library.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if library.is_file():
+                return library
+            with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+                return _compiled(compiler, folder, Path(scratch) / library.name, library)
+    except PermissionError:  # no home to write to, as in some containers
+        scratch_folder = Path(tempfile.mkdtemp(prefix="drafthouse-"))
+        return _compiled(compiler, folder, scratch_folder / "new.so", scratch_folder / library.name)
+
+
+def _compiled(compiler: str, folder: Path, fresh: Path, library: Path) -> Path:
+    sources = [str(folder / name) for name in _SOURCES if name.endswith(".cpp")]
+    command = [compiler, *_OPTIONS, "-o", str(fresh), *sources]
+    subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
+    os.replace(fresh, library)  # at once: another process may be loading it
+    return library
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        return f"{error.cmd[0]} failed: {lines[0] if lines else error.returncode}"
+    return str(error)

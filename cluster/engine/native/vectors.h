@@ -1,0 +1,103 @@
+/* Vectors of floats in the compiler's own notation, as wide as this processor's registers. */
+#ifndef DRAFTHOUSE_VECTORS_H
+#define DRAFTHOUSE_VECTORS_H
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__)
+enum { LANES = 16 };
+#elif defined(__AVX__)
+enum { LANES = 8 };
+#else
+enum { LANES = 4 };
+/* e^x to 2 units in the last place, for x between -87 and 88; beyond, what it is at these ends. */
+INLINE vfloat exp_of(vfloat x) {
+    const vfloat low = splat(-87.0f), high = splat(88.0f);
+    x = x < low ? low : x;
+    x = x > high ? high : x;
+    const vfloat magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    const vfloat whole = (x * splat(1.44269504f) + magic) - magic;
+    vfloat rest = x - whole * splat(0.693359375f);
+    rest = rest + whole * splat(2.12194440e-4f);
+    vfloat sum = splat(1.9875691500e-4f);
+    sum = sum * rest + splat(1.3981999507e-3f);
+    sum = sum * rest + splat(8.3334519073e-3f);
+    sum = sum * rest + splat(4.1665795894e-2f);
+    sum = sum * rest + splat(1.6666665459e-1f);
+    sum = sum * rest + splat(5.0000001201e-1f);
+    sum = sum * rest * rest + rest + splat(1.0f);
+    const vint power = __builtin_convertvector(whole, vint);
+    return sum * (vfloat)((power + 127) << 23);
+}
+
+#endif
+
+typedef float vfloat __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t vint __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t vuint __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint16_t vhalf __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Less nothing: plus nothing would turn -0 into 0, which costs an addition. */
+INLINE vfloat splat(float value) { return value - vfloat{}; }
+
+/* The two bfloat16 in each 32-bit lane, as floats: exact, a bfloat16 is a float's upper half. */
+INLINE vfloat lower_half(vuint pairs) { return (vfloat)(pairs << 16); }
+INLINE vfloat upper_half(vuint pairs) { return (vfloat)(pairs & 0xffff0000u); }
+
+INLINE vfloat load_bf16(const uint16_t *from) {
+    return (vfloat)(__builtin_convertvector(*(const vhalf *)from, vuint) << 16);
+}
+
+INLINE float bf16_to_float(uint16_t value) {
+    uint32_t bits = (uint32_t)value << 16;
+    float result;
+    memcpy(&result, &bits, 4);
+    return result;
+}
+
+/* To the nearest, ties to even; what is no number stays none. */
+INLINE uint16_t float_to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40);
+    return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+/* Always in the same order: halves are added to halves. */
+INLINE float sum_of(vfloat value) {
+    float lanes[LANES];
+    memcpy(lanes, &value, sizeof lanes);
+#pragma GCC unroll 4
+    for (int width = LANES / 2; width > 0; width /= 2)
+#pragma GCC unroll 8
+        for (int lane = 0; lane < width; lane++) lanes[lane] += lanes[lane + width];
+    return lanes[0];
+}
+
+/* e^x to 2 units in the last place, for x between -87 and 88; beyond, what it is at these ends. */
+INLINE vfloat exp_of(vfloat x) {
+    const vfloat low = splat(-87.0f), high = splat(88.0f);
+    x = x < low ? low : x;
+    x = x > high ? high : x;
+    const vfloat magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
+    const vfloat whole = (x * splat(1.44269504f) + magic) - magic;
+    vfloat rest = x - whole * splat(0.693359375f);
+    rest = rest + whole * splat(2.12194440e-4f);
+    vfloat sum = splat(1.9875691500e-4f);
+    sum = sum * rest + splat(1.3981999507e-3f);
+    sum = sum * rest + splat(8.3334519073e-3f);
+    sum = sum * rest + splat(4.1665795894e-2f);
+    sum = sum * rest + splat(1.6666665459e-1f);
+    sum = sum * rest + splat(5.0000001201e-1f);
+    sum = sum * rest * rest + rest + splat(1.0f);
+    const vint power = __builtin_convertvector(whole, vint);
+    return sum * (vfloat)((power + 127) << 23);
+}
+
+INLINE float exp_of(float x) { return exp_of(splat(x))[0]; }
+
+#endif
