@@ -67,6 +67,17 @@ class PinnedProcess:
         ids = [self._process.pid, *(child for child, _ in child_processes(self._process.pid))]
         return sum(_cpu_s(process_id) for process_id in ids)
 
+    def pause(self) -> None:
+        """Stop its whole process group where it stands, until `resume`; no error if it is gone."""
+        self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_group(signal.SIGCONT)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
     def stop(self, patience_s: float = _STOP_S) -> None:
         """SIGTERM, and SIGKILL to what is left; returns when it and its descendants are gone."""
         children = [child for child, _ in child_processes(self._process.pid)]

@@ -61,31 +61,33 @@ def _table(law: str, concurrency: int, records: Sequence[Record]) -> list[str]:
         cells = [
             record["system"],
             str(record["runs"]),
-            _number(record["tokens_per_s"]),
-            _ratio(record.get("to_plain")),
-            _ratio(record.get("to_fastest_peer")),
-            _number(record["ttft_p50_ms"]),
-            _number(record["itl_p50_ms"]),
-            _number(record["itl_p99_ms"]),
-            _number(record["mean_acceptance_length"], 2),
-            _number(record["not_looping"]),
-            _number(record["looping"]),
+            number(record["tokens_per_s"]),
+            ratio(record.get("to_plain")),
+            ratio(record.get("to_fastest_peer")),
+            number(record["ttft_p50_ms"]),
+            number(record["itl_p50_ms"]),
+            number(record["itl_p99_ms"]),
+            number(record["mean_acceptance_length"], 2),
+            number(record["not_looping"]),
+            number(record["looping"]),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
 
-def _number(value: float | None, digits: int = 1) -> str:
+def number(value: float | None, digits: int = 1) -> str:
+    """A cell of a table; empty where there is no value."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _ratio(ratio: Mapping[str, float | None] | None) -> str:
-    if ratio is None:
+def ratio(found: Mapping[str, float | None] | None) -> str:
+    """A quotient with its interval, where it has one."""
+    if found is None:
         return ""
-    text = _number(ratio["value"], 2)
-    if ratio["low"] is None:
+    text = number(found["value"], 2)
+    if found["low"] is None:
         return text
-    return f"{text} ({_number(ratio['low'], 2)} to {_number(ratio['high'], 2)})"
+    return f"{text} ({number(found['low'], 2)} to {number(found['high'], 2)})"
 
 
 def picture(document: Mapping[str, Any], path: Path) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from cluster.records import record
+
 TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
@@ -131,7 +133,7 @@ class Request:
     output_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class TokenTree:
     """Speculative tokens that continue a context; n = 0 is legal and means plain decoding.
 
@@ -162,7 +164,7 @@ class TokenTree:
 EMPTY_TREE = TokenTree(EMPTY_TOKENS, EMPTY_TOKENS)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Proposal:
     """A tree that continues the first `base_len` tokens of a sequence.
 
@@ -180,7 +182,7 @@ class Proposal:
     drafter: str = ""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Commit:
     """Committed tokens for a drafter: "append `token_ids` from `base_len`".
 
@@ -224,7 +226,7 @@ class DraftTask:
     max_nodes: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class VerifyItem:
     """One sequence's share of a target step: append `delta` at `base_len`, verify `tree` after it.
 
@@ -255,7 +257,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most probable first
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Verdict:
     """What the target said about one item.
 
@@ -375,7 +377,7 @@ class SpeculationStats:
         return self.num_accepted_draft_tokens / self.num_draft_tokens
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class TokenEvent:
     """Coordinator to ingress: new tokens of a request, in order; the last one is finished.
 

@@ -111,6 +111,19 @@ DRAFTER_FAULTS = Metric(
 DRAFTER_REQUESTS = Metric(
     "drafthouse_drafter_requests", "gauge", "Requests with drafter state.", ("drafter", "worker")
 )
+DRAFTER_COMMITS = Metric(
+    "drafthouse_drafter_commits",
+    "counter",
+    "Commits by what they asked of the drafter; growing: drafts, probing: a few after a pause, "
+    "parked: none, for none were used lately. Share of the time it is parked = parked / all.",
+    ("drafter", "task", "demand"),
+)
+DRAFT_DEMAND = Metric(
+    "drafthouse_draft_demand_nodes",
+    "counter",
+    "Nodes that commits asked for. Mean demand = this / commits that are not parked.",
+    ("drafter", "task"),
+)
 KV_PAGES_IN_USE = Metric(
     "drafthouse_kv_pages_in_use",
     "gauge",

@@ -213,6 +213,7 @@ class Coordinator:
     def render_metrics(self) -> bytes:
         """All metrics as of now, in Prometheus' text format."""
         self._ledger.settle()
+        self._pool.record_demand()
         self.recorder.set(metrics.RUNNING, self._table.num_running)
         self.recorder.set(metrics.QUEUED, self._table.num_waiting)
         self.recorder.set(metrics.TARGET_UP, len(self._table.seats))

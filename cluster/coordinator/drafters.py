@@ -9,20 +9,26 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-import numpy as np
-
 from cluster import metrics
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.breaker import BreakerBook
+from cluster.coordinator.demand import DraftDemand, used_by_drafter
 from cluster.coordinator.promises import PromiseBook
-from cluster.coordinator.proposals import keep_newest, problem_of, problem_of_tree
+from cluster.coordinator.proposals import (
+    are_sound,
+    keep_newest,
+    note_loss,
+    problem_of,
+    problem_of_tree,
+)
 from cluster.coordinator.replica import DrafterReplica
-from cluster.coordinator.session import Session, Subscription
+from cluster.coordinator.session import InFlight, Session, Subscription
 from cluster.core import (
     CommitFrame,
     Observation,
     ProposalFrame,
     Refusal,
+    Verdict,
     WorkerDescription,
 )
 from cluster.errors import CapacityError, RequestError, error_from_code
@@ -32,8 +38,6 @@ from cluster.rpc.link import Link
 log = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN = 4
-# Weight of the newest commit in a drafter's running loss on one text.
-_LOSS_WEIGHT = 0.1
 # Answers in a row that ask for tokens again, after which a drafter is given up for a while.
 _MAX_SHORTAGES = 8
 
@@ -47,6 +51,7 @@ class DrafterPool:
         self._config = config
         self._recorder = recorder
         self._promises = promises
+        self._demand = DraftDemand(config)
         self._replicas: dict[str, dict[str, DrafterReplica]] = {}
         self._breakers = BreakerBook(config.breaker_failures, config.breaker_reset_s)
         # Half a frame at most, which leaves room for everything that is not tokens.
@@ -72,6 +77,7 @@ class DrafterPool:
             name, replica_id, description, link, breaker, self._max_frame_tokens
         )
         self._replicas.setdefault(name, {})[replica.id] = replica
+        self._demand.forget(name)
         self._recorder.set(metrics.DRAFTER_UP, len(self._replicas[name]), drafter=name)
         return replica
 
@@ -90,22 +96,44 @@ class DrafterPool:
         self._breakers.forget({(other.name, other.id) for other in self}, now)
         return self._detach_all(replica)
 
-    def commit(self, session: Session, now: float) -> None:
-        """Let every drafter of `session` know its tokens; returns at once."""
+    def commit(
+        self,
+        session: Session,
+        now: float,
+        in_flight: InFlight | None = None,
+        verdict: Verdict | None = None,
+    ) -> None:
+        """Let the drafters of `session` know its tokens, as far as they are of use to it.
+
+        in_flight, verdict: of the step that led to them, if there was one.  Returns at once.
+        """
+        used = None
+        if in_flight and verdict and self._demand.learns:
+            used = used_by_drafter(in_flight, verdict.path)
         for name in session.drafters:
             subscription = session.subscriptions.get(name)
             if subscription is None:
                 subscription = self._subscribe(session, name, now)
                 if subscription is None:
                     continue
-            self._promises.committed(session, name, subscription, now)
-            subscription.replica.mark(session)
+            demand = self._demand.of(session, subscription.replica, used)
+            if demand.max_nodes:
+                self._promises.committed(session, name, subscription, now)
+            else:
+                subscription.growth = None  # nothing is to be expected of it
+            if demand.is_told:
+                subscription.replica.mark(session, demand.max_nodes)
 
     def release(self, session: Session) -> None:
         """The session is over; its drafters free what they hold of it."""
         for subscription in session.subscriptions.values():
             subscription.replica.forget(session.id)
         session.subscriptions.clear()
+        self._demand.release(session)
+
+    def record_demand(self) -> None:
+        """Export what drafters were asked for since the last call."""
+        self._demand.record(self._recorder)
 
     def receive(
         self,
@@ -130,6 +158,8 @@ class DrafterPool:
             problem = problem_of(proposal, session)
             if problem is None:
                 keep_newest(subscription, proposal)
+                if len(proposal.tree):
+                    self._demand.offered(session, replica.name)
                 if self._promises.arrived(subscription, proposal, now):
                     renewed.append(session)
             else:
@@ -138,24 +168,32 @@ class DrafterPool:
             self._observe(replica, observation, sessions, now)
         for refusal in frame.refusals:
             self._refused(replica, refusal, sessions, now)
-        replica.record_gauges(self._recorder, frame)
+        replica.record(self._recorder, frame)
         return renewed
 
     def check_trees(self, batch: Iterable[Session], vocab_size: int, now: float) -> None:
         """Look at the trees that a batch is about to use, each once; unsound ones are dropped."""
-        for session in batch:
-            for subscription in list(session.subscriptions.values()):
-                held = subscription.held
-                if held is None or held.checked:
-                    continue
-                replica = subscription.replica
-                problem = problem_of_tree(held.tree, held.survival, vocab_size)
-                if problem is None:
-                    held.checked = True
-                    replica.breaker.record_success()
-                else:
-                    subscription.held = None
-                    self._record_rubbish(replica, problem, now)
+        unchecked = [
+            (subscription, subscription.held)
+            for session in batch
+            for subscription in session.subscriptions.values()
+            if subscription.held is not None and not subscription.held.checked
+        ]
+        if are_sound([held for _, held in unchecked], vocab_size):
+            for _, held in unchecked:
+                held.checked = True
+            for replica in {subscription.replica for subscription, _ in unchecked}:
+                replica.breaker.record_success()
+            return
+        for subscription, held in unchecked:
+            replica = subscription.replica
+            problem = problem_of_tree(held.tree, held.survival, vocab_size)
+            if problem is None:
+                held.checked = True
+                replica.breaker.record_success()
+            else:
+                subscription.held = None
+                self._record_rubbish(replica, problem, now)
 
     def _record_rubbish(self, replica: DrafterReplica, problem: str, now: float) -> None:
         log.warning("drafter sent rubbish name=%s id=%s: %s", replica.name, replica.id, problem)
@@ -165,10 +203,10 @@ class DrafterPool:
         """Free the sessions of replicas that have stopped answering, where another one is free."""
         moved: list[Session] = []
         for replica in list(self):
-            if not replica.sessions or not self._is_stalled(replica, now):
+            if not replica.sessions or not replica.is_stalled(now, self._config.breaker_reset_s):
                 continue
             other = self._pick(replica.name, now, besides=replica)
-            if other is not None and not self._is_stalled(other, now):
+            if other is not None and not other.is_stalled(now, self._config.breaker_reset_s):
                 self._recorder.add(metrics.DRAFTER_FAULTS, drafter=replica.name, why="stalled")
                 moved.extend(self._detach_all(replica))
         return moved
@@ -193,15 +231,12 @@ class DrafterPool:
             for replica in self._replicas.get(name, {}).values()
             if replica is not besides and replica.breaker.allows(now) and replica.has_room()
         ]
+        patience_s = self._config.breaker_reset_s
         return min(
             usable,
-            key=lambda replica: (self._is_stalled(replica, now), len(replica.sessions)),
+            key=lambda replica: (replica.is_stalled(now, patience_s), len(replica.sessions)),
             default=None,
         )
-
-    def _is_stalled(self, replica: DrafterReplica, now: float) -> bool:
-        since = replica.unanswered_since
-        return since is not None and now - since >= self._config.breaker_reset_s
 
     def _subscribe(self, session: Session, name: str, now: float) -> Subscription | None:
         if now < session.declined.get(name, now):
@@ -251,10 +286,7 @@ class DrafterPool:
             return
         if observation.generation != session.generation:
             return
-        if observation.log_loss is not None and np.isfinite(observation.log_loss):
-            former = subscription.log_loss
-            mean = observation.log_loss if former is None else former
-            subscription.log_loss = mean + _LOSS_WEIGHT * (observation.log_loss - mean)
+        note_loss(subscription, observation)
         have_len, expected = observation.have_len, subscription.expected
         if have_len in expected:
             # It answers this commit; frames before it may have been lost on the way.

@@ -5,14 +5,15 @@ Nothing of this is needed for the next frame, so none of it is done before that 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster import metrics
-from cluster.coordinator.planner import DraftPlanner
+from cluster.coordinator.planner import DraftPlanner, Lesson
 from cluster.coordinator.session import InFlight, Session
-from cluster.coordinator.statistics import RecentRounds, RoundTimes, record_attribution
+from cluster.coordinator.statistics import Attribution, RecentRounds, RoundTimes
 from cluster.coordinator.targets import TargetSeat
-from cluster.core import StepReport, Verdict
+from cluster.core import StepReport, TokenArray, Verdict
 from cluster.metrics import Recorder
 
 # Weight of the newest batch in the exported mean purity.
@@ -21,13 +22,13 @@ _PURITY_WEIGHT = 0.02
 _MAX_LESSONS = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Answer:
     """A committed verdict.  last_event_at: None where these are the first tokens."""
 
     session: Session
     in_flight: InFlight
-    verdict: Verdict
+    path: TokenArray
     at: float
     last_event_at: float | None
     num_kept: int
@@ -53,7 +54,7 @@ class RoundLedger:
     ) -> None:
         """A verdict of which num_kept tokens were emitted; before its event is counted."""
         self._answers.append(
-            _Answer(session, in_flight, verdict, now, session.last_event_at, num_kept)
+            _Answer(session, in_flight, verdict.path, now, session.last_event_at, num_kept)
         )
 
     def note_report(self, seat: TargetSeat, report: StepReport) -> None:
@@ -74,11 +75,8 @@ class RoundLedger:
         reports, self._reports = self._reports, []
         rounds, self._rounds = self._rounds, []
         batches, self._batches = self._batches, []
-        stride = -(-len(answers) // _MAX_LESSONS) if answers else 1
-        self._num_settled += 1
-        for index, answer in enumerate(answers):
-            # Another part each time, so that every session has its turn.
-            self._enter_answer(answer, is_lesson=(index + self._num_settled) % stride == 0)
+        if answers:
+            self._enter_answers(answers)
         for seat, report in reports:
             self._enter_report(seat, report)
         for times in rounds:
@@ -88,6 +86,7 @@ class RoundLedger:
             self._enter_batch(size, purity)
         if answers:
             self._planner.settle_promises()
+            self._planner.learn(self._lessons(answers))
         if self._num_misses:
             self._recorder.add(metrics.CACHE_MISSES, self._num_misses)
             self._num_misses = 0
@@ -101,23 +100,35 @@ class RoundLedger:
                 self._recorder.forget(gauge, role="target", worker=seat.id)
             self._recorder.forget(metrics.DEFICIT, target=seat.id)
 
-    def _enter_answer(self, answer: _Answer, *, is_lesson: bool) -> None:
-        task = answer.session.request.task
-        self._recorder.add(metrics.OUTPUT_TOKENS, answer.num_kept, task=task)
-        if answer.last_event_at is None:
-            ttft_s = answer.at - answer.session.arrived_at
-            self._recorder.observe(metrics.TTFT, ttft_s, task=task)
-        elif answer.num_kept:
-            interval_s = (answer.at - answer.last_event_at) / answer.num_kept
-            self._recorder.observe(metrics.ITL, interval_s, task=task)
-        in_flight = answer.in_flight
-        if in_flight.claims:
-            drafters = tuple(claim.drafter for claim in in_flight.claims)
-            record_attribution(
-                self._recorder, task, drafters, in_flight.sources, answer.verdict.path
-            )
-            if is_lesson:
-                self._planner.learn(answer.session, in_flight, answer.verdict)
+    def _enter_answers(self, answers: Sequence[_Answer]) -> None:
+        """One entry per series, not per answer: a step answers a whole batch."""
+        recorder = self._recorder
+        num_tokens: dict[str, int] = {}
+        attribution = Attribution()
+        for answer in answers:
+            task, num_kept = answer.session.request.task, answer.num_kept
+            num_tokens[task] = num_tokens.get(task, 0) + num_kept
+            if answer.last_event_at is None:
+                ttft_s = answer.at - answer.session.arrived_at
+                recorder.observe(metrics.TTFT, ttft_s, task=task)
+            elif num_kept:
+                interval_s = (answer.at - answer.last_event_at) / num_kept
+                recorder.observe(metrics.ITL, interval_s, task=task)
+            if answer.in_flight.drafters:
+                attribution.add(task, answer.in_flight, answer.path)
+        for task, count in num_tokens.items():
+            recorder.add(metrics.OUTPUT_TOKENS, count, task=task)
+        attribution.record(recorder)
+
+    def _lessons(self, answers: Sequence[_Answer]) -> list[Lesson]:
+        """Part of the answers, another one each time, so that every session has its turn."""
+        stride = -(-len(answers) // _MAX_LESSONS)
+        self._num_settled += 1
+        first = -self._num_settled % stride
+        return [
+            Lesson(answer.session.request.task, answer.in_flight, answer.path)
+            for answer in answers[first::stride]
+        ]
 
     def _enter_report(self, seat: TargetSeat, report: StepReport) -> None:
         recorder = self._recorder

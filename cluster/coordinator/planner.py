@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from cluster.config import CoordinatorConfig
+from cluster.coordinator.offers import Offers, gather
 from cluster.coordinator.promises import PromiseBook
-from cluster.coordinator.session import Claim, HeldTree, InFlight, Limits, Session, Subscription
-from cluster.core import EMPTY_FLOATS, EMPTY_TOKENS, FloatArray, TokenArray, TokenTree, Verdict
+from cluster.coordinator.session import InFlight, Limits, Session
+from cluster.core import EMPTY_FLOATS, TokenArray
 from cluster.spec.budget import BudgetController
-from cluster.spec.drafts import BudgetRules, SequenceDraft, Share
+from cluster.spec.drafts import (
+    BatchDrafts,
+    BudgetRules,
+    SequenceDraft,
+    Share,
+    pack,
+    rank_drafts,
+)
+from cluster.spec.forest import Indices, depths, join, ranked
 from cluster.spec.guard import DeficitGuard
-from cluster.spec.promises import WAITS_S
-from cluster.spec.survival import Calibrator
-from cluster.spec.tree import depths, merge, monotone, prune, reroot, subtree
+from cluster.spec.promises import NUM_RANKS, WAITS_S
+from cluster.spec.survival import Calibrator, claimed_conditionals, revealed
 
 _MAX_CALIBRATORS = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidate:
-    """All that the drafters of one session offer at present, as one tree.
+class Lesson:
+    """A verified item of a request of the class `task`, and the path that was accepted."""
 
-    survival: float32[n], not increasing along a path.  sources: uint64[n], bit i = claims[i].
-    """
-
-    tree: TokenTree
-    survival: FloatArray
-    sources: npt.NDArray[np.uint64]
-    claims: tuple[Claim, ...]
-
-    def keep(self, kept: npt.NDArray[np.int32]) -> Candidate:
-        """The part of nodes `kept`, ascending and each with its parent."""
-        if len(kept) == len(self.tree):
-            return self
-        return Candidate(
-            subtree(self.tree, kept), self.survival[kept], self.sources[kept], self.claims
-        )
+    task: str
+    in_flight: InFlight
+    path: TokenArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,31 +77,19 @@ class DraftPlanner:
         moment: Moment,
     ) -> Plan:
         """One item's worth of drafts per session; max_nodes: over the whole batch."""
-        candidates = [self._candidate(session, limits) for session in batch]
+        offers = gather(batch, self._calibrator)
+        if offers is not None:
+            offers = _within_reach(batch, offers, limits)
         caps = [session.max_draft_tokens for session in batch]
         if max_nodes is not None and sum(caps) > max_nodes:
             caps = [min(cap, max_nodes // len(batch)) for cap in caps]
         if self._config.budget == "fixed":
-            choices = [
-                prune(candidate.tree, candidate.survival, cap)[2] if candidate else EMPTY_TOKENS
-                for candidate, cap in zip(candidates, caps, strict=True)
-            ]
-        else:
-            drafts = [
-                self._draft(session, candidate, cap, moment)
-                for session, candidate, cap in zip(batch, candidates, caps, strict=True)
-            ]
-            decision = self._budget(target_id).choose(drafts, moment.max_wait_s, moment.waited_s)
-            if decision.wait_s > 0.0:
-                awaited = tuple(batch[index] for index in decision.awaited)
-                return Plan([], decision.wait_s, awaited)
-            choices = decision.nodes
-        return Plan(
-            [
-                _in_flight(session, candidate, kept)
-                for session, candidate, kept in zip(batch, candidates, choices, strict=True)
-            ]
-        )
+            return Plan(_in_flight(batch, offers, _best(offers, caps)))
+        drafts = self._drafts(batch, offers, caps, moment)
+        choice = self._budget(target_id).decide(drafts, moment.max_wait_s, moment.waited_s)
+        if choice.wait_s > 0.0:
+            return Plan([], choice.wait_s, tuple(batch[index] for index in choice.awaited))
+        return Plan(_in_flight(batch, offers, choice.nodes))
 
     def record_step(
         self, target_id: str, num_sequences: int, num_nodes: int, round_time_s: float
@@ -134,32 +116,49 @@ class DraftPlanner:
         """The target has left; its step times are of no more use."""
         self._budgets.pop(target_id, None)
 
-    def learn(self, session: Session, in_flight: InFlight, verdict: Verdict) -> None:
-        """Calibrate each drafter's claims by what the target accepted of its own nodes."""
-        path = verdict.path.tolist()
-        for index, claim in enumerate(in_flight.claims):
-            is_own = (in_flight.sources >> np.uint64(index)) & np.uint64(1)
-            own = np.flatnonzero(is_own).astype(np.int32)
-            if len(own) == 0:
-                continue
-            tree = subtree(in_flight.tree, own)
-            places = {node: place for place, node in enumerate(own.tolist())}
-            # Its nodes are closed under parents, so its share of the path is a beginning of it.
-            reached = [places[node] for node in path if node in places]
-            self._calibrator(claim.drafter, session.request.task).observe_verdict(
-                tree.parents, _claimed(claim, tree), np.array(reached, dtype=np.int32)
+    def learn(self, lessons: Sequence[Lesson]) -> None:
+        """Calibrate the drafters' claims by what the target accepted of their own nodes."""
+        groups: dict[tuple[tuple[str, ...], str], list[Lesson]] = {}
+        for lesson in lessons:
+            if lesson.in_flight.drafters:
+                key = (lesson.in_flight.drafters, lesson.task)
+                groups.setdefault(key, []).append(lesson)
+        for (drafters, task), members in groups.items():
+            forest = join([lesson.in_flight.tree for lesson in members])
+            starts = forest.starts.tolist()
+            path = np.concatenate(
+                [lesson.path + start for lesson, start in zip(members, starts, strict=False)]
             )
+            nodes, accepted = revealed(forest.parents, path)
+            for index, drafter in enumerate(drafters):
+                claimed = np.concatenate([lesson.in_flight.claimed[index] for lesson in members])
+                # A drafter's own nodes are closed under parents: NaN stands for no parent of any.
+                own = ~np.isnan(claimed[nodes])
+                conditionals = claimed_conditionals(forest.parents, claimed)[nodes[own]]
+                self._calibrator(drafter, task).observe(conditionals, accepted[own])
 
-    def _draft(
-        self, session: Session, candidate: Candidate | None, cap: int, moment: Moment
-    ) -> SequenceDraft:
-        if session.guard is None:
-            session.guard = DeficitGuard(self._config.max_slowdown, self._config.slowdown_slack)
-        survival = candidate.survival if candidate else EMPTY_FLOATS
-        promised = None
-        if moment.max_wait_s > 0.0 and cap > 0:
-            promised = self._promises.expected(session, survival, moment.now)
-        return SequenceDraft(survival, max_nodes=cap, guard=session.guard, promised=promised)
+    def _drafts(
+        self, batch: Sequence[Session], offers: Offers | None, caps: list[int], moment: Moment
+    ) -> BatchDrafts:
+        """What the budget is to choose from."""
+        guards: list[DeficitGuard] = []
+        for session in batch:
+            if session.guard is None:
+                session.guard = DeficitGuard(self._config.max_slowdown, self._config.slowdown_slack)
+            guards.append(session.guard)
+        if offers is None:
+            drafts = pack([SequenceDraft(EMPTY_FLOATS) for _ in batch], 0)
+            drafts = replace(drafts, caps=np.array(caps, dtype=np.int64), guards=guards)
+        else:
+            forest = offers.forest
+            drafts = rank_drafts(offers.survival, forest.owners, forest.starts, caps, guards)
+        if moment.max_wait_s == 0.0:
+            return drafts
+        expected = self._promises.expected(batch, drafts.profiles(NUM_RANKS), moment.now)
+        if expected is None:
+            return drafts
+        promised, is_promised = expected
+        return replace(drafts, promised=promised, is_promised=is_promised & (drafts.caps > 0))
 
     def _budget(self, target_id: str) -> BudgetController:
         budget = self._budgets.get(target_id)
@@ -183,99 +182,48 @@ class DraftPlanner:
             calibrator = self._calibrators[key] = Calibrator()
         return calibrator
 
-    def _candidate(self, session: Session, limits: Limits) -> Candidate | None:
-        """The union of the drafters' reachable trees, cut where the text must end."""
-        claims: list[Claim] = []
-        survivals: list[FloatArray] = []
-        losses: list[float | None] = []
-        for name in session.drafters:
-            subscription = session.subscriptions.get(name)
-            if subscription is None:
-                continue
-            held = _advance(session, subscription)
-            if held is not None and held.calibrated is None:
-                calibrator = self._calibrator(name, session.request.task)
-                held.calibrated = calibrator.survival(held.tree.parents, held.survival)
-            if subscription.growth is not None:
-                subscription.growth.look(held)
-            if held is None or held.calibrated is None:
-                continue
-            claims.append(Claim(name, held.tree, held.survival))
-            survivals.append(held.calibrated)
-            losses.append(subscription.log_loss)
-        if not claims:
-            return None
-        candidate = _union(tuple(claims), survivals, losses)
-        # A path of k accepted nodes emits k + 1 tokens: deeper nodes could never be emitted.
-        max_depth = session.remaining_tokens(limits) - 1
-        depth = depths(candidate.tree.parents)
-        if int(depth.max()) > max_depth:
-            candidate = candidate.keep(np.flatnonzero(depth <= max_depth).astype(np.int32))
-        return candidate
 
+def _within_reach(batch: Sequence[Session], offers: Offers, limits: Limits) -> Offers:
+    """Without the nodes that lie behind the end of their text.
 
-def _advance(session: Session, subscription: Subscription) -> HeldTree | None:
-    """Re-root the held tree at the last committed token.  None when nothing of it is left."""
-    held = subscription.held
-    if held is None:
-        return None
-    committed = session.tokens.since(held.base_len)
-    if len(committed):
-        result = reroot(held.tree, committed, held.survival)
-        if not result.hit:
-            subscription.held = None
-            return None
-        if held.calibrated is not None and result.node >= 0:
-            reached = max(float(held.calibrated[result.node]), 1e-6)
-            rest = np.minimum(held.calibrated[result.kept] / reached, 1.0)
-            held.calibrated = rest.astype(np.float32)
-        held.tree, held.survival = result.tree, result.survival
-        held.base_len = len(session.tokens)
-    return held if len(held.tree) else None
-
-
-def _union(
-    claims: tuple[Claim, ...],
-    survivals: Sequence[FloatArray],
-    losses: Sequence[float | None],
-) -> Candidate:
-    if len(claims) == 1:
-        tree = claims[0].tree
-        survival = monotone(tree.parents, survivals[0])
-        return Candidate(tree, survival, np.ones(len(tree), dtype=np.uint64), claims)
-    merged = merge([claim.tree for claim in claims], survivals, _weights(losses))
-    return Candidate(merged.tree, merged.survival, merged.sources, claims)
-
-
-def _in_flight(session: Session, candidate: Candidate | None, kept: TokenArray) -> InFlight:
-    if candidate is None or len(kept) == 0:
-        return InFlight(len(session.tokens))
-    chosen = candidate.keep(kept)
-    return InFlight(len(session.tokens), chosen.tree, chosen.sources, chosen.claims)
-
-
-def _claimed(claim: Claim, part: TokenTree) -> FloatArray:
-    """The survivals that a drafter claimed for `part`, a part of its tree in any order."""
-    tree = claim.tree
-    edges = {
-        edge: node
-        for node, edge in enumerate(
-            zip(tree.parents.tolist(), tree.token_ids.tolist(), strict=True)
-        )
-    }
-    nodes: list[int] = []
-    for parent, token in zip(part.parents.tolist(), part.token_ids.tolist(), strict=True):
-        nodes.append(edges[(-1 if parent < 0 else nodes[parent], token)])
-    return claim.survival[nodes]
-
-
-def _weights(losses: Sequence[float | None]) -> list[float] | None:
-    """Trust in each drafter, by how well it has predicted this text; None = no evidence, equal.
-
-    exp(-loss) is the geometric mean of the probabilities it gave to the committed tokens.
+    A path of k accepted nodes emits k + 1 tokens: deeper nodes could never be emitted.
     """
-    known = [loss for loss in losses if loss is not None]
-    if len(known) < len(losses):
-        return None
-    best = min(known)
-    return [math.exp(best - loss) for loss in known]
+    max_depths = [session.remaining_tokens(limits) - 1 for session in batch]
+    starts = offers.forest.starts
+    if min(max_depths) >= int(np.diff(starts).max()):
+        return offers
+    is_within = depths(offers.forest.parents) <= np.array(max_depths)[offers.forest.owners]
+    return offers if is_within.all() else offers.keep(is_within)
+
+
+def _best(offers: Offers | None, caps: Sequence[int]) -> Indices:
+    """Each session's best nodes, as many as its cap."""
+    if offers is None:
+        return np.empty(0, dtype=np.int64)
+    forest = offers.forest
+    nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
+    return nodes[ranks < np.array(caps, dtype=np.int64)[forest.owners]]
+
+
+def _in_flight(batch: Sequence[Session], offers: Offers | None, nodes: Indices) -> list[InFlight]:
+    """An item for each session, with those of its nodes that were chosen."""
+    if offers is None or len(nodes) == 0:
+        return [InFlight(len(session.tokens)) for session in batch]
+    is_chosen = np.zeros(offers.forest.num_nodes, dtype=np.bool_)
+    is_chosen[nodes] = True
+    chosen = offers.keep(is_chosen)
+    forest, claimed = chosen.forest, chosen.claimed
+    bounds = forest.starts.tolist()
+    found: list[InFlight] = []
+    rows = zip(batch, forest.split(), chosen.drafters, bounds, bounds[1:], strict=False)
+    for session, tree, drafters, start, stop in rows:
+        if start == stop:
+            found.append(InFlight(len(session.tokens)))
+            continue
+        own = claimed[:, start:stop]
+        if len(drafters) == 1:
+            num_proposed: tuple[int, ...] = (stop - start,)
+        else:
+            num_proposed = tuple((~np.isnan(own[: len(drafters)])).sum(axis=1).tolist())
+        found.append(InFlight(len(session.tokens), tree, drafters, num_proposed, own))
+    return found

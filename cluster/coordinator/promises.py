@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +11,8 @@ import numpy as np
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.session import Growth, Session, Subscription
 from cluster.core import FloatArray, Proposal, TokenTree
-from cluster.spec.promises import GRID_S, Floats, PromiseTable, profile
+from cluster.spec.forest import Floats, Mask, concatenated, join
+from cluster.spec.promises import GRID_S, PromiseTable, grown
 from cluster.spec.survival import Calibrator
 
 _MAX_TABLES = 1024
@@ -84,40 +85,72 @@ class PromiseBook:
                 growth.is_answered = True  # too late to be to its credit
                 subscription.replica.num_broken_promises += 1
 
-    def expected(self, session: Session, survival: FloatArray, now: float) -> Floats | None:
-        """Survivals after each of WAITS_S, best first: float64[waits, ranks]; None = no more.
+    def expected(
+        self, sessions: Sequence[Session], at_hand: Floats, now: float
+    ) -> tuple[Floats, Mask] | None:
+        """What each session may be expected to have soon; None = nothing more, for any of them.
 
-        survival: what is at hand.  Of several drafters the most promising one counts.
+        at_hand: float64[sessions, NUM_RANKS], as `profile` gives them.  Returns the survivals
+        after each of WAITS_S, float64[sessions, waits, ranks], and where they say anything,
+        bool[sessions].  Of several drafters the most promising one counts.
         """
-        at_hand = profile(survival)
-        best: Floats | None = None
-        for name, subscription in session.subscriptions.items():
-            growth = subscription.growth
-            if growth is None or subscription.replica.num_broken_promises >= self._max_broken:
-                continue
-            entry = self._entries.get((name, session.request.task))
-            since_s = now - growth.committed_at
-            if entry is None or since_s >= GRID_S[-1]:
-                continue
-            later = entry.table.expected(hit=bool(growth.is_hit), since_s=since_s, at_hand=at_hand)
-            best = later if best is None else np.maximum(best, later)
-        if best is None or not (best > at_hand).any():
+        rows: list[int] = []
+        slots: list[int] = []
+        known: dict[int, int] = {}
+        curves: list[Floats] = []
+        for row, session in enumerate(sessions):
+            for name, subscription in session.subscriptions.items():
+                found = self._curves(session, name, subscription, now)
+                if found is None:
+                    continue
+                slot = known.setdefault(id(found), len(curves))
+                if slot == len(curves):
+                    curves.append(found)
+                rows.append(row)
+                slots.append(slot)
+        if not rows:
             return None
-        return best
+        later = grown(np.array(curves)[slots], at_hand[rows])
+        promised = np.repeat(at_hand[:, np.newaxis], later.shape[1], axis=1)
+        if len(rows) == len(set(rows)):
+            promised[rows] = later
+        else:
+            np.maximum.at(promised, rows, later)
+        is_promised: Mask = np.any(promised > at_hand[:, np.newaxis], axis=(1, 2))
+        return (promised, is_promised) if is_promised.any() else None
+
+    def _curves(
+        self, session: Session, name: str, subscription: Subscription, now: float
+    ) -> Floats | None:
+        growth = subscription.growth
+        if growth is None or subscription.replica.num_broken_promises >= self._max_broken:
+            return None
+        since_s = now - growth.committed_at
+        entry = self._entries.get((name, session.request.task))
+        if entry is None or since_s >= GRID_S[-1]:
+            return None
+        return entry.table.curves(hit=bool(growth.is_hit), since_s=since_s)
 
     def settle(self, calibrator: Callable[[str, str], Calibrator]) -> None:
         """Learn from the commits that are complete.  calibrator: by drafter and task."""
-        lessons, self._lessons = self._lessons, []
-        for name, task, growth, elapsed_s in lessons:
-            trees: list[tuple[float, FloatArray]] = []
-            if growth.at_hand is not None:
-                trees.append((0.0, growth.at_hand))
-            for delay_s, tree, survival in _newest_per_mark(growth):
-                calibrated = calibrator(name, task).survival(tree.parents, survival)
-                trees.append((delay_s, calibrated))
-            self._entry(name, task).table.observe(
-                hit=bool(growth.is_hit), elapsed_s=elapsed_s, trees=trees
-            )
+        groups: dict[tuple[str, str], list[tuple[Growth, float]]] = {}
+        for name, task, growth, elapsed_s in self._lessons:
+            groups.setdefault((name, task), []).append((growth, elapsed_s))
+        self._lessons.clear()
+        for key, lessons in groups.items():
+            newest = [_newest_per_mark(growth) for growth, _ in lessons]
+            forest = join([tree for trees in newest for _, tree, _ in trees])
+            claimed = concatenated([survival for trees in newest for _, _, survival in trees])
+            calibrated = calibrator(*key).survivals(forest, claimed) if len(claimed) else claimed
+            index, table = 0, self._entry(*key).table
+            for trees, (growth, elapsed_s) in zip(newest, lessons, strict=True):
+                seen: list[tuple[float, FloatArray]] = []
+                if growth.at_hand is not None:
+                    seen.append((0.0, growth.at_hand))
+                for delay_s, _, _ in trees:
+                    seen.append((delay_s, calibrated[forest.span(index)]))
+                    index += 1
+                table.observe(hit=bool(growth.is_hit), elapsed_s=elapsed_s, trees=seen)
 
     def _entry(self, name: str, task: str) -> _Entry:
         key = (name, task)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cluster.coordinator.session import HeldTree, Session, Subscription
-from cluster.core import FloatArray, Proposal, TokenTree
+from cluster.core import FloatArray, Observation, Proposal, TokenTree
 from cluster.errors import ProtocolError
+from cluster.spec.forest import are_well_formed, concatenated
 from cluster.spec.tree import check_tree
 
 # No tree of use is larger; a longer one is rubbish that would cost the round loop time.
 _MAX_PROPOSED_NODES = 4096
+# Weight of the newest commit in a drafter's running loss on one text.
+_LOSS_WEIGHT = 0.1
 
 
 def problem_of(proposal: Proposal, session: Session) -> str | None:
@@ -44,6 +49,16 @@ def problem_of_tree(tree: TokenTree, survival: FloatArray, vocab_size: int) -> s
     return None
 
 
+def are_sound(held: Sequence[HeldTree], vocab_size: int) -> bool:
+    """Whether `problem_of_tree` would find nothing wrong with any of them."""
+    if not held:
+        return True
+    survival = concatenated([each.survival for each in held])
+    if len(survival) and not (survival.min() >= 0.0 and survival.max() <= 1.0):
+        return False  # NaN, too
+    return are_well_formed([each.tree for each in held], vocab_size)
+
+
 def keep_newest(subscription: Subscription, proposal: Proposal) -> None:
     """Keep the newest tree; one that was overtaken on the way changes nothing."""
     held = subscription.held
@@ -52,3 +67,12 @@ def keep_newest(subscription: Subscription, proposal: Proposal) -> None:
     subscription.held = HeldTree(
         proposal.base_len, proposal.base_len, proposal.tree, proposal.survival
     )
+
+
+def note_loss(subscription: Subscription, observation: Observation) -> None:
+    """Keep the running mean of what the drafter lost on the committed tokens, if it says so."""
+    loss = observation.log_loss
+    if loss is None or not np.isfinite(loss):
+        return
+    mean = loss if subscription.log_loss is None else subscription.log_loss
+    subscription.log_loss = mean + _LOSS_WEIGHT * (loss - mean)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from cluster import metrics
@@ -12,9 +13,8 @@ from cluster.core import Commit, CommitFrame, ProposalFrame, WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.link import Link
 
-# Trees that are already known when a verdict comes in are what the next batch is made of, so a
-# drafter is asked for more nodes than one step verifies: the rest survives the re-rooting.
-SHADOW_FACTOR = 3
+# Of so many commits the drafting cost is a mean; then older ones begin to count less.
+_COST_COMMITS = 256
 
 
 class DrafterReplica:
@@ -47,6 +47,9 @@ class DrafterReplica:
         self._has_pages = False
         self._max_frame_tokens = max_frame_tokens
         self._news: dict[str, Session] = {}
+        self._max_nodes: dict[str, int] = {}  # what each session asks for
+        self._draft_time_s = 0.0  # what it spent on so many commits that asked for drafts
+        self._num_asked = 0
         self._told: set[str] = set()  # sessions that it may hold state of
         self._released: list[str] = []
         self._wake = asyncio.Event()
@@ -55,9 +58,24 @@ class DrafterReplica:
         limit = self.description.max_running_sequences
         return limit == 0 or len(self.sessions) < limit
 
-    def mark(self, session: Session) -> None:
-        """There are tokens of `session` that the replica has not been sent."""
+    def is_stalled(self, now: float, patience_s: float) -> bool:
+        """Whether it owes an answer for so long."""
+        since = self.unanswered_since
+        return since is not None and now - since >= patience_s
+
+    @property
+    def draft_cost_s(self) -> float | None:
+        """Seconds it spends on drafts per commit that asks for some; None while unknown."""
+        return self._draft_time_s / self._num_asked if self._num_asked else None
+
+    def mark(self, session: Session, max_nodes: int | None = None) -> None:
+        """There are tokens of `session` that the replica has not been sent.
+
+        max_nodes: what it may grow from now on, 0 = nothing; None = as many as before.
+        """
         self._news[session.id] = session
+        if max_nodes is not None:
+            self._max_nodes[session.id] = max_nodes
         self._wake.set()
 
     def forget(self, session_id: str) -> None:
@@ -65,12 +83,19 @@ class DrafterReplica:
         if self.sessions.pop(session_id, None) is None:
             return
         self._news.pop(session_id, None)
+        self._max_nodes.pop(session_id, None)
         if session_id in self._told:
             self._told.discard(session_id)
             self._released.append(session_id)
             self._wake.set()
 
-    def record_gauges(self, recorder: Recorder, frame: ProposalFrame) -> None:
+    def record(self, recorder: Recorder, frame: ProposalFrame) -> None:
+        """Take note of what a frame says of the drafter as a whole."""
+        if math.isfinite(frame.draft_time_s) and frame.draft_time_s > 0.0:
+            self._draft_time_s += frame.draft_time_s
+        self._record_gauges(recorder, frame)
+
+    def _record_gauges(self, recorder: Recorder, frame: ProposalFrame) -> None:
         labels = {"drafter": self.name, "worker": self.id}
         recorder.set(metrics.DRAFTER_REQUESTS, frame.num_requests, **labels)
         self._has_reported = True
@@ -132,6 +157,9 @@ class DrafterReplica:
         subscription.base_len = base_len
         subscription.generation = session.generation
         subscription.expected.append(end)
+        max_nodes = self._max_nodes.get(session.id, 0)
+        if max_nodes:
+            self._count_asked()
         return Commit(
             request_id=session.id,
             generation=session.generation,
@@ -139,7 +167,13 @@ class DrafterReplica:
             prefix_hash=session.tokens.hash_at(base_len),
             token_ids=session.tokens.since(base_len, end),
             prompt_len=session.prompt_len,
-            max_nodes=session.max_draft_tokens * SHADOW_FACTOR,
+            max_nodes=max_nodes,
             task=session.request.task,
             params=session.request.params if opens else None,
         )
+
+    def _count_asked(self) -> None:
+        self._num_asked += 1
+        if self._num_asked >= 2 * _COST_COMMITS:
+            self._num_asked //= 2
+            self._draft_time_s /= 2

@@ -176,7 +176,7 @@ class RoundLoop:
         session.status = Status.READY
         session.ready_since = now
         seat.ready[session.id] = session
-        self._pool.commit(session, now)
+        self._pool.commit(session, now, in_flight, verdict)
         session.deliver(session.event(position, verdict, None))
 
     def _take_miss(self, seat: TargetSeat, session: Session, miss: CacheMiss) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from cluster.coordinator.statistics import RequestStatistics
 from cluster.core import (
@@ -26,6 +25,8 @@ from cluster.core import (
     VerifyItem,
     prefix_hashes,
 )
+from cluster.records import record
+from cluster.spec.forest import Forest
 from cluster.spec.guard import DeficitGuard
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 _MASK64 = (1 << 64) - 1
 
-_NO_SOURCES: npt.NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
-_NO_SOURCES.setflags(write=False)
+_NO_CLAIMS: FloatArray = np.empty((0, 0), dtype=np.float32)
+_NO_CLAIMS.setflags(write=False)
 
 Deliver = Callable[[TokenEvent], None]
 
@@ -54,27 +55,30 @@ class TokenLog:
     Append-only, so views handed out stay valid and unchanged for ever.
     """
 
+    __slots__ = ("_first_len", "_hashes", "_last_hash", "_len", "_tail", "_tokens")
+
     def __init__(self, token_ids: TokenArray, capacity: int) -> None:
-        self._len = len(token_ids)
-        capacity = max(capacity, self._len, 1)
-        self._tokens = np.empty(capacity, dtype=np.int32)
-        self._hashes = np.zeros(capacity + 1, dtype=np.uint64)
+        self._len = self._first_len = len(token_ids)
+        self._tokens = np.empty(max(capacity, self._len, 1), dtype=np.int32)
         self._tokens[: self._len] = token_ids
-        self._hashes[1 : self._len + 1] = prefix_hashes(self._tokens[: self._len])
-        self._last_hash = int(self._hashes[self._len])
+        # Of the prompt in an array; of what follows, one by one, in a list.
+        self._hashes = prefix_hashes(self._tokens[: self._len])
+        self._last_hash = int(self._hashes[-1]) if self._len else 0
+        self._tail = [self._last_hash]
 
     def __len__(self) -> int:
         return self._len
 
     def append(self, token_ids: TokenArray) -> None:
-        end = self._len + len(token_ids)
+        new = token_ids.tolist()
+        end = self._len + len(new)
         if end > len(self._tokens):
             self._grow(end)
         self._tokens[self._len : end] = token_ids
-        value = self._last_hash
-        for index, token in enumerate(token_ids.tolist(), start=self._len + 1):
+        value, tail = self._last_hash, self._tail
+        for token in new:
             value = (value * PREFIX_HASH_MULTIPLIER + token + 1) & _MASK64
-            self._hashes[index] = value
+            tail.append(value)
         self._last_hash = value
         self._len = end
 
@@ -84,24 +88,37 @@ class TokenLog:
 
     def hash_at(self, length: int) -> int:
         """poly64 of the first `length` tokens."""
-        return int(self._hashes[length])
+        if length >= self._first_len:
+            return self._tail[length - self._first_len]
+        return int(self._hashes[length - 1]) if length else 0
 
     def _grow(self, needed: int) -> None:
-        capacity = max(needed, 2 * len(self._tokens))
-        tokens = np.empty(capacity, dtype=np.int32)
-        hashes: npt.NDArray[np.uint64] = np.zeros(capacity + 1, dtype=np.uint64)
+        tokens = np.empty(max(needed, 2 * len(self._tokens)), dtype=np.int32)
         tokens[: self._len] = self._tokens[: self._len]
-        hashes[: self._len + 1] = self._hashes[: self._len + 1]
-        self._tokens, self._hashes = tokens, hashes
+        self._tokens = tokens
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a tree stands in the arrays of a batch.
+
+    claimed, calibrated: float32[n], survivals of all the forest's nodes.
+    """
+
+    forest: Forest
+    claimed: FloatArray
+    calibrated: FloatArray
+    index: int
+
+
+@dataclass(slots=True, eq=False)
 class HeldTree:
     """The newest tree of one drafter; it continues the first `base_len` tokens.
 
     proposed_len: base_len as proposed, before any re-rooting; orders proposals that overtook
     each other.  calibrated: the claimed survivals after calibration, None = not yet done.
     checked: the tree is known to be sound; it may be used only then.
+    place: what is left of it after the last batch, which mostly is replaced before the next one.
     """
 
     base_len: int
@@ -110,6 +127,15 @@ class HeldTree:
     survival: FloatArray
     calibrated: FloatArray | None = None
     checked: bool = False
+    place: Place | None = None
+
+    def settle(self) -> None:
+        """Take what is left of the tree out of the arrays of the last batch."""
+        place, self.place = self.place, None
+        if place is not None:
+            nodes = place.forest.span(place.index)
+            self.tree = place.forest.tree(place.index)
+            self.survival, self.calibrated = place.claimed[nodes], place.calibrated[nodes]
 
 
 @dataclass(slots=True, eq=False)
@@ -130,12 +156,13 @@ class Growth:
     at_hand: FloatArray | None = None
     trees: list[tuple[float, TokenTree, FloatArray]] = field(default_factory=list)
 
-    def look(self, held: HeldTree | None) -> None:
-        """Take note of the tree at hand, when it is that of before the commit."""
-        if self.is_hit is not None or (held is not None and held.proposed_len >= self.context_len):
-            return
-        self.is_hit = held is not None
-        self.at_hand = held.calibrated if held is not None else None
+    def look(self, proposed_len: int | None, at_hand: FloatArray | None = None) -> None:
+        """Take note of the tree at hand, when it is that of before the commit.
+
+        proposed_len: of that tree, None = there is none.  at_hand: its calibrated survivals.
+        """
+        if self.is_hit is None and (proposed_len is None or proposed_len < self.context_len):
+            self.is_hit, self.at_hand = proposed_len is not None, at_hand
 
 
 @dataclass(slots=True)
@@ -158,26 +185,27 @@ class Subscription:
     log_loss: float | None = None  # running mean of what the drafter reports on commits
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Claim:
-    """What one drafter offered for a step: its reachable tree and the survivals it claims."""
-
-    drafter: str
-    tree: TokenTree
-    survival: FloatArray
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class InFlight:
     """The item a target is working on for a session, and where its tree came from.
 
-    sources: uint64[n], bit i = the tree of claims[i] held the node.
+    num_proposed: how many of the nodes each of the drafters proposed.
+    claimed: float32[k, n], k at least as many as drafters; row i: the survival that drafters[i]
+    claimed for each node, NaN where it did not propose it.
     """
 
     context_len: int
     tree: TokenTree = EMPTY_TREE
-    sources: npt.NDArray[np.uint64] = field(default_factory=lambda: _NO_SOURCES)
-    claims: tuple[Claim, ...] = ()
+    drafters: tuple[str, ...] = ()
+    num_proposed: tuple[int, ...] = ()
+    claimed: FloatArray = field(default_factory=lambda: _NO_CLAIMS)
+
+    def num_accepted(self, path: TokenArray | Sequence[int]) -> tuple[int, ...]:
+        """How many nodes of the accepted `path` each of the drafters had proposed."""
+        if len(self.drafters) <= 1:
+            return (len(path),) * len(self.drafters)
+        claims = self.claimed[: len(self.drafters), path]
+        return tuple((claims == claims).sum(axis=1).tolist())  # NaN is not itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +236,7 @@ class Session:
         self.prompt_len = len(request.prompt_ids)
         resumed = np.concatenate([request.prompt_ids, request.output_ids])
         self.tokens = TokenLog(resumed, len(resumed) + min(request.params.max_tokens, 1024))
+        self._max_len = self.prompt_len + request.params.max_tokens
         self.stop_ids = frozenset(request.params.stop_token_ids)
         self.status = Status.WAITING
         self.generation = 0
@@ -236,24 +265,25 @@ class Session:
 
     def remaining_tokens(self, limits: Limits) -> int:
         """How many more tokens may be emitted."""
-        remaining = self.request.params.max_tokens - self.num_output_tokens
+        end = self._max_len
         if limits.max_context_len:
-            remaining = min(remaining, limits.max_context_len - len(self.tokens))
-        return remaining
+            end = min(end, limits.max_context_len)
+        return end - len(self.tokens)
 
     def item(self, tree: TokenTree) -> VerifyItem:
         """The next item for the target: what its cache lacks, and `tree` after that."""
-        params = self.request.params if self.sends_params or self.target_len == 0 else None
+        base_len, tokens = self.target_len, self.tokens
+        params = self.request.params if self.sends_params or base_len == 0 else None
         self.sends_params = False
         return VerifyItem(
-            request_id=self.id,
-            generation=self.generation,
-            base_len=self.target_len,
-            prefix_hash=self.tokens.hash_at(self.target_len),
-            delta=self.tokens.since(self.target_len),
-            tree=tree,
-            prompt_len=self.prompt_len,
-            params=params,
+            self.id,
+            self.generation,
+            base_len,
+            tokens.hash_at(base_len),
+            tokens.since(base_len),
+            tree,
+            self.prompt_len,
+            params,
         )
 
     def cut(self, token_ids: TokenArray, limits: Limits) -> tuple[int, FinishReason | None]:
@@ -272,12 +302,20 @@ class Session:
         self, position: int, verdict: Verdict | None, finish_reason: FinishReason | None
     ) -> TokenEvent:
         """The tokens since output `position` as the client's event."""
-        token_ids = self.tokens.since(self.prompt_len + position) if verdict else EMPTY_TOKENS
+        if verdict is None:
+            return TokenEvent(
+                self.request.id,
+                position,
+                EMPTY_TOKENS,
+                finish_reason=finish_reason,
+                stats=self.statistics.snapshot() if finish_reason else None,
+            )
+        token_ids = self.tokens.since(self.prompt_len + position)
         return TokenEvent(
-            request_id=self.request.id,
-            position=position,
-            token_ids=token_ids,
-            logprobs=verdict.logprobs[: len(token_ids)] if verdict else (),
-            finish_reason=finish_reason,
-            stats=self.statistics.snapshot() if finish_reason else None,
+            self.request.id,
+            position,
+            token_ids,
+            verdict.logprobs[: len(token_ids)],
+            finish_reason,
+            self.statistics.snapshot() if finish_reason else None,
         )

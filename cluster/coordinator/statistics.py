@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from cluster import metrics
 from cluster.core import SpeculationStats, TokenArray
 from cluster.metrics import Recorder
+
+if TYPE_CHECKING:
+    from cluster.coordinator.session import InFlight
 
 _MAX_RECENT_ROUNDS = 512
 
@@ -62,30 +64,39 @@ class RequestStatistics:
         )
 
 
-def record_attribution(
-    recorder: Recorder,
-    task: str,
-    drafters: tuple[str, ...],
-    sources: npt.NDArray[np.uint64],
-    path: TokenArray,
-) -> None:
-    """Credit one verified tree to the drafters whose trees held its nodes.
+class Attribution:
+    """Credits verified trees to the drafters that proposed their nodes.
 
-    sources: uint64[n], bit i = drafters[i] proposed the node; a node of several counts for each.
-    path: accepted nodes, root first; position in the metrics is the depth, from 0.
+    A node of several drafters counts for each.  The position of an accepted node in the metrics is
+    its depth, from 0.
     """
-    for index, name in enumerate(drafters):
-        proposed = (sources >> np.uint64(index)) & np.uint64(1)
-        num_drafted = int(proposed.sum())
-        if num_drafted == 0:
-            continue
-        recorder.add(metrics.NUM_DRAFTS, drafter=name, task=task)
-        recorder.add(metrics.NUM_DRAFT_TOKENS, num_drafted, drafter=name, task=task)
-        accepted = [depth for depth, node in enumerate(path.tolist()) if proposed[node]]
-        if accepted:
-            recorder.add(metrics.NUM_ACCEPTED_TOKENS, len(accepted), drafter=name, task=task)
-        for depth in accepted:
-            recorder.add(metrics.NUM_ACCEPTED_PER_POS, drafter=name, task=task, position=str(depth))
+
+    def __init__(self) -> None:
+        # How many trees were like this: (drafter, task, nodes it proposed, depths accepted of it).
+        self._counts: Counter[tuple[str, str, int, Sequence[int]]] = Counter()
+
+    def add(self, task: str, in_flight: InFlight, path: TokenArray) -> None:
+        """One verified tree.  path: its accepted nodes, root first."""
+        drafters, num_proposed = in_flight.drafters, in_flight.num_proposed
+        if len(drafters) == 1:
+            self._counts[drafters[0], task, num_proposed[0], range(len(path))] += 1
+            return
+        for drafter, count, claimed in zip(
+            drafters, num_proposed, in_flight.claimed[:, path].tolist(), strict=False
+        ):
+            if count:
+                accepted = tuple(depth for depth, claim in enumerate(claimed) if claim == claim)
+                self._counts[drafter, task, count, accepted] += 1
+
+    def record(self, recorder: Recorder) -> None:
+        for (drafter, task, num_proposed, accepted), count in self._counts.items():
+            labels = {"drafter": drafter, "task": task}
+            recorder.add(metrics.NUM_DRAFTS, count, **labels)
+            recorder.add(metrics.NUM_DRAFT_TOKENS, count * num_proposed, **labels)
+            if accepted:
+                recorder.add(metrics.NUM_ACCEPTED_TOKENS, count * len(accepted), **labels)
+            for depth in accepted:
+                recorder.add(metrics.NUM_ACCEPTED_PER_POS, count, **labels, position=str(depth))
 
 
 @dataclass(frozen=True, slots=True)

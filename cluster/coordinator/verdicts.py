@@ -26,11 +26,11 @@ def is_sound(verdict: Verdict, in_flight: InFlight, vocab_size: int) -> bool:
     token_ids = verdict.token_ids.tolist()
     if len(token_ids) != len(path) + 1 or not 0 <= token_ids[-1] < (vocab_size or 2**31):
         return False
-    parent = -1
-    for node, token in zip(path, token_ids, strict=False):
-        if not 0 <= node < len(in_flight.tree) or in_flight.tree.parents[node] != parent:
-            return False
-        if in_flight.tree.token_ids[node] != token:
-            return False
-        parent = node
-    return True
+    if not path:
+        return True
+    tree = in_flight.tree
+    if min(path) < 0 or max(path) >= len(tree.token_ids):
+        return False
+    parents: list[int] = tree.parents[verdict.path].tolist()
+    drafted: list[int] = tree.token_ids[verdict.path].tolist()
+    return parents == [-1, *path[:-1]] and drafted == token_ids[:-1]

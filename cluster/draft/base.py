@@ -1,7 +1,7 @@
 """The drafter protocol: three methods.  A drafter may be wrong; it may never block or raise.
 
 To add a drafter: write one file with a class that has these methods and an options dataclass,
-and add one line to `cluster/draft/registry.py`.
+and add one line to `cluster/draft/registry.py`; or name it `module:Class` in the configuration.
 """
 
 from __future__ import annotations

@@ -29,6 +29,10 @@ from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+# Nodes that are expanded per node that is of use now: the others are where the tree will go on
+# after the next commit.  Without them every commit would end outside of it.
+_SHADOW_FACTOR = 2
+
 
 class LMDrafter:
     """See `Drafter`.  A slice of growth is one engine step over all requests.
@@ -153,7 +157,7 @@ class LMDrafter:
                 wanted[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
         changed = [entry for entry in wanted.values() if entry[0].changed]
         if not changed:
-            self._submit([request for request, _ in wanted.values()])
+            self._submit(list(wanted.values()))
             grown = self._step()
             for request in grown:
                 request.changed = True  # whoever did not ask for it now is told when it does
@@ -164,45 +168,55 @@ class LMDrafter:
         request.changed = False
         return request.proposal(max_nodes, self._options.min_survival, self._name)
 
-    def _submit(self, requests: Sequence[LMRequest]) -> None:
-        """Queue what brings each request's tree forward: its missing text, or its best leaves."""
+    def _submit(self, requests: Sequence[tuple[LMRequest, int]]) -> None:
+        """Queue what brings each request's tree forward: its missing text, or its best leaves.
+
+        requests: each with the nodes that it is asked for.
+        """
         limit = self._engine.max_context_len
-        growing: list[LMRequest] = []
-        for request in requests:
+        growing: list[tuple[LMRequest, int]] = []
+        for request, num_asked in requests:
+            max_nodes = min(_SHADOW_FACTOR * num_asked, self._max_nodes)
             if request.pending is not None:
                 continue
             if not request.is_draftable(limit):
                 self._drop_cache(request)
             elif request.tree is None:
                 self._engine.submit(request.delta_work())
-            elif request.tree.num_slots < self._max_nodes:
-                growing.append(request)
+            elif request.tree.num_slots < max_nodes:
+                growing.append((request, max_nodes))
         for request, leaves in self._choose_leaves(growing):
             self._engine.submit(request.leaves_work(leaves))
 
-    def _choose_leaves(self, requests: Sequence[LMRequest]) -> list[tuple[LMRequest, list[int]]]:
-        """The likeliest leaves of all requests, which compete by survival."""
+    def _choose_leaves(
+        self, requests: Sequence[tuple[LMRequest, int]]
+    ) -> list[tuple[LMRequest, list[int]]]:
+        """The likeliest leaves of all requests, which compete by survival.
+
+        requests: each with the nodes that its tree may have expanded.
+        """
         num_rows = min(self._max_rows, self._options.width * len(requests))
         # (-survival, index): the best leaf of each request.
         best = [
             (-request.tree.best_leaf_survival(), index)
-            for index, request in enumerate(requests)
+            for index, (request, _) in enumerate(requests)
             if request.tree is not None
         ]
         heapq.heapify(best)
         chosen: dict[int, list[int]] = {}
         while best and num_rows > 0 and -best[0][0] >= self._options.min_survival:
             index = best[0][1]
-            tree = requests[index].tree
+            request, max_nodes = requests[index]
+            tree = request.tree
             assert tree is not None
             leaves = chosen.setdefault(index, [])
             leaves.append(tree.pop_leaf())
             num_rows -= 1
-            full = tree.num_slots + len(leaves) >= self._max_nodes
+            full = tree.num_slots + len(leaves) >= max_nodes
             survival = 0.0 if full else tree.best_leaf_survival()
             heapq.heapreplace(best, (-survival, index))
         # Sorted, so that parents stand before children in the engine as they do here.
-        return [(requests[index], sorted(leaves)) for index, leaves in chosen.items()]
+        return [(requests[index][0], sorted(leaves)) for index, leaves in chosen.items()]
 
     def _step(self) -> set[LMRequest]:
         """One engine step; returns the requests it works on, whether they are done or not."""

@@ -1,7 +1,10 @@
 """Which kinds of drafters there are.
 
-A new kind is one file and one line in KINDS.  Modules are imported when a kind is used, so a pool
-without a drafting LM runs without torch, and so does the check of any configuration.
+A new kind is one file and one line in KINDS.  One that is not ours needs no line: it is named
+`module:Class`, and the class names its options dataclass as the attribute `Options`.
+
+Modules are imported when a kind is used, so a pool without a drafting LM runs without torch, and
+so does the check of any configuration of our own kinds.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import reduce
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -50,7 +54,7 @@ def check(name: str, config: DrafterConfig, kinds: Mapping[str, Kind] = KINDS) -
     Raises ConfigError whose path starts with drafters.NAME.
     """
     path = f"drafters.{name}"
-    kind = kinds.get(config.kind)
+    kind = _find(config.kind, kinds)
     if kind is None:
         path = f"{path}.kind"
         if not config.kind:
@@ -58,7 +62,19 @@ def check(name: str, config: DrafterConfig, kinds: Mapping[str, Kind] = KINDS) -
         error = unknown_key(config.kind, list(kinds), path)
         message = error.message.replace("unknown key", f"unknown kind {config.kind!r}")
         raise ConfigError(message.replace("known keys", "known kinds"), param=path)
-    return _options(kind, config.options, f"{path}.options")
+    try:
+        return _options(kind, config.options, f"{path}.options")
+    except (ImportError, AttributeError) as error:
+        path = f"{path}.kind"
+        message = f"{path}: {config.kind!r} cannot be loaded: {error}"
+        raise ConfigError(message, param=path) from error
+
+
+def _find(name: str, kinds: Mapping[str, Kind]) -> Kind | None:
+    """The kind of that name; None where there is none of it."""
+    if ":" in name:
+        return Kind(name, f"{name}.Options")
+    return kinds.get(name)
 
 
 def _options(kind: Kind, values: Mapping[str, Any], path: str) -> Any:
@@ -84,9 +100,12 @@ def create(
     whose vocabulary is not the target's.
     """
     options = check(name, config, kinds)
-    return cast(Drafter, _resolve(kinds[config.kind].drafter)(context, options))
+    kind = _find(config.kind, kinds)
+    assert kind is not None  # checked
+    return cast(Drafter, _resolve(kind.drafter)(context, options))
 
 
 def _resolve(location: str) -> Any:
-    module, _, attribute = location.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    """What `location` names: module:Class, or an attribute of the class after a dot."""
+    module, _, path = location.partition(":")
+    return reduce(getattr, path.split("."), importlib.import_module(module))

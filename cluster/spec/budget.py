@@ -11,23 +11,29 @@ under load; the guards bound what it may cost while the rule is misled.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
-from cluster.core import EMPTY_TOKENS
-from cluster.spec.drafts import BudgetRules, Decision, Gains, SequenceDraft, Share
+from cluster.spec.drafts import (
+    BatchDrafts,
+    BudgetRules,
+    Choice,
+    Decision,
+    Gains,
+    SequenceDraft,
+    Share,
+    pack,
+)
+from cluster.spec.forest import Indices
 from cluster.spec.goodput import GoodputModel
 from cluster.spec.step_times import bucket
-from cluster.spec.waits import price_wait
+from cluster.spec.waits import Standing, price_wait
 
 # While a batch size is unmeasured: plain steps at first, and later every sixteenth.
 _PLAIN_INTERVAL = 16
 # A doubtful count is worth measuring if it would be the best at so many times its goodput.
 _HOPE = 1.5
-
-Indices = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -60,7 +66,7 @@ class BudgetController:
     @property
     def deficit_s(self) -> float:
         """What speculation has lost on this target and not regained, in seconds."""
-        return self._model.guard.deficit_s
+        return self._model.deficit_s
 
     def take_refusals(self) -> int:
         """Choices since the last call in which the guard refused the best number of nodes."""
@@ -99,48 +105,47 @@ class BudgetController:
 
         waited_s: has been waited already, for this very step.
         """
-        if not any(len(draft.survival) or draft.promised is not None for draft in batch):
-            return Decision([EMPTY_TOKENS for _ in batch])  # the usual case without speculation
-        extras_s: dict[int, float] = {}
-        caps = [self._model.cap(draft, len(batch), extras_s) for draft in batch]
-        owners, nodes, gains = self._ranked(batch, caps)
-        num_nodes, goodput = self._num_nodes(batch, gains, waited_s)
-        waits_s = [wait_s for wait_s in self._waits_s if wait_s <= max_wait_s]
-        if goodput is not None and waits_s:
-            wait_s, awaited = price_wait(
-                self._model, batch, caps, num_nodes, goodput, waits_s, max_wait_s, waited_s
-            )
-            if wait_s > 0.0:
-                return Decision([], wait_s, awaited)
-        owners, nodes = owners[:num_nodes], nodes[:num_nodes]
+        packed = pack(batch, self._rules.max_draft_tokens)
+        choice = self.decide(packed, max_wait_s, waited_s)
+        if choice.wait_s > 0.0:
+            return Decision([], choice.wait_s, choice.awaited)
+        counts = np.array([len(draft.survival) for draft in batch], dtype=np.int64)
+        starts = np.cumsum(counts) - counts
+        nodes = np.sort(choice.nodes)
+        owners = np.searchsorted(starts + counts, nodes, side="right")
         return Decision(
-            [np.sort(nodes[owners == index]).astype(np.int32) for index in range(len(batch))]
+            [(nodes[owners == i] - starts[i]).astype(np.int32) for i in range(len(batch))]
         )
 
-    def _ranked(
-        self, batch: Sequence[SequenceDraft], caps: Sequence[int]
-    ) -> tuple[Indices, Indices, Gains]:
-        """All admissible nodes, best first: (sequence, node, weighted survival).
+    def decide(self, batch: BatchDrafts, max_wait_s: float = 0.0, waited_s: float = 0.0) -> Choice:
+        """`choose`, for drafts that are ranked already: what a whole batch offers, as arrays."""
+        if len(batch.nodes) == 0 and batch.promised is None:
+            return Choice(batch.nodes)  # the usual case without speculation
+        batch = replace(batch, caps=self._model.caps(batch))
+        nodes, gains = self._ranked(batch)
+        num_nodes, goodput = self._num_nodes(batch, gains, waited_s)
+        waits_s = [wait_s for wait_s in self._waits_s if wait_s <= max_wait_s]
+        if goodput is not None and waits_s and batch.promised is not None:
+            now = Standing(num_nodes, goodput, waited_s)
+            wait_s, awaited = price_wait(self._model, batch, now, waits_s, max_wait_s)
+            if wait_s > 0.0:
+                return Choice(nodes[:0], wait_s, awaited)
+        return Choice(nodes[:num_nodes])
+
+    def _ranked(self, batch: BatchDrafts) -> tuple[Indices, Gains]:
+        """All admissible nodes, best first: (nodes, weighted survivals).
 
         Sorting is stable and a parent is never worth less than its child and stands before it, so
         every prefix of the ranking is closed under parents.
         """
-        owners: list[Indices] = []
-        nodes: list[Indices] = []
-        gains: list[Gains] = []
-        for index, (draft, cap) in enumerate(zip(batch, caps, strict=True)):
-            values = np.nan_to_num(draft.survival.astype(np.float64), nan=0.0)
-            order = np.argsort(-values, kind="stable")[:cap]
-            order = order[values[order] > 0.0]
-            owners.append(np.full(len(order), index, dtype=np.int64))
-            nodes.append(order)
-            gains.append(values[order] * draft.weight)
-        flat = np.concatenate(gains)
-        ranking = np.argsort(-flat, kind="stable")[: self._rules.max_step_nodes]
-        return np.concatenate(owners)[ranking], np.concatenate(nodes)[ranking], flat[ranking]
+        is_admissible = (batch.ranks < batch.caps[batch.owners]) & (batch.survival > 0.0)
+        owners = batch.owners[is_admissible]
+        gains = batch.survival[is_admissible] * batch.weights[owners]
+        ranking = np.argsort(-gains, kind="stable")[: self._rules.max_step_nodes]
+        return batch.nodes[is_admissible][ranking], gains[ranking]
 
     def _num_nodes(
-        self, batch: Sequence[SequenceDraft], gains: Gains, waited_s: float
+        self, batch: BatchDrafts, gains: Gains, waited_s: float
     ) -> tuple[int, float | None]:
         """The number of nodes for this step, and its goodput; None: it is to be measured now."""
         num_sequences = len(batch)
@@ -148,7 +153,7 @@ class BudgetController:
         mode.num_chosen += 1
         if self._must_step_plainly(num_sequences, mode, has_drafts=len(gains) > 0):
             return 0, None
-        weight = sum(draft.weight for draft in batch)
+        weight = float(batch.weights.sum())
         goodputs = self._model.goodputs(num_sequences, weight, gains)
         if len(gains) == 0:
             return 0, goodputs[0]

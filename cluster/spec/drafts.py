@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import FloatArray, TokenArray
+from cluster.core import EMPTY_FLOATS, FloatArray, TokenArray
+from cluster.records import record
+from cluster.spec.forest import Floats, Indices, Mask, ranked
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.step_times import EDGES
 
@@ -31,7 +34,78 @@ class SequenceDraft:
     promised: Gains | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchDrafts:
+    """What the sequences of a batch offer, as arrays.
+
+    nodes: int64[n], places in the batch's forest, sequence by sequence, each one's best first;
+    owners, ranks, survival: of these, int64[n], int64[n] and float64[n].
+    weights: float64[sequences].  caps: int64[sequences].  guards: their own accounts.
+    promised: float64[sequences, waits, ranks] as in `SequenceDraft`, where is_promised:
+    bool[sequences]; None = nothing more is to be expected of any.
+    """
+
+    nodes: Indices
+    owners: Indices
+    ranks: Indices
+    survival: Floats
+    weights: Floats
+    caps: Indices
+    guards: Sequence[DeficitGuard | None]
+    promised: Gains | None = None
+    is_promised: Mask | None = None
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def profiles(self, num_ranks: int) -> Floats:
+        """Each sequence's best survivals, zeros after them: float64[sequences, num_ranks]."""
+        best = np.zeros((len(self), num_ranks))
+        is_best = self.ranks < num_ranks
+        best[self.owners[is_best], self.ranks[is_best]] = self.survival[is_best]
+        return best
+
+
+def rank_drafts(
+    survival: FloatArray,
+    owners: Indices,
+    starts: Indices,
+    caps: Sequence[int],
+    guards: Sequence[DeficitGuard | None],
+) -> BatchDrafts:
+    """The drafts of a forest, all of weight 1, without promises.
+
+    survival, owners, starts: as in `forest.Forest`.
+    """
+    nodes, ranks = ranked(survival, owners, starts)
+    values = np.where(survival > 0.0, survival, 0.0).astype(np.float64)[nodes]
+    return BatchDrafts(
+        nodes, owners, ranks, values, np.ones(len(caps)), np.array(caps, dtype=np.int64), guards
+    )
+
+
+def pack(batch: Sequence[SequenceDraft], max_nodes: int) -> BatchDrafts:
+    """The drafts of single sequences as a batch; max_nodes: the cap of those without their own."""
+    counts = [len(draft.survival) for draft in batch]
+    starts = np.zeros(len(batch) + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    survival = np.concatenate([draft.survival for draft in batch] or [EMPTY_FLOATS])
+    caps = [max_nodes if draft.max_nodes is None else draft.max_nodes for draft in batch]
+    found = rank_drafts(
+        survival, np.repeat(np.arange(len(batch)), counts), starts, caps,
+        [draft.guard for draft in batch],
+    )  # fmt: skip
+    is_promised = np.array([draft.promised is not None for draft in batch], dtype=np.bool_)
+    promised: Gains | None = None
+    if is_promised.any():
+        given = [draft.promised for draft in batch if draft.promised is not None]
+        promised = np.zeros((len(batch), *given[0].shape))
+        promised[is_promised] = given
+    weights = np.array([draft.weight for draft in batch])
+    return replace(found, weights=weights, promised=promised, is_promised=is_promised)
+
+
+@record(frozen=True, slots=True)
 class Share:
     """One sequence's part in a finished round.
 
@@ -53,6 +127,15 @@ class Decision:
     """
 
     nodes: list[TokenArray]
+    wait_s: float = 0.0
+    awaited: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Choice:
+    """`Decision` for a batch.  nodes: int64[m], places in its forest, best first."""
+
+    nodes: Indices
     wait_s: float = 0.0
     awaited: tuple[int, ...] = ()
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.spec.drafts import BudgetRules, Gains, SequenceDraft, Share
+from cluster.spec.drafts import BatchDrafts, BudgetRules, Gains, Share
+from cluster.spec.forest import Indices
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.step_times import EDGES, StepTimes, bucket
 
 # Weight of the newest round in the running rate.
 _RATE_WEIGHT = 0.05
+_EDGES = np.array(EDGES)
 
 
 @dataclass(slots=True)
@@ -29,12 +32,27 @@ class GoodputModel:
 
     rules: BudgetRules
     times: StepTimes = field(init=False)
-    guard: DeficitGuard = field(init=False)
+    # By bucket of sequences, as everything that is learned: what a crowd has lost, in steps of a
+    # crowd, would keep a lone request from speculating for a long time.
+    _guards: dict[int, DeficitGuard] = field(init=False, default_factory=dict)
     _rates: dict[int, _Rate] = field(init=False, default_factory=dict)  # by bucket of sequences
 
     def __post_init__(self) -> None:
         self.times = StepTimes(stale_after=self.rules.probe_interval // 2)
-        self.guard = DeficitGuard(self.rules.max_slowdown, self.rules.slack_steps)
+
+    @property
+    def deficit_s(self) -> float:
+        """What speculation has lost and not regained, over all loads, in seconds."""
+        return sum(guard.deficit_s for guard in self._guards.values())
+
+    def guard(self, num_sequences: int) -> DeficitGuard:
+        """The target's account for steps of about so many sequences."""
+        key = bucket(num_sequences)
+        guard = self._guards.get(key)
+        if guard is None:
+            guard = DeficitGuard(self.rules.max_slowdown, self.rules.slack_steps)
+            self._guards[key] = guard
+        return guard
 
     def rate(self, num_sequences: int) -> float | None:
         """Tokens per second of the last rounds, waits included; None before the first."""
@@ -53,7 +71,7 @@ class GoodputModel:
             plain_s = time_s  # a plain round is its own plain equivalent, slow or not
         num_tokens = sum(share.num_tokens for share in shares)
         step_s = plain_s / num_sequences
-        self.guard.settle(time_s + waited_s, step_s * num_tokens, plain_s)
+        self.guard(num_sequences).settle(time_s + waited_s, step_s * num_tokens, plain_s)
         num_awaited = sum(share.is_awaited for share in shares)
         for share in shares:
             if share.guard is None:
@@ -74,30 +92,39 @@ class GoodputModel:
         high_s = self.times.high(num_sequences, num_nodes)
         assert step_s is not None  # plain steps are measured by now
         assert high_s is not None
-        return self.guard.allows(high_s + wait_s - step_s, step_s)
+        return self.guard(num_sequences).allows(high_s + wait_s - step_s, step_s)
 
-    def cap(
-        self, draft: SequenceDraft, num_sequences: int, extras_s: dict[int, float] | None = None
-    ) -> int:
-        """How many nodes a sequence may get: as many as its own account could lose.
+    def caps(self, batch: BatchDrafts) -> Indices:
+        """How many nodes each sequence may get: as many as its own account could lose.
 
         With that account overdrawn it gets none, and the rounds in which it has an allowance
-        again are its probes.  extras_s: what was looked up for others of the batch.
+        again are its probes.  What it could lose is its share, by nodes, of what the step may take
+        longer than a plain one, as it is charged: not all of a large batch's jitter.
+        Returns int64[sequences].
         """
-        cap = self.rules.max_draft_tokens
-        if draft.max_nodes is not None:
-            cap = max(min(cap, draft.max_nodes), 0)
+        num_sequences = len(batch)
+        caps = np.clip(batch.caps, 0, self.rules.max_draft_tokens)
         step_s = self.times.estimate(num_sequences, 0)
-        if draft.guard is None or step_s is None:
-            return cap
-        extras_s = {} if extras_s is None else extras_s
-        while cap:
-            if cap not in extras_s:
-                extras_s[cap] = (self.times.high(num_sequences, cap) or step_s) - step_s
-            if draft.guard.allows(extras_s[cap], step_s / num_sequences):
-                break
-            cap //= 2
-        return cap
+        if step_s is None:
+            return caps
+        offered = np.minimum(np.bincount(batch.owners, minlength=num_sequences), caps)
+        total = min(int(offered.sum()), self.rules.max_step_nodes)
+        extras_s: dict[tuple[int, int], float] = {}
+        found = caps.tolist()
+        for index, (guard, own) in enumerate(zip(batch.guards, offered.tolist(), strict=True)):
+            if guard is None:
+                continue
+            cap, others = found[index], max(total - own, 0)
+            while cap:
+                key = (cap, others)
+                if key not in extras_s:
+                    high_s = self.times.high(num_sequences, cap + others) or step_s
+                    extras_s[key] = (high_s - step_s) * cap / (cap + others)
+                if guard.allows(extras_s[key], step_s / num_sequences):
+                    break
+                cap //= 2
+            found[index] = cap
+        return np.array(found, dtype=np.int64)
 
     def goodputs(
         self, num_sequences: int, weight: float, gains: Gains, wait_s: float = 0.0
@@ -107,15 +134,40 @@ class GoodputModel:
         weight: of all sequences.  Untried counts are admitted up to twice the largest tried one,
         so that the cost of a step is found out in doublings.
         """
-        first = self.rules.first_nodes * num_sequences
-        limit = min(max(2 * self.times.frontier(num_sequences), first), len(gains))
+        limit = min(self._untried_limit(num_sequences), len(gains))
         counts = [edge for edge in EDGES if edge <= limit]
         if limit == len(gains) and counts[-1] != limit:
             counts.append(limit)
-        totals = np.concatenate(([0.0], np.cumsum(gains)))
+        totals = np.concatenate(([0.0], np.cumsum(gains)))[counts].tolist()
         goodputs: dict[int, float] = {}
-        for count in counts:
+        for count, total in zip(counts, totals, strict=True):
             time_s = self.times.estimate(num_sequences, count)
             assert time_s is not None  # plain steps are measured, if of other batches
-            goodputs[count] = (weight + float(totals[count])) / (time_s + wait_s)
+            goodputs[count] = (weight + total) / (time_s + wait_s)
         return goodputs
+
+    def best_later(
+        self, num_sequences: int, weight: float, gains: Gains, waits_s: Sequence[float]
+    ) -> tuple[list[int], list[float]]:
+        """What `goodputs` is at its best after each wait: (number of nodes, goodput) of each.
+
+        gains: float64[waits, n], ranked best first; a zero is no node.  The number of nodes is
+        rounded up to an edge, which takes the same time; of equally good ones it is the smallest.
+        """
+        limit = self._untried_limit(num_sequences)
+        edges = _EDGES[: bisect.bisect_left(EDGES, limit) + 1]
+        num_gains = (gains > 0.0).sum(axis=1)[:, np.newaxis]
+        totals = np.zeros((len(gains), gains.shape[1] + 1))
+        np.cumsum(gains, axis=1, out=totals[:, 1:])
+        totals = totals[:, np.minimum(edges, gains.shape[1])]
+        times_s = self.times.at_edges(num_sequences)
+        assert times_s is not None  # plain steps are measured, if of other batches
+        found = (weight + totals) / (times_s[: len(edges)] + np.array(waits_s)[:, np.newaxis])
+        # Untried counts beyond the limit only where there are no more nodes than that.
+        found[(edges > limit) & (num_gains > limit)] = -1.0
+        best = found.argmax(axis=1)
+        return edges[best].tolist(), found[np.arange(len(found)), best].tolist()
+
+    def _untried_limit(self, num_sequences: int) -> int:
+        first = self.rules.first_nodes * num_sequences
+        return max(2 * self.times.frontier(num_sequences), first)

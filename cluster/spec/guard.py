@@ -18,7 +18,7 @@ from __future__ import annotations
 
 
 class DeficitGuard:
-    """One account: of a target, or of one request.
+    """One account: of a target at one load, or of one request.
 
     slowdown: share of plain decoding's time that speculation may cost for good.
     slack_steps: the allowance, in plain steps (of a request: in its share of them), which makes it

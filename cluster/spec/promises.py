@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,17 +54,16 @@ class PromiseTable:
         first stands at 0.
         """
         self._curves.clear()
-        profiles = [(at_s, profile(survival)) for at_s, survival in trees]
-        current, place = np.zeros(NUM_RANKS), 0
-        for index, time_s in enumerate(GRID_S):
-            if time_s > elapsed_s:
-                return
-            while place < len(profiles) and profiles[place][0] <= time_s:
-                current = profiles[place][1]
-                place += 1
-            self._counts[int(hit), index] += 1
-            weight = max(1.0 / self._counts[int(hit), index], _MIN_WEIGHT)
-            self._means[int(hit), index] += weight * (current - self._means[int(hit), index])
+        profiles = np.zeros((len(trees) + 1, NUM_RANKS))
+        for place, (_, survival) in enumerate(trees, start=1):
+            profiles[place] = profile(survival)
+        num_known = bisect.bisect_right(GRID_S, elapsed_s)
+        newest = np.searchsorted([at_s for at_s, _ in trees], GRID_S[:num_known], side="right")
+        row = int(hit)
+        counts, means = self._counts[row, :num_known], self._means[row, :num_known]
+        counts += 1
+        weights = np.maximum(1.0 / counts, _MIN_WEIGHT)[:, np.newaxis]
+        means += weights * (profiles[newest] - means)
 
     def expected(self, *, hit: bool, since_s: float, at_hand: Floats) -> Floats:
         """Survivals after each of WAITS_S, best first: float64[WAITS_S, NUM_RANKS].
@@ -73,6 +73,13 @@ class PromiseTable:
         again, and what should have come by now will not.  Interpolated in time; nothing is
         expected of times beyond the last one seen.
         """
+        return grown(self.curves(hit=hit, since_s=since_s), at_hand)
+
+    def curves(self, *, hit: bool, since_s: float) -> Floats:
+        """What trees usually are then and after each of WAITS_S: float64[1 + WAITS_S, NUM_RANKS].
+
+        The same array for the same answer, until the next `observe`.
+        """
         key = (hit, int(since_s / _TICK_S))
         curves = self._curves.get(key)
         if curves is None:
@@ -81,9 +88,17 @@ class PromiseTable:
             start_s = key[1] * _TICK_S
             curves = np.array([_at(curve, start_s + wait_s) for wait_s in (0.0, *WAITS_S)])
             self._curves[key] = curves
-        usual = curves[1:]
-        growth = np.minimum(usual - curves[0], usual - at_hand)
-        return np.asarray(at_hand + np.maximum(growth, 0.0))
+        return curves
+
+
+def grown(curves: Floats, at_hand: Floats) -> Floats:
+    """Survivals to expect: float64[..., WAITS_S, NUM_RANKS]; see `PromiseTable.expected`.
+
+    curves: float64[..., 1 + WAITS_S, NUM_RANKS].  at_hand: float64[..., NUM_RANKS].
+    """
+    usual, present = curves[..., 1:, :], at_hand[..., np.newaxis, :]
+    growth = np.minimum(usual - curves[..., :1, :], usual - present)
+    return np.asarray(present + np.maximum(growth, 0.0))
 
 
 def _at(curve: Floats, time_s: float) -> Floats:

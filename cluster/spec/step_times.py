@@ -7,6 +7,10 @@ import statistics
 from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from cluster.spec.forest import Floats
+
 # Steps between neighbours are at most a half; kernels' staircases lie at such sizes.
 EDGES: tuple[int, ...] = (
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
@@ -86,6 +90,9 @@ class StepTimes:
         self._stale_after = stale_after
         self._cells: dict[int, dict[int, _Cell]] = {}  # by sequences, then nodes
         self._curves: dict[int, list[tuple[int, float]]] = {}  # monotone, dropped by `record`
+        # Answers since the last `record`: a choice asks for the same often.
+        self._rows: dict[int, Floats | None] = {}  # estimates at all EDGES, by sequences
+        self._highs: dict[tuple[int, int], float | None] = {}
         self._num_recorded = 0
 
     def record(self, num_sequences: int, num_nodes: int, step_time_s: float) -> None:
@@ -107,6 +114,8 @@ class StepTimes:
         self._num_recorded += 1
         cell.recorded_at = self._num_recorded
         self._curves.pop(bucket(num_sequences), None)
+        self._rows.clear()
+        self._highs.clear()
 
     def _resume(self, cell: _Cell, step_time_s: float) -> None:
         """The first sample after a long pause is coming; is it what was believed?"""
@@ -153,17 +162,18 @@ class StepTimes:
         number of sequences of which they are.  Between measured cells it is interpolated.  Beyond
         the last one it is that one's value: optimistic, so that what might pay is tried.
         """
-        curve = self._curve(num_sequences)
-        if not curve:
+        row = self.at_edges(num_sequences)
+        if row is None:
             return None
-        nodes = bucket(num_nodes)
-        place = bisect.bisect_left(curve, (nodes, -1.0))
-        if place == len(curve):
-            return curve[-1][1]
-        if place == 0 or curve[place][0] == nodes:
-            return curve[place][1]
-        (low, low_time), (high, high_time) = curve[place - 1], curve[place]
-        return low_time + (high_time - low_time) * (nodes - low) / (high - low)
+        return float(row[min(bisect.bisect_left(EDGES, num_nodes), len(EDGES) - 1)])
+
+    def at_edges(self, num_sequences: int) -> Floats | None:
+        """The estimates for each number of nodes in EDGES: float64[edges]."""
+        if num_sequences not in self._rows:
+            curve = self._curve(num_sequences)
+            nodes, times_s = [point[0] for point in curve], [point[1] for point in curve]
+            self._rows[num_sequences] = np.interp(EDGES, nodes, times_s) if curve else None
+        return self._rows[num_sequences]
 
     def high(self, num_sequences: int, num_nodes: int) -> float | None:
         """A high quantile of recent step times, at least the estimate; None while unmeasured.
@@ -172,6 +182,12 @@ class StepTimes:
         What was measured long ago is not recent: the estimate must do then, or a row of stray
         slow steps would keep a shape from ever being measured again.
         """
+        key = (num_sequences, num_nodes)
+        if key not in self._highs:
+            self._highs[key] = self._high(num_sequences, num_nodes)
+        return self._highs[key]
+
+    def _high(self, num_sequences: int, num_nodes: int) -> float | None:
         estimate = self.estimate(num_sequences, num_nodes)
         if estimate is None:
             return None

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenArray
-
-Floats = npt.NDArray[np.float64]
+from cluster.spec.forest import Floats, Forest, Indices, path_products, sibling_shares
 
 
 def conditional(scores: npt.ArrayLike, temperature: float, tau: float) -> Floats:
@@ -67,7 +66,9 @@ class TauFit:
         self._log_tau = max(self._bounds[0], min(self._bounds[1], self._log_tau + step))
 
 
-def revealed(parents: TokenArray, path: TokenArray) -> tuple[TokenArray, npt.NDArray[np.bool_]]:
+def revealed(
+    parents: TokenArray | Indices, path: TokenArray | Indices
+) -> tuple[TokenArray, npt.NDArray[np.bool_]]:
     """What one verification said about a tree: (nodes, accepted), parallel arrays.
 
     A node is revealed when its parent was reached; it was accepted when it is on the path.
@@ -80,13 +81,13 @@ def revealed(parents: TokenArray, path: TokenArray) -> tuple[TokenArray, npt.NDA
     return nodes, accepted
 
 
-def claimed_conditionals(parents: TokenArray, survival: FloatArray) -> Floats:
+def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) -> Floats:
     """Each node's probability given its parent, from survivals: float64[n] in [0, 1]."""
     values = survival.astype(np.float64)
     above = np.where(parents < 0, 1.0, values[parents])
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(above > 0.0, values / above, 0.0)
-    result: Floats = np.clip(np.nan_to_num(ratios, nan=0.0), 0.0, 1.0)
+    ratios = np.zeros(len(values))
+    np.divide(values, above, out=ratios, where=above > 0.0)
+    result: Floats = np.fmax(np.fmin(ratios, 1.0), 0.0)  # NaN becomes 0
     return result
 
 
@@ -136,6 +137,12 @@ class Calibrator:
         for parent, share in zip(parents.tolist(), shares, strict=True):
             found.append(share if parent < 0 else found[parent] * share)
         return np.array(found, dtype=np.float32)
+
+    def survivals(self, forest: Forest, claimed: FloatArray) -> FloatArray:
+        """`survival` of every tree of the forest at once: float32[n]."""
+        conditionals = self.calibrate(claimed_conditionals(forest.parents, claimed))
+        products = path_products(forest, sibling_shares(forest, conditionals))
+        return products.astype(np.float32)
 
     def observe(self, claimed: npt.ArrayLike, accepted: npt.ArrayLike) -> None:
         """Outcomes at revealed nodes: claimed conditionals and whether each was accepted."""
@@ -203,7 +210,7 @@ def _sibling_shares(parents: Sequence[int], conditionals: Sequence[float]) -> li
 def _logit(probabilities: npt.ArrayLike) -> Floats:
     values = np.asarray(probabilities, dtype=np.float64)
     bound = 1.0 / (1.0 + math.exp(_MAX_LOGIT))
-    values = np.clip(values, bound, 1.0 - bound)
+    values = np.minimum(np.maximum(values, bound), 1.0 - bound)
     result: Floats = np.log(values) - np.log1p(-values)
     return result
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.spec.drafts import Gains, SequenceDraft
+from cluster.spec.drafts import BatchDrafts, Gains
 from cluster.spec.goodput import GoodputModel
 
 # A sequence is waited for if its drafts are expected to grow by so many tokens.
@@ -15,74 +16,75 @@ _MIN_PROMISE = 0.1
 _PATIENCE = 2.0
 
 
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The step that could start now: num_nodes, its goodput, and how long it has waited."""
+
+    num_nodes: int
+    goodput: float
+    waited_s: float = 0.0
+
+
 def price_wait(
     model: GoodputModel,
-    batch: Sequence[SequenceDraft],
-    caps: Sequence[int],
-    num_nodes: int,
-    goodput: float,
+    batch: BatchDrafts,
+    now: Standing,
     waits_s: Sequence[float],
     max_wait_s: float,
-    waited_s: float = 0.0,
 ) -> tuple[float, tuple[int, ...]]:
     """How long to wait at most for better drafts, and for which sequences; 0 = not at all.
 
     What is expected after a wait may come a little later, and the wait ends when it comes: so it
     may last up to twice as long as it was priced for, which the guard must allow.
 
-    num_nodes, goodput: of the step that could start now.  A wait must beat that step, and pay for
-    its time at the rate of the last rounds: the drafts that are missing now will mostly be there
-    a step later, so a plain step is no loss of more than one round.
-    waits_s: those to consider, ascending; a beginning of what `SequenceDraft.promised` speaks of.
-    waited_s: has been waited already.
+    A wait must beat the step that could start `now`, and pay for its time at the rate of the last
+    rounds: the drafts that are missing now will mostly be there a step later, so a plain step is
+    no loss of more than one round.
+    waits_s: those to consider, ascending; a beginning of what `BatchDrafts.promised` speaks of.
     """
-    num_sequences = len(batch)
-    step_s, rate = model.times.estimate(num_sequences, num_nodes), model.rate(num_sequences)
-    has_promises = any(draft.promised is not None for draft in batch)
-    if not has_promises or step_s is None or rate is None:
+    num_sequences, goodput = len(batch), now.goodput
+    step_s, rate = model.times.estimate(num_sequences, now.num_nodes), model.rate(num_sequences)
+    if batch.promised is None or batch.is_promised is None or step_s is None or rate is None:
         return 0.0, ()
     margin = 1.0 + model.rules.hysteresis
-    weight = sum(draft.weight for draft in batch)
+    weight = float(batch.weights.sum())
     best_index, bar = -1, goodput * margin
-    for index, wait_s in enumerate(waits_s):
-        later = model.goodputs(num_sequences, weight, _ranked(batch, caps, model, index), wait_s)
-        count = max(later, key=lambda n: (later[n], -n))
+    later = _later(batch, model.rules.max_step_nodes, len(waits_s))
+    counts, goodputs = model.best_later(num_sequences, weight, later, waits_s)
+    for index, (wait_s, count, best) in enumerate(zip(waits_s, counts, goodputs, strict=True)):
         time_s = wait_s + (model.times.estimate(num_sequences, count) or step_s)
-        gained = later[count] * time_s - goodput * step_s
-        if later[count] <= bar or gained <= margin * rate * (time_s - step_s):
+        gained = best * time_s - goodput * step_s
+        if best <= bar or gained <= margin * rate * (time_s - step_s):
             continue
-        if model.allows(num_sequences, count, waited_s + min(_PATIENCE * wait_s, max_wait_s)):
-            best_index, bar = index, later[count]
+        longest_s = now.waited_s + min(_PATIENCE * wait_s, max_wait_s)
+        if model.allows(num_sequences, count, longest_s):
+            best_index, bar = index, best
     if best_index < 0:
         return 0.0, ()
-    awaited = tuple(
-        index
-        for index, (draft, cap) in enumerate(zip(batch, caps, strict=True))
-        if cap and _growth(draft, best_index) >= _MIN_PROMISE
-    )
+    promised = batch.promised[:, best_index]
+    at_hand = batch.profiles(promised.shape[1])
+    growth = promised.sum(axis=1) - at_hand.sum(axis=1)
+    is_awaited = batch.is_promised & (batch.caps > 0) & (growth >= _MIN_PROMISE)
+    awaited = tuple(np.flatnonzero(is_awaited).tolist())
     patience_s = min(_PATIENCE * waits_s[best_index], max_wait_s)
     return (patience_s, awaited) if awaited else (0.0, ())
 
 
-def _ranked(
-    batch: Sequence[SequenceDraft], caps: Sequence[int], model: GoodputModel, index: int
-) -> Gains:
-    """The ranking to expect after a wait, best first."""
-    gains = [
-        (_at_hand(draft) if draft.promised is None else draft.promised[index])[:cap] * draft.weight
-        for draft, cap in zip(batch, caps, strict=True)
-    ]
-    ranked = np.sort(np.concatenate(gains))[::-1][: model.rules.max_step_nodes]
-    return np.asarray(ranked[ranked > 0.0])
+def _later(batch: BatchDrafts, max_nodes: int, num_waits: int) -> Gains:
+    """The rankings to expect after each of the first waits: float64[waits, n], best first.
 
-
-def _growth(draft: SequenceDraft, index: int) -> float:
-    """By how many tokens a sequence's drafts are expected to grow."""
-    if draft.promised is None:
-        return 0.0
-    promised = draft.promised[index]
-    return float(promised.sum() - _at_hand(draft)[: len(promised)].sum())
-
-
-def _at_hand(draft: SequenceDraft) -> Gains:
-    return np.sort(np.nan_to_num(draft.survival.astype(np.float64), nan=0.0))[::-1]
+    Where there are fewer nodes after a wait than after another, zeros stand for the rest.
+    """
+    assert batch.promised is not None
+    assert batch.is_promised is not None
+    is_counted = (batch.ranks < batch.caps[batch.owners]) & ~batch.is_promised[batch.owners]
+    at_hand = batch.survival[is_counted] * batch.weights[batch.owners[is_counted]]
+    is_open = np.arange(batch.promised.shape[2]) < batch.caps[batch.is_promised, np.newaxis]
+    promised = batch.promised[batch.is_promised, :num_waits]
+    promised = promised * batch.weights[batch.is_promised, np.newaxis, np.newaxis]
+    theirs = promised.transpose(1, 0, 2)[:, is_open]
+    gains = np.empty((num_waits, len(at_hand) + theirs.shape[1]))
+    gains[:, : len(at_hand)] = at_hand
+    gains[:, len(at_hand) :] = theirs
+    gains.sort(axis=1)
+    return gains[:, ::-1][:, :max_nodes]

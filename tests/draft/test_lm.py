@@ -330,16 +330,19 @@ def test_another_vocabulary_is_refused_at_start(
         LMDrafter(DrafterContext("lm", 8, 8, 300), options)
 
 
-def test_the_tree_keeps_its_bound_while_shadow_nodes_grow(exact_engine: Engine) -> None:
+@pytest.mark.parametrize(("asked", "bound"), [(2, 4), (3, 6), (4, 7), (20, 7)])
+def test_shadow_nodes_grow_to_twice_what_is_asked_for_and_never_beyond_the_bound(
+    exact_engine: Engine, asked: int, bound: int
+) -> None:
     drafter = lm_drafter(exact_engine, max_nodes=7, min_survival=1e-9, width=3)
-    author = Author(PROMPT, max_nodes=4)
+    author = Author(PROMPT, max_nodes=asked)
     proposal = write(drafter, author, [])
     assert proposal is not None
-    assert len(proposal.tree) == 4
+    assert len(proposal.tree) == min(asked, 7)
     request = drafter._requests.find("a")
     assert request is not None
     assert request.tree is not None
-    assert request.tree.num_slots == 7
+    assert request.tree.num_slots == bound
     drafter.release(["a"])
 
 

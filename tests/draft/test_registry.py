@@ -105,3 +105,27 @@ def test_checking_and_count_based_drafting_need_no_torch() -> None:
         "assert not {'torch', 'transformers', 'ray', 'grpc'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+class ForeignDrafter(SilentDrafter):
+    """A kind that is not ours names its options itself."""
+
+    Options = SilentOptions
+
+
+def test_a_drafter_of_somebody_else_is_named_by_its_module_and_class() -> None:
+    kind = f"{ForeignDrafter.__module__}:ForeignDrafter"
+    created = create("x", DrafterConfig(kind=kind, options={"volume": 3}), CONTEXT)
+    assert isinstance(created, ForeignDrafter)
+    assert created.options == SilentOptions(3)
+    with pytest.raises(ConfigError, match=r"drafters.x.options.volum: .*did you mean volume\?"):
+        check("x", DrafterConfig(kind=kind, options={"volum": 3}))
+
+
+@pytest.mark.parametrize("kind", ["no.such.module:Drafter", f"{__name__}:NoSuchDrafter"])
+def test_a_foreign_drafter_that_cannot_be_loaded_is_a_mistake_in_the_configuration(
+    kind: str,
+) -> None:
+    with pytest.raises(ConfigError, match="cannot be loaded") as caught:
+        check("x", DrafterConfig(kind=kind))
+    assert caught.value.param == "drafters.x.kind"

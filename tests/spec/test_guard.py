@@ -179,3 +179,19 @@ def test_an_account_allows_nothing_that_it_could_not_lose() -> None:
     guard.settle(time_s=0.01, plain_s=1.0, step_s=0.01)
     assert guard.deficit_s == 0.0
     assert not guard.allows(0.03, 0.01), "gains are not saved up"
+
+
+def test_what_a_crowd_has_lost_does_not_hold_back_a_lone_request() -> None:
+    controller = BudgetController(RULES)
+    for _ in range(20):
+        for sequences, nodes, time_s in ((1, 0, 0.01), (1, 4, 0.011), (16, 0, 0.05), (16, 64, 0.1)):
+            controller.record(sequences, nodes, time_s)
+    lost = [Share(num_tokens=1, num_nodes=4) for _ in range(16)]
+    for _ in range(20):
+        controller.settle(lost, 0.1)
+    survival = np.array([0.9, 0.8, 0.7, 0.6], dtype=np.float32)
+    crowd = [SequenceDraft(survival, max_nodes=4) for _ in range(16)]
+    alone = [SequenceDraft(survival, max_nodes=4)]
+    assert controller.deficit_s > 0.5
+    assert not any(len(nodes) for nodes in controller.choose(crowd).nodes)
+    assert any(len(controller.choose(alone).nodes[0]) for _ in range(4))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.core import EMPTY_FLOATS
 from cluster.spec.budget import BudgetController
 from cluster.spec.drafts import BudgetRules, Decision, SequenceDraft, Share
+from cluster.spec.goodput import GoodputModel
 from cluster.spec.promises import GRID_S, NUM_RANKS, WAITS_S, Floats, PromiseTable, profile
+from cluster.spec.step_times import bucket
 
 RULES = BudgetRules(max_draft_tokens=8)
 
@@ -132,3 +136,29 @@ def test_what_has_come_early_is_not_expected_again() -> None:
     at_hand = profile(tree)
     later = table.expected(hit=False, since_s=0.0007, at_hand=at_hand)
     np.testing.assert_allclose(later, np.tile(at_hand, (len(WAITS_S), 1)), atol=1e-6)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    num_sequences=st.sampled_from([1, 3, 40]),
+    measured=st.lists(st.sampled_from([1, 4, 8, 32, 128]), unique=True),
+)
+def test_the_best_after_each_wait_is_that_of_the_whole_list(
+    seed: int, num_sequences: int, measured: list[int]
+) -> None:
+    generator = np.random.default_rng(seed)
+    model = GoodputModel(BudgetRules(max_draft_tokens=8))
+    for num_nodes in (0, *measured):
+        for _ in range(3):
+            model.times.record(num_sequences, num_nodes, 0.01 + 0.0002 * num_nodes)
+    gains = -np.sort(-generator.random((len(WAITS_S), int(generator.integers(0, 200)))), axis=1)
+    for row in gains:
+        row[int(generator.integers(0, len(row) + 1)) :] = 0.0
+
+    counts, goodputs = model.best_later(num_sequences, num_sequences, gains, WAITS_S)
+
+    for row, wait_s, count, goodput in zip(gains, WAITS_S, counts, goodputs, strict=True):
+        expected = model.goodputs(num_sequences, num_sequences, row[row > 0.0], wait_s)
+        assert goodput == pytest.approx(max(expected.values()))
+        best = min(n for n in expected if expected[n] == max(expected.values()))
+        assert count == bucket(best)

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -145,6 +146,42 @@ async def test_no_nodes_wanted_means_no_growth() -> None:
         assert frame.observations[0].have_len == 2
         await running.idle()
         assert drafter.num_proposes == 0
+
+
+async def test_growth_that_is_under_way_ends_when_no_nodes_are_wanted_any_more() -> None:
+    drafter = CountingDrafter(slices=10**9)
+    async with house(drafter) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1, 2]))
+        assert len((await peer.proposal("a")).tree) > 0
+        await peer.send(replace(extension("a", [1, 2], [3]), max_nodes=0))
+        await running.idle()
+        count = drafter.num_proposes
+        await peer.send(replace(extension("a", [1, 2, 3], [4]), max_nodes=0))
+        await running.idle()
+        assert drafter.num_proposes == count
+
+
+async def test_a_lookup_is_asked_twice_per_commit_and_no_more() -> None:
+    """Once for its tree, and once to hear that there is nothing left to grow."""
+    counts: list[int] = []
+
+    class Counted(PromptLookupDrafter):
+        def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+            counts.append(len(tasks))
+            return super().propose(tasks)
+
+    drafter = Counted(DrafterContext("lookup", 8, 8), PromptLookupOptions())
+    async with house(drafter) as running:
+        peer = running.connect()
+        text = list(TEXT)
+        await peer.send(opening("a", text))
+        await running.idle()
+        for token in (8, 9, 5, 6):
+            await peer.send(extension("a", text, [token]))
+            text.append(token)
+            await running.idle()
+        assert len(counts) <= 2 * 5
 
 
 async def test_a_full_drafter_refuses_and_takes_the_request_when_there_is_room() -> None:

@@ -1,0 +1,173 @@
+"""Is speculation ever slower than plain decoding, and the adaptive budget as good as fixed ones?
+
+    python -m benchmarks.never_slower                                    the whole grid: hours
+    python -m benchmarks.never_slower --cells 'normal/code/greedy/*' --pairs 2 --max-tokens 16 \
+        --out /tmp/never-slower.json                                     minutes
+
+A cell is STACK/KIND/LAW/CONCURRENCY: which drafters and budget, which prompts, how tokens are
+drawn, and how many requests run at a time.
+
+  normal    the drafters of the configuration, each request with those of its task
+  random    one drafter that claims random tokens; sleeper: one that answers half a second late
+  fixed-K   as normal, but K draft nodes per sequence and step, whatever they are worth
+  control   no drafters at all; not in the grid unless it is asked for
+
+Each is measured in pairs with plain decoding: the same prompts and seeds in a set of processes of
+its own (target and coordinator), of which one is stopped (SIGSTOP) while the other runs.  Who goes
+first alternates, and the pairs of a cell lie apart in time.  After --turn pairs per cell all
+processes are started anew: where a process happens to lie in memory makes it faster or slower by a
+percent, and `control` says by how much.  No prompt is used twice within a stack, so that a drafter
+which learns from past text has not seen the one that it is measured with.
+
+Each pair is written to docs/benchmarks/never-slower.json when it is done; the same command goes on
+from there.  Tables and a picture stand beside it.  The status is 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.answers import Law
+from benchmarks.by_hand import Ours, Setup
+from benchmarks.never_slower_figures import CONTROL, FIXED, Cell
+from benchmarks.never_slower_ledger import Ledger
+from benchmarks.never_slower_report import markdown, picture
+from benchmarks.never_slower_runs import Shelf, Twins, measure
+from benchmarks.serving import ROOT
+from cluster.config_file import load
+
+OUT = ROOT / "docs" / "benchmarks" / "never-slower.json"
+KINDS = ("code", "prose", "random")
+STACKS = ("normal", "random", "sleeper", "fixed-2", "fixed-4", "fixed-8")
+
+_WORTHLESS = {
+    "random": "benchmarks.never_slower_drafters:RandomDrafter",
+    "sleeper": "benchmarks.never_slower_drafters:SleepingDrafter",
+}
+
+
+def cells_of(settings: Mapping[str, Any], stacks: Sequence[str], patterns: str) -> list[Cell]:
+    """The cells whose key fits one of the patterns; ValueError where none does."""
+    grid = [
+        Cell(stack, kind, law, concurrency)
+        for stack in stacks
+        for kind in KINDS
+        for law in settings["laws"]
+        for concurrency in settings["concurrency"]
+    ]
+    words = patterns.split(",")
+    chosen = [cell for cell in grid if any(fnmatch.fnmatch(cell.key, word) for word in words)]
+    if not chosen:
+        raise ValueError(f"no cell fits {patterns!r}; they are STACK/KIND/LAW/CONCURRENCY")
+    return chosen
+
+
+def setup_of(stack: str, settings: Mapping[str, Any], log: Path, *, plain: bool = False) -> Setup:
+    """How the processes of a stack are started; plain: those that it is compared with."""
+    cores = tuple(settings["cores"])
+    overrides = [
+        f"target.engine.model={settings['model']}",
+        f"target.engine.threads={len(cores)}",
+        *settings["overrides"],
+    ]
+    config = settings["config"]
+    if plain or stack == CONTROL:
+        return Setup(config, tuple(overrides), (), cores, log)
+    if stack in _WORTHLESS:
+        overrides.append(f"drafters.{stack}.kind={_WORTHLESS[stack]}")
+        overrides.append(f"drafters.{stack}.options.vocab_size={settings['vocab_size']}")
+        return Setup(config, tuple(overrides), (stack,), cores, log)
+    if stack.startswith(FIXED):
+        overrides.append("coordinator.budget=fixed")
+        overrides.append(f"coordinator.max_draft_tokens={int(stack.removeprefix(FIXED))}")
+    names = tuple(load(config, overrides).config.drafters)
+    return Setup(config, tuple(overrides), names, cores, log, by_task=True)
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in _words(text)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--model", default=str(ROOT / "models" / "demo-target"), help="the target's checkpoint")
+    add("--config", default="configs/local.yaml")
+    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
+    add("--stacks", type=_words, default=list(STACKS))
+    add("--cells", default="*", help="patterns of cells, e.g. 'normal/code/*,*/random/greedy/1'")
+    add("--laws", type=_words, default=["greedy", "t1"])
+    add("--concurrency", type=_numbers, default=[1, 4, 16, 32])
+    add("--pairs", type=int, default=6, help="per cell")
+    add("--turn", type=int, default=3, help="pairs per cell until all processes start anew")
+    add("--prompts", type=int, default=4, help="per run; never fewer than run at a time")
+    add("--max-tokens", type=int, default=64)
+    add("--cores", type=_numbers, default=sorted(os.sched_getaffinity(0)), help="of everything")
+    add("--fresh", action="store_true", help="forget what was measured before")
+    logs = Path(tempfile.gettempdir()) / "drafthouse-never-slower"
+    add("--logs", type=Path, default=logs, help="folder for what the processes write to stderr")
+    add("--out", type=Path, default=OUT)
+    return parser
+
+
+_SETTINGS = (
+    "model", "config", "overrides", "laws", "concurrency", "pairs", "turn", "prompts",
+    "max_tokens", "cores",
+)  # fmt: skip
+
+
+def main() -> int:
+    from transformers import AutoTokenizer
+
+    arguments = _parser().parse_args()
+    settings = {name: getattr(arguments, name) for name in _SETTINGS}
+    try:
+        laws = {name: Law.parse(name) for name in arguments.laws}
+        cells = cells_of(settings, arguments.stacks, arguments.cells)
+        tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+        shape = json.loads((Path(arguments.model) / "config.json").read_text("utf-8"))
+        settings["vocab_size"] = min(len(tokenizer), shape["vocab_size"])
+        ledger = Ledger(arguments.out, settings, fresh=arguments.fresh)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+    library = Shelf(settings, tokenizer)
+
+    def twins_of(stack: str) -> Twins:
+        log = arguments.logs / stack
+        plain = Ours(setup_of(stack, settings, log / "plain", plain=True))
+        return Twins(plain, Ours(setup_of(stack, settings, log / "ours")))
+
+    os.sched_setaffinity(0, arguments.cores)
+    # Ends the processes of the turn under way, too, and keeps the pairs that there are.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        measure(ledger, cells, laws, library, twins_of)
+    finally:
+        document = ledger.save()
+        text = markdown(document)
+        arguments.out.with_suffix(".md").write_text(text, "utf-8")
+    print(text)
+    try:
+        picture(document, arguments.out.with_suffix(".png"))
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+    return 1 if ledger.failures or document["summary"]["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""What pairs of runs say: ratios with intervals, and whether the bars are met."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+# Of every cell with adaptive speculation against plain decoding: the mean ratio, and its bound.
+MIN_MEAN = 0.97
+MIN_LOW = 0.95
+# Of the adaptive budget against the best fixed one.
+MIN_TO_FIXED = 0.97
+
+ADAPTIVE = "normal"
+CONTROL = "control"
+FIXED = "fixed-"
+
+# Student's t at 97.5 % by degrees of freedom; beyond the table its last entry, which is safe.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
+    2.052, 2.048, 2.045, 2.042,
+)  # fmt: skip
+
+Pair = Mapping[str, Any]
+Cells = Mapping[str, Sequence[Pair]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Which stack of processes continued which prompts, how, and how many at a time."""
+
+    stack: str
+    kind: str
+    law: str
+    concurrency: int
+
+    @property
+    def key(self) -> str:
+        return f"{self.stack}/{self.kind}/{self.law}/{self.concurrency}"
+
+    @classmethod
+    def of(cls, key: str) -> Cell:
+        stack, kind, law, concurrency = key.split("/")
+        return cls(stack, kind, law, int(concurrency))
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean and its two-sided 95 % interval by Student's t; None where one value has none."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Interval:
+        """values: at least one."""
+        count = len(values)
+        mean = math.fsum(values) / count
+        if count == 1:
+            return cls(mean, None, None, count)
+        variance = math.fsum((value - mean) ** 2 for value in values) / (count - 1)
+        half = _T[min(count - 1, len(_T)) - 1] * math.sqrt(variance / count)
+        return cls(mean, mean - half, mean + half, count)
+
+
+def ratios(pairs: Sequence[Pair]) -> list[float]:
+    """How many times faster than plain decoding, pair by pair."""
+    return [pair["plain_s"] / pair["ours_s"] for pair in pairs]
+
+
+def summarise(cells: Cells) -> dict[str, Any]:
+    """Every cell against plain decoding, and the adaptive budget against the fixed ones."""
+    records = [_record(Cell.of(key), pairs) for key, pairs in cells.items() if pairs]
+    fixed = _against_fixed(cells)
+    overall = _overall(cells)
+    failures = [record["cell"] for record in records if record["passes"] is False]
+    failures += [f"{row['cell']} to {row['best']}" for row in fixed if not row["passes"]]
+    if overall and not overall["passes"]:
+        failures.append("all cells together")
+    return {"cells": records, "to_fixed": fixed, "overall": overall, "failures": failures}
+
+
+def _record(cell: Cell, pairs: Sequence[Pair]) -> dict[str, Any]:
+    """passes: None where no bar applies, as to fixed budgets and to plain against itself."""
+    interval = Interval.of(ratios(pairs))
+    passes = None
+    if cell.stack != CONTROL and not cell.stack.startswith(FIXED):
+        passes = interval.mean >= MIN_MEAN and interval.low is not None and interval.low >= MIN_LOW
+    return {"cell": cell.key, **asdict(cell), **asdict(interval), "passes": passes}
+
+
+def _against_fixed(cells: Cells) -> list[dict[str, Any]]:
+    """The adaptive budget to the fixed one that is best in the very cell."""
+    rows = []
+    for key, pairs in cells.items():
+        cell = Cell.of(key)
+        rivals = _rivals(cells, cell)
+        if cell.stack != ADAPTIVE or not pairs or not rivals:
+            continue
+        means = {stack: Interval.of(ratios(found)).mean for stack, found in rivals.items()}
+        best = max(means, key=means.__getitem__)
+        # Pair k of both had the same prompts.
+        both = zip(ratios(pairs), ratios(rivals[best]), strict=False)
+        spread = Interval.of([ours / theirs for ours, theirs in both])
+        value = Interval.of(ratios(pairs)).mean / means[best]
+        rows.append(
+            {
+                "cell": key,
+                "best": best,
+                "value": value,
+                "low": spread.low,
+                "high": spread.high,
+                "passes": value >= MIN_TO_FIXED,
+            }
+        )
+    return rows
+
+
+def _rivals(cells: Cells, cell: Cell) -> dict[str, Sequence[Pair]]:
+    """The pairs of the fixed budgets for the same prompts, by stack."""
+    found = {Cell.of(key): pairs for key, pairs in cells.items() if pairs}
+    return {
+        other.stack: pairs
+        for other, pairs in found.items()
+        if other.stack.startswith(FIXED)
+        and (other.kind, other.law, other.concurrency) == (cell.kind, cell.law, cell.concurrency)
+    }
+
+
+def _overall(cells: Cells) -> dict[str, Any] | None:
+    """Geometric means over the cells that every one of the budgets has; None without any."""
+    adaptive = [Cell.of(key) for key, pairs in cells.items() if pairs]
+    adaptive = [cell for cell in adaptive if cell.stack == ADAPTIVE]
+    stacks = sorted({stack for cell in adaptive for stack in _rivals(cells, cell)})
+    shared = [cell for cell in adaptive if len(_rivals(cells, cell)) == len(stacks)]
+    if not stacks or not shared:
+        return None
+    means = {
+        stack: _geometric_mean([Interval.of(ratios(_rivals(cells, c)[stack])).mean for c in shared])
+        for stack in stacks
+    }
+    ours = _geometric_mean([Interval.of(ratios(cells[cell.key])).mean for cell in shared])
+    best = max(means, key=means.__getitem__)
+    return {
+        "num_cells": len(shared),
+        "adaptive": ours,
+        "fixed": means,
+        "best": best,
+        "passes": ours > means[best],
+    }
+
+
+def _geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(math.fsum(map(math.log, values)) / len(values))

@@ -1,0 +1,200 @@
+"""Pairs of runs: plain decoding and a rival, one of them stopped while the other runs."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.answers import Law, Result
+from benchmarks.never_slower_figures import Cell, Interval, ratios
+from benchmarks.never_slower_ledger import Ledger
+from benchmarks.peers import System
+from benchmarks.processes import PinnedProcess
+from benchmarks.prompts import Prompt, prompts
+
+_WARM_TOKENS = 2
+# Long enough for the budget to try its first shapes; nothing of it is counted.
+_TRIAL_TOKENS = 12
+_RANDOM_LEN = 64
+_SETTLE_S = 0.3
+
+
+class Library(Protocol):
+    """The prompts of a cell's pair; the same whenever it is asked."""
+
+    def prompts(self, kind: str, law: str, concurrency: int, number: int) -> Sequence[Prompt]: ...
+
+
+class Shelf:
+    """Every pair has prompts of its own, at least as many as run at a time."""
+
+    def __init__(self, settings: Mapping[str, Any], tokenizer: Any) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self._made: dict[str, list[Prompt]] = {}
+
+    def prompts(self, kind: str, law: str, concurrency: int, number: int) -> Sequence[Prompt]:
+        levels, laws = self._settings["concurrency"], self._settings["laws"]
+        sizes = [max(self._settings["prompts"], level) for level in levels]
+        place = levels.index(concurrency)
+        start = sum(sizes) * (number * len(laws) + laws.index(law)) + sum(sizes[:place])
+        chosen = range(start, start + sizes[place])
+        if kind == "random":
+            return [self._random(index) for index in chosen]
+        made = self._made.get(kind, [])
+        if len(made) < chosen.stop:
+            made = self._made[kind] = prompts(chosen.stop, self._tokenizer, [kind])
+        return made[chosen.start : chosen.stop]
+
+    def _random(self, index: int) -> Prompt:
+        ids = np.random.default_rng(index).integers(0, self._settings["vocab_size"], _RANDOM_LEN)
+        return Prompt("random", "default", tuple(ids.tolist()))
+
+
+class Twins:
+    """Plain decoding and its rival; at most one of the two is not stopped."""
+
+    def __init__(self, plain: System, ours: System) -> None:
+        self._systems = {"plain": plain, "ours": ours}
+
+    def start(self) -> None:
+        for system in self._systems.values():
+            system.start()
+            for process in system.processes.values():
+                process.pause()
+
+    @contextmanager
+    def awake(self, name: str) -> Iterator[System]:
+        system = self._systems[name]
+        processes = list(system.processes.values())
+        for process in processes:
+            process.resume()
+        time.sleep(_SETTLE_S if processes else 0.0)
+        try:
+            yield system
+        finally:
+            for process in processes:
+                process.pause()
+
+    def stop(self) -> None:
+        for system in self._systems.values():
+            for process in system.processes.values():
+                process.resume()  # a stopped process does not hear that it is to end
+            system.stop()
+
+
+def measure(
+    ledger: Ledger,
+    cells: Sequence[Cell],
+    laws: Mapping[str, Law],
+    library: Library,
+    twins_of: Callable[[str], Twins],
+) -> None:
+    """Fill in the pairs that are missing.  twins_of: those of a stack, not yet started.
+
+    A stack that fails is noted and left out.
+    """
+    num_pairs, turn = ledger.settings["pairs"], ledger.settings["turn"]
+    for first in range(0, num_pairs, turn):
+        numbers = range(first, min(first + turn, num_pairs))
+        for stack in dict.fromkeys(cell.stack for cell in cells):
+            missing = [
+                (cell, number)
+                for number in numbers
+                for cell in cells
+                if cell.stack == stack and not ledger.has(cell.key, number)
+            ]
+            if not missing or stack in ledger.failures:
+                continue
+            twins = twins_of(stack)
+            try:
+                twins.start()
+                _try_out(twins, [cell for cell, _ in missing], laws, library)
+                for cell, number in missing:
+                    asked = library.prompts(cell.kind, cell.law, cell.concurrency, number)
+                    pair = _pair(twins, asked, laws[cell.law], cell, number, ledger.settings)
+                    ledger.add(cell.key, pair)
+                    _progress(cell, ledger)
+            except (RuntimeError, OSError) as error:
+                ledger.failures[stack] = str(error)
+                print(f"{stack} failed and is left out: {error}", file=sys.stderr, flush=True)
+            finally:
+                twins.stop()
+
+
+def _try_out(
+    twins: Twins, cells: Sequence[Cell], laws: Mapping[str, Law], library: Library
+) -> None:
+    """Every batch size once, uncounted: the first step of a shape may compile or load something."""
+    seen: set[tuple[str, int]] = set()
+    for cell in cells:
+        if (cell.law, cell.concurrency) in seen:
+            continue
+        seen.add((cell.law, cell.concurrency))
+        # Prompts that are not measured with: random ones, shifted by a token.
+        asked = [
+            Prompt(each.kind, each.task, each.token_ids[1:])
+            for each in library.prompts("random", cell.law, cell.concurrency, 0)
+        ]
+        for name in ("plain", "ours"):
+            with twins.awake(name) as system:
+                system.run(asked, _TRIAL_TOKENS, laws[cell.law], cell.concurrency, 0)
+
+
+def _pair(
+    twins: Twins,
+    asked: Sequence[Prompt],
+    law: Law,
+    cell: Cell,
+    number: int,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """One run of each, prompts in the prefix caches beforehand."""
+    names = ("plain", "ours") if number % 2 == 0 else ("ours", "plain")
+    results: dict[str, Result] = {}
+    pair: dict[str, Any] = {"first": names[0], "at": time.strftime("%Y-%m-%dT%H:%M:%S")}
+    for name in names:
+        with twins.awake(name) as system:
+            system.run(asked, _WARM_TOKENS, law, cell.concurrency, number)
+            drafters = [
+                process
+                for role, process in system.processes.items()
+                if role not in ("target", "lead")
+            ]
+            before_s = _cpu_s(drafters)
+            result = system.run(asked, settings["max_tokens"], law, cell.concurrency, number)
+            results[name] = result
+            pair[f"{name}_s"] = elapsed_s(result)
+            if name == "ours":
+                pair["drafters_cpu_s"] = _cpu_s(drafters) - before_s
+    both = zip(results["plain"].answers, results["ours"].answers, strict=True)
+    pair["tokens"] = sum(len(answer.token_ids) for answer in results["plain"].answers)
+    pair["differing_answers"] = sum(one.token_ids != other.token_ids for one, other in both)
+    acceptance = results["ours"].acceptance
+    pair["mean_acceptance_length"] = acceptance.mean_length if acceptance else None
+    return pair
+
+
+def _cpu_s(processes: Sequence[PinnedProcess]) -> float:
+    return sum(process.cpu_s() for process in processes)
+
+
+def elapsed_s(result: Result) -> float:
+    """From the first question to the last token."""
+    asked_s = min(answer.submitted_s for answer in result.answers)
+    return max(answer.events[-1][0] for answer in result.answers) - asked_s
+
+
+def _progress(cell: Cell, ledger: Ledger) -> None:
+    pairs = ledger.cells[cell.key]
+    found = Interval.of(ratios(pairs))
+    last = ratios(pairs[-1:])[0]
+    print(
+        f"{cell.key:28} pair {len(pairs)}  {last:6.3f}  mean {found.mean:6.3f}",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip

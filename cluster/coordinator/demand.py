@@ -1,0 +1,101 @@
+"""What each drafter is asked for with each commit, by what the targets took of it lately."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from cluster import metrics
+from cluster.config import CoordinatorConfig
+from cluster.coordinator.replica import DrafterReplica
+from cluster.coordinator.session import InFlight, Session
+from cluster.core import TokenArray
+from cluster.metrics import Recorder
+from cluster.spec.demand import Demand, DemandBook, Place, Used
+from cluster.spec.patience import Mode
+
+# Trees that are already known when a verdict comes in are what the next batch is made of, so a
+# drafter may be asked for more nodes than one step verifies: the rest survives the re-rooting.
+SHADOW_FACTOR = 3
+# A drafter whose drafting for a commit takes less than this share of a sequence's share of a step
+# is cheap: asking it in vain is hardly noticed.
+_CHEAP_SHARE = 0.1
+_NOTHING = Used()
+
+
+class DraftDemand:
+    """Applies the policy of `spec/demand.py` to sessions; a fixed budget asks for all, always."""
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        self._book = DemandBook() if config.budget == "adaptive" else None
+        self._num_commits: Counter[tuple[str, str, Mode]] = Counter()
+        self._num_nodes: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def learns(self) -> bool:
+        """Whether it matters what became of the drafts."""
+        return self._book is not None
+
+    def of(
+        self, session: Session, replica: DrafterReplica, used: Mapping[str, Used] | None
+    ) -> Demand:
+        """What to ask of `replica` with the next commit of `session`.
+
+        used: by drafter, in the step that led to it; None = there was none.
+        """
+        task, limit = session.request.task, session.max_draft_tokens * SHADOW_FACTOR
+        demand = Demand(Mode.GROWING, limit)
+        if self._book is not None and session.target is not None:
+            seat = session.target
+            num_sequences = max(len(seat.sessions), 1)
+            share_s = seat.step_time_s / num_sequences
+            cost_s = replica.draft_cost_s
+            demand = self._book.decide(
+                session.id,
+                replica.name,
+                Place(seat.id, task, num_sequences),
+                None if used is None else used.get(replica.name, _NOTHING),
+                limit,
+                is_cheap=cost_s is not None and cost_s <= _CHEAP_SHARE * share_s,
+            )
+        self._num_commits[replica.name, task, demand.mode] += 1
+        self._num_nodes[replica.name, task] += demand.max_nodes
+        return demand
+
+    def offered(self, session: Session, drafter: str) -> None:
+        """A tree for `session` has come."""
+        if self._book is not None:
+            self._book.offered(session.id, drafter)
+
+    def release(self, session: Session) -> None:
+        if self._book is not None:
+            self._book.release(session.id)
+
+    def forget(self, drafter: str) -> None:
+        """A replica of `drafter` has joined, and may draft better than those before."""
+        if self._book is not None:
+            self._book.forget(drafter)
+
+    def record(self, recorder: Recorder) -> None:
+        """Export what was counted since the last call; not on the way of a round."""
+        for (drafter, task, mode), count in self._num_commits.items():
+            recorder.add(
+                metrics.DRAFTER_COMMITS, count, drafter=drafter, task=task, demand=mode.value
+            )
+        for (drafter, task), num_nodes in self._num_nodes.items():
+            recorder.add(metrics.DRAFT_DEMAND, num_nodes, drafter=drafter, task=task)
+        self._num_commits.clear()
+        self._num_nodes.clear()
+
+
+def used_by_drafter(in_flight: InFlight, path: TokenArray) -> dict[str, Used]:
+    """What each drafter had proposed of the nodes in flight, and of the accepted ones in `path`.
+
+    Those that had proposed none are left out.
+    """
+    if not in_flight.drafters:
+        return {}
+    counts = zip(
+        in_flight.drafters, in_flight.num_proposed, in_flight.num_accepted(path), strict=True
+    )
+    return {name: Used(taken, accepted) for name, taken, accepted in counts if taken}
