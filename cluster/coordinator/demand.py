@@ -28,7 +28,7 @@ class DraftDemand:
 
     def __init__(self, config: CoordinatorConfig) -> None:
         self._book = DemandBook() if config.budget == "adaptive" else None
-        self._num_commits: Counter[tuple[str, str, Mode]] = Counter()
+        self._num_commits: Counter[tuple[str, str, str]] = Counter()
         self._num_nodes: Counter[tuple[str, str]] = Counter()
 
     @property
@@ -58,7 +58,8 @@ class DraftDemand:
                 limit,
                 is_cheap=cost_s is not None and cost_s <= _CHEAP_SHARE * share_s,
             )
-        self._num_commits[replica.name, task, demand.mode] += 1
+        # By the mode's plain string: an enumeration's own hash is slow.
+        self._num_commits[replica.name, task, demand.mode._value_] += 1
         self._num_nodes[replica.name, task] += demand.max_nodes
         return demand
 
@@ -79,9 +80,7 @@ class DraftDemand:
     def record(self, recorder: Recorder) -> None:
         """Export what was counted since the last call; not on the way of a round."""
         for (drafter, task, mode), count in self._num_commits.items():
-            recorder.add(
-                metrics.DRAFTER_COMMITS, count, drafter=drafter, task=task, demand=mode.value
-            )
+            recorder.add(metrics.DRAFTER_COMMITS, count, drafter=drafter, task=task, demand=mode)
         for (drafter, task), num_nodes in self._num_nodes.items():
             recorder.add(metrics.DRAFT_DEMAND, num_nodes, drafter=drafter, task=task)
         self._num_commits.clear()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from cluster.records import record
 from cluster.spec.patience import (
     DOUBTFUL,
     REFUSED,
@@ -38,7 +39,7 @@ _GROUP_MEMORY = 63 / 64
 _MAX_GROUPS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Place:
     """Where a session is decoded: among num_sequences of target_id, itself included."""
 
@@ -52,7 +53,7 @@ class Place:
         return max(self.num_sequences - 1, 0).bit_length()
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True, slots=True)
 class Used:
     """How many nodes of a drafter were in a step, and how many of them were accepted."""
 
@@ -94,8 +95,9 @@ class DemandBook:
         limit: most nodes that may be asked for, above 0.  is_cheap: its drafts cost next to nothing
         beside a step.
         """
-        num_drops = self._num_drops(place)
-        group = self._group(drafter, place, num_drops)
+        level = place.level
+        num_drops = self._num_drops(place, level)
+        group = self._group(drafter, place, level, num_drops)
         asked = self._of(session_id, drafter, group, num_drops)
         if used is not None:
             self._note(asked, group, used, place.num_sequences, is_cheap=is_cheap)
@@ -123,23 +125,24 @@ class DemandBook:
         for asked in self._asked.values():
             asked.pop(drafter, None)
 
-    def _num_drops(self, place: Place) -> int:
+    def _num_drops(self, place: Place, level: int) -> int:
         load = self._loads.get(place.target_id)
         if load is None:
-            load = self._loads[place.target_id] = Load(place.level)
-        load.num_drops += place.level < load.level
-        load.level = place.level
+            load = self._loads[place.target_id] = Load(level)
+        if level != load.level:
+            load.num_drops += level < load.level
+            load.level = level
         return load.num_drops
 
-    def _group(self, drafter: str, place: Place, num_drops: int) -> Group:
-        key = (place.target_id, drafter, place.task, place.level)
+    def _group(self, drafter: str, place: Place, level: int, num_drops: int) -> Group:
+        key = (place.target_id, drafter, place.task, level)
         group = self._groups.get(key)
         if group is None:
             if len(self._groups) >= _MAX_GROUPS:
                 # Tasks are named by clients; the oldest one makes room.
                 del self._groups[next(iter(self._groups))]
             # What does not pay for few sequences will hardly pay for more; a few find that out.
-            lower = (self._groups.get((*key[:3], level)) for level in range(place.level))
+            lower = (self._groups.get((*key[:3], below)) for below in range(level))
             is_parked = any(other.is_parked for other in lower if other is not None)
             group = self._groups[key] = Group(is_parked, num_drops, Backoff())
         elif group.num_drops != num_drops:
