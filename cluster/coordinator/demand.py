@@ -45,8 +45,10 @@ class DraftDemand:
         """
         task, limit = session.request.task, session.max_draft_tokens * SHADOW_FACTOR
         demand = Demand(Mode.GROWING, limit)
-        if self._book is not None and session.target is not None:
-            seat = session.target
+        seat = session.target
+        if self._book is not None and seat is not None and seat.is_silent:
+            demand = Demand(Mode.PARKED, 0)
+        elif self._book is not None and seat is not None:
             num_sequences = max(len(seat.sessions), 1)
             share_s = seat.step_time_s / num_sequences
             cost_s = replica.draft_cost_s
@@ -61,6 +63,8 @@ class DraftDemand:
         # By the mode's plain string: an enumeration's own hash is slow.
         self._num_commits[replica.name, task, demand.mode._value_] += 1
         self._num_nodes[replica.name, task] += demand.max_nodes
+        if seat is not None and demand.max_nodes:
+            seat.asked_in_round = seat.num_rounds
         return demand
 
     def offered(self, session: Session, drafter: str) -> None:

@@ -24,6 +24,7 @@ from cluster.spec.drafts import (
 from cluster.spec.forest import Indices, depths, join, ranked
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.promises import NUM_RANKS, WAITS_S
+from cluster.spec.quiet import Silences
 from cluster.spec.survival import Calibrator, claimed_conditionals, revealed
 
 _MAX_CALIBRATORS = 1024
@@ -66,6 +67,7 @@ class DraftPlanner:
         self._config = config
         self._promises = promises
         self._budgets: dict[str, BudgetController] = {}  # by target: each has its own step times
+        self._silent: dict[str, Silences] = {}  # by target
         self._calibrators: dict[tuple[str, str], Calibrator] = {}  # by drafter and task
 
     def plan(
@@ -77,6 +79,8 @@ class DraftPlanner:
         moment: Moment,
     ) -> Plan:
         """One item's worth of drafts per session; max_nodes: over the whole batch."""
+        if self._silences(target_id).is_silent:
+            return Plan([InFlight(len(session.tokens)) for session in batch])
         offers = gather(batch, self._calibrator)
         if offers is not None:
             offers = _within_reach(batch, offers, limits)
@@ -92,10 +96,31 @@ class DraftPlanner:
         return Plan(_in_flight(batch, offers, choice.nodes))
 
     def record_step(
-        self, target_id: str, num_sequences: int, num_nodes: int, round_time_s: float
-    ) -> None:
-        """A step of decoding alone took so long, the way there and back included."""
-        self._budget(target_id).record(num_sequences, num_nodes, round_time_s)
+        self,
+        target_id: str,
+        num_sequences: int,
+        num_nodes: int,
+        round_time_s: float | None,
+        *,
+        is_quiet: bool,
+    ) -> bool:
+        """A step of decoding alone took so long, the way there and back included; None = it was
+        not measured.  is_quiet: without drafters at work.
+
+        Returns whether the target's drafters are to be silent now.
+        """
+        budget = self._budget(target_id)
+        if round_time_s is not None:
+            budget.record(num_sequences, num_nodes, round_time_s, is_quiet=is_quiet)
+        if self._config.budget == "fixed":
+            return False
+        silences = self._silences(target_id)
+        silences.round_ended(
+            num_sequences,
+            is_sample=is_quiet and num_nodes == 0 and round_time_s is not None,
+            factor=budget.quiet_factor(num_sequences),
+        )
+        return silences.is_silent
 
     def settle_round(
         self, target_id: str, shares: Sequence[Share], round_time_s: float | None, waited_s: float
@@ -115,6 +140,7 @@ class DraftPlanner:
     def forget(self, target_id: str) -> None:
         """The target has left; its step times are of no more use."""
         self._budgets.pop(target_id, None)
+        self._silent.pop(target_id, None)
 
     def learn(self, lessons: Sequence[Lesson]) -> None:
         """Calibrate the drafters' claims by what the target accepted of their own nodes."""
@@ -171,6 +197,12 @@ class DraftPlanner:
             budget = BudgetController(rules, WAITS_S)
             self._budgets[target_id] = budget
         return budget
+
+    def _silences(self, target_id: str) -> Silences:
+        silences = self._silent.get(target_id)
+        if silences is None:
+            silences = self._silent[target_id] = Silences()
+        return silences
 
     def _calibrator(self, drafter: str, task: str) -> Calibrator:
         key = (drafter, task)

@@ -11,6 +11,7 @@ from cluster.coordinator.session import Session
 from cluster.core import StepReport, VerdictFrame, VerifyFrame, VerifyItem, WorkerDescription
 from cluster.rpc.link import Link
 from cluster.spec.drafts import Share
+from cluster.spec.quiet import SETTLE_ROUNDS
 
 # Weight of the newest decode step in the running estimate of how long one takes.
 _STEP_TIME_WEIGHT = 0.2
@@ -68,10 +69,18 @@ class TargetSeat:
         self.step_time_s = 0.0  # running mean of decode steps, with the way there and back
         self.wire_time_s = 0.0  # running mean of the rounds' times outside their steps
         self.has_reported = False  # it has gauges of its own
+        self.num_rounds = 0
+        self.is_silent = False  # its sessions' drafters are to be asked for nothing
+        self.asked_in_round = 0  # the last one in which a drafter was asked for nodes
         self._max_frame_tokens = max_frame_tokens
         self._outbox: deque[VerifyFrame] = deque()
         self._wake = asyncio.Event()
         self._is_sending = False
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether its sessions' drafters have had nothing to do for some rounds."""
+        return self.num_rounds - self.asked_in_round > SETTLE_ROUNDS
 
     @property
     def is_owed(self) -> bool:

@@ -73,10 +73,23 @@ class BudgetController:
         num_refusals, self._num_refusals = self._num_refusals, 0
         return num_refusals
 
-    def record(self, num_sequences: int, num_nodes: int, step_time_s: float) -> None:
-        """What a step took, in seconds; leave out steps that held prefill rows."""
+    def record(
+        self, num_sequences: int, num_nodes: int, step_time_s: float, *, is_quiet: bool = False
+    ) -> None:
+        """What a step took, in seconds; leave out steps that held prefill rows.
+
+        is_quiet: no drafter was at work.
+        """
         if num_sequences > 0 and step_time_s > 0.0:
-            self._times.record(num_sequences, num_nodes, step_time_s)
+            if is_quiet and num_nodes == 0:
+                self._model.quiet.record(num_sequences, step_time_s)
+            else:
+                self._times.record(num_sequences, num_nodes, step_time_s)
+
+    def quiet_factor(self, num_sequences: int) -> float:
+        """Plain steps without drafters over those beside them; 1 while that is not known."""
+        usual_s = self._times.estimate(num_sequences, 0)
+        return 1.0 if usual_s is None else self._model.quiet.factor(num_sequences, usual_s)
 
     def settle(
         self, shares: Sequence[Share], round_time_s: float | None, waited_s: float = 0.0

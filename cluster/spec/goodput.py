@@ -11,6 +11,7 @@ import numpy as np
 from cluster.spec.drafts import BatchDrafts, BudgetRules, Gains, Share
 from cluster.spec.forest import Indices
 from cluster.spec.guard import DeficitGuard
+from cluster.spec.quiet import QuietTimes
 from cluster.spec.step_times import EDGES, StepTimes, bucket
 
 # Weight of the newest round in the running rate.
@@ -32,6 +33,7 @@ class GoodputModel:
 
     rules: BudgetRules
     times: StepTimes = field(init=False)
+    quiet: QuietTimes = field(init=False, default_factory=QuietTimes)
     # By bucket of sequences, as everything that is learned: what a crowd has lost, in steps of a
     # crowd, would keep a lone request from speculating for a long time.
     _guards: dict[int, DeficitGuard] = field(init=False, default_factory=dict)
@@ -59,11 +61,18 @@ class GoodputModel:
         rate = self._rates.get(bucket(num_sequences))
         return rate.tokens / rate.time_s if rate else None
 
+    def plain_s(self, num_sequences: int) -> float | None:
+        """What a plain step takes without drafters, in seconds; None while unmeasured."""
+        usual_s = self.times.estimate(num_sequences, 0)
+        if usual_s is None or not self.times.is_measured(num_sequences, 0):
+            return usual_s
+        return usual_s * self.quiet.factor(num_sequences, usual_s)
+
     def settle(self, shares: Sequence[Share], round_time_s: float | None, waited_s: float) -> None:
         """See `BudgetController.settle`."""
         num_sequences = len(shares)
         num_nodes = sum(share.num_nodes for share in shares)
-        plain_s = self.times.estimate(num_sequences, 0) if shares else None
+        plain_s = self.plain_s(num_sequences) if shares else None
         time_s = round_time_s or self.times.estimate(num_sequences, num_nodes)
         if plain_s is None or time_s is None:
             return
@@ -88,7 +97,7 @@ class GoodputModel:
 
     def allows(self, num_sequences: int, num_nodes: int, wait_s: float = 0.0) -> bool:
         """Whether the target's account could lose such a round, the wait before it included."""
-        step_s = self.times.estimate(num_sequences, 0)
+        step_s = self.plain_s(num_sequences)
         high_s = self.times.high(num_sequences, num_nodes)
         assert step_s is not None  # plain steps are measured by now
         assert high_s is not None
@@ -104,7 +113,7 @@ class GoodputModel:
         """
         num_sequences = len(batch)
         caps = np.clip(batch.caps, 0, self.rules.max_draft_tokens)
-        step_s = self.times.estimate(num_sequences, 0)
+        step_s = self.plain_s(num_sequences)
         if step_s is None:
             return caps
         offered = np.minimum(np.bincount(batch.owners, minlength=num_sequences), caps)
@@ -142,6 +151,8 @@ class GoodputModel:
         goodputs: dict[int, float] = {}
         for count, total in zip(counts, totals, strict=True):
             time_s = self.times.estimate(num_sequences, count)
+            if count == 0:
+                time_s = self.plain_s(num_sequences)
             assert time_s is not None  # plain steps are measured, if of other batches
             goodputs[count] = (weight + total) / (time_s + wait_s)
         return goodputs

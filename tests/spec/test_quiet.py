@@ -1,0 +1,99 @@
+"""What plain decoding takes without drafters: when it is measured, and what it changes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cluster.spec.budget import BudgetController
+from cluster.spec.drafts import BudgetRules, SequenceDraft
+from cluster.spec.quiet import QuietTimes, Silences
+
+
+def test_the_factor_waits_for_samples_and_follows_the_load() -> None:
+    times = QuietTimes()
+    times.record(4, 0.010)
+    times.record(4, 0.012)
+    assert times.factor(4, 0.020) == 1.0
+    times.record(4, 0.010)
+    assert times.factor(4, 0.020) == 0.5
+    # The machine has become slower for everybody: the factor is what was learned.
+    assert times.factor(4, 0.080) == 0.5
+    assert times.factor(16, 0.020) == 1.0
+
+
+def test_drafters_never_make_plain_steps_look_slower_than_they_are() -> None:
+    times = QuietTimes()
+    for _ in range(3):
+        times.record(1, 0.030)
+    assert times.factor(1, 0.020) == 1.0
+
+
+def silence(silences: Silences, sequences: int, factor: float, *, samples: bool = True) -> int:
+    """Rounds until the silence is over; silences: a silence has just begun."""
+    for count in range(1, 100):
+        silences.round_ended(sequences, is_sample=samples and count > 1, factor=factor)
+        if not silences.is_silent:
+            return count
+    raise AssertionError("it never ended")
+
+
+def rounds_until_silence(silences: Silences, sequences: int) -> int:
+    for count in range(1, 100_000):
+        silences.round_ended(sequences, is_sample=False, factor=1.0)
+        if silences.is_silent:
+            return count
+    raise AssertionError("it never came")
+
+
+def test_a_load_begins_with_a_short_silence_and_has_another_now_and_then() -> None:
+    silences = Silences()
+    assert rounds_until_silence(silences, 4) == 1
+    assert silence(silences, 4, 0.7) == 4
+    assert rounds_until_silence(silences, 4) == 512
+    assert silence(silences, 4, 0.7) == 4
+    assert rounds_until_silence(silences, 4) == 512
+
+
+def test_where_it_makes_no_difference_silences_get_rare() -> None:
+    silences = Silences()
+    rounds_until_silence(silences, 1)
+    pauses = []
+    for _ in range(8):
+        silence(silences, 1, 1.0)
+        pauses.append(rounds_until_silence(silences, 1))
+    assert pauses == [1024, 2048, 4096, 8192, 16384, 16384, 16384, 16384]
+
+
+def test_a_silence_without_samples_is_given_up() -> None:
+    silences = Silences()
+    rounds_until_silence(silences, 2)
+    assert silence(silences, 2, 1.0, samples=False) == 16
+    assert rounds_until_silence(silences, 2) == 64
+
+
+def test_another_load_ends_a_silence_and_begins_its_own() -> None:
+    silences = Silences()
+    rounds_until_silence(silences, 2)
+    silences.round_ended(16, is_sample=False, factor=1.0)
+    assert not silences.is_silent
+    assert rounds_until_silence(silences, 16) == 1
+
+
+def test_what_pays_only_beside_idle_drafters_is_not_bought() -> None:
+    """A plain step takes 20 ms beside drafters and 10 ms without; eight nodes for a gain of 0.6
+    tokens look well at first and are a loss."""
+    rules = BudgetRules(max_draft_tokens=8, max_slowdown=0.02, slack_steps=1e6)
+    draft = SequenceDraft(np.array([0.3, 0.2, 0.1], dtype=np.float32), max_nodes=8)
+
+    def chosen(*, knows: bool) -> list[int]:
+        controller = BudgetController(rules)
+        for _ in range(8):
+            controller.record(1, 0, 0.020)
+            for nodes in (1, 2, 3):
+                controller.record(1, nodes, 0.021)
+            if knows:
+                controller.record(1, 0, 0.010, is_quiet=True)
+        return [len(controller.choose([draft]).nodes[0]) for _ in range(20)]
+
+    assert max(chosen(knows=True)) == 0
+    assert sorted(chosen(knows=False))[10] == 3
