@@ -28,6 +28,8 @@ from cluster.spec.quiet import Silences
 from cluster.spec.survival import Calibrator, claimed_conditionals, revealed
 
 _MAX_CALIBRATORS = 1024
+# After so many rounds in a row in which no draft was worth verifying, drafters are given a pause.
+_MAX_DECLINED = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,6 +93,9 @@ class DraftPlanner:
             return Plan(_in_flight(batch, offers, _best(offers, caps)))
         drafts = self._drafts(batch, offers, caps, moment)
         choice = self._budget(target_id).decide(drafts, moment.max_wait_s, moment.waited_s)
+        if self._budget(target_id).num_declined(len(batch)) >= _MAX_DECLINED:
+            self._silences(target_id).pause(len(batch))
+            self._budget(target_id).forget_declined()
         if choice.wait_s > 0.0:
             return Plan([], choice.wait_s, tuple(batch[index] for index in choice.awaited))
         return Plan(_in_flight(batch, offers, choice.nodes))
@@ -102,10 +107,11 @@ class DraftPlanner:
         num_nodes: int,
         round_time_s: float | None,
         *,
-        is_quiet: bool,
+        is_quiet: bool | None,
     ) -> bool:
         """A step of decoding alone took so long, the way there and back included; None = it was
-        not measured.  is_quiet: without drafters at work.
+        not measured.  is_quiet: without drafters at work;
+        None = perhaps.
 
         Returns whether the target's drafters are to be silent now.
         """
@@ -117,16 +123,22 @@ class DraftPlanner:
         silences = self._silences(target_id)
         silences.round_ended(
             num_sequences,
-            is_sample=is_quiet and num_nodes == 0 and round_time_s is not None,
+            is_sample=bool(is_quiet) and num_nodes == 0 and round_time_s is not None,
             factor=budget.quiet_factor(num_sequences),
         )
         return silences.is_silent
 
     def settle_round(
-        self, target_id: str, shares: Sequence[Share], round_time_s: float | None, waited_s: float
+        self,
+        target_id: str,
+        shares: Sequence[Share],
+        round_time_s: float | None,
+        waited_s: float,
+        *,
+        is_quiet: bool | None,
     ) -> None:
         """Enter a finished round into the accounts; see `BudgetController.settle`."""
-        self._budget(target_id).settle(shares, round_time_s, waited_s)
+        self._budget(target_id).settle(shares, round_time_s, waited_s, is_quiet=is_quiet)
 
     def settle_promises(self) -> None:
         """Learn what drafters have sent so long after the last commits."""

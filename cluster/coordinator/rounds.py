@@ -280,8 +280,10 @@ class RoundLoop:
         opened.received_at = now
         opened.report = report
         round_time_s = self._measured(seat, opened, report, now)
-        self._planner.settle_round(seat.id, opened.shares, round_time_s, opened.waited_s)
-        seat.num_rounds += 1
+        seat.end_round()
+        self._planner.settle_round(
+            seat.id, opened.shares, round_time_s, opened.waited_s, is_quiet=seat.is_quiet
+        )
         seat.is_silent = self._planner.record_step(
             seat.id, opened.num_sequences, opened.num_nodes, round_time_s, is_quiet=seat.is_quiet
         )

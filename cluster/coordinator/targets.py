@@ -11,7 +11,7 @@ from cluster.coordinator.session import Session
 from cluster.core import StepReport, VerdictFrame, VerifyFrame, VerifyItem, WorkerDescription
 from cluster.rpc.link import Link
 from cluster.spec.drafts import Share
-from cluster.spec.quiet import SETTLE_ROUNDS
+from cluster.spec.quiet import BUSY_ROUNDS, SETTLE_ROUNDS
 
 # Weight of the newest decode step in the running estimate of how long one takes.
 _STEP_TIME_WEIGHT = 0.2
@@ -72,15 +72,24 @@ class TargetSeat:
         self.num_rounds = 0
         self.is_silent = False  # its sessions' drafters are to be asked for nothing
         self.asked_in_round = 0  # the last one in which a drafter was asked for nodes
+        self._num_busy = 0  # rounds in a row in which drafters were asked for nodes
         self._max_frame_tokens = max_frame_tokens
         self._outbox: deque[VerifyFrame] = deque()
         self._wake = asyncio.Event()
         self._is_sending = False
 
+    def end_round(self) -> None:
+        """Count a round, after its commits have gone out to the drafters."""
+        self._num_busy = self._num_busy + 1 if self.asked_in_round == self.num_rounds else 0
+        self.num_rounds += 1
+
     @property
-    def is_quiet(self) -> bool:
-        """Whether its sessions' drafters have had nothing to do for some rounds."""
-        return self.num_rounds - self.asked_in_round > SETTLE_ROUNDS
+    def is_quiet(self) -> bool | None:
+        """Whether its sessions' drafters have had nothing to do for some rounds; None = they have
+        just begun, or perhaps not ended yet."""
+        if self.num_rounds - self.asked_in_round > SETTLE_ROUNDS:
+            return True
+        return False if self._num_busy >= BUSY_ROUNDS else None
 
     @property
     def is_owed(self) -> bool:

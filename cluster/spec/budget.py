@@ -41,11 +41,13 @@ class _Mode:
     """What the controller remembers per bucket of sequences.
 
     num_unmeasured: choices made while plain steps of so many sequences were not measured.
+    num_declined: choices in a row that left all drafts aside because none was worth it.
     """
 
     speculating: bool = False
     num_chosen: int = 0
     num_unmeasured: int = 0
+    num_declined: int = 0
 
 
 class BudgetController:
@@ -74,34 +76,54 @@ class BudgetController:
         return num_refusals
 
     def record(
-        self, num_sequences: int, num_nodes: int, step_time_s: float, *, is_quiet: bool = False
+        self,
+        num_sequences: int,
+        num_nodes: int,
+        step_time_s: float,
+        *,
+        is_quiet: bool | None = False,
     ) -> None:
         """What a step took, in seconds; leave out steps that held prefill rows.
 
-        is_quiet: no drafter was at work.
+        is_quiet: no drafter was at work; None = perhaps, which says nothing of plain steps.
         """
         if num_sequences > 0 and step_time_s > 0.0:
-            if is_quiet and num_nodes == 0:
+            if num_nodes == 0 and is_quiet:
                 self._model.quiet.record(num_sequences, step_time_s)
-            else:
+            elif num_nodes or is_quiet is not None:
                 self._times.record(num_sequences, num_nodes, step_time_s)
 
     def quiet_factor(self, num_sequences: int) -> float:
         """Plain steps without drafters over those beside them; 1 while that is not known."""
-        usual_s = self._times.estimate(num_sequences, 0)
-        return 1.0 if usual_s is None else self._model.quiet.factor(num_sequences, usual_s)
+        return self._model.quiet_factor(num_sequences)
+
+    def num_declined(self, num_sequences: int) -> int:
+        """Choices in a row, at this load, in which there were drafts and none was worth it."""
+        mode = self._modes.get(bucket(num_sequences))
+        return 0 if mode is None else mode.num_declined
+
+    def forget_declined(self) -> None:
+        """Count anew."""
+        for mode in self._modes.values():
+            mode.num_declined = 0
 
     def settle(
-        self, shares: Sequence[Share], round_time_s: float | None, waited_s: float = 0.0
+        self,
+        shares: Sequence[Share],
+        round_time_s: float | None,
+        waited_s: float = 0.0,
+        *,
+        is_quiet: bool | None = False,
     ) -> None:
         """Enter a finished round into the accounts, before its step is recorded.
 
         For it was chosen by what was known then, and a plain step is credited as it was believed.
 
         round_time_s: without waited_s; None = not measured, its estimate must do.
+        is_quiet: no drafter was at work.
         The round's extra time is charged to requests by their nodes, a wait to whom it was for.
         """
-        self._model.settle(shares, round_time_s, waited_s)
+        self._model.settle(shares, round_time_s, waited_s, is_quiet=is_quiet)
 
     def estimate(self, num_sequences: int, num_nodes: int) -> float | None:
         """T_v(B, N) in seconds as it is believed at present; None while unmeasured."""
@@ -177,6 +199,7 @@ class BudgetController:
         probe = self._probe(num_sequences, mode.num_chosen, goodputs, waited_s)
         if probe is not None:
             return probe, None
+        mode.num_declined = 0 if wanted else mode.num_declined + 1
         return wanted, goodputs[wanted]
 
     def _best_allowed(self, num_sequences: int, goodputs: dict[int, float], waited_s: float) -> int:

@@ -64,11 +64,23 @@ class GoodputModel:
     def plain_s(self, num_sequences: int) -> float | None:
         """What a plain step takes without drafters, in seconds; None while unmeasured."""
         usual_s = self.times.estimate(num_sequences, 0)
-        if usual_s is None or not self.times.is_measured(num_sequences, 0):
-            return usual_s
-        return usual_s * self.quiet.factor(num_sequences, usual_s)
+        return None if usual_s is None else usual_s * self.quiet_factor(num_sequences)
 
-    def settle(self, shares: Sequence[Share], round_time_s: float | None, waited_s: float) -> None:
+    def quiet_factor(self, num_sequences: int) -> float:
+        """Plain steps without drafters over those beside them; 1 while that is not known."""
+        usual_s = self.times.estimate(num_sequences, 0)
+        if usual_s is None or not self.times.is_measured(num_sequences, 0):
+            return 1.0  # at most a neighbour's time is known, which says nothing about these
+        return self.quiet.factor(num_sequences, usual_s)
+
+    def settle(
+        self,
+        shares: Sequence[Share],
+        round_time_s: float | None,
+        waited_s: float,
+        *,
+        is_quiet: bool | None = False,
+    ) -> None:
         """See `BudgetController.settle`."""
         num_sequences = len(shares)
         num_nodes = sum(share.num_nodes for share in shares)
@@ -77,7 +89,8 @@ class GoodputModel:
         if plain_s is None or time_s is None:
             return
         if num_nodes == 0:
-            plain_s = time_s  # a plain round is its own plain equivalent, slow or not
+            # A plain round is its own plain equivalent, slow or not, but for what drafters cost it.
+            plain_s = time_s if is_quiet else time_s * self.quiet_factor(num_sequences)
         num_tokens = sum(share.num_tokens for share in shares)
         step_s = plain_s / num_sequences
         self.guard(num_sequences).settle(time_s + waited_s, step_s * num_tokens, plain_s)

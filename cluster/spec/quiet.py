@@ -3,8 +3,10 @@
 Where drafters share a device with the target, a plain step beside them is slower than one without
 them.  Measured beside them it flatters speculation, for plain decoding would not have drafters at
 all.  So now and then the drafters of a target are asked for nothing, and a few plain steps are
-timed.  Kept is by which factor those are faster: the table of step times goes on following the
-machine's load, and the factor corrects it.
+timed.  By which factor those are faster corrects the table of step times.
+
+Drafters are also silenced for a while where the budget has declined everything they offered some
+times in a row: plain decoding is what is wanted then, and at its full speed.
 
 Everything is counted in rounds: there is no clock in it.
 """
@@ -13,13 +15,15 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from cluster.spec.step_times import bucket
 
 # Rounds after the drafters were silenced until they are: they hear of it with a commit, and finish
 # what they have begun.
 SETTLE_ROUNDS = 2
+# Rounds after drafters were set to work until they are at it.
+BUSY_ROUNDS = 2
 _NUM_SAMPLES = 3
 # A silence that brings no samples in so many rounds (prompts come in all the time) is given up.
 _MAX_ROUNDS = 16
@@ -27,47 +31,51 @@ _MAX_ROUNDS = 16
 _FIRST_INTERVAL = 512
 _LAST_INTERVAL = 16384
 _NO_DIFFERENCE = 0.97
+# A pause for drafters that are of no use, and four times as long when they still are of none after
+# it; one that comes so many rounds after the last is a first one again.
+_FIRST_PAUSE = 32
+_LAST_PAUSE = 2048
+_PAUSE_FACTOR = 4
+_FORGOTTEN = 64
 # No sane machine gets slower by more than this through drafters.
 _LEAST_FACTOR = 0.25
 
 
-@dataclass(slots=True)
-class _Times:
-    """Of one bucket of sequences.  factor: quiet over usual plain steps; None = not known yet."""
-
-    times_s: deque[float] = field(default_factory=lambda: deque(maxlen=_NUM_SAMPLES))
-    factor: float | None = None
-
-
 class QuietTimes:
-    """By which factor plain steps are faster without drafters, by number of sequences."""
+    """Plain steps without drafters, by number of sequences."""
 
     def __init__(self) -> None:
-        self._times: dict[int, _Times] = {}
+        self._times: dict[int, deque[float]] = {}
 
     def record(self, num_sequences: int, step_time_s: float) -> None:
         """A plain step without drafters took so long."""
-        times = self._times.setdefault(bucket(num_sequences), _Times())
-        times.times_s.append(step_time_s)
-        times.factor = None
+        key = bucket(num_sequences)
+        self._times.setdefault(key, deque(maxlen=_NUM_SAMPLES)).append(step_time_s)
 
     def factor(self, num_sequences: int, usual_s: float) -> float:
-        """At most 1.  usual_s: what plain steps are believed to take at present."""
-        times = self._times.get(bucket(num_sequences))
-        if times is None or len(times.times_s) < _NUM_SAMPLES:
+        """At most 1.  usual_s: what plain steps beside drafters are believed to take at present.
+
+        Where the machine has become slower for everybody since the last silence this is too low:
+        speculation is declined then, which brings a pause, and with it new samples.
+        """
+        times_s = self._times.get(bucket(num_sequences), ())
+        if len(times_s) < _NUM_SAMPLES:
             return 1.0
-        if times.factor is None:
-            quotient = statistics.median(times.times_s) / usual_s
-            times.factor = min(max(quotient, _LEAST_FACTOR), 1.0)
-        return times.factor
+        return min(max(statistics.median(times_s) / usual_s, _LEAST_FACTOR), 1.0)
 
 
 @dataclass(slots=True)
 class _Schedule:
-    """due_at: the round from which on a silence is due.  interval: until the one after."""
+    """Of one bucket of sequences.
+
+    due_at: the round from which on a silence is due.  interval: until the one after.
+    pause: length of the last pause, in rounds.  paused_until: the round with which it ends.
+    """
 
     due_at: int = 0
     interval: int = _FIRST_INTERVAL
+    pause: int = 0
+    paused_until: int = 0
 
 
 class Silences:
@@ -80,6 +88,16 @@ class Silences:
         self._bucket = 0
         self._num_silent = 0
         self._num_samples = 0
+
+    def pause(self, num_sequences: int) -> None:
+        """What the drafters offer at this load is of no use."""
+        schedule = self._schedules.setdefault(bucket(num_sequences), _Schedule())
+        is_again = self._num_rounds <= schedule.paused_until + _FORGOTTEN and schedule.pause > 0
+        longer = schedule.pause * _PAUSE_FACTOR if is_again else _FIRST_PAUSE
+        schedule.pause = min(longer, _LAST_PAUSE)
+        schedule.paused_until = self._num_rounds + schedule.pause
+        self.is_silent, self._bucket = True, bucket(num_sequences)
+        self._num_silent = self._num_samples = 0
 
     def round_ended(self, num_sequences: int, *, is_sample: bool, factor: float) -> None:
         """One more round of decoding is over.
@@ -97,6 +115,8 @@ class Silences:
         self._num_silent += 1
         self._num_samples += is_sample and key == self._bucket
         is_measured = self._num_samples >= _NUM_SAMPLES
+        if key == self._bucket and self._num_rounds < schedule.paused_until:
+            return
         if not is_measured and key == self._bucket and self._num_silent < _MAX_ROUNDS:
             return
         self.is_silent = False

@@ -133,9 +133,12 @@ async def test_a_drafter_that_is_right_is_asked_for_drafts_all_the_time() -> Non
     async with stage({"a": oracle_chain(16)}, free_rows=8) as right:
         await right.run("r")
         commits = right.drafters["a"].commits()
-        assert all(commit.max_nodes >= 4 for commit in commits)
-        assert right.counter("drafthouse_drafter_commits", 'demand="parked"') == 0
-        assert right.counter("drafthouse_draft_demand_nodes") >= 4 * len(commits)
+        # But for the one silence in which plain steps are measured.
+        silent = [place for place, commit in enumerate(commits) if commit.max_nodes < 4]
+        assert len(silent) <= 5
+        assert silent == list(range(silent[0], silent[0] + len(silent)))
+        num_asked = len(commits) - len(silent)
+        assert right.counter("drafthouse_draft_demand_nodes") >= 4 * num_asked
 
 
 async def test_a_useless_drafter_is_parked_beside_a_useful_one() -> None:

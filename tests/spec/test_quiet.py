@@ -16,8 +16,9 @@ def test_the_factor_waits_for_samples_and_follows_the_load() -> None:
     assert times.factor(4, 0.020) == 1.0
     times.record(4, 0.010)
     assert times.factor(4, 0.020) == 0.5
-    # The machine has become slower for everybody: the factor is what was learned.
-    assert times.factor(4, 0.080) == 0.5
+    for _ in range(3):
+        times.record(4, 0.015)
+    assert times.factor(4, 0.020) == 0.75
     assert times.factor(16, 0.020) == 1.0
 
 
@@ -97,3 +98,45 @@ def test_what_pays_only_beside_idle_drafters_is_not_bought() -> None:
 
     assert max(chosen(knows=True)) == 0
     assert sorted(chosen(knows=False))[10] == 3
+
+
+def test_declined_drafters_get_a_pause_and_a_longer_one_when_they_are_declined_again() -> None:
+    silences = Silences()
+    lengths = []
+    for _ in range(5):
+        silences.pause(4)
+        assert silences.is_silent
+        lengths.append(silence_length(silences, 4))
+    assert lengths == [32, 128, 512, 2048, 2048]
+    for _ in range(100):
+        silences.round_ended(4, is_sample=False, factor=0.7)
+    silences.pause(4)
+    assert silence_length(silences, 4) == 32
+
+
+def silence_length(silences: Silences, sequences: int) -> int:
+    for count in range(1, 10_000):
+        silences.round_ended(sequences, is_sample=True, factor=0.7)
+        if not silences.is_silent:
+            return count
+    raise AssertionError("it never ended")
+
+
+def test_a_pause_ends_when_the_load_changes() -> None:
+    silences = Silences()
+    silences.pause(16)
+    silences.round_ended(2, is_sample=False, factor=1.0)
+    assert not silences.is_silent
+
+
+def test_a_budget_counts_what_it_declines() -> None:
+    controller = BudgetController(BudgetRules(max_draft_tokens=8, probe_interval=1000))
+    for _ in range(8):
+        controller.record(1, 0, 0.010)
+        controller.record(1, 1, 0.050)
+    hopeless = SequenceDraft(np.array([0.1], dtype=np.float32), max_nodes=8)
+    for count in range(1, 6):
+        controller.choose([hopeless])
+        assert controller.num_declined(1) == count
+    controller.forget_declined()
+    assert controller.num_declined(1) == 0
