@@ -34,7 +34,7 @@ _NO_DIFFERENCE = 0.97
 # A pause for drafters that are of no use, and four times as long when they still are of none after
 # it; one that comes so many rounds after the last is a first one again.
 _FIRST_PAUSE = 32
-_LAST_PAUSE = 2048
+_LAST_PAUSE = 512
 _PAUSE_FACTOR = 4
 _FORGOTTEN = 64
 # No sane machine gets slower by more than this through drafters.

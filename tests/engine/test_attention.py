@@ -12,13 +12,20 @@ import torch
 from cluster.core import EMPTY_TREE, TokenTree, token_array
 from cluster.engine.attention import AttentionOptions, create_backend
 from cluster.engine.batch import Batch, Pick, Share, build_batch
+from cluster.engine.native import kernels
 from cluster.engine.sequence import Pending, Sequence
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
 from tests.engine.driver import random_tree
 
 NUM_SLOTS, HEADS, HEAD_DIM = 4096, 4, 32
-BACKENDS = ["sdpa", "native"]
+BACKENDS = [
+    "sdpa",
+    pytest.param(
+        "native",
+        marks=pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler"),
+    ),
+]
 PLAIN = AttentionOptions(scaling=0.2)
 OPTIONS = {
     "plain": PLAIN,
