@@ -93,11 +93,11 @@ class DraftPlanner:
             return Plan(_in_flight(batch, offers, _best(offers, caps)))
         drafts = self._drafts(batch, offers, caps, moment)
         choice = self._budget(target_id).decide(drafts, moment.max_wait_s, moment.waited_s)
+        if choice.wait_s > 0.0:
+            return Plan([], choice.wait_s, tuple(batch[index] for index in choice.awaited))
         if self._budget(target_id).num_declined(len(batch)) >= _MAX_DECLINED:
             self._silences(target_id).pause(len(batch))
             self._budget(target_id).forget_declined()
-        if choice.wait_s > 0.0:
-            return Plan([], choice.wait_s, tuple(batch[index] for index in choice.awaited))
         return Plan(_in_flight(batch, offers, choice.nodes))
 
     def record_step(

@@ -191,12 +191,13 @@ def register() -> None:
     AttentionInterface.register(IMPLEMENTATION, tree_paged)
 
 
-def create_backend(name: str) -> AttentionBackend:
-    """The backend of that name; `auto` is the best one for this machine."""
+def create_backend(name: str, device: torch.device | None = None) -> AttentionBackend:
+    """The backend of that name; `auto` is the best one for `device` (None = the machine's GPU,
+    else its CPU)."""
     factories = _backends()
     if name == "auto":
         # Layers that are not on the GPU are left to the reference by the Triton backend itself.
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() if device is None else device.type == "cuda":
             name = "triton" if importlib.util.find_spec("triton") is not None else "sdpa"
         else:
             from cluster.engine.native import kernels

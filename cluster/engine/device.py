@@ -120,6 +120,13 @@ def spare_torch_threads() -> None:
         torch.set_num_threads(1)
 
 
+def spare_cores(config: EngineConfig) -> None:
+    """Torch's own kernels do the work after all: they get half the cores, as without ours.
+    Changes nothing in a process whose threads `configure_threads` did not set."""
+    if _are_ours and config.threads == 0:
+        torch.set_num_threads(max(1, num_cores() // 2 // config.tensor_parallel))
+
+
 def num_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0))

@@ -74,7 +74,7 @@ class Engine:
         self._cache = KVCache(model.layers, num_pages, config.page_size)
         self._residency = Residency(self._cache, prefix_cache=config.prefix_cache)
         self._scheduler = Scheduler(self._residency, config)
-        self._backend = create_backend(config.attention)
+        self._backend = create_backend(config.attention, self.device)
         self._clock = clock
         self._min_rows = _MIN_ROWS_ON_CPU if self.device.type == "cpu" else 1
         # The sequences with a pending work, in order of submission.

@@ -18,7 +18,7 @@ from cluster.config import EngineConfig
 from cluster.engine import attention
 from cluster.engine.attention import LayerPlan, LayerSpec
 from cluster.engine.compiled import CompiledForward
-from cluster.engine.device import resolve_device, resolve_dtype, spare_torch_threads
+from cluster.engine.device import resolve_device, resolve_dtype, spare_cores, spare_torch_threads
 from cluster.engine.native.layers import fuse_layers
 from cluster.engine.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.probe import probe_layers
@@ -119,13 +119,16 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
         if native is not None and not config.compile:  # a compiler fuses by itself
             fuse_layers(module, native)
         pack_linears(module, native)
+    if device.type == "cpu":
         if is_native(module):
             spare_torch_threads()
-    if config.reproducible:
-        check_reproducible(module, config, device)
+        else:
+            spare_cores(config)
     input_device = module.get_input_embeddings().weight.device
     with torch.inference_mode():
         layers, activation_bytes = probe_layers(module, config, input_device)
+    if config.reproducible:
+        check_reproducible(module, config, device, text_config, layers)
     loaded = LoadedModel(
         module=module,
         source=source,

@@ -10,16 +10,30 @@ thread.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from cluster.config import EngineConfig
+from cluster.engine.attention import LayerSpec
 from cluster.engine.native import kernels
 from cluster.engine.packed_linear import is_native
 from cluster.errors import ConfigError
 
 
-def check_reproducible(module: torch.nn.Module, config: EngineConfig, device: torch.device) -> None:
-    """Raise ConfigError, with the remedy, where a row's bits would depend on other rows."""
+def check_reproducible(
+    module: torch.nn.Module,
+    config: EngineConfig,
+    device: torch.device,
+    text_config: Any,
+    layers: Sequence[LayerSpec],
+) -> None:
+    """Raise ConfigError, with the remedy, where a row's bits would depend on other rows.
+
+    text_config: transformers' of the decoder.  layers: as probed.
+    """
+    native = kernels.load()
     if device.type != "cpu":
         reason = f"it is not built for {device.type} devices; set device: cpu"
     elif config.tensor_parallel > 1:
@@ -28,8 +42,13 @@ def check_reproducible(module: torch.nn.Module, config: EngineConfig, device: to
         reason = "compiled forwards fuse rows; remove compile"
     elif config.attention not in ("auto", "native"):
         reason = f"attention {config.attention} computes rows together; use auto or native"
-    elif kernels.load() is None:
+    elif native is None:
         reason = "it needs a C++ compiler (on Debian and Ubuntu: apt install g++)"
+    elif not all(native.attends(int(text_config.num_attention_heads), each) for each in layers):
+        reason = (
+            f"its kernels attend with heads of a multiple of {native.lanes} and up to "
+            f"{native.max_sharing} query heads per key head; {type(module).__name__} has others"
+        )
     elif not is_native(module):
         reason = (
             f"{type(module).__name__} multiplies with more than plain linear layers (experts, "

@@ -164,6 +164,7 @@ class BudgetController:
             now = Standing(num_nodes, goodput, waited_s)
             wait_s, awaited = price_wait(self._model, batch, now, waits_s, max_wait_s)
             if wait_s > 0.0:
+                self._modes[bucket(len(batch))].num_declined = 0  # they are worth a wait
                 return Choice(nodes[:0], wait_s, awaited)
         return Choice(nodes[:num_nodes])
 

@@ -93,7 +93,9 @@ class GoodputModel:
             plain_s = time_s if is_quiet else time_s * self.quiet_factor(num_sequences)
         num_tokens = sum(share.num_tokens for share in shares)
         step_s = plain_s / num_sequences
-        self.guard(num_sequences).settle(time_s + waited_s, step_s * num_tokens, plain_s)
+        self.guard(num_sequences).settle(
+            time_s + waited_s, step_s * num_tokens, plain_s, is_plain=num_nodes == 0
+        )
         num_awaited = sum(share.is_awaited for share in shares)
         for share in shares:
             if share.guard is None:
@@ -103,7 +105,9 @@ class GoodputModel:
                 own_s += (time_s - plain_s) * share.num_nodes / num_nodes
             if share.is_awaited:
                 own_s += waited_s / num_awaited
-            share.guard.settle(own_s, step_s * share.num_tokens, step_s)
+            share.guard.settle(
+                own_s, step_s * share.num_tokens, step_s, is_plain=share.num_nodes == 0
+            )
         rate = self._rates.setdefault(bucket(num_sequences), _Rate())
         rate.tokens += num_tokens - _RATE_WEIGHT * rate.tokens
         rate.time_s += time_s + waited_s - _RATE_WEIGHT * rate.time_s

@@ -11,7 +11,8 @@ Proof.  The balance is what may still be lost.  A round moves it by (1 + slowdow
 and it is cut at the allowance, so over any stretch time - (1 + slowdown) * plain is at most the
 balance at its start, which is the allowance or less, minus the balance at its end.  A speculative
 round starts only if its expected extra time is within the balance, and emits at least what a plain
-step would, so it cannot end below minus its overshoot; a plain round never lowers the balance.
+step would, so it cannot end below minus its overshoot; a plain round never lowers a balance below
+zero (what drafters cost it beyond that is the device's to bear until they are silenced).
 """
 
 from __future__ import annotations
@@ -43,9 +44,19 @@ class DeficitGuard:
         balance_s = self._slack_steps * step_s if self._balance_s is None else self._balance_s
         return max(extra_s, 0.0) <= balance_s
 
-    def settle(self, time_s: float, plain_s: float, step_s: float) -> None:
-        """A round took time_s; its tokens would have taken plain_s, one plain step step_s."""
+    def settle(
+        self, time_s: float, plain_s: float, step_s: float, *, is_plain: bool = False
+    ) -> None:
+        """A round took time_s; its tokens would have taken plain_s, one plain step step_s.
+
+        is_plain: it verified nothing.  Such a round may cost something all the same, where drafters
+        slow it down; that is charged as far as there is a balance, which keeps it from growing
+        without bound where nobody can do anything about it in this round.
+        """
         self._allowance_s = self._slack_steps * step_s
         balance_s = self._allowance_s if self._balance_s is None else self._balance_s
+        former_s = balance_s
         balance_s += (1.0 + self._slowdown) * plain_s - time_s
+        if is_plain:
+            balance_s = max(balance_s, min(former_s, 0.0))
         self._balance_s = min(balance_s, self._allowance_s)

@@ -121,6 +121,8 @@ class Silences:
             return
         self.is_silent = False
         ended = self._schedules[self._bucket]
+        if self._num_rounds < ended.paused_until:  # cut short: it says nothing of the next one
+            ended.pause, ended.paused_until = ended.pause // _PAUSE_FACTOR, self._num_rounds
         if is_measured and factor > _NO_DIFFERENCE:
             ended.interval = min(2 * ended.interval, _LAST_INTERVAL)
         elif is_measured:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import platform
+import shutil
 import subprocess
 import threading
 from pathlib import Path
@@ -188,6 +190,48 @@ def test_siblings_notice_another_input_and_a_changed_one(kernels: Kernels) -> No
         first += 1.0
         check("k_proj", first)
         check("k_proj", first)
+
+
+@needs_compiler
+@pytest.mark.parametrize("options", [[], ["-mavx2", "-mfma"], ["-mavx512f", "-mfma"]], ids=str)
+def test_they_compile_for_narrower_registers_too(options: list[str]) -> None:
+    folder = Path(native.__file__).parent
+    compiler = shutil.which("g++")
+    if compiler is None or platform.machine() != "x86_64":
+        pytest.skip("the options are those of g++ for x86")
+    for source in folder.glob("*.cpp"):
+        command = [compiler, "-std=c++17", "-fsyntax-only", *options, str(source)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+
+@needs_compiler
+def test_without_a_home_to_write_to_they_are_built_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def compile_nothing(command: list[str], **_: object) -> None:
+        Path(command[command.index("-o") + 1]).write_bytes(b"")
+
+    monkeypatch.setattr(native.subprocess, "run", compile_nothing)
+    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert native._built().is_relative_to(tmp_path)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(native.Path, "home", no_home)
+    assert native._built().is_relative_to(tmp_path)
+
+
+@needs_compiler
+def test_a_norm_of_another_dtype_is_computed_in_float32(kernels: Kernels) -> None:
+    norm = NativeRMSNorm(kernels, torch.nn.Parameter(torch.randn(24), False), 1e-6)
+    rows = torch.randn(3, 24).bfloat16()
+    found = norm(rows)
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, norm(rows.float()).bfloat16())
 
 
 def test_without_a_compiler_there_are_no_kernels_and_a_reason(

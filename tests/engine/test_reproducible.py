@@ -135,6 +135,13 @@ def test_what_cannot_be_reproducible_is_refused(
         load_engine(llama_folder, reproducible=True, **settings)
 
 
+def test_heads_that_the_kernels_cannot_take_are_refused(
+    checkpoint_factory: Callable[..., Path],
+) -> None:
+    with pytest.raises(ConfigError, match="heads of a multiple of"):
+        load_engine(checkpoint_factory("llama", head_dim=10), reproducible=True)
+
+
 def test_without_a_compiler_it_is_refused_with_the_remedy(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

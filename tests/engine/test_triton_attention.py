@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from cluster.engine.attention import create_backend
+from cluster.engine.native import kernels
 from cluster.engine.sdpa import SdpaBackend
 from cluster.errors import ConfigError
 from tests.engine.triton_cases import CASES, CHUNK, DECODING, RAGGED, SCRATCH_SLOT, Case
@@ -119,9 +120,14 @@ def test_rows_of_a_prompt_are_given_no_keys_behind_them() -> None:
     assert items[:, 2].tolist() == [66, 80]
 
 
-def test_auto_is_the_reference_on_a_machine_without_a_gpu() -> None:
-    backend = create_backend("auto")
-    assert isinstance(backend, SdpaBackend) == (not (torch.cuda.is_available() and has_triton))
+def test_auto_is_the_best_one_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        on_gpu = type(create_backend("auto", torch.device("cuda", 0))).__name__
+        assert on_gpu == ("TritonBackend" if has_triton else "SdpaBackend")
+    on_cpu = type(create_backend("auto", torch.device("cpu"))).__name__
+    assert on_cpu == ("SdpaBackend" if kernels.load() is None else "NativeBackend")
+    monkeypatch.setattr(kernels, "load", lambda: None)
+    assert isinstance(create_backend("auto", torch.device("cpu")), SdpaBackend)
 
 
 def test_the_triton_backend_leaves_layers_on_a_cpu_to_the_reference(

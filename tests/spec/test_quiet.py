@@ -140,3 +140,11 @@ def test_a_budget_counts_what_it_declines() -> None:
         assert controller.num_declined(1) == count
     controller.forget_declined()
     assert controller.num_declined(1) == 0
+
+
+def test_a_pause_that_was_cut_short_makes_the_next_no_longer() -> None:
+    silences = Silences()
+    silences.pause(16)
+    silences.round_ended(2, is_sample=False, factor=1.0)
+    silences.pause(16)
+    assert silence_length(silences, 16) == 32

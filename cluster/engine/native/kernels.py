@@ -18,10 +18,14 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from cluster.engine.device import cpu_flags
+
+if TYPE_CHECKING:
+    from cluster.engine.attention import LayerSpec
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +76,15 @@ class Kernels:
         self.block: int = library.linear_block()
         self.lanes: int = library.attention_limit(0)
         self.max_sharing: int = library.attention_limit(1)
+
+    def attends(self, num_heads: int, layer: LayerSpec) -> bool:
+        """Whether `attention` can compute a layer with so many query heads."""
+        return (
+            layer.device.type == "cpu"
+            and layer.dtype in (torch.float32, torch.bfloat16)
+            and layer.head_dim % self.lanes == 0
+            and num_heads // layer.num_kv_heads <= self.max_sharing
+        )
 
     def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """weight [out, in], float32 or bfloat16 -> the layout that `linear` reads, same dtype."""
@@ -129,18 +142,20 @@ class Kernels:
         return output
 
     def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-        """weight * rows / sqrt(mean(rows^2) + epsilon): rows float32 [..., size]."""
-        rows = rows.contiguous()
+        """weight * rows / sqrt(mean(rows^2) + epsilon): rows [..., size], weight float32."""
+        dtype = rows.dtype
+        rows = rows.float().contiguous()
         output = torch.empty_like(rows)
         size = rows.shape[-1]
         num_rows = rows.numel() // size
         self._rms_norm(
             rows.data_ptr(), weight.data_ptr(), output.data_ptr(), num_rows, size, epsilon
         )
-        return output
+        return output.to(dtype)
 
     def silu_product(self, rows: torch.Tensor) -> torch.Tensor:
         """rows float32 [..., 2 * size], gates first -> silu(gates) * the others, [..., size]."""
+        rows = rows.float().contiguous()
         size = rows.shape[-1] // 2
         output = torch.empty((*rows.shape[:-1], size))
         self._silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
@@ -200,11 +215,12 @@ def _built() -> Path:
         told.update((folder / name).read_bytes())
     # -march=native means this processor: a home folder may be shared by different ones.
     told.update(" ".join((compiler, *_OPTIONS, *sorted(cpu_flags()))).encode())
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    library = Path(home) / "drafthouse" / f"native-{told.hexdigest()[:16]}.so"
-    if library.is_file():
-        return library
+    name = f"native-{told.hexdigest()[:16]}.so"
     try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        library = Path(home) / "drafthouse" / name
+        if library.is_file():
+            return library
         library.parent.mkdir(parents=True, exist_ok=True)
         # The target and its drafters start together: one of them compiles, the others wait for it.
         with open(library.with_suffix(".lock"), "w") as lock:
@@ -213,9 +229,9 @@ def _built() -> Path:
                 return library
             with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
                 return _compiled(compiler, folder, Path(scratch) / library.name, library)
-    except PermissionError:  # no home to write to, as in some containers
+    except (OSError, RuntimeError):  # no home, or none to write to, as in some containers
         scratch_folder = Path(tempfile.mkdtemp(prefix="drafthouse-"))
-        return _compiled(compiler, folder, scratch_folder / "new.so", scratch_folder / library.name)
+        return _compiled(compiler, folder, scratch_folder / "new.so", scratch_folder / name)
 
 
 def _compiled(compiler: str, folder: Path, fresh: Path, library: Path) -> Path:

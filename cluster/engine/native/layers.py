@@ -144,9 +144,10 @@ def _linear(module: torch.nn.Module) -> torch.nn.Linear:
 
 def _fused(module: torch.nn.Module, kernels: Kernels) -> torch.nn.Module | None:
     for candidate in _candidates(module, kernels):
-        made, size = candidate
-        if _agree(module, made(), size):
-            return made()
+        make, size = candidate
+        made = make()
+        if _agree(module, made, size):
+            return made
     return None
 
 
@@ -183,6 +184,7 @@ def _is_plain_vector(weight: Any) -> TypeGuard[torch.nn.Parameter]:
         and weight.dim() == 1
         and weight.dtype == torch.float32
         and weight.device.type == "cpu"
+        and weight.is_contiguous()
     )
 
 

@@ -12,26 +12,6 @@ enum { LANES = 16 };
 enum { LANES = 8 };
 #else
 enum { LANES = 4 };
-/* e^x to 2 units in the last place, for x between -87 and 88; beyond, what it is at these ends. */
-INLINE vfloat exp_of(vfloat x) {
-    const vfloat low = splat(-87.0f), high = splat(88.0f);
-    x = x < low ? low : x;
-    x = x > high ? high : x;
-    const vfloat magic = splat(12582912.0f); /* 1.5 * 2^23: adding it rounds to a whole number */
-    const vfloat whole = (x * splat(1.44269504f) + magic) - magic;
-    vfloat rest = x - whole * splat(0.693359375f);
-    rest = rest + whole * splat(2.12194440e-4f);
-    vfloat sum = splat(1.9875691500e-4f);
-    sum = sum * rest + splat(1.3981999507e-3f);
-    sum = sum * rest + splat(8.3334519073e-3f);
-    sum = sum * rest + splat(4.1665795894e-2f);
-    sum = sum * rest + splat(1.6666665459e-1f);
-    sum = sum * rest + splat(5.0000001201e-1f);
-    sum = sum * rest * rest + rest + splat(1.0f);
-    const vint power = __builtin_convertvector(whole, vint);
-    return sum * (vfloat)((power + 127) << 23);
-}
-
 #endif
 
 typedef float vfloat __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
