@@ -123,13 +123,14 @@ def greedy(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
             "equal": len(prompts) - len(differing),
             "of": len(prompts),
             "differing prompts": differing,
-            "mean acceptance length": _acceptance(answers),
+            "mean acceptance length": acceptance(answers),
             "seconds": round(elapsed, 1),
         }
     return report
 
 
-def _acceptance(answers: Sequence[Mapping[str, Any]]) -> float | None:
+def acceptance(answers: Sequence[Mapping[str, Any]]) -> float | None:
+    """Tokens per step that verified drafts; None where no step did."""
     stats = [answer["metrics"]["speculative_decoding"] for answer in answers]
     steps = sum(stat["num_spec_steps"] for stat in stats)
     accepted = sum(stat["num_accepted_draft_tokens"] for stat in stats)
@@ -169,7 +170,7 @@ def sampled(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
             answers = asyncio.run(complete(server, bodies, 16))
             texts[mode] = [token_ids(answer) for answer in answers]
             equal = sum(a == b for a, b in zip(texts[mode], texts["off"], strict=True))
-            row[mode] = {"equal to off": equal, "mean acceptance length": _acceptance(answers)}
+            row[mode] = {"equal to off": equal, "mean acceptance length": acceptance(answers)}
         report[law] = row
         print(law, row, flush=True)
     return report

@@ -18,7 +18,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.equality import body_of, complete, token_ids
+from benchmarks.equality import acceptance, body_of, complete, token_ids
 from benchmarks.serving import (
     ROOT,
     Server,
@@ -73,6 +73,8 @@ def compare(
         found[name] = {
             "identical": sum(a == b for a, b in zip(bits, first, strict=True)),
             "of": len(bits),
+            # None: nothing was verified in this way, and it says nothing about speculation.
+            "mean acceptance length": acceptance(answers),
         }
         print(name, found[name], flush=True)
     return found

@@ -11,6 +11,7 @@ import torch
 
 from cluster.core import EMPTY_TOKENS, TokenTree
 from cluster.engine.engine import Work
+from cluster.engine.native import kernels
 from cluster.errors import ConfigError
 from tests.checkpoints import REFUSED, SERVED
 from tests.engine.driver import (
@@ -58,7 +59,11 @@ def test_tree_rows_equal_plain_forwards_of_their_paths(
         found = rows(run(engine, Work("a", 0, context, tree)))
         expected = expected_rows(oracle, context, tree)
         assert found.shape == (size + 1, engine.vocab_size)
-        torch.testing.assert_close(found, expected, atol=5e-5, rtol=5e-5)
+        # Our kernels do not share the oracle's order of sums, as torch's do: with these random experts
+        # float32 rounding was seen to reach 3.4e-5, against 0.8e-5; all others keep the bound.
+        is_other = architecture == "gpt-oss" and kernels.load() is not None
+        bound = 5e-5 if is_other else 2e-5
+        torch.testing.assert_close(found, expected, atol=bound, rtol=bound)
         engine.release("a")
 
 
@@ -90,7 +95,7 @@ def test_a_drafters_live_tree_grows_without_recomputation(
     context = np.concatenate((context, np.array([13, 14, 16], np.int32)))
     found = rows(run(engine, Work("a", len(context), np.array([20], np.int32))))
     expected = expected_rows(oracle, np.append(context, np.int32(20)), TokenTree.of([], []))
-    torch.testing.assert_close(found, expected, atol=5e-5, rtol=5e-5)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("architecture", ["gpt2", "llama"])
