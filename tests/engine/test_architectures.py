@@ -59,7 +59,7 @@ def test_tree_rows_equal_plain_forwards_of_their_paths(
         found = rows(run(engine, Work("a", 0, context, tree)))
         expected = expected_rows(oracle, context, tree)
         assert found.shape == (size + 1, engine.vocab_size)
-        # Our kernels do not share the oracle's order of sums, as torch's do: with these random experts
+        # Our kernels do not share the oracle's order of sums, as torch's do: with random experts
         # float32 rounding was seen to reach 3.4e-5, against 0.8e-5; all others keep the bound.
         is_other = architecture == "gpt-oss" and kernels.load() is not None
         bound = 5e-5 if is_other else 2e-5
