@@ -43,9 +43,9 @@ _DENSE: dict[str, Any] = {
 # What the engine serves.  Each entry: transformers' model_type and its configuration.
 SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", _DENSE),
-    "qwen2": ("qwen2", _DENSE),
+    "qwen2": ("qwen2", _DENSE | {"head_dim": 16}),
     "qwen3": ("qwen3", _DENSE | {"head_dim": 16}),
-    "mistral-sliding": ("mistral", _DENSE | {"sliding_window": SLIDING_WINDOW}),
+    "mistral-sliding": ("mistral", _DENSE | {"head_dim": 16, "sliding_window": SLIDING_WINDOW}),
     "mixtral": (
         "mixtral",
         _DENSE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
@@ -85,6 +85,12 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "gpt-neox": ("gpt_neox", _DENSE | {"rotary_pct": 0.5}),
     "olmo2": ("olmo2", _DENSE),
+    # Llama's layers but for one thing each.
+    "granite": (
+        "granite",
+        _DENSE | {"head_dim": 16, "residual_multiplier": 0.5, "attention_multiplier": 0.25},
+    ),
+    "smollm3": ("smollm3", _DENSE | {"head_dim": 16, "no_rope_layers": [1, 0, 1]}),
 }  # fmt: skip
 
 # What it refuses, by name.

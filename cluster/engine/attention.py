@@ -106,7 +106,10 @@ class LayerPlan(Protocol):
 
 
 class Step:
-    """The plan of a real step: write, then attend."""
+    """The plan of a real step: write, then attend.
+
+    attention: of all layers.  write_slots: int64[rows].
+    """
 
     def __init__(
         self, cache: KVCache, layers: Sequence[LayerSpec], attention: AttentionPlan,
@@ -114,8 +117,15 @@ class Step:
     ) -> None:  # fmt: skip
         self._cache = cache
         self._layers = layers
-        self._attention = attention
-        self._write_slots = write_slots
+        self.attention = attention
+        self.write_slots = write_slots
+
+    def kv(self, layer: int) -> torch.Tensor:
+        """The layer's cache, [slots, 2, kv_heads, head_dim]."""
+        return self._cache.layers[layer]
+
+    def window(self, layer: int) -> int | None:
+        return self._layers[layer].window
 
     def attend_layer(
         self,
@@ -125,16 +135,16 @@ class Step:
         value: torch.Tensor,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        kv = self._cache.layers[layer]
-        window = self._layers[layer].window
-        if self._attention.write(kv, self._write_slots, key[0], value[0]):
-            return self._attention.attend(query[0], kv, window, options).unsqueeze(0)
+        kv = self.kv(layer)
+        window = self.window(layer)
+        if self.attention.write(kv, self.write_slots, key[0], value[0]):
+            return self.attention.attend(query[0], kv, window, options).unsqueeze(0)
         fresh = torch.stack((key[0], value[0]), dim=1)  # [kv_heads, 2, rows, head_dim]
-        slots = self._write_slots
+        slots = self.write_slots
         if slots.device != kv.device:
             slots = slots.to(kv.device)
         kv.index_copy_(0, slots, fresh.permute(2, 1, 0, 3))
-        return self._attention.attend(query[0], kv, window, options).unsqueeze(0)
+        return self.attention.attend(query[0], kv, window, options).unsqueeze(0)
 
 
 def tree_paged(

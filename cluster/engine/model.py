@@ -19,6 +19,7 @@ from cluster.engine import attention
 from cluster.engine.attention import LayerPlan, LayerSpec
 from cluster.engine.compiled import CompiledForward
 from cluster.engine.device import resolve_device, resolve_dtype, spare_cores, spare_torch_threads
+from cluster.engine.native.decoder_layer import fuse_decoder_layers
 from cluster.engine.native.layers import fuse_layers
 from cluster.engine.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.probe import probe_layers
@@ -119,6 +120,8 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
         if native is not None and not config.compile:  # a compiler fuses by itself
             fuse_layers(module, native)
         pack_linears(module, native)
+        if native is not None and not config.compile:
+            fuse_decoder_layers(module, native)
     if device.type == "cpu":
         if is_native(module):
             spare_torch_threads()

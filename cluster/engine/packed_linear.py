@@ -58,10 +58,12 @@ class PackedLinear(torch.nn.Module):
         self._native = native
         self.uses_mkl = weight.dtype == torch.float32 and torch._C.has_mkl
         self.bias = linear.bias
+        self.float_bias: torch.Tensor | None = None
         packed: torch.Tensor
         if native is not None:
             packed = native.pack(_narrowed(weight))
-            self._float_bias = None if linear.bias is None else linear.bias.detach().float()
+            if linear.bias is not None:
+                self.float_bias = linear.bias.detach().float()
         elif self.uses_mkl:
             packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _EXPECTED_ROWS)
         else:
@@ -90,7 +92,7 @@ class PackedLinear(torch.nn.Module):
         product: torch.Tensor
         if self._native is not None:
             product = self._native.linear(
-                rows.float(), self.packed, self._float_bias, self.out_features
+                rows.float(), self.packed, self.float_bias, self.out_features
             )
             return product.to(rows.dtype)
         if self.uses_mkl:

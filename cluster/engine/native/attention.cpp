@@ -8,23 +8,11 @@
  *
  * The softmax is computed chunk by chunk with a running maximum (Milakov and Gimelshein 2018).
  */
+#include "operations.h"
 #include "pool.h"
 #include "vectors.h"
 
 enum { CHUNK = 64, MAX_TASK_ROWS = 16, MAX_SHARING = 16 };
-
-/* The shapes stand in kernels.py. */
-struct Attention {
-    const float *query;
-    long query_head_stride, query_row_stride;
-    const void *cache;
-    long num_kv_heads, num_heads, head_dim;
-    const int64_t *path_slots, *row_slots, *row_contexts, *row_paths, *row_path_lens, *task_rows;
-    float *output;
-    const float *sinks;
-    float scaling, softcap;
-    long window;
-};
 
 namespace {
 
@@ -223,6 +211,11 @@ void do_task(void *argument, long number) {
 
 }  // namespace
 
+void attend(const Attention *call, long num_tasks, int is_bf16, int num_threads) {
+    void *argument = const_cast<Attention *>(call);
+    run_blocks(is_bf16 ? do_task<true> : do_task<false>, argument, num_tasks * call->num_kv_heads, num_threads);
+}
+
 extern "C" long attention_limit(int which) { return which == 0 ? (long)LANES : (long)MAX_SHARING; }
 
 extern "C" void attention(const float *query, long query_head_stride, long query_row_stride, const void *cache,
@@ -234,5 +227,5 @@ extern "C" void attention(const float *query, long query_head_stride, long query
     Attention call = {query, query_head_stride, query_row_stride, cache, num_kv_heads, num_heads, head_dim,
                       path_slots, row_slots, row_contexts, row_paths, row_path_lens, task_rows,
                       output, sinks, scaling, softcap, window};
-    run_blocks(is_bf16 ? do_task<true> : do_task<false>, &call, num_tasks * num_kv_heads, num_threads);
+    attend(&call, num_tasks, is_bf16, num_threads);
 }

@@ -48,17 +48,22 @@ class NativePlan:
             if self._reference is None:
                 self._reference = SdpaBackend().plan(self._batch, self._scratch_slot)
             return self._reference.attend(query, kv, window, options)
-        if self._rows is None:
-            self._rows = _Rows(self._batch.shares)
         dtype = query.dtype
         query = query.float()
         if query.stride(2) != 1:
             query = query.contiguous()
         sinks = None if options.sinks is None else options.sinks.float().contiguous()
         output = self._kernels.attention(
-            query, kv, self._rows.pointers, options.scaling, options.softcap, sinks, window
+            query, kv, self.row_pointers, options.scaling, options.softcap, sinks, window
         )
         return output.to(dtype)
+
+    @property
+    def row_pointers(self) -> RowPointers:
+        """The step's rows; valid as long as this plan is."""
+        if self._rows is None:
+            self._rows = _Rows(self._batch.shares)
+        return self._rows.pointers
 
     def _is_ours(self, query: torch.Tensor, kv: torch.Tensor) -> bool:
         return (

@@ -1,5 +1,5 @@
 /* What stands between the products of a layer; row by row, each in one fixed order. */
-#include "pool.h"
+#include "operations.h"
 #include "vectors.h"
 
 /* output = weight * x / sqrt(mean(x^2) + epsilon), row by row. */

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_SOURCES = ("pool.h", "vectors.h", "pool.cpp", "linear.cpp", "attention.cpp", "elementwise.cpp")
+_SOURCES = (
+    "pool.h", "vectors.h", "operations.h", "pool.cpp", "linear.cpp", "attention.cpp",
+    "elementwise.cpp", "decoder_layer.cpp",
+)  # fmt: skip
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = (
     "-std=c++17", "-O2", "-march=native", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti",
@@ -68,11 +71,17 @@ class Kernels:
             _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *[_LONG] * 3,
         ]  # fmt: skip
         library.write_rows.restype = None
+        library.decoder_layer.argtypes = [*[_POINTER] * 3, _LONG, *[_POINTER] * 2, _INT]
+        library.decoder_layer.restype = None
+        library.decoder_layer_scratch.argtypes = [_POINTER, ctypes.c_int64]
+        library.decoder_layer_scratch.restype = ctypes.c_int64
         self._linear = library.linear
         self._attention = library.attention
         self._rms_norm = library.rms_norm
         self._silu_product = library.silu_product
         self._write_rows = library.write_rows
+        self._decoder_layer = library.decoder_layer
+        self._decoder_layer_scratch = library.decoder_layer_scratch
         self.block: int = library.linear_block()
         self.lanes: int = library.attention_limit(0)
         self.max_sharing: int = library.attention_limit(1)
@@ -172,6 +181,19 @@ class Kernels:
             value.data_ptr(), value.stride(0), value.stride(1),
             slots.data_ptr(), kv.data_ptr(), num_rows, num_heads, head_dim,
         )  # fmt: skip
+
+    def decoder_layer(
+        self, weights: ctypes.Structure, rows: ctypes.Structure, kv: int, window: int,
+        hidden: int, output: int,
+    ) -> None:  # fmt: skip
+        """A whole layer; the structures are `decoder_layer.py`'s, all else addresses."""
+        self._decoder_layer(
+            ctypes.byref(weights), ctypes.byref(rows), kv, window, hidden, output, self.num_threads
+        )
+
+    def decoder_layer_scratch(self, weights: ctypes.Structure, num_rows: int) -> int:
+        """Floats of scratch memory that a layer takes for so many rows."""
+        return int(self._decoder_layer_scratch(ctypes.byref(weights), num_rows))
 
 
 class RowPointers:

@@ -8,6 +8,7 @@
  * padded.  Few rows take both strips at once, more rows one after the other, so that a strip is read
  * from memory while the former is computed.
  */
+#include "operations.h"
 #include "pool.h"
 #include "vectors.h"
 
