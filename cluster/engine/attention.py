@@ -108,21 +108,21 @@ class LayerPlan(Protocol):
 class Step:
     """The plan of a real step: write, then attend.
 
-    attention: of all layers.  write_slots: int64[rows].
+    cache: of all layers, as is attention.  write_slots: int64[rows].
     """
 
     def __init__(
         self, cache: KVCache, layers: Sequence[LayerSpec], attention: AttentionPlan,
         write_slots: torch.Tensor,
     ) -> None:  # fmt: skip
-        self._cache = cache
         self._layers = layers
+        self.cache = cache
         self.attention = attention
         self.write_slots = write_slots
 
     def kv(self, layer: int) -> torch.Tensor:
         """The layer's cache, [slots, 2, kv_heads, head_dim]."""
-        return self._cache.layers[layer]
+        return self.cache.layers[layer]
 
     def window(self, layer: int) -> int | None:
         return self._layers[layer].window

@@ -19,6 +19,7 @@ from cluster.engine import attention
 from cluster.engine.attention import LayerPlan, LayerSpec
 from cluster.engine.compiled import CompiledForward
 from cluster.engine.device import resolve_device, resolve_dtype, spare_cores, spare_torch_threads
+from cluster.engine.native.causal_lm import NativeForward, native_forward
 from cluster.engine.native.decoder_layer import fuse_decoder_layers
 from cluster.engine.native.layers import fuse_layers
 from cluster.engine.packed_linear import choose_kernels, is_native, pack_linears
@@ -42,7 +43,7 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: folder or hub name it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
-    compiled: the forward to prefer, as long as it works.
+    compiled: the forward to prefer, as long as it works.  native: one that is preferred to all.
     """
 
     module: Any
@@ -55,6 +56,7 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     activation_bytes: int
     compiled: CompiledForward | None = None
+    native: NativeForward | None = None
 
     def forward(
         self,
@@ -64,6 +66,10 @@ class LoadedModel:
         plan: LayerPlan,
     ) -> torch.Tensor:
         """token_ids, positions: int64[rows].  Returns float32 [len(logit_rows), vocab]."""
+        if self.native is not None:
+            native_logits = self.native(token_ids, positions, logit_rows, plan)
+            if native_logits is not None:
+                return native_logits
         if self.compiled is not None and not self.compiled.has_failed:
             compiled_logits = self.compiled(token_ids, positions, logit_rows, plan)
             if compiled_logits is not None:
@@ -115,13 +121,15 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     module = _load_module(source, config, device, dtype)
     module.eval()
     module.requires_grad_(False)
+    forward: NativeForward | None = None
     if config.tensor_parallel == 1:
         native = choose_kernels(module, only_native=config.reproducible)
-        if native is not None and not config.compile:  # a compiler fuses by itself
+        fuses = native is not None and not config.compile  # a compiler fuses by itself
+        if native is not None and fuses:
             fuse_layers(module, native)
         pack_linears(module, native)
-        if native is not None and not config.compile:
-            fuse_decoder_layers(module, native)
+        if native is not None and fuses and fuse_decoder_layers(module, native):
+            forward = native_forward(module, native)
     if device.type == "cpu":
         if is_native(module):
             spare_torch_threads()
@@ -143,6 +151,7 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
         eos_token_ids=_eos_token_ids(source, text_config),
         activation_bytes=activation_bytes,
         compiled=_compiled(module, config, device),
+        native=forward,
     )
     log.info(
         "model loaded model=%s architecture=%s layers=%d device=%s dtype=%s",

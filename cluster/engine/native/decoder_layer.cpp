@@ -101,7 +101,7 @@ extern "C" int64_t decoder_layer_scratch(const DecoderLayer *layer, int64_t num_
     return num_rows * (layer->size + panels + larger(qkv_size(*layer) + heads, 3 * layer->inner_size));
 }
 
-/* input, output: [rows, size]; cache [slots, 2, kv_heads, head_dim]: floats. */
+/* input, output: [rows, size], perhaps the same; cache [slots, 2, kv_heads, head_dim]: floats. */
 extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, float *cache, long window,
                               const float *input, float *output, int num_threads) {
     const DecoderLayer &layer = *layer_;
@@ -142,4 +142,10 @@ extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, flo
            layer.down_is_bf16, num_threads);
     for_rows(num_rows, num_threads,
              [&](long row) { add(output + row * size, parts.normed + row * size, output + row * size, size); });
+}
+
+/* Layers one after the other, in place; caches and windows: one for each. */
+extern "C" void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, float *const *caches,
+                               const int64_t *windows, long num_layers, float *hidden, int num_threads) {
+    for (long i = 0; i < num_layers; i++) decoder_layer(layers[i], rows, caches[i], windows[i], hidden, hidden, num_threads);
 }

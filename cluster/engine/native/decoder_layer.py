@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ _OWN_NORMS = {"q_norm", "k_norm"}
 _POINTER, _INT64, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
-class _Weights(ctypes.Structure):
+class Weights(ctypes.Structure):
     """decoder_layer.cpp's DecoderLayer."""
 
     _fields_ = (
@@ -109,19 +110,24 @@ class Scratch:
 
 
 class NativeLayer:
-    """A decoder layer's `forward`; what it is not made for goes to the original one."""
+    """A decoder layer's `forward`; what it is not made for goes to the original one.
+
+    weights: as the kernel takes them.  spec: what it caches.  row_size: floats of scratch memory
+    per row.
+    """
 
     def __init__(
         self, layer: Any, parts: _Parts, scaling: float, kernels: Kernels, scratch: Scratch
     ) -> None:
         self._original = layer.forward
         self._kernels = kernels
-        self._scratch = scratch
         self._parts = parts  # owns what the addresses below are of
         self._head_dim = parts.head_dim
         self._index = parts.layer
-        self._weights = _weights(parts, scaling)
-        self._row_size = kernels.decoder_layer_scratch(self._weights, 1)
+        self.scratch = scratch
+        self.weights = _weights(parts, scaling)
+        self.spec = _spec(parts)
+        self.row_size = kernels.decoder_layer_scratch(self.weights, 1)
 
     def __call__(
         self,
@@ -136,16 +142,17 @@ class NativeLayer:
             attention = plan.attention
             cosines, sines = position_embeddings
             kv = plan.kv(self._index)
-            if isinstance(attention, NativePlan) and self._takes(hidden_states, cosines, sines, kv):
+            if isinstance(attention, NativePlan) and self.takes(hidden_states, cosines, sines, kv):
                 return self._run(plan, attention, hidden_states, cosines, sines, kv)
         output: torch.Tensor = self._original(
             hidden_states, *args, position_embeddings=position_embeddings, plan=plan, **kwargs
         )
         return output
 
-    def _takes(
+    def takes(
         self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor
     ) -> bool:
+        """Whether this is what the kernel is made for."""
         return (
             hidden.dtype == cosines.dtype == sines.dtype == kv.dtype == torch.float32
             and hidden.shape[0] == 1
@@ -160,11 +167,11 @@ class NativeLayer:
         self, step: Step, plan: NativePlan, hidden: torch.Tensor, cosines: torch.Tensor,
         sines: torch.Tensor, kv: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        size = self._row_size * hidden.shape[1]
-        rows = self._scratch.rows(step, plan, cosines, sines, size)
+        size = self.row_size * hidden.shape[1]
+        rows = self.scratch.rows(step, plan, cosines, sines, size)
         output = torch.empty_like(hidden)
         self._kernels.decoder_layer(
-            self._weights, rows, kv.data_ptr(), step.window(self._index) or 0,
+            self.weights, rows, kv.data_ptr(), step.window(self._index) or 0,
             hidden.data_ptr(), output.data_ptr(),
         )  # fmt: skip
         return output
@@ -190,10 +197,14 @@ def fuse_decoder_layers(module: torch.nn.Module, kernels: Kernels) -> int:
     return num_fused
 
 
-def _weights(parts: _Parts, scaling: float) -> _Weights:
+def _spec(parts: _Parts) -> LayerSpec:
+    return LayerSpec(parts.num_kv_heads, parts.head_dim, torch.float32, torch.device("cpu"))
+
+
+def _weights(parts: _Parts, scaling: float) -> Weights:
     norms = (parts.input_norm, parts.post_norm, parts.query_norm, parts.key_norm)
     products = (parts.qkv, parts.out, parts.mlp.gate_up, parts.mlp.down)
-    return _Weights(
+    return Weights(
         *(None if norm is None else norm.weight.data_ptr() for norm in norms),
         *(product.packed.data_ptr() for product in products),
         *(None if bias is None else bias.data_ptr() for bias in (p.float_bias for p in products)),
@@ -243,6 +254,21 @@ def _recognised(layer: torch.nn.Module, kernels: Kernels) -> _Parts | None:
     )  # fmt: skip
 
 
+AnyStep = TypeVar("AnyStep", bound=Step)
+
+
+def check_step(
+    step_type: type[AnyStep], specs: Sequence[LayerSpec], count: int, kernels: Kernels
+) -> AnyStep:
+    """A step of `count` rows, one new sequence, with a cache of its own."""
+    positions = np.arange(count)
+    share = Share(0, count, count, positions, positions, positions[:0], np.empty((0, 0), np.bool_))
+    batch = Batch([share], positions, positions, positions, positions)
+    cache = KVCache(specs, 1, count)
+    plan = NativeBackend(kernels).plan(batch, cache.scratch_slot)
+    return step_type(cache, specs, plan, torch.from_numpy(positions))
+
+
 class _NotedStep(Step):
     """Keeps the options that the original layer attends with."""
 
@@ -260,32 +286,22 @@ def _checked(
     layer: torch.nn.Module, parts: _Parts, kernels: Kernels, scratch: Scratch
 ) -> NativeLayer | None:
     """The layer's native forward, if it computes what the original does: outputs and cache."""
-    count = _CHECKED_ROWS
-    positions = np.arange(count)
-    share = Share(0, count, count, positions, positions, positions[:0], np.empty((0, 0), np.bool_))
-    batch = Batch([share], positions, positions, positions, positions)
-    spec = LayerSpec(parts.num_kv_heads, parts.head_dim, torch.float32, torch.device("cpu"))
-    specs = [spec] * (parts.layer + 1)
-    size = parts.qkv.in_features
+    count, size = _CHECKED_ROWS, parts.qkv.in_features
     hidden = torch.linspace(-1, 1, count * size).mul(97.0).sin().view(1, count, size)
     hidden *= torch.tensor([1e-3, 1.0, 30.0, 0.1, 5.0]).view(1, count, 1)
     angles = torch.arange(count).view(1, count, 1) * torch.linspace(1.0, 0.01, parts.head_dim // 2)
     angles = torch.cat((angles, angles), dim=-1)
     arguments: dict[str, Any] = {
         "attention_mask": None,
-        "position_ids": torch.from_numpy(positions).unsqueeze(0),
+        "position_ids": torch.arange(count).unsqueeze(0),
         "past_key_values": None,
         "use_cache": False,
         "position_embeddings": (angles.cos(), angles.sin()),
     }
 
-    def step() -> _NotedStep:
-        cache = KVCache(specs, 1, count)
-        plan = NativeBackend(kernels).plan(batch, cache.scratch_slot)
-        return _NotedStep(cache, specs, plan, torch.from_numpy(batch.slots))
-
+    specs = [_spec(parts)] * (parts.layer + 1)
     with torch.inference_mode():
-        first, second = step(), step()
+        first, second = (check_step(_NotedStep, specs, count, kernels) for _ in range(2))
         try:
             expected = layer(hidden, plan=first, **arguments)
         except (RuntimeError, TypeError, ValueError, AttributeError):  # it takes something else
@@ -297,10 +313,11 @@ def _checked(
         found = native(hidden, plan=second, **arguments)
         is_ours = second.options is None
         pairs = [(expected, found), (first.kv(parts.layer), second.kv(parts.layer))]
-        return native if is_ours and all(_is_close(*pair) for pair in pairs) else None
+        return native if is_ours and all(is_close(*pair) for pair in pairs) else None
 
 
-def _is_close(expected: Any, found: torch.Tensor) -> bool:
+def is_close(expected: Any, found: torch.Tensor) -> bool:
+    """Whether every row of the two, [1, rows, ...], is the same but for rounding."""
     if not isinstance(expected, torch.Tensor) or expected.shape != found.shape:
         return False
     error = (found - expected).flatten(1, -2).norm(dim=-1)

@@ -18,7 +18,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -73,6 +73,8 @@ class Kernels:
         library.write_rows.restype = None
         library.decoder_layer.argtypes = [*[_POINTER] * 3, _LONG, *[_POINTER] * 2, _INT]
         library.decoder_layer.restype = None
+        library.decoder_layers.argtypes = [*[_POINTER] * 4, _LONG, _POINTER, _INT]
+        library.decoder_layers.restype = None
         library.decoder_layer_scratch.argtypes = [_POINTER, ctypes.c_int64]
         library.decoder_layer_scratch.restype = ctypes.c_int64
         self._linear = library.linear
@@ -81,6 +83,7 @@ class Kernels:
         self._silu_product = library.silu_product
         self._write_rows = library.write_rows
         self._decoder_layer = library.decoder_layer
+        self._decoder_layers = library.decoder_layers
         self._decoder_layer_scratch = library.decoder_layer_scratch
         self.block: int = library.linear_block()
         self.lanes: int = library.attention_limit(0)
@@ -189,6 +192,15 @@ class Kernels:
         """A whole layer; the structures are `decoder_layer.py`'s, all else addresses."""
         self._decoder_layer(
             ctypes.byref(weights), ctypes.byref(rows), kv, window, hidden, output, self.num_threads
+        )
+
+    def decoder_layers(
+        self, weights: ctypes.Array[Any], rows: ctypes.Structure, kvs: ctypes.Array[Any],
+        windows: ctypes.Array[Any], hidden: int,
+    ) -> None:  # fmt: skip
+        """Layers one after the other, in place; arrays of one entry per layer."""
+        self._decoder_layers(
+            weights, ctypes.byref(rows), kvs, windows, len(weights), hidden, self.num_threads
         )
 
     def decoder_layer_scratch(self, weights: ctypes.Structure, num_rows: int) -> int:

@@ -1,0 +1,150 @@
+"""A whole model's forward around the native layers: embedding, layers, norm, output layer.
+
+transformers' own takes more than a millisecond a step to find its way to the layers, which is as
+much as a small drafting model computes for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from typing import Any
+
+import torch
+
+from cluster.engine.attention import LayerPlan, Step
+from cluster.engine.kv_cache import KVCache
+from cluster.engine.native.attention import NativePlan
+from cluster.engine.native.decoder_layer import NativeLayer, Weights, check_step, is_close
+from cluster.engine.native.kernels import Kernels
+from cluster.engine.native.layers import NativeRMSNorm
+from cluster.engine.packed_linear import PackedLinear
+
+log = logging.getLogger(__name__)
+
+_CHECKED_ROWS = 5
+_BASE_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
+
+
+class _Rotations:
+    """What a model's rotary embedding gives for each position, looked up where that depends on
+    nothing else."""
+
+    # Those whose frequencies never change; others look at how long the text is.
+    _FIXED = frozenset({"default", "linear", "llama3", "yarn"})
+    _FIRST_LEN = 1024
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._is_fixed = getattr(module, "rope_type", None) in self._FIXED
+        self._table: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(
+        self, hidden: torch.Tensor, positions: torch.Tensor, end: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of int64[rows] positions below `end`, [1, rows, head_dim] each."""
+        if not self._is_fixed:
+            cosines, sines = self._module(hidden, position_ids=positions.unsqueeze(0))
+            return cosines, sines
+        table = self._table
+        if table is None or table[0].shape[1] < end:
+            length = max(2 * end, self._FIRST_LEN)
+            table = self._module(hidden, position_ids=torch.arange(length).unsqueeze(0))
+            self._table = table
+        return table[0].index_select(1, positions), table[1].index_select(1, positions)
+
+
+class NativeForward:
+    """The forward of a transformers model whose layers are all native ones."""
+
+    def __init__(self, module: Any, layers: list[NativeLayer], kernels: Kernels) -> None:
+        base = module.model
+        self._kernels = kernels
+        self._layers = layers  # own what the addresses below are of
+        self._embedding: torch.Tensor = base.embed_tokens.weight
+        self._rotations = _Rotations(base.rotary_emb)
+        self._norm: NativeRMSNorm = base.norm
+        self._output: PackedLinear = module.lm_head
+        self._row_size = max(layer.row_size for layer in layers)
+        pointers = [ctypes.pointer(layer.weights) for layer in layers]
+        self._weights = (ctypes.POINTER(Weights) * len(layers))(*pointers)
+        self._cache: KVCache | None = None
+        self._kvs = (ctypes.c_void_p * len(layers))()
+        self._windows = (ctypes.c_int64 * len(layers))()
+        self._is_cache_native = False
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        logit_rows: torch.Tensor,
+        plan: LayerPlan,
+    ) -> torch.Tensor | None:
+        """As `LoadedModel.forward`; None for a step that it is not made for."""
+        if not isinstance(plan, Step) or not isinstance(plan.attention, NativePlan):
+            return None
+        if plan.cache is not self._cache:
+            self._take_cache(plan)
+        hidden = self._embedding.index_select(0, token_ids).unsqueeze(0)
+        cosines, sines = self._rotations(hidden, positions, int(positions.max()) + 1)
+        first = self._layers[0]
+        if not self._is_cache_native or not first.takes(hidden, cosines, sines, plan.kv(0)):
+            return None
+        size = self._row_size * len(token_ids)
+        rows = first.scratch.rows(plan, plan.attention, cosines, sines, size)
+        self._kernels.decoder_layers(
+            self._weights, rows, self._kvs, self._windows, hidden.data_ptr()
+        )
+        wanted = hidden[0].index_select(0, logit_rows)
+        return self._output.product(self._norm(wanted))
+
+    def _take_cache(self, step: Step) -> None:
+        layers = step.cache.layers
+        self._cache = step.cache
+        self._is_cache_native = all(
+            kv.dtype == torch.float32 and kv.is_contiguous() for kv in layers
+        )
+        for index, kv in enumerate(layers):
+            self._kvs[index] = kv.data_ptr()
+            self._windows[index] = step.window(index) or 0
+
+
+def native_forward(module: Any, kernels: Kernels) -> NativeForward | None:
+    """The module's forward, if it is that of a plain decoder and computes the same."""
+    base = getattr(module, "model", None)
+    if (
+        {name for name, _ in module.named_children()} != {"model", "lm_head"}
+        or base is None
+        or {name for name, _ in base.named_children()} != _BASE_CHILDREN
+        or type(base.embed_tokens) is not torch.nn.Embedding
+        or not isinstance(base.norm, NativeRMSNorm)
+        or not isinstance(module.lm_head, PackedLinear)
+        or not module.lm_head.is_native
+        or any(each._forward_hooks or each._forward_pre_hooks for each in (module, base))
+    ):
+        return None
+    layers = [getattr(layer, "forward", None) for layer in base.layers]
+    native = [layer for layer in layers if isinstance(layer, NativeLayer)]
+    if not native or len(native) < len(layers):
+        return None
+    forward = NativeForward(module, native, kernels)
+    is_same = _is_same(module, forward, native, kernels)
+    native[0].scratch.forget()
+    log.info("forward native=%s", is_same)
+    return forward if is_same else None
+
+
+def _is_same(
+    module: Any, forward: NativeForward, layers: list[NativeLayer], kernels: Kernels
+) -> bool:
+    specs = [layer.spec for layer in layers]
+    ids = torch.arange(_CHECKED_ROWS) * 7919 % module.lm_head.out_features
+    positions = torch.arange(_CHECKED_ROWS)
+    with torch.inference_mode():
+        first, second = (check_step(Step, specs, _CHECKED_ROWS, kernels) for _ in range(2))
+        expected = module(
+            input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False,
+            logits_to_keep=positions, plan=first,
+        ).logits  # fmt: skip
+        found = forward(ids, positions, positions, second)
+    return found is not None and is_close(expected, found.unsqueeze(0))
