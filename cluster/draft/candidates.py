@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.core import SamplingParams
+from cluster.core import FloatArray, SamplingParams
+from cluster.engine.native import kernels
 from cluster.spec.noise import gumbel
 
 Array = npt.NDArray[np.float64]
@@ -138,14 +139,19 @@ def _scores(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) -> A
     chosen = [rows[index] for index in sampled.tolist()]
     scaled = weights[sampled] / temperatures[sampled, None]
     scaled = _truncated(scaled, [row.params for row in chosen])
-    noise = gumbel(
-        np.array([row.params.seed & 0xFFFF_FFFF_FFFF_FFFF for row in chosen], np.uint64)[:, None],
-        np.array([row.position for row in chosen])[:, None],
-        token_ids[sampled],
-        np.array([row.params.stream for row in chosen])[:, None],
-    )
-    scores[sampled] = scaled + noise
+    scores[sampled] = scaled + _noise(chosen, token_ids[sampled])
     return scores
+
+
+def _noise(rows: Sequence[RowContext], token_ids: IdArray) -> FloatArray:
+    """The target's noise for each row's candidates, float32[rows, m]; exact to 1e-5."""
+    seeds = np.array([row.params.seed & 0xFFFF_FFFF_FFFF_FFFF for row in rows], np.uint64)
+    positions = np.array([row.position for row in rows])
+    streams = np.array([row.params.stream for row in rows])
+    native = kernels.load()
+    if native is not None:
+        return native.gumbel(seeds, positions, token_ids, streams)
+    return gumbel(seeds[:, None], positions[:, None], token_ids, streams[:, None])
 
 
 def _truncated(scaled: Array, params: Sequence[SamplingParams]) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from cluster.core import EMPTY_TOKENS, SamplingParams, TokenArray, TokenTree, VerifyItem
-from cluster.spec.draw import DrawRows, Indices, draw
+from cluster.spec.draw import DrawRows, FinalistSearch, Indices, draw
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
@@ -81,7 +81,9 @@ class Evaluated:
     logits: torch.Tensor
 
 
-def draw_all(batch: Sequence[Evaluated], noise: NoiseRows) -> list[TokenArray]:
+def draw_all(
+    batch: Sequence[Evaluated], noise: NoiseRows, search: FinalistSearch | None = None
+) -> list[TokenArray]:
     """The target's draws of each entry, int32[n + 1]; -1 where a row has no law to draw from."""
     sizes = [len(entry.tree) + 1 for entry in batch]
     edges = [0, *itertools.accumulate(sizes)]
@@ -90,7 +92,7 @@ def draw_all(batch: Sequence[Evaluated], noise: NoiseRows) -> list[TokenArray]:
         # The engine's tensors stay as they are: log-probabilities are those of the raw law.
         logits = logits.clone() if len(batch) == 1 else logits
         _adjust(logits, batch, edges)
-    draws = draw(logits, _draw_rows(batch, sizes), noise)
+    draws = draw(logits, _draw_rows(batch, sizes), noise, search)
     token_ids = np.where(draws.valid, draws.token_ids, np.int32(-1))
     return [token_ids[start:stop] for start, stop in itertools.pairwise(edges)]
 

@@ -26,6 +26,7 @@ from cluster.core import (
     VerdictFrame,
     VerifyItem,
 )
+from cluster.engine.native import kernels
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.spec.logprobs import token_logprobs
@@ -79,6 +80,8 @@ class Verifier:
         self._engine = engine
         self._clock = clock
         self._noise = NoiseRows(engine.vocab_size, engine.device)
+        native = kernels.load() if engine.device.type == "cpu" else None
+        self._search = None if native is None else native.draw_finalists
         self._sequences: dict[str, TargetSequence] = {}
         self._pending: dict[str, _Pending] = {}
 
@@ -130,7 +133,7 @@ class Verifier:
             else:
                 misses.append(self._miss(item, sequence, output.have_len or 0))
         verdicts: list[Verdict] = []
-        draws = draw_all(batch, self._noise) if batch else []
+        draws = draw_all(batch, self._noise, self._search) if batch else []
         for pending, entry, drawn in zip(answered, batch, draws, strict=True):
             try:
                 verdicts.append(self._conclude(pending.item, entry, drawn))

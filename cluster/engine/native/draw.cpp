@@ -1,0 +1,151 @@
+/* Who may win a draw: argmax over the vocabulary of scaled logits plus Gumbel noise, up to near-ties.
+ *
+ * The noise is `cluster.spec.noise`'s: Philox4x32-10 integers (Salmon et al. 2011), exactly, and their
+ * transform -log(-log1p(-U)) to a few units in the last place of a float, which is enough to tell all
+ * candidates but those within `margin` of the best.  These are returned; where there are several, the
+ * caller compares them exactly.
+ */
+#include "operations.h"
+#include "pool.h"
+#include "vectors.h"
+
+enum { PAIR = LANES / 2 };
+typedef uint64_t vlong __attribute__((vector_size(PAIR * 8), aligned(8), may_alias));
+typedef float vpair __attribute__((vector_size(PAIR * 4), aligned(4), may_alias));
+typedef uint32_t vword __attribute__((vector_size(PAIR * 4), aligned(4), may_alias));
+
+namespace {
+
+struct Draw {
+    const float *logits, *maxima, *temperatures, *cutoffs;
+    const uint64_t *seeds;
+    const int64_t *positions, *streams;
+    long vocab_size;
+    float margin;
+    long limit;
+    float *scores; /* [rows, vocab_size]: scratch memory */
+    int64_t *finalists, *counts;
+};
+
+/* The first output word of Philox4x32-10 with the counter (token, position, stream, 0). */
+INLINE vlong philox(vlong token, uint64_t position, uint64_t stream, uint64_t seed) {
+    const uint64_t mask = 0xffffffffu;
+    vlong c0 = token, c1 = vlong{} + (position & mask), c2 = vlong{} + (stream & mask), c3 = {};
+    uint64_t k0 = seed & mask, k1 = seed >> 32;
+#pragma GCC unroll 10
+    for (int round = 0; round < 10; round++) {
+        const vlong p0 = c0 * 0xD2511F53u, p1 = c2 * 0xCD9E8D57u;
+        c0 = (p1 >> 32) ^ c1 ^ k0;
+        c2 = (p0 >> 32) ^ c3 ^ k1;
+        c1 = p1 & mask;
+        c3 = p0 & mask;
+        k0 = (k0 + 0x9E3779B9u) & mask;
+        k1 = (k1 + 0xBB67AE85u) & mask;
+    }
+    return c0;
+}
+
+/* log x for positive normal x, to about 2 units in the last place (after Cephes' logf). */
+INLINE vfloat log_of(vfloat x) {
+    const vuint bits = (vuint)x;
+    vint exponent = (vint)(bits >> 23) - 126;
+    vfloat part = (vfloat)((bits & 0x007fffffu) | 0x3f000000u); /* in [0.5, 1) */
+    const vint is_low = part < splat(0.70710678f);
+    exponent += is_low; /* -1 where true */
+    part = part - splat(1.0f) + (vfloat)((vint)part & is_low);
+    const vfloat square = part * part;
+    vfloat sum = splat(7.0376836292e-2f);
+    sum = sum * part - splat(1.1514610310e-1f);
+    sum = sum * part + splat(1.1676998740e-1f);
+    sum = sum * part - splat(1.2420140846e-1f);
+    sum = sum * part + splat(1.4249322787e-1f);
+    sum = sum * part - splat(1.6668057665e-1f);
+    sum = sum * part + splat(2.0000714765e-1f);
+    sum = sum * part - splat(2.4999993993e-1f);
+    sum = sum * part + splat(3.3333331174e-1f);
+    const vfloat whole = __builtin_convertvector(exponent, vfloat);
+    sum = sum * part * square + whole * splat(-2.12194440e-4f) - square * splat(0.5f);
+    return part + sum + whole * splat(0.693359375f);
+}
+
+/* -log(-log1p(-U)), U = (word + 0.5) / 2^32. */
+INLINE vfloat gumbel_of(vuint words) {
+    const vfloat half = splat(0.5f), unit = splat(2.3283064365386963e-10f);
+    /* A float holds 24 bits: what is near 1 is told from the other end. */
+    const vfloat u = (__builtin_convertvector(words, vfloat) + half) * unit;
+    const vfloat v = (__builtin_convertvector(~words, vfloat) + half) * unit; /* 1 - U */
+    const vfloat rest = splat(1.0f) - u;
+    const vfloat lost = splat(1.0f) - rest; /* u as far as `rest` has it; corrects the logarithm */
+    const vfloat small = lost == splat(0.0f) ? u : -log_of(rest) * (u / (lost == splat(0.0f) ? u : lost));
+    const vfloat energy = u < half ? small : -log_of(v);
+    return -log_of(energy);
+}
+
+void do_row(void *argument, long row) {
+    const Draw &draw = *static_cast<const Draw *>(argument);
+    const long size = draw.vocab_size;
+    const float *logits = draw.logits + row * size;
+    float *scores = draw.scores + row * size;
+    const float maximum = draw.maxima[row], temperature = draw.temperatures[row];
+    const float cutoff = draw.cutoffs ? draw.cutoffs[row] : -INFINITY;
+    const uint64_t seed = draw.seeds[row], position = (uint64_t)draw.positions[row], stream = (uint64_t)draw.streams[row];
+    vlong count = {};
+    for (int i = 0; i < PAIR; i++) count[i] = i;
+    float best = -INFINITY;
+    for (long start = 0; start < size; start += LANES) {
+        alignas(64) uint32_t words[LANES];
+        for (int half = 0; half < 2; half++) {
+            const vlong token = count + (uint64_t)(start + half * PAIR);
+            *(vword *)(words + half * PAIR) = __builtin_convertvector(philox(token, position, stream, seed), vword);
+        }
+        const vfloat noise = gumbel_of(*(const vuint *)words);
+        const long present = size - start < LANES ? size - start : LANES;
+        for (long i = 0; i < present; i++) {
+            const float scaled = (logits[start + i] - maximum) / temperature;
+            const float score = scaled < cutoff ? -INFINITY : scaled + noise[i];
+            scores[start + i] = score;
+            best = score > best ? score : best;
+        }
+    }
+    long found = 0;
+    int64_t *finalists = draw.finalists + row * draw.limit;
+    if (best > -INFINITY)
+        for (long token = 0; token < size; token++)
+            if (scores[token] >= best - draw.margin) {
+                if (found < draw.limit) finalists[found] = token;
+                found++;
+            }
+    draw.counts[row] = found;
+}
+
+}  // namespace
+
+/* logits [rows, vocab]; all others but the last three [rows]; cutoffs may be null.  finalists
+ * [rows, limit], ascending; counts [rows]: how many there are, more than `limit` where not all fit. */
+extern "C" void draw_finalists(const float *logits, const float *maxima, const float *temperatures, const float *cutoffs,
+                               const uint64_t *seeds, const int64_t *positions, const int64_t *streams, long num_rows,
+                               long vocab_size, float margin, long limit, float *scores, int64_t *finalists,
+                               int64_t *counts, int num_threads) {
+    Draw draw = {logits, maxima, temperatures, cutoffs, seeds, positions, streams, vocab_size,
+                 margin, limit, scores, finalists, counts};
+    run_blocks(do_row, &draw, num_rows, num_threads);
+}
+
+/* Noise of single tokens, [rows, width]; seeds, positions, streams: [rows].  width <= 2^31. */
+extern "C" void gumbel_tokens(const uint64_t *seeds, const int64_t *positions, const int64_t *streams,
+                              const int64_t *tokens, long num_rows, long width, float *noise) {
+    for (long row = 0; row < num_rows; row++, tokens += width, noise += width)
+        for (long start = 0; start < width; start += LANES) {
+            const long present = width - start < LANES ? width - start : LANES;
+            alignas(64) uint32_t words[LANES] = {};
+            for (int half = 0; half < 2; half++) {
+                vlong token = {};
+                for (long i = 0; i < PAIR && half * PAIR + i < present; i++)
+                    token[i] = (uint64_t)tokens[start + half * PAIR + i] & 0xffffffffu;
+                const vlong word = philox(token, (uint64_t)positions[row], (uint64_t)streams[row], seeds[row]);
+                *(vword *)(words + half * PAIR) = __builtin_convertvector(word, vword);
+            }
+            const vfloat values = gumbel_of(*(const vuint *)words);
+            for (long i = 0; i < present; i++) noise[start + i] = values[i];
+        }
+}
