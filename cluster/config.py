@@ -139,7 +139,7 @@ class CoordinatorConfig:
     max_queued_requests: int = 256
     max_draft_tokens: int = 16
     budget: Literal["adaptive", "fixed"] = "adaptive"
-    max_draft_wait_ms: float = 8.0
+    max_draft_wait_ms: float = 16.0
     max_slowdown: float = 0.02
     slowdown_slack: float = 8.0
     max_homogeneity_wait_ms: float = 2.0

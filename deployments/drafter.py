@@ -11,6 +11,7 @@ from cluster.errors import WorkerError
 from cluster.rpc.server import serve_drafter
 from cluster.worker.build import build_drafter
 from cluster.worker.draft import DraftWorker
+from cluster.worker.priority import hear_at_once
 from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
 
 
@@ -58,4 +59,5 @@ def _create(config: Config, name: str) -> DraftWorker:
         from cluster.engine.device import configure_threads
 
         configure_threads(engine)
+    hear_at_once()
     return build_drafter(config, name, process_id(f"drafter-{name}"))

@@ -41,6 +41,8 @@ class LocalRay:
         # Local and short-lived: Ray's token would only lock the user out of the dashboard.
         os.environ.setdefault("RAY_AUTH_MODE", "disabled")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Workers at nice 15, Ray's default, leave drafters no room to stand back behind the target.
+        os.environ.setdefault("RAY_worker_niceness", "0")
         os.environ.setdefault("RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S", "1")
         # Actors that reserve no GPU still see them: `device: auto` uses one without any flag.
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"

@@ -11,7 +11,7 @@ from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.session import InFlight, Session
 from cluster.core import TokenArray
 from cluster.metrics import Recorder
-from cluster.spec.demand import Demand, DemandBook, Place, Used
+from cluster.spec.demand import MAX_LAG, Demand, DemandBook, Place, Used
 from cluster.spec.patience import Mode
 
 # Trees that are already known when a verdict comes in are what the next batch is made of, so a
@@ -46,8 +46,12 @@ class DraftDemand:
         task, limit = session.request.task, session.max_draft_tokens * SHADOW_FACTOR
         demand = Demand(Mode.GROWING, limit)
         seat = session.target
-        if self._book is not None and seat is not None and seat.is_silent:
-            demand = Demand(Mode.PARKED, 0)
+        is_silent = self._book is not None and seat is not None and seat.is_silent
+        num_silent = session.num_silent_commits.get(replica.name, 0)
+        session.num_silent_commits[replica.name] = num_silent + 1 if is_silent else 0
+        if is_silent:
+            # To be woken for every step would cost the target as much as a little drafting.
+            demand = Demand(Mode.PARKED, 0, is_told=num_silent % MAX_LAG == 0)
         elif self._book is not None and seat is not None:
             num_sequences = max(len(seat.sessions), 1)
             share_s = seat.step_time_s / num_sequences

@@ -42,7 +42,7 @@ class PromiseBook:
             self.max_wait_s = config.max_draft_wait_ms / 1000.0
         self._max_broken = config.breaker_failures
         self._entries: dict[tuple[str, str], _Entry] = {}
-        self._lessons: list[tuple[str, str, Growth, float]] = []
+        self._lessons: list[tuple[str, str, Growth, float, float]] = []
 
     def committed(
         self, session: Session, name: str, subscription: Subscription, now: float
@@ -53,7 +53,9 @@ class PromiseBook:
             return
         task = session.request.task
         if former and former.is_learned and former.is_hit is not None:
-            self._lessons.append((name, task, former, now - former.committed_at))
+            since = former.committed_at
+            idle_s = max(session.dispatched_at - since, 0.0)
+            self._lessons.append((name, task, former, now - since, idle_s))
         entry = self._entry(name, task)
         entry.num_commits += 1
         is_learned = (
@@ -76,6 +78,22 @@ class PromiseBook:
         if growth.is_learned and len(growth.trees) < _MAX_TREES and delay_s <= GRID_S[-1]:
             growth.trees.append((delay_s, proposal.tree, proposal.survival))
         return True
+
+    def outstanding(self, session: Session) -> bool:
+        """Whether a drafter of credit has been told of the last commit and not answered yet."""
+        return any(
+            subscription.growth is not None
+            and not subscription.growth.is_answered
+            and subscription.replica.num_broken_promises < self._max_broken
+            for subscription in session.subscriptions.values()
+        )
+
+    def learn_from(self, session: Session) -> None:
+        """What follows its last commit is of interest, however often that was seen before."""
+        for subscription in session.subscriptions.values():
+            growth = subscription.growth
+            if growth is not None and not growth.is_answered and growth.is_hit is not None:
+                growth.is_learned = True
 
     def broken(self, session: Session) -> None:
         """The time was up, and nothing came for `session`."""
@@ -133,24 +151,26 @@ class PromiseBook:
 
     def settle(self, calibrator: Callable[[str, str], Calibrator]) -> None:
         """Learn from the commits that are complete.  calibrator: by drafter and task."""
-        groups: dict[tuple[str, str], list[tuple[Growth, float]]] = {}
-        for name, task, growth, elapsed_s in self._lessons:
-            groups.setdefault((name, task), []).append((growth, elapsed_s))
+        groups: dict[tuple[str, str], list[tuple[Growth, float, float]]] = {}
+        for name, task, growth, elapsed_s, idle_s in self._lessons:
+            groups.setdefault((name, task), []).append((growth, elapsed_s, idle_s))
         self._lessons.clear()
         for key, lessons in groups.items():
-            newest = [_newest_per_mark(growth) for growth, _ in lessons]
+            newest = [_newest_per_mark(growth, idle_s) for growth, _, idle_s in lessons]
             forest = join([tree for trees in newest for _, tree, _ in trees])
             claimed = concatenated([survival for trees in newest for _, _, survival in trees])
             calibrated = calibrator(*key).survivals(forest, claimed) if len(claimed) else claimed
             index, table = 0, self._entry(*key).table
-            for trees, (growth, elapsed_s) in zip(newest, lessons, strict=True):
+            for trees, (growth, elapsed_s, idle_s) in zip(newest, lessons, strict=True):
                 seen: list[tuple[float, FloatArray]] = []
                 if growth.at_hand is not None:
                     seen.append((0.0, growth.at_hand))
                 for delay_s, _, _ in trees:
                     seen.append((delay_s, calibrated[forest.span(index)]))
                     index += 1
-                table.observe(hit=bool(growth.is_hit), elapsed_s=elapsed_s, trees=seen)
+                table.observe(
+                    hit=bool(growth.is_hit), elapsed_s=elapsed_s, trees=seen, idle_s=idle_s
+                )
 
     def _entry(self, name: str, task: str) -> _Entry:
         key = (name, task)
@@ -163,11 +183,13 @@ class PromiseBook:
         return entry
 
 
-def _newest_per_mark(growth: Growth) -> list[tuple[float, TokenTree, FloatArray]]:
-    """Of the trees that arrived, those that were the newest at some point of the grid."""
+def _newest_per_mark(growth: Growth, idle_s: float) -> list[tuple[float, TokenTree, FloatArray]]:
+    """Of the trees that arrived, those that were the newest at some point of the grid, or when the
+    target went to work."""
+    marks_s = (*GRID_S, idle_s)
     ends_s = [delay_s for delay_s, _, _ in growth.trees[1:]] + [math.inf]
     return [
         tree
         for tree, end_s in zip(growth.trees, ends_s, strict=False)
-        if any(tree[0] <= mark_s < end_s for mark_s in GRID_S)
+        if any(tree[0] <= mark_s < end_s for mark_s in marks_s)
     ]

@@ -246,6 +246,7 @@ class RoundLoop:
             seat.decoding[session.id] = session
             session.in_flight = in_flight
             session.status = Status.DECODING
+            session.dispatched_at = now
             num_nodes += len(in_flight.tree)
             items.append(session.item(in_flight.tree))
         seat.stepping = {session.id for session in batch}
@@ -254,6 +255,7 @@ class RoundLoop:
 
     def _open_round(self, seat: TargetSeat, batch: list[Session], num_nodes: int) -> None:
         now, last = self._clock(), seat.round
+        follows = last is not None and last.report is not None
         if last is not None and last.report is not None and last.is_clean:
             times = RoundTimes(
                 sent_at=last.sent_at,
@@ -266,8 +268,12 @@ class RoundLoop:
                 queue_time_s=last.report.queue_time_s,
             )
             self._ledger.note_round(times)
-        waited = self._waits.end(seat, now)
-        seat.round = OpenRound(now, len(batch), num_nodes, not seat.prefilling, *waited)
+        waited_s, awaited = self._waits.end(seat, now)
+        # Where nothing went before, the time since then was no planning.
+        planned_s = max(now - seat.owed_since - waited_s, 0.0) if follows else 0.0
+        seat.round = OpenRound(
+            now, len(batch), num_nodes, not seat.prefilling, waited_s, awaited, planned_s
+        )
         self._ledger.note_batch(len(batch), purity(batch))
 
     def _close_round(
@@ -301,4 +307,4 @@ class RoundLoop:
         if opened.is_clean:
             seat.record_wire_time(max(now - opened.sent_at - report.step_time_s, 0.0))
         # Not the round trip: with prefills about, the batch may have waited for one of their steps.
-        return seat.record_step_time(report.step_time_s)
+        return seat.record_step_time(report.step_time_s, opened.planned_s)

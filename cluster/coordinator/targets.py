@@ -23,6 +23,7 @@ class OpenRound:
 
     is_clean: no prefill was under way with it, so its round trip is that of decoding alone.
     waited_s: before it went, for the drafts of the sessions `awaited`.
+    planned_s: what the coordinator took for it after the verdicts before it, without that wait.
     report: the last step report of the batch, once it is complete; received_at likewise.
     shares: of the sessions that were answered.
     """
@@ -33,6 +34,7 @@ class OpenRound:
     is_clean: bool
     waited_s: float = 0.0
     awaited: frozenset[str] = frozenset()
+    planned_s: float = 0.0
     received_at: float = 0.0
     report: StepReport | None = None
     shares: list[Share] = field(default_factory=list)
@@ -133,9 +135,12 @@ class TargetSeat:
         weight = _STEP_TIME_WEIGHT if self.wire_time_s else 1.0
         self.wire_time_s += weight * (wire_time_s - self.wire_time_s)
 
-    def record_step_time(self, step_time_s: float) -> float:
-        """A step of decoding alone took so long; returns what such a round is expected to take."""
-        round_time_s = step_time_s + self.wire_time_s
+    def record_step_time(self, step_time_s: float, planned_s: float = 0.0) -> float:
+        """A step of decoding alone took so long; returns what such a round is expected to take.
+
+        planned_s: for planning it, which takes longer with drafts than without.
+        """
+        round_time_s = planned_s + step_time_s + self.wire_time_s
         weight = _STEP_TIME_WEIGHT if self.step_time_s else 1.0
         self.step_time_s += weight * (round_time_s - self.step_time_s)
         return round_time_s

@@ -28,12 +28,14 @@ from cluster.spec.drafts import (
 from cluster.spec.forest import Indices
 from cluster.spec.goodput import GoodputModel
 from cluster.spec.step_times import bucket
-from cluster.spec.waits import Standing, price_wait
+from cluster.spec.waits import Standing, WaitTrials, price_wait
 
 # While a batch size is unmeasured: plain steps at first, and later every sixteenth.
 _PLAIN_INTERVAL = 16
 # A doubtful count is worth measuring if it would be the best at so many times its goodput.
 _HOPE = 1.5
+# A wait that is tried takes at most this share of a plain step.
+_TRIAL_SHARE = 0.5
 
 
 @dataclass(slots=True)
@@ -63,6 +65,7 @@ class BudgetController:
         self._model = GoodputModel(rules)
         self._times = self._model.times
         self._modes: dict[int, _Mode] = {}
+        self._trials = WaitTrials()
         self._num_refusals = 0
 
     @property
@@ -101,6 +104,11 @@ class BudgetController:
         """Choices in a row, at this load, in which there were drafts and none was worth it."""
         mode = self._modes.get(bucket(num_sequences))
         return 0 if mode is None else mode.num_declined
+
+    def is_exhausted(self, num_sequences: int) -> bool:
+        """Whether speculation, drafters beside plain steps included, has lost at this load all that
+        it may lose."""
+        return self._model.guard(num_sequences).is_exhausted
 
     def forget_declined(self) -> None:
         """Count anew."""
@@ -164,9 +172,23 @@ class BudgetController:
             now = Standing(num_nodes, goodput, waited_s)
             wait_s, awaited = price_wait(self._model, batch, now, waits_s, max_wait_s)
             if wait_s > 0.0:
+                self._trials.paid(len(batch))
                 self._modes[bucket(len(batch))].num_declined = 0  # they are worth a wait
                 return Choice(nodes[:0], wait_s, awaited)
         return Choice(nodes[:num_nodes])
+
+    def trial_s(self, num_sequences: int, max_wait_s: float) -> float:
+        """How long to wait for drafts just to find out how fast they come; mostly 0, not at all.
+
+        To be asked when there are none and some are on their way.
+        """
+        step_s = self._model.plain_s(num_sequences)
+        if step_s is None or not self._times.is_measured(num_sequences, 0):
+            return 0.0
+        wait_s = min(max_wait_s, _TRIAL_SHARE * step_s)
+        if not self._model.allows(num_sequences, 0, wait_s):
+            return 0.0
+        return wait_s if self._trials.is_due(num_sequences) else 0.0
 
     def _ranked(self, batch: BatchDrafts) -> tuple[Indices, Gains]:
         """All admissible nodes, best first: (nodes, weighted survivals).

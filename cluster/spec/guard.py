@@ -39,6 +39,11 @@ class DeficitGuard:
         """Seconds lost to speculation and not regained: the allowance less the balance."""
         return 0.0 if self._balance_s is None else self._allowance_s - self._balance_s
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no loss at all is affordable any more."""
+        return self._balance_s is not None and self._balance_s <= 0.0
+
     def allows(self, extra_s: float, step_s: float) -> bool:
         """Whether a round may be risked that takes extra_s longer than a plain step of step_s."""
         balance_s = self._slack_steps * step_s if self._balance_s is None else self._balance_s

@@ -13,7 +13,7 @@ from cluster.core import FloatArray
 Floats = npt.NDArray[np.float64]
 
 # Seconds since the commit.  A tree that needs longer than the last is not worth waiting for.
-GRID_S: tuple[float, ...] = (0.0, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016)
+GRID_S: tuple[float, ...] = (0.0, 0.001, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016)
 # The waits that are priced.
 WAITS_S: tuple[float, ...] = GRID_S[1:]
 # Survivals that are kept of a tree, best first.
@@ -38,32 +38,53 @@ class PromiseTable:
     Hits, where a part of the former tree outlived the commit, and misses are learned apart: after
     a miss there is nothing at first.  A commit that brought no tree counts as zeros, so promises
     that are not kept lose their worth.
+
+    What came while the target was idle is learned apart too, and goes before what came while it
+    was at work: that is how it comes during a wait, and where drafters share a device with the
+    target it comes several times as fast.
     """
 
     def __init__(self) -> None:
-        self._means = np.zeros((2, len(GRID_S), NUM_RANKS))
-        self._counts = np.zeros((2, len(GRID_S)), dtype=np.int64)
+        # By: the target idle or not; hit or miss.
+        self._means = np.zeros((2, 2, len(GRID_S), NUM_RANKS))
+        self._counts = np.zeros((2, 2, len(GRID_S)), dtype=np.int64)
         self._curves: dict[tuple[bool, int], Floats] = {}  # as asked for, dropped by `observe`
 
     def observe(
-        self, *, hit: bool, elapsed_s: float, trees: Sequence[tuple[float, FloatArray]]
+        self,
+        *,
+        hit: bool,
+        elapsed_s: float,
+        trees: Sequence[tuple[float, FloatArray]],
+        idle_s: float = 0.0,
     ) -> None:
         """One commit and what followed, up to elapsed_s: later times are unknown.
 
         trees: (seconds since the commit, calibrated survivals) in order of arrival; of a hit the
-        first stands at 0.
+        first stands at 0.  idle_s: so long the target did nothing.
         """
         self._curves.clear()
         profiles = np.zeros((len(trees) + 1, NUM_RANKS))
         for place, (_, survival) in enumerate(trees, start=1):
             profiles[place] = profile(survival)
+        times_s = [at_s for at_s, _ in trees]
+        newest = np.searchsorted(times_s, GRID_S, side="right")
         num_known = bisect.bisect_right(GRID_S, elapsed_s)
-        newest = np.searchsorted([at_s for at_s, _ in trees], GRID_S[:num_known], side="right")
-        row = int(hit)
-        counts, means = self._counts[row, :num_known], self._means[row, :num_known]
+        self._learn(0, hit, profiles[newest[:num_known]])
+        num_idle = bisect.bisect_right(GRID_S, idle_s)
+        num_came = bisect.bisect_right(times_s, idle_s)
+        if 0 < num_idle < len(GRID_S) and num_came > newest[num_idle - 1]:
+            # A wait ends when something comes.  By the next mark there would be that, if not more.
+            newest[num_idle] = num_came
+            num_idle += 1
+        self._learn(1, hit, profiles[newest[:num_idle]])
+
+    def _learn(self, is_idle: int, hit: bool, profiles: Floats) -> None:
+        """profiles: of the first marks of the grid."""
+        counts = self._counts[is_idle, int(hit), : len(profiles)]
+        means = self._means[is_idle, int(hit), : len(profiles)]
         counts += 1
-        weights = np.maximum(1.0 / counts, _MIN_WEIGHT)[:, np.newaxis]
-        means += weights * (profiles[newest] - means)
+        means += np.maximum(1.0 / counts, _MIN_WEIGHT)[:, np.newaxis] * (profiles - means)
 
     def expected(self, *, hit: bool, since_s: float, at_hand: Floats) -> Floats:
         """Survivals after each of WAITS_S, best first: float64[WAITS_S, NUM_RANKS].
@@ -84,7 +105,9 @@ class PromiseTable:
         curves = self._curves.get(key)
         if curves is None:
             # A later tree holds the earlier one, so a mean that falls is noise, or was never seen.
-            curve = np.maximum.accumulate(self._means[int(hit)], axis=0)
+            is_known = self._counts[1, int(hit)] > 0
+            means = np.where(is_known[:, np.newaxis], *self._means[::-1, int(hit)])
+            curve = np.maximum.accumulate(means, axis=0)
             start_s = key[1] * _TICK_S
             curves = np.array([_at(curve, start_s + wait_s) for wait_s in (0.0, *WAITS_S)])
             self._curves[key] = curves

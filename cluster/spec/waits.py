@@ -9,11 +9,45 @@ import numpy as np
 
 from cluster.spec.drafts import BatchDrafts, Gains
 from cluster.spec.goodput import GoodputModel
+from cluster.spec.step_times import bucket
 
 # A sequence is waited for if its drafts are expected to grow by so many tokens.
 _MIN_PROMISE = 0.1
 # How much longer than priced a wait may last.
 _PATIENCE = 2.0
+
+
+# Rounds without drafts after which one is tried to be waited for whatever is known, at first and at
+# most; twice as many each time while that leads to nothing.
+_FIRST_TRIAL = 4
+_LAST_TRIAL = 256
+
+
+class WaitTrials:
+    """When to wait for drafts without a price, to find out how fast they come.
+
+    What comes while the target is at work does not tell: where they share a device it comes late,
+    and a wait that is never tried never gets a price.  By load, as all that is learned of a target.
+    """
+
+    def __init__(self) -> None:
+        self._intervals: dict[int, int] = {}
+        self._left: dict[int, int] = {}
+
+    def is_due(self, num_sequences: int) -> bool:
+        """To be asked in every round that has no drafts while some are on their way."""
+        key = bucket(num_sequences)
+        left = self._left.get(key, _FIRST_TRIAL) - 1
+        if left > 0:
+            self._left[key] = left
+            return False
+        interval = min(2 * self._intervals.get(key, _FIRST_TRIAL), _LAST_TRIAL)
+        self._intervals[key] = self._left[key] = interval
+        return True
+
+    def paid(self, num_sequences: int) -> None:
+        """A wait was bought at its price: what is known is of use."""
+        self._intervals.pop(bucket(num_sequences), None)
 
 
 @dataclass(frozen=True, slots=True)

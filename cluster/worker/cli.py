@@ -24,6 +24,7 @@ from cluster.errors import ConfigError, DrafthouseError, NotFoundError
 from cluster.rpc.server import serve_drafter, serve_target
 from cluster.rpc.standalone import run_until_signal
 from cluster.worker.build import build_drafter, build_target
+from cluster.worker.priority import hear_at_once
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -105,6 +106,7 @@ async def _draft(config: Config, arguments: argparse.Namespace) -> None:
     engine = getattr(registry.check(name, config.drafters[name]), "engine", None)
     if engine is not None:
         _configure_threads(engine)
+    hear_at_once()
     worker = await asyncio.to_thread(build_drafter, config, name)
     worker.start()
     try:

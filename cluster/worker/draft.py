@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -38,6 +37,7 @@ from cluster.worker.draft_names import (
     renamed_proposal,
     renamed_refusal,
 )
+from cluster.worker.priority import stand_back
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class DraftWorker:
         nice: int = 0,
     ) -> None:
         """nice: how far the growth thread stands back behind others, 0 to 19; the thread that hears
-        commits does not."""
+        commits only does where the whole process has to."""
         self._nice = nice
         self._drafter = ContainedDrafter(drafter, description.name, clock)
         self._description = description
@@ -169,8 +169,7 @@ class DraftWorker:
 
     def _run(self) -> None:
         try:
-            # On Linux of this thread and of those it starts, torch's among them.
-            os.nice(self._nice)
+            stand_back(self._nice)
             while (arrivals := self._take_arrivals()) is not None:
                 for lease, frame in arrivals:
                     self._receive(lease, frame)

@@ -13,6 +13,7 @@ from cluster.spec.drafts import BudgetRules, Decision, SequenceDraft, Share
 from cluster.spec.goodput import GoodputModel
 from cluster.spec.promises import GRID_S, NUM_RANKS, WAITS_S, Floats, PromiseTable, profile
 from cluster.spec.step_times import bucket
+from cluster.spec.waits import WaitTrials
 
 RULES = BudgetRules(max_draft_tokens=8)
 
@@ -98,10 +99,10 @@ def test_the_table_learns_what_comes_when() -> None:
 
     growth = growth_of(table, hit=False, since_s=0.0).sum(axis=1)
 
-    expected = {0.0005: 0.0, 0.001: 0.0, 0.002: 0.8, 0.004: 1.4, 0.008: 1.4, 0.016: 1.4}
+    expected = dict.fromkeys(WAITS_S, 1.4) | {0.001: 0.0, 0.002: 0.8}
     assert dict(zip(WAITS_S, growth.tolist(), strict=True)) == pytest.approx(expected)
     assert not growth_of(table, hit=True, since_s=0.0).any()
-    assert growth_of(table, hit=False, since_s=0.002)[2].sum() > 0.5
+    assert growth_of(table, hit=False, since_s=0.002)[1].sum() > 0.5
     assert not growth_of(table, hit=False, since_s=GRID_S[-1]).any()
 
 
@@ -131,11 +132,48 @@ def test_what_a_commit_cut_short_is_not_taken_for_nothing() -> None:
 def test_what_has_come_early_is_not_expected_again() -> None:
     table, tree = PromiseTable(), np.array([0.9, 0.8], dtype=np.float32)
     for _ in range(20):
-        table.observe(hit=False, elapsed_s=0.01, trees=[(0.0009, tree)])
-    assert growth_of(table, hit=False, since_s=0.0007).max() == pytest.approx(0.9)
+        table.observe(hit=False, elapsed_s=0.01, trees=[(0.0019, tree)])
+    assert growth_of(table, hit=False, since_s=0.001).max() == pytest.approx(0.9)
     at_hand = profile(tree)
-    later = table.expected(hit=False, since_s=0.0007, at_hand=at_hand)
+    later = table.expected(hit=False, since_s=0.001, at_hand=at_hand)
     np.testing.assert_allclose(later, np.tile(at_hand, (len(WAITS_S), 1)), atol=1e-6)
+
+
+def test_what_comes_while_the_target_is_idle_is_what_a_wait_brings() -> None:
+    """Beside a working target it takes 12 ms, during a wait 3: only the latter is waited for."""
+    table, tree = PromiseTable(), np.array([0.9], dtype=np.float32)
+    for _ in range(30):
+        table.observe(hit=False, elapsed_s=0.03, trees=[(0.011, tree)], idle_s=0.0015)
+    assert not growth_of(table, hit=False, since_s=0.0)[WAITS_S.index(0.004)].any()
+
+    # The wait ended when the tree came: by the next mark there would be that.
+    table.observe(hit=False, elapsed_s=0.03, trees=[(0.003, tree)], idle_s=0.003)
+    growth = growth_of(table, hit=False, since_s=0.0).max(axis=1)
+    assert growth[WAITS_S.index(0.002)] == 0.0
+    assert growth[WAITS_S.index(0.004)] == pytest.approx(0.9)
+
+    # One that brought nothing says so of all the time it took.
+    for _ in range(100):
+        table.observe(hit=False, elapsed_s=0.03, trees=[], idle_s=0.009)
+    assert growth_of(table, hit=False, since_s=0.0)[WAITS_S.index(0.008)].max() < 0.1
+
+
+def test_trials_become_rare_until_a_wait_pays() -> None:
+    trials = WaitTrials()
+
+    def gaps(count: int) -> list[int]:
+        found, gap = [], 0
+        while len(found) < count:
+            gap += 1
+            if trials.is_due(3):
+                found.append(gap)
+                gap = 0
+        return found
+
+    assert gaps(8) == [4, 8, 16, 32, 64, 128, 256, 256]
+    trials.paid(3)
+    assert gaps(3) == [256, 8, 16]
+    assert [trials.is_due(16) for _ in range(4)] == [False, False, False, True]
 
 
 @given(

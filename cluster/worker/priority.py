@@ -1,0 +1,48 @@
+"""How a process stands back behind others on the same cores, and its threads behind each other.
+
+A nice value counts within a scheduling group.  Desktop and server kernels put every login session
+into a group of its own (CONFIG_SCHED_AUTOGROUP), and groups share the cores alike, whatever their
+threads' nice values: a process that leads a session has to lower the group.  Containers have
+groups of their own too, whose weight is the operator's (CPU requests), not ours.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_AUTOGROUP = Path("/proc/self/autogroup")
+# Python's own is ten times as long: as long as some drafters take for a tree.
+_SWITCH_INTERVAL_S = 0.0005
+
+
+def hear_at_once() -> None:
+    """Let the thread that hears what comes in interrupt the one that computes, in this process."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+
+def stand_back(nice: int) -> None:
+    """Lower the calling thread, and on Linux those it starts, by `nice` (0 to 19).
+
+    Where this process leads a session the session's group is lowered too: then all its threads
+    stand back.  Never raises a priority.
+    """
+    if nice <= 0:
+        return
+    os.nice(nice)
+    if os.getsid(0) != os.getpid():
+        return  # the group is shared with others, who have not asked for it
+    try:
+        if _group_nice() < nice:
+            _AUTOGROUP.write_text(str(nice))
+    except (OSError, ValueError) as error:  # no such groups here, or not allowed
+        log.debug("the session's group keeps its priority: %s", error)
+
+
+def _group_nice() -> int:
+    # As in "/autogroup-243 nice 0".
+    return int(_AUTOGROUP.read_text().rsplit(maxsplit=1)[-1])
