@@ -104,6 +104,13 @@ NUM_ACCEPTED_PER_POS = Metric(
     "Draft tokens accepted, by depth in the tree.",
     ("drafter", "task", "position"),
 )
+CALIBRATION_ERROR = Metric(
+    "drafthouse_survival_calibration_error",
+    "gauge",
+    "Expected calibration error of the drafter's survivals as the budget used them: mean "
+    "|predicted - accepted| over ten bins, of the last few thousand nodes.",
+    ("drafter", "task"),
+)
 DRAFTER_UP = Metric("drafthouse_drafter_up", "gauge", "Live replicas.", ("drafter",))
 DRAFTER_FAULTS = Metric(
     "drafthouse_drafter_faults", "counter", "Broken links and refused frames.", ("drafter", "why")

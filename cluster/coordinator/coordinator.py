@@ -80,7 +80,7 @@ class Coordinator:
         promises = PromiseBook(settings)
         self._pool = DrafterPool(settings, self.recorder, promises)
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
-        planner = DraftPlanner(settings, promises)
+        planner = self._planner = DraftPlanner(settings, promises)
         self._ledger = RoundLedger(self.recorder, planner)
         wait_s = settings.max_homogeneity_wait_ms / 1000.0
         waits = DraftWaits(promises, self.recorder, timer)
@@ -214,6 +214,7 @@ class Coordinator:
         """All metrics as of now, in Prometheus' text format."""
         self._ledger.settle()
         self._pool.record_demand()
+        self._planner.record_calibration(self.recorder)
         self.recorder.set(metrics.RUNNING, self._table.num_running)
         self.recorder.set(metrics.QUEUED, self._table.num_waiting)
         self.recorder.set(metrics.TARGET_UP, len(self._table.seats))

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cluster import metrics
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.offers import Offers, gather
 from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.session import InFlight, Limits, Session
 from cluster.core import EMPTY_FLOATS, TokenArray
+from cluster.metrics import Recorder
 from cluster.spec.budget import BudgetController
 from cluster.spec.drafts import (
     BatchDrafts,
@@ -163,6 +165,13 @@ class DraftPlanner:
         """(deficit in seconds, refusals of the guard since this was last asked) of a target."""
         budget = self._budget(target_id)
         return budget.deficit_s, budget.take_refusals()
+
+    def record_calibration(self, recorder: Recorder) -> None:
+        """Export how right each drafter's survivals were; not on the way of a round."""
+        for (drafter, task), calibrator in self._calibrators.items():
+            if calibrator.num_observed:
+                error = calibrator.expected_error()
+                recorder.set(metrics.CALIBRATION_ERROR, error, drafter=drafter, task=task)
 
     def forget(self, target_id: str) -> None:
         """The target has left; its step times are of no more use."""

@@ -92,6 +92,7 @@ def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) ->
 
 
 _NUM_BINS = 24
+_NUM_FORECAST_BINS = 10
 _MAX_LOGIT = 6.0
 # A fit is due after so many new outcomes, and after so large a share of those it rests on.
 _REFIT_EVERY = 32
@@ -116,6 +117,9 @@ class Calibrator:
         self._num = np.zeros(_NUM_BINS)
         self._accepted = np.zeros(_NUM_BINS)
         self._claims = np.zeros(_NUM_BINS)  # sum of claimed logits
+        # By bins of what was predicted before the outcome was known: count, sum of predictions,
+        # sum of outcomes.
+        self._forecasts = np.zeros((3, _NUM_FORECAST_BINS))
         self._unfitted = 0
         self.slope = 1.0
         self.offset = 0.0
@@ -149,13 +153,15 @@ class Calibrator:
         logits = np.atleast_1d(_logit(claimed))
         if len(logits) == 0:
             return
-        bins = _bins(logits)
+        bins, decay = _bins(logits), self._decay ** len(logits)
+        outcomes = np.atleast_1d(np.asarray(accepted, dtype=np.float64))
+        self._judge(_sigmoid(self.slope * logits + self.offset), outcomes, decay)
         for sums, values in (
             (self._num, None),
-            (self._accepted, np.atleast_1d(np.asarray(accepted, dtype=np.float64))),
+            (self._accepted, outcomes),
             (self._claims, logits),
         ):
-            sums *= self._decay ** len(logits)
+            sums *= decay
             sums += np.bincount(bins, weights=values, minlength=_NUM_BINS)
         self._unfitted += len(logits)
         if self._unfitted >= max(_REFIT_EVERY, _REFIT_SHARE * self.num_observed):
@@ -167,13 +173,20 @@ class Calibrator:
         self.observe(claimed_conditionals(parents, claimed)[nodes], accepted)
 
     def expected_error(self) -> float:
-        """Expected calibration error: mean |calibrated - observed| over bins, by their counts."""
-        total = self.num_observed
-        if total <= 0.0:
-            return 0.0
-        means = self._claims / np.maximum(self._num, 1e-12)
-        calibrated = _sigmoid(self.slope * means + self.offset)
-        return float(np.abs(calibrated * self._num - self._accepted).sum() / total)
+        """Expected calibration error of what was predicted before each outcome was known.
+
+        Mean |predicted - observed| over ten bins of equal width, by their counts, with the same
+        forgetting as the fit (Naeini et al. 2015, of forecasts instead of a held-out set).
+        """
+        counts, predicted, observed = self._forecasts
+        total = float(counts.sum())
+        return float(np.abs(predicted - observed).sum()) / total if total > 0.0 else 0.0
+
+    def _judge(self, predicted: Floats, outcomes: Floats, decay: float) -> None:
+        bins = np.minimum((predicted * _NUM_FORECAST_BINS).astype(np.int64), _NUM_FORECAST_BINS - 1)
+        self._forecasts *= decay
+        for sums, values in zip(self._forecasts, (None, predicted, outcomes), strict=True):
+            sums += np.bincount(bins, weights=values, minlength=_NUM_FORECAST_BINS)
 
     def _fit(self) -> None:
         """Penalised maximum likelihood over the bins, by Newton steps along one axis at a time.

@@ -132,6 +132,22 @@ def test_miscalibrated_claims_are_corrected(name: str, slope: float, offset: flo
     assert calibrator.expected_error() < 0.05
 
 
+def test_the_calibration_error_is_that_of_what_was_predicted_before() -> None:
+    """It tells a drafter that lies from one that does not, and a fit that fits only afterwards."""
+    generator = np.random.default_rng(3)
+    honest, lying, random = Calibrator(), Calibrator(prior=1e9), Calibrator()
+    for _ in range(800):
+        claims = generator.uniform(0.02, 0.98, 4)
+        honest.observe(claims, generator.random(4) < claims)
+        lying.observe(claims, generator.random(4) < claims**3)
+        # All outcomes of a batch alike and unforeseeable: fitted afterwards, never foretold.
+        random.observe(claims, np.full(4, generator.random() < 0.5))
+
+    assert honest.expected_error() < 0.03
+    assert lying.expected_error() > 0.15  # held to the identity, it believes what it is told
+    assert random.expected_error() < 0.1
+
+
 def test_a_drafter_that_turns_bad_is_found_out_within_its_half_life() -> None:
     generator = np.random.default_rng(1)
     calibrator = Calibrator(half_life=300)
