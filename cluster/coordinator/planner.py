@@ -136,7 +136,8 @@ class DraftPlanner:
             return False
         silences = self._silences(target_id)
         if not silences.is_silent and budget.is_exhausted(num_sequences):
-            silences.pause(num_sequences)  # what drafters take from plain steps is a loss as well
+            # What drafters take from plain steps is a loss as well.
+            silences.pause(num_sequences, is_short=True)
             return True
         silences.round_ended(
             num_sequences,

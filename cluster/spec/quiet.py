@@ -89,13 +89,19 @@ class Silences:
         self._num_silent = 0
         self._num_samples = 0
 
-    def pause(self, num_sequences: int) -> None:
-        """What the drafters offer at this load is of no use."""
+    def pause(self, num_sequences: int, *, is_short: bool = False) -> None:
+        """What the drafters offer at this load is of no use.
+
+        is_short: the pause is a first one, however many there were: an account that regains little
+        by little what may be lost bounds the loss by itself.
+        """
         schedule = self._schedules.setdefault(bucket(num_sequences), _Schedule())
-        is_again = self._num_rounds <= schedule.paused_until + _FORGOTTEN and schedule.pause > 0
-        longer = schedule.pause * _PAUSE_FACTOR if is_again else _FIRST_PAUSE
-        schedule.pause = min(longer, _LAST_PAUSE)
-        schedule.paused_until = self._num_rounds + schedule.pause
+        length = _FIRST_PAUSE
+        if not is_short:
+            is_again = self._num_rounds <= schedule.paused_until + _FORGOTTEN and schedule.pause > 0
+            longer = schedule.pause * _PAUSE_FACTOR if is_again else _FIRST_PAUSE
+            length = schedule.pause = min(longer, _LAST_PAUSE)
+        schedule.paused_until = self._num_rounds + length
         self.is_silent, self._bucket = True, bucket(num_sequences)
         self._num_silent = self._num_samples = 0
 

@@ -97,3 +97,53 @@ def test_a_layer_with_somebody_elses_hook_stays(
     assert native_layers(engine) == [True, False, True]
     run(engine, Work("a", 0, prompt(3)))
     assert seen
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "is_native"),
+    [
+        ("llama", {"head_dim": 16}, True),
+        ("llama", {"head_dim": 16, "tie_word_embeddings": True}, True),
+        ("qwen3", {}, True),
+        ("mistral-sliding", {}, True),
+        ("llama", {"head_dim": 12}, False),
+        ("granite", {}, False),
+        ("smollm3", {}, False),
+        ("gemma2", {}, False),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_the_whole_forward_is_native_where_all_layers_are(
+    architecture: str, fields: dict[str, int], is_native: bool, checkpoint_factory: Factory
+) -> None:
+    engine = load_engine(checkpoint_factory(architecture, **fields))
+    assert (engine._model.native is not None) == is_native
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 4.0},
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 16},
+    ],
+    ids=lambda rope: rope["rope_type"],
+)  # fmt: skip
+def test_rotations_are_the_models_own(
+    rope: dict[str, object], checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint_factory(
+        "llama", head_dim=16, rope_parameters={"rope_theta": 10000.0, **rope}
+    )
+    native = load_engine(folder)
+    assert native._model.native is not None
+    monkeypatch.setattr(model, "native_forward", lambda module, kernels: None)
+    other = load_engine(folder)
+    for length in (5, 70, 9):
+        work = Work("a", 0, prompt(length, seed=length))
+        torch.testing.assert_close(
+            rows(run(native, work)), rows(run(other, work)), atol=2e-5, rtol=2e-5
+        )
+        native.release("a")
+        other.release("a")

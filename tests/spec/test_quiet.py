@@ -148,3 +148,17 @@ def test_a_pause_that_was_cut_short_makes_the_next_no_longer() -> None:
     silences.round_ended(2, is_sample=False, factor=1.0)
     silences.pause(16)
     assert silence_length(silences, 16) == 32
+
+
+def test_short_pauses_never_get_longer() -> None:
+    silences = Silences()
+    silence(silences, 4, 0.5)
+
+    lengths = []
+    for _ in range(4):
+        silences.pause(4, is_short=True)
+        lengths.append(silence_length(silences, 4))
+
+    assert lengths == [lengths[0]] * 4
+    silences.pause(4)  # nor do they make another kind's longer
+    assert silence_length(silences, 4) == lengths[0]
