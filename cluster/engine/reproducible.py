@@ -4,8 +4,7 @@ A matrix product may sum in another order when it has more rows, so a step that 
 one that does not can differ in the last bit, and a near-tie then falls the other way.  Our CPU
 kernels compute every row by itself, products and attention both: a row's logits depend on its own
 prefix alone, with speculation on or off, in any batch, however a prompt was cut into chunks.
-What else a layer does (norms, rotations, activations) goes row by row in torch as well, in one
-thread.
+What else a layer does (norms, rotations, activations) goes row by row as well.
 """
 
 from __future__ import annotations
