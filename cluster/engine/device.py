@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 from functools import cache
@@ -125,6 +127,13 @@ def spare_cores(config: EngineConfig) -> None:
     Changes nothing in a process whose threads `configure_threads` did not set."""
     if _are_ours and config.threads == 0:
         torch.set_num_threads(max(1, num_cores() // 2 // config.tensor_parallel))
+
+
+def return_freed_memory() -> None:
+    """Give memory that was freed in small pieces back to the system, where the C library keeps it
+    (glibc): after a model is packed that is as much again as the packed weights."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def num_cores() -> int:

@@ -18,7 +18,13 @@ from cluster.config import EngineConfig
 from cluster.engine import attention
 from cluster.engine.attention import LayerPlan, LayerSpec
 from cluster.engine.compiled import CompiledForward
-from cluster.engine.device import resolve_device, resolve_dtype, spare_cores, spare_torch_threads
+from cluster.engine.device import (
+    resolve_device,
+    resolve_dtype,
+    return_freed_memory,
+    spare_cores,
+    spare_torch_threads,
+)
 from cluster.engine.native.causal_lm import NativeForward, native_forward
 from cluster.engine.native.decoder_layer import fuse_decoder_layers
 from cluster.engine.native.layers import fuse_layers
@@ -131,6 +137,7 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
         if native is not None and fuses and fuse_decoder_layers(module, native):
             forward = native_forward(module, native)
     if device.type == "cpu":
+        return_freed_memory()
         if is_native(module):
             spare_torch_threads()
         else:
