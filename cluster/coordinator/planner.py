@@ -96,23 +96,20 @@ class DraftPlanner:
         drafts = self._drafts(batch, offers, caps, moment)
         choice = self._budget(target_id).decide(drafts, moment.max_wait_s, moment.waited_s)
         if choice.wait_s > 0.0:
-            return self._waiting(choice.wait_s, [batch[index] for index in choice.awaited])
+            return Plan([], choice.wait_s, tuple(batch[index] for index in choice.awaited))
         if len(choice.nodes) == 0 and moment.max_wait_s > 0.0 and moment.waited_s == 0.0:
             awaited = [session for session in batch if self._promises.outstanding(session)]
             trial_s = 0.0
             if awaited:
                 trial_s = self._budget(target_id).trial_s(len(batch), moment.max_wait_s)
             if trial_s > 0.0:
-                return self._waiting(trial_s, awaited)
+                for session in awaited:
+                    self._promises.learn_from(session)
+                return Plan([], trial_s, tuple(awaited))
         if self._budget(target_id).num_declined(len(batch)) >= _MAX_DECLINED:
             self._silences(target_id).pause(len(batch))
             self._budget(target_id).forget_declined()
         return Plan(_in_flight(batch, offers, choice.nodes))
-
-    def _waiting(self, wait_s: float, awaited: Sequence[Session]) -> Plan:
-        for session in awaited:
-            self._promises.learn_from(session)
-        return Plan([], wait_s, tuple(awaited))
 
     def record_step(
         self,
@@ -124,8 +121,7 @@ class DraftPlanner:
         is_quiet: bool | None,
     ) -> bool:
         """A step of decoding alone took so long, the way there and back included; None = it was
-        not measured.  is_quiet: without drafters at work;
-        None = perhaps.
+        not measured.  is_quiet: without drafters at work; None = perhaps.
 
         Returns whether the target's drafters are to be silent now.
         """

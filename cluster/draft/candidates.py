@@ -15,6 +15,7 @@ import torch
 
 from cluster.core import FloatArray, SamplingParams
 from cluster.engine.native import kernels
+from cluster.engine.native.kernels import Kernels
 from cluster.spec.noise import gumbel
 
 Array = npt.NDArray[np.float64]
@@ -90,7 +91,9 @@ def rank_rows(logits: torch.Tensor, rows: Sequence[RowContext], num_candidates: 
     weights: Array = values.cpu().numpy().astype(np.float64)
     token_ids: IdArray = ids.cpu().numpy()
     _penalise(weights, token_ids, rows)
-    scores = _scores(weights, token_ids, rows)
+    # Where the model runs on the CPU the kernels are loaded; elsewhere they would be compiled now.
+    native = kernels.load() if logits.device.type == "cpu" else None
+    scores = _scores(weights, token_ids, rows, native)
     order = np.argsort(-scores, axis=1, kind="stable")
     return RankedRows(
         np.take_along_axis(token_ids, order, axis=1),
@@ -129,7 +132,9 @@ def _penalise(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) ->
             weights[index, place] = value
 
 
-def _scores(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) -> Array:
+def _scores(
+    weights: Array, token_ids: IdArray, rows: Sequence[RowContext], native: Kernels | None
+) -> Array:
     """Log-weights after temperature and truncation, with noise.  float64[rows, m]."""
     temperatures = np.array([row.params.temperature for row in rows])
     sampled = np.flatnonzero(temperatures > 0.0)
@@ -139,16 +144,15 @@ def _scores(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) -> A
     chosen = [rows[index] for index in sampled.tolist()]
     scaled = weights[sampled] / temperatures[sampled, None]
     scaled = _truncated(scaled, [row.params for row in chosen])
-    scores[sampled] = scaled + _noise(chosen, token_ids[sampled])
+    scores[sampled] = scaled + _noise(chosen, token_ids[sampled], native)
     return scores
 
 
-def _noise(rows: Sequence[RowContext], token_ids: IdArray) -> FloatArray:
+def _noise(rows: Sequence[RowContext], token_ids: IdArray, native: Kernels | None) -> FloatArray:
     """The target's noise for each row's candidates, float32[rows, m]; exact to 1e-5."""
     seeds = np.array([row.params.seed & 0xFFFF_FFFF_FFFF_FFFF for row in rows], np.uint64)
     positions = np.array([row.position for row in rows])
     streams = np.array([row.params.stream for row in rows])
-    native = kernels.load()
     if native is not None:
         return native.gumbel(seeds, positions, token_ids, streams)
     return gumbel(seeds[:, None], positions[:, None], token_ids, streams[:, None])

@@ -130,12 +130,12 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     forward: NativeForward | None = None
     if config.tensor_parallel == 1:
         native = choose_kernels(module, only_native=config.reproducible)
-        fuses = native is not None and not config.compile  # a compiler fuses by itself
-        if native is not None and fuses:
-            fuse_layers(module, native)
+        fusing = None if config.compile else native  # a compiler fuses by itself
+        if fusing is not None:
+            fuse_layers(module, fusing)
         pack_linears(module, native)
-        if native is not None and fuses and fuse_decoder_layers(module, native):
-            forward = native_forward(module, native)
+        if fusing is not None and fuse_decoder_layers(module, fusing):
+            forward = native_forward(module, fusing)
     if device.type == "cpu":
         return_freed_memory()
         if is_native(module):

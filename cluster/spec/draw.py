@@ -66,7 +66,6 @@ class FinalistSearch(Protocol):
         logits: torch.Tensor,
         maxima: torch.Tensor,
         temperatures: torch.Tensor,
-        cutoffs: torch.Tensor | None,
         seeds: npt.NDArray[np.uint64],
         positions: Indices,
         streams: Indices,
@@ -74,9 +73,9 @@ class FinalistSearch(Protocol):
     ) -> tuple[Indices, Indices]:
         """(finalists int64[rows, k], counts int64[rows]): each row's token ids, ascending.
 
-        logits: float32[rows, vocab] on the CPU, contiguous, and all others [rows]; cutoffs: of the
-        scaled logits, None = none.  The winner is among the finalists; a count of 0: the row has no
-        law, a count beyond k: not all of them are there.
+        logits: float32[rows, vocab] on the CPU, contiguous, and all others [rows].  The winner is
+        among the finalists; a count of 0: the row has no law, a count beyond k: not all of them are
+        there.
         """
         ...
 
@@ -151,7 +150,7 @@ def _draw_by_search(
 ) -> torch.Tensor | None:
     """int64[rows]; None where a row has more finalists than were kept."""
     finalists, counts = search(
-        logits, maxima, laws.temperature, None, rows.seeds, rows.positions, rows.streams
+        logits, maxima, laws.temperature, rows.seeds, rows.positions, rows.streams
     )
     if counts.max() > finalists.shape[1]:
         return None

@@ -69,12 +69,14 @@ class _Schedule:
     """Of one bucket of sequences.
 
     due_at: the round from which on a silence is due.  interval: until the one after.
-    pause: length of the last pause, in rounds.  paused_until: the round with which it ends.
+    pause: length of the last pause that grows, in rounds.  is_short: the present one is another.
+    paused_until: the round with which it ends.
     """
 
     due_at: int = 0
     interval: int = _FIRST_INTERVAL
     pause: int = 0
+    is_short: bool = False
     paused_until: int = 0
 
 
@@ -97,6 +99,7 @@ class Silences:
         """
         schedule = self._schedules.setdefault(bucket(num_sequences), _Schedule())
         length = _FIRST_PAUSE
+        schedule.is_short = is_short
         if not is_short:
             is_again = self._num_rounds <= schedule.paused_until + _FORGOTTEN and schedule.pause > 0
             longer = schedule.pause * _PAUSE_FACTOR if is_again else _FIRST_PAUSE
@@ -128,7 +131,9 @@ class Silences:
         self.is_silent = False
         ended = self._schedules[self._bucket]
         if self._num_rounds < ended.paused_until:  # cut short: it says nothing of the next one
-            ended.pause, ended.paused_until = ended.pause // _PAUSE_FACTOR, self._num_rounds
+            ended.paused_until = self._num_rounds
+            if not ended.is_short:
+                ended.pause //= _PAUSE_FACTOR
         if is_measured and factor > _NO_DIFFERENCE:
             ended.interval = min(2 * ended.interval, _LAST_INTERVAL)
         elif is_measured:

@@ -44,5 +44,8 @@ def stand_back(nice: int) -> None:
 
 
 def _group_nice() -> int:
-    # As in "/autogroup-243 nice 0".
-    return int(_AUTOGROUP.read_text().rsplit(maxsplit=1)[-1])
+    # As in "/autogroup-243 nice 0"; nothing where the session was never given a group.
+    words = _AUTOGROUP.read_text().split()
+    if not words:
+        raise ValueError(f"{_AUTOGROUP} is empty: this session has no group of its own")
+    return int(words[-1])

@@ -61,7 +61,7 @@ def test_near_ties_are_decided_by_the_exact_noise(kernels: Kernels) -> None:
     logits = torch.from_numpy(-exact)
     noise = NoiseRows(8, CPU)
     _, counts = kernels.draw_finalists(
-        logits, logits.amax(dim=1), torch.ones(400), None, rows.seeds, rows.positions, rows.streams
+        logits, logits.amax(dim=1), torch.ones(400), rows.seeds, rows.positions, rows.streams
     )
     assert counts.min() == 8
     found = draw(logits, rows, noise, kernels.draw_finalists)
@@ -88,7 +88,7 @@ def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels) -> N
     scores = torch.empty(num_rows, vocab_size)
     ids, counts = np.empty((num_rows, 1), np.int64), np.empty(num_rows, np.int64)
     kernels._draw_finalists(
-        logits.data_ptr(), zeros.data_ptr(), ones.data_ptr(), None,
+        logits.data_ptr(), zeros.data_ptr(), ones.data_ptr(),
         rows.seeds.ctypes.data, rows.positions.ctypes.data, rows.streams.ctypes.data,
         num_rows, vocab_size, 1e-3, 1, scores.data_ptr(), ids.ctypes.data, counts.ctypes.data, 2,
     )  # fmt: skip

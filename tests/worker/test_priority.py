@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
-GROUP = Path("/proc/self/autogroup")
+from cluster.worker import priority
+
 SCRIPT = """
 import os
 from pathlib import Path
 from cluster.worker.priority import stand_back
 stand_back({nice})
 group = Path("/proc/self/autogroup")
-print(os.nice(0), group.read_text().split()[-1] if group.is_file() else "none")
+words = group.read_text().split() if group.is_file() else []
+print(os.nice(0), words[-1] if words else "none")
 """
 
 
@@ -35,8 +37,23 @@ def test_nobody_stands_back_by_nothing() -> None:
     assert after(5, leads=False) == (min(before + 5, 19), group)
 
 
-@pytest.mark.skipif(not GROUP.is_file(), reason="the kernel groups no sessions")
 def test_a_leader_of_a_session_lowers_its_group_and_others_leave_theirs() -> None:
-    shared = GROUP.read_text().split()[-1]
+    if after(0, leads=True)[1] == "none":
+        pytest.skip("the kernel gives sessions no groups")
+    shared = after(0, leads=False)[1]
     assert after(7, leads=True)[1] == "7"
     assert after(7, leads=False)[1] == shared
+
+
+@pytest.mark.parametrize("text", ["", "none of the usual\n", None])
+def test_a_session_without_a_group_costs_nothing(
+    text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = tmp_path / "autogroup"
+    if text is not None:
+        group.write_text(text)
+    monkeypatch.setattr(priority, "_AUTOGROUP", group)
+    monkeypatch.setattr(priority.os, "nice", lambda nice: nice)
+    monkeypatch.setattr(priority.os, "getsid", lambda pid: priority.os.getpid())
+    priority.stand_back(7)
+    assert (group.read_text() if group.exists() else None) == text

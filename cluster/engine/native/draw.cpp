@@ -17,7 +17,7 @@ typedef uint32_t vword __attribute__((vector_size(PAIR * 4), aligned(4), may_ali
 namespace {
 
 struct Draw {
-    const float *logits, *maxima, *temperatures, *cutoffs;
+    const float *logits, *maxima, *temperatures;
     const uint64_t *seeds;
     const int64_t *positions, *streams;
     long vocab_size;
@@ -87,7 +87,6 @@ void do_row(void *argument, long row) {
     const float *logits = draw.logits + row * size;
     float *scores = draw.scores + row * size;
     const float maximum = draw.maxima[row], temperature = draw.temperatures[row];
-    const float cutoff = draw.cutoffs ? draw.cutoffs[row] : -INFINITY;
     const uint64_t seed = draw.seeds[row], position = (uint64_t)draw.positions[row], stream = (uint64_t)draw.streams[row];
     vlong count = {};
     for (int i = 0; i < PAIR; i++) count[i] = i;
@@ -101,8 +100,7 @@ void do_row(void *argument, long row) {
         const vfloat noise = gumbel_of(*(const vuint *)words);
         const long present = size - start < LANES ? size - start : LANES;
         for (long i = 0; i < present; i++) {
-            const float scaled = (logits[start + i] - maximum) / temperature;
-            const float score = scaled < cutoff ? -INFINITY : scaled + noise[i];
+            const float score = (logits[start + i] - maximum) / temperature + noise[i];
             scores[start + i] = score;
             best = score > best ? score : best;
         }
@@ -120,13 +118,13 @@ void do_row(void *argument, long row) {
 
 }  // namespace
 
-/* logits [rows, vocab]; all others but the last three [rows]; cutoffs may be null.  finalists
+/* logits [rows, vocab]; maxima to streams: [rows]; scores: as logits, scratch memory.  finalists
  * [rows, limit], ascending; counts [rows]: how many there are, more than `limit` where not all fit. */
-extern "C" void draw_finalists(const float *logits, const float *maxima, const float *temperatures, const float *cutoffs,
+extern "C" void draw_finalists(const float *logits, const float *maxima, const float *temperatures,
                                const uint64_t *seeds, const int64_t *positions, const int64_t *streams, long num_rows,
                                long vocab_size, float margin, long limit, float *scores, int64_t *finalists,
                                int64_t *counts, int num_threads) {
-    Draw draw = {logits, maxima, temperatures, cutoffs, seeds, positions, streams, vocab_size,
+    Draw draw = {logits, maxima, temperatures, seeds, positions, streams, vocab_size,
                  margin, limit, scores, finalists, counts};
     run_blocks(do_row, &draw, num_rows, num_threads);
 }

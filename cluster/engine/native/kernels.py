@@ -85,7 +85,7 @@ class Kernels:
         library.decoder_layer_scratch.argtypes = [_POINTER, ctypes.c_int64]
         library.decoder_layer_scratch.restype = ctypes.c_int64
         library.draw_finalists.argtypes = [
-            *[_POINTER] * 7, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT,
+            *[_POINTER] * 6, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT,
         ]  # fmt: skip
         library.draw_finalists.restype = None
         library.gumbel_tokens.argtypes = [*[_POINTER] * 4, _LONG, _LONG, _POINTER]
@@ -205,7 +205,6 @@ class Kernels:
         logits: torch.Tensor,
         maxima: torch.Tensor,
         temperatures: torch.Tensor,
-        cutoffs: torch.Tensor | None,
         seeds: npt.NDArray[np.uint64],
         positions: npt.NDArray[np.int64],
         streams: npt.NDArray[np.int64],
@@ -218,7 +217,6 @@ class Kernels:
         keys = [np.ascontiguousarray(each) for each in (seeds, positions, streams)]
         self._draw_finalists(
             logits.data_ptr(), maxima.data_ptr(), temperatures.data_ptr(),
-            None if cutoffs is None else cutoffs.data_ptr(),
             *(each.ctypes.data for each in keys), num_rows, vocab_size,
             _FINALIST_MARGIN, _MAX_FINALISTS, scores.data_ptr(),
             finalists.ctypes.data, counts.ctypes.data, self.num_threads,
