@@ -39,7 +39,7 @@ class Setup:
 
     overrides: KEY=VALUE of the configuration.  drafters: names of those to start; each request may
     use all of them.  by_task: leave it to the configuration which of them serve a request.
-    log: folder for the processes' logs.
+    log: folder for the processes' logs.  target_cores: None = the same as of all others.
     """
 
     config: str
@@ -48,6 +48,7 @@ class Setup:
     cores: tuple[int, ...]
     log: Path
     by_task: bool = False
+    target_cores: tuple[int, ...] | None = None
 
 
 class Ours:
@@ -102,7 +103,10 @@ class Ours:
         overrides = [word for each in self._setup.overrides for word in ("--set", each)]
         command = [sys.executable, "-m", module, *words, *overrides, "--log-level", "WARNING"]
         log = self._setup.log / f"{name}.log"
-        self._processes[name] = PinnedProcess(command, self._setup.cores, log)
+        cores = self._setup.cores
+        if name == "target" and self._setup.target_cores is not None:
+            cores = self._setup.target_cores
+        self._processes[name] = PinnedProcess(command, cores, log)
 
     def _ready(self, name: str) -> str:
         """The address in the line that a process prints once it is ready."""

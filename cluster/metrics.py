@@ -125,6 +125,21 @@ DRAFTER_COMMITS = Metric(
     "parked: none, for none were used lately. Share of the time it is parked = parked / all.",
     ("drafter", "task", "demand"),
 )
+DRAFT_TIME = Metric(
+    "drafthouse_draft_seconds",
+    "counter",
+    "Time that the drafter's replicas computed. Mean time per tree = this / commits that are not "
+    "parked.",
+    ("drafter",),
+)
+PRE_DRAFTED = Metric(
+    "drafthouse_pre_drafted_steps",
+    "counter",
+    "Commits that asked for drafts, by whether the drafter's former tree went on behind them; hit: "
+    "it did, so the next step had drafts at once, miss: it did not. Counted while waits for drafts "
+    "are priced. Hit rate = hit / all.",
+    ("drafter", "task", "outcome"),
+)
 DRAFT_DEMAND = Metric(
     "drafthouse_draft_demand_nodes",
     "counter",

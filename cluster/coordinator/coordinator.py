@@ -77,7 +77,7 @@ class Coordinator:
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
         self._max_frame_tokens = max_frame_tokens
-        promises = PromiseBook(settings)
+        promises = self._promises = PromiseBook(settings)
         self._pool = DrafterPool(settings, self.recorder, promises)
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
         planner = self._planner = DraftPlanner(settings, promises)
@@ -214,6 +214,7 @@ class Coordinator:
         """All metrics as of now, in Prometheus' text format."""
         self._ledger.settle()
         self._pool.record_demand()
+        self._promises.record(self.recorder)
         self._planner.record_calibration(self.recorder)
         self.recorder.set(metrics.RUNNING, self._table.num_running)
         self.recorder.set(metrics.QUEUED, self._table.num_waiting)
@@ -272,6 +273,11 @@ class Coordinator:
             self._rounds.take(seat, frame, self._clock())
             self._table.touched.add(seat)
             self._table.admit()
+            if seat.has_waited:
+                # The next one will most likely wait as well: drafters begin while it is planned,
+                # when their frames are made (the first turn) and written (the second).
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
             self._dispatch_touched()
             await seat.flush()
             # An in-process target reads its frame now; what follows runs beside its step.

@@ -79,6 +79,8 @@ class IngressLink:
     async def _send_forever(self) -> None:
         while True:
             await self._wake.wait()
+            # What the same verdicts let go to targets and drafters goes first.
+            await asyncio.sleep(0)
             self._wake.clear()
             while self._events:
                 count = min(len(self._events), _MAX_EVENTS_PER_FRAME)

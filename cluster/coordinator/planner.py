@@ -83,7 +83,8 @@ class DraftPlanner:
         moment: Moment,
     ) -> Plan:
         """One item's worth of drafts per session; max_nodes: over the whole batch."""
-        if self._silences(target_id).is_silent:
+        has_drafters = any(session.subscriptions for session in batch)
+        if self._silences(target_id).is_silent or not has_drafters:
             return Plan([InFlight(len(session.tokens)) for session in batch])
         offers = gather(batch, self._calibrator)
         if offers is not None:

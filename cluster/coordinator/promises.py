@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from cluster import metrics
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.session import Growth, Session, Subscription
 from cluster.core import FloatArray, Proposal, TokenTree
+from cluster.metrics import Recorder
 from cluster.spec.forest import Floats, Mask, concatenated, join
 from cluster.spec.promises import GRID_S, PromiseTable, grown
 from cluster.spec.survival import Calibrator
@@ -43,6 +46,7 @@ class PromiseBook:
         self._max_broken = config.breaker_failures
         self._entries: dict[tuple[str, str], _Entry] = {}
         self._lessons: list[tuple[str, str, Growth, float, float]] = []
+        self._num_looked: Counter[tuple[str, str, bool]] = Counter()  # drafter, task, a hit
 
     def committed(
         self, session: Session, name: str, subscription: Subscription, now: float
@@ -52,6 +56,8 @@ class PromiseBook:
         if self.max_wait_s == 0.0 or (former and former.context_len == context_len):
             return
         task = session.request.task
+        if former and former.is_hit is not None:
+            self._num_looked[name, task, former.is_hit] += 1
         if former and former.is_learned and former.is_hit is not None:
             since = former.committed_at
             idle_s = max(session.dispatched_at - since, 0.0)
@@ -171,6 +177,13 @@ class PromiseBook:
                 table.observe(
                     hit=bool(growth.is_hit), elapsed_s=elapsed_s, trees=seen, idle_s=idle_s
                 )
+
+    def record(self, recorder: Recorder) -> None:
+        """Export how often drafts were there before they were needed, since the last call."""
+        for (drafter, task, is_hit), count in self._num_looked.items():
+            outcome = "hit" if is_hit else "miss"
+            recorder.add(metrics.PRE_DRAFTED, count, drafter=drafter, task=task, outcome=outcome)
+        self._num_looked.clear()
 
     def _entry(self, name: str, task: str) -> _Entry:
         key = (name, task)

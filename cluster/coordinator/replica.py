@@ -93,6 +93,7 @@ class DrafterReplica:
         """Take note of what a frame says of the drafter as a whole."""
         if math.isfinite(frame.draft_time_s) and frame.draft_time_s > 0.0:
             self._draft_time_s += frame.draft_time_s
+            recorder.add(metrics.DRAFT_TIME, frame.draft_time_s, drafter=self.name)
         self._record_gauges(recorder, frame)
 
     def _record_gauges(self, recorder: Recorder, frame: ProposalFrame) -> None:

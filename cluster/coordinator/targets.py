@@ -94,6 +94,11 @@ class TargetSeat:
         return False if self._num_busy >= BUSY_ROUNDS else None
 
     @property
+    def has_waited(self) -> bool:
+        """Whether the last batch waited for drafts."""
+        return self.round is not None and self.round.waited_s > 0.0
+
+    @property
     def is_owed(self) -> bool:
         """Whether the target has something to answer."""
         return bool(self.decoding or self.prefilling)

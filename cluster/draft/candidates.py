@@ -83,22 +83,49 @@ def rank_rows(logits: torch.Tensor, rows: Sequence[RowContext], num_candidates: 
     logits: float32[rows, vocab].  Noise is added to the num_candidates most probable tokens only:
     a draft need not be exact.  Order of processing as in `cluster.spec.sampling`.
     """
+    # Where the model runs on the CPU the kernels are loaded; elsewhere they would be compiled now.
+    native = kernels.load() if logits.device.type == "cpu" else None
+    count = min(num_candidates, logits.shape[1])
+    if native is not None and count <= native.draws.max_ranked and _are_unprocessed(logits, rows):
+        temperatures = np.array([row.params.temperature for row in rows], np.float64)
+        return RankedRows(*native.draws.rank(logits, count, temperatures, *_noise_keys(rows)))
     log_totals = torch.logsumexp(logits, dim=-1)
     biased = _with_bias(logits, rows)
-    values, ids = torch.topk(biased, min(num_candidates, logits.shape[1]), dim=-1)
+    values, ids = torch.topk(biased, count, dim=-1)
     raw = torch.gather(logits, 1, ids) if biased is not logits else values
     log_probs: Array = (raw - log_totals[:, None]).cpu().numpy().astype(np.float64)
     weights: Array = values.cpu().numpy().astype(np.float64)
     token_ids: IdArray = ids.cpu().numpy()
     _penalise(weights, token_ids, rows)
-    # Where the model runs on the CPU the kernels are loaded; elsewhere they would be compiled now.
-    native = kernels.load() if logits.device.type == "cpu" else None
     scores = _scores(weights, token_ids, rows, native)
     order = np.argsort(-scores, axis=1, kind="stable")
     return RankedRows(
         np.take_along_axis(token_ids, order, axis=1),
         np.take_along_axis(scores, order, axis=1),
         np.take_along_axis(log_probs, order, axis=1),
+    )
+
+
+def _are_unprocessed(logits: torch.Tensor, rows: Sequence[RowContext]) -> bool:
+    """Whether nothing but temperature and noise comes between the logits and the draws."""
+    if logits.dtype != torch.float32 or logits.stride(1) != 1:
+        return False
+    return not any(
+        params.logit_bias or params.has_penalties or _truncates(params)
+        for params in {id(row.params): row.params for row in rows}.values()
+    )
+
+
+def _truncates(params: SamplingParams) -> bool:
+    return params.top_k != 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def _noise_keys(rows: Sequence[RowContext]) -> tuple[npt.NDArray[np.uint64], IdArray, IdArray]:
+    """(seeds, positions, streams) of each row's draw."""
+    return (
+        np.array([row.params.seed & 0xFFFF_FFFF_FFFF_FFFF for row in rows], np.uint64),
+        np.array([row.position for row in rows], np.int64),
+        np.array([row.params.stream for row in rows], np.int64),
     )
 
 
@@ -150,11 +177,9 @@ def _scores(
 
 def _noise(rows: Sequence[RowContext], token_ids: IdArray, native: Kernels | None) -> FloatArray:
     """The target's noise for each row's candidates, float32[rows, m]; exact to 1e-5."""
-    seeds = np.array([row.params.seed & 0xFFFF_FFFF_FFFF_FFFF for row in rows], np.uint64)
-    positions = np.array([row.position for row in rows])
-    streams = np.array([row.params.stream for row in rows])
+    seeds, positions, streams = _noise_keys(rows)
     if native is not None:
-        return native.gumbel(seeds, positions, token_ids, streams)
+        return native.draws.gumbel(seeds, positions, token_ids, streams)
     return gumbel(seeds[:, None], positions[:, None], token_ids, streams[:, None])
 
 
@@ -163,7 +188,7 @@ def _truncated(scaled: Array, params: Sequence[SamplingParams]) -> Array:
 
     The candidates stand for the whole vocabulary: the mass below them is neglected.
     """
-    if all(each.top_k == 0 and each.top_p >= 1.0 and each.min_p <= 0.0 for each in params):
+    if not any(map(_truncates, params)):
         return scaled
     order = np.argsort(-scaled, axis=1, kind="stable")  # penalties may have changed it
     ranked = np.take_along_axis(scaled, order, axis=1)

@@ -23,8 +23,6 @@ Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-_NONE: Indices = np.empty(0, dtype=np.int64)
-_NONE.setflags(write=False)
 # Up to so many nodes in all, a plain loop over them takes less time than the array operations.
 _FEW = 64
 # Claims smaller than this say nothing of what stands below them.
@@ -158,10 +156,22 @@ def monotone(
 
     by_level: `levels(parents)` where it is known already.
     """
+    if by_level is None and len(parents) <= _FEW:
+        return np.array(_bounded(parents.tolist(), survival.tolist()), dtype=np.float32)
     bounded = np.where(survival > 0.0, np.minimum(survival, np.float32(1.0)), np.float32(0.0))
     for nodes in levels(parents) if by_level is None else by_level:
         bounded[nodes] = np.minimum(bounded[nodes], bounded[parents[nodes]])
     return bounded
+
+
+def _bounded(parents: Sequence[int], survival: Sequence[float]) -> list[float]:
+    """`monotone`, node by node."""
+    found: list[float] = []
+    for parent, value in zip(parents, survival, strict=True):
+        bound = 1.0 if parent < 0 else found[parent]
+        # False for what is no number.
+        found.append(min(value, bound) if value > 0.0 else 0.0)
+    return found
 
 
 def path_products(forest: Forest, shares: Floats) -> Floats:
@@ -287,6 +297,8 @@ def merge(
 
     groups: int64[trees], ascending.  shares: float64[trees], summing to 1 within a group.
     """
+    if forest.num_nodes <= _FEW:
+        return _merge_few(forest, groups, num_groups, survival, shares)
     num_nodes, group = forest.num_nodes, groups[forest.owners]
     by_level = levels(forest.parents)
     first = np.flatnonzero(forest.parents < 0)
@@ -308,11 +320,44 @@ def merge(
     owners = group[is_leader]
     starts = np.searchsorted(owners, np.arange(num_groups + 1))
     above = forest.parents[is_leader]
-    parents = np.where(above < 0, -1, places[above]) if num_nodes else _NONE
+    parents = np.where(above < 0, -1, places[above])
     merged = Forest(forest.token_ids[is_leader], parents, owners, starts)
     claims = shares[forest.owners] * monotone(forest.parents, survival, by_level)
     values = np.bincount(places, weights=claims, minlength=merged.num_nodes).astype(np.float32)
     return MergedForest(merged, monotone(parents, values), places)
+
+
+def _merge_few(
+    forest: Forest, groups: Indices, num_groups: int, survival: FloatArray, shares: Floats
+) -> MergedForest:
+    """`merge`, node by node."""
+    above = forest.parents.tolist()
+    group_of, share_of = groups.tolist(), shares.tolist()
+    rows = zip(
+        above, forest.owners.tolist(), forest.token_ids.tolist(),
+        _bounded(above, survival.tolist()), strict=True,
+    )  # fmt: skip
+    edges: dict[tuple[int, int], int] = {}
+    places: list[int] = []
+    leaders: list[int] = []
+    parents: list[int] = []
+    claims: list[float] = []
+    for node, (parent, owner, token, value) in enumerate(rows):
+        # The contexts of groups are numbered below 0.
+        place = places[parent] if parent >= 0 else -1 - group_of[owner]
+        merged = edges.setdefault((place, token), len(leaders))
+        if merged == len(leaders):
+            leaders.append(node)
+            parents.append(max(place, -1))
+            claims.append(0.0)
+        places.append(merged)
+        claims[merged] += share_of[owner] * value
+    owners = groups[forest.owners[leaders]]
+    starts = np.searchsorted(owners, np.arange(num_groups + 1))
+    merged_parents = np.array(parents, dtype=np.int64)
+    tree = Forest(forest.token_ids[leaders], merged_parents, owners, starts)
+    values = monotone(merged_parents, np.array(claims, dtype=np.float32))
+    return MergedForest(tree, values, np.array(places, dtype=np.int64))
 
 
 def ranked(survival: FloatArray, owners: Indices, starts: Indices) -> tuple[Indices, Indices]:

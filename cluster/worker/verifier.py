@@ -81,7 +81,7 @@ class Verifier:
         self._clock = clock
         self._noise = NoiseRows(engine.vocab_size, engine.device)
         native = kernels.load() if engine.device.type == "cpu" else None
-        self._search = None if native is None else native.draw_finalists
+        self._search = None if native is None else native.draws.finalists
         self._sequences: dict[str, TargetSequence] = {}
         self._pending: dict[str, _Pending] = {}
 

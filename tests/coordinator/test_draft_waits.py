@@ -44,6 +44,11 @@ class Stage:
         found = re.search(rf"^{re.escape(name)} (\S+)$", rendered, re.MULTILINE)
         return float(found.group(1)) if found else 0.0
 
+    def pre_drafted(self, outcome: str) -> float:
+        rendered = self.house.coordinator.render_metrics().decode()
+        pattern = rf'^drafthouse_pre_drafted_steps_total\{{.*outcome="{outcome}".*\}} (\S+)$'
+        return sum(map(float, re.findall(pattern, rendered, re.MULTILINE)))
+
     def is_waiting(self) -> bool:
         statuses = self.house.coordinator.status()["targets"]
         return any(status["ready"] and not status["decoding"] for status in statuses)
@@ -165,3 +170,16 @@ async def test_no_wait_is_made_where_none_is_allowed(budget: str) -> None:
             await eager.time.run_until(lambda: running.done() or eager.is_waiting())
             assert not eager.is_waiting()
         await running
+
+
+@pytest.mark.parametrize(("max_draft_tokens", "outcome"), [(4, "miss"), (2, "hit")])
+async def test_it_is_counted_whether_drafts_go_on_behind_a_commit(
+    max_draft_tokens: int, outcome: str
+) -> None:
+    # Of a chain of four all are accepted.  With the draw after them nothing of it is left, but with
+    # two taken along one is.
+    other = {"miss": "hit", "hit": "miss"}[outcome]
+    async with stage(max_draft_tokens=max_draft_tokens) as watched:
+        await watched.run()
+        assert watched.pre_drafted(outcome) > 20
+        assert watched.pre_drafted(other) < 0.1 * watched.pre_drafted(outcome)

@@ -10,6 +10,7 @@ import torch
 
 from cluster.core import SamplingParams
 from cluster.draft.candidates import RowContext, rank_rows
+from cluster.engine.native import kernels
 from cluster.spec.noise import gumbel
 
 VOCAB = 64
@@ -106,3 +107,34 @@ def test_the_loss_is_the_models_own_and_bounded_for_tokens_below_the_candidates(
     outside = int(rows[0].argmin())
     assert ranking.rank_of(outside) is None
     assert ranking.loss_of(best) < ranking.loss_of(outside) <= -float(law[outside])
+
+
+@pytest.mark.parametrize("vocab_size", [40, 1000, 4099])
+def test_kernels_rank_as_numpy_does(vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    if kernels.load() is None:
+        pytest.skip("no compiler")
+    torch.manual_seed(vocab_size)
+    padded = 3.0 * torch.randn(8, vocab_size + 5)
+    padded[2, : vocab_size - 20] = -torch.inf  # fewer possible tokens than candidates
+    batch = padded[:, :vocab_size]
+    temperatures = (0.0, 0.8, 1.0, 0.3, 0.0, 1.7, 0.8, 0.8)
+    rows = [
+        RowContext(SamplingParams(temperature=temperature, seed=2**63 + index, stream=index), index)
+        for index, temperature in enumerate(temperatures)
+    ]
+    found = rank_rows(batch, rows, 32)
+    monkeypatch.setattr(kernels, "load", lambda: None)
+    expected = rank_rows(batch, rows, 32)
+    possible = np.isfinite(expected.scores)
+    np.testing.assert_array_equal(np.isfinite(found.scores), possible)
+    np.testing.assert_array_equal(found.token_ids[possible], expected.token_ids[possible])
+    np.testing.assert_allclose(found.scores[possible], expected.scores[possible], atol=1e-4)
+    np.testing.assert_allclose(found.log_probs[possible], expected.log_probs[possible], atol=1e-4)
+
+
+def test_of_equal_logits_the_lower_token_stands_first() -> None:
+    if kernels.load() is None:
+        pytest.skip("no compiler")
+    ranked = rank_rows(torch.zeros(1, 100), [RowContext(SamplingParams(temperature=0.0), 0)], 8)
+    assert ranked.token_ids[0].tolist() == list(range(8))
+    np.testing.assert_allclose(ranked.log_probs[0], -np.log(100.0), atol=1e-6)

@@ -48,7 +48,7 @@ def test_draws_are_those_of_the_whole_noise(
     logits[4, :] = -torch.inf
     logits[5, ::2] = -torch.inf
     noise = NoiseRows(vocab_size, CPU)
-    expected, found = draw(logits, rows, noise), draw(logits, rows, noise, kernels.draw_finalists)
+    expected, found = draw(logits, rows, noise), draw(logits, rows, noise, kernels.draws.finalists)
     assert found.valid.tolist() == expected.valid.tolist()
     assert found.token_ids[found.valid].tolist() == expected.token_ids[expected.valid].tolist()
 
@@ -60,11 +60,11 @@ def test_near_ties_are_decided_by_the_exact_noise(kernels: Kernels) -> None:
     exact = gumbel_rows(rows.seeds.tolist(), rows.positions.tolist(), rows.streams.tolist(), 8)
     logits = torch.from_numpy(-exact)
     noise = NoiseRows(8, CPU)
-    _, counts = kernels.draw_finalists(
+    _, counts = kernels.draws.finalists(
         logits, logits.amax(dim=1), torch.ones(400), rows.seeds, rows.positions, rows.streams
     )
     assert counts.min() == 8
-    found = draw(logits, rows, noise, kernels.draw_finalists)
+    found = draw(logits, rows, noise, kernels.draws.finalists)
     assert found.token_ids.tolist() == draw(logits, rows, noise).token_ids.tolist()
 
 
@@ -73,7 +73,7 @@ def test_more_finalists_than_are_kept_are_left_to_the_whole_noise(kernels: Kerne
     exact = gumbel_rows(rows.seeds.tolist(), rows.positions.tolist(), rows.streams.tolist(), 300)
     logits = torch.from_numpy(-exact)
     noise = NoiseRows(300, CPU)
-    found = draw(logits, rows, noise, kernels.draw_finalists)
+    found = draw(logits, rows, noise, kernels.draws.finalists)
     assert found.token_ids.tolist() == draw(logits, rows, noise).token_ids.tolist()
 
 
@@ -87,7 +87,7 @@ def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels) -> N
     logits, zeros, ones = torch.zeros(num_rows, vocab_size), torch.zeros(100), torch.ones(100)
     scores = torch.empty(num_rows, vocab_size)
     ids, counts = np.empty((num_rows, 1), np.int64), np.empty(num_rows, np.int64)
-    kernels._draw_finalists(
+    kernels.draws._draw_finalists(
         logits.data_ptr(), zeros.data_ptr(), ones.data_ptr(),
         rows.seeds.ctypes.data, rows.positions.ctypes.data, rows.streams.ctypes.data,
         num_rows, vocab_size, 1e-3, 1, scores.data_ptr(), ids.ctypes.data, counts.ctypes.data, 2,
@@ -101,5 +101,5 @@ def test_single_tokens_have_their_noise(kernels: Kernels, width: int) -> None:
     rows = rows_of(generator, 20, [1.0])
     ids = generator.integers(0, 200_000, (20, width))
     expected = gumbel(rows.seeds[:, None], rows.positions[:, None], ids, rows.streams[:, None])
-    found = kernels.gumbel(rows.seeds, rows.positions, ids, rows.streams)
+    found = kernels.draws.gumbel(rows.seeds, rows.positions, ids, rows.streams)
     np.testing.assert_allclose(found, expected, atol=1e-5)

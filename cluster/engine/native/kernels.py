@@ -20,11 +20,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from cluster.engine.device import cpu_flags
+from cluster.engine.native.draws import DrawKernels
 
 if TYPE_CHECKING:
     from cluster.engine.attention import LayerSpec
@@ -33,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _SOURCES = (
     "pool.h", "vectors.h", "operations.h", "pool.cpp", "linear.cpp", "attention.cpp",
-    "elementwise.cpp", "decoder_layer.cpp", "draw.cpp",
+    "elementwise.cpp", "decoder_layer.cpp", "draw.cpp", "rank.cpp",
 )  # fmt: skip
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = (
@@ -41,11 +40,6 @@ _OPTIONS = (
     "-fPIC", "-shared", "-pthread",
 )  # fmt: skip
 _COMPILE_TIMEOUT_S = 120.0
-
-# How far below the best approximate score the winner of a draw may stand: the noise of the kernel
-# is right to 1e-5 and scores of candidates that may win are below 64, so this is plenty.
-_FINALIST_MARGIN = 1e-3
-_MAX_FINALISTS = 16
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 
@@ -55,11 +49,10 @@ class Kernels:
 
     num_threads: that one call may use.  lanes: floats in a vector; attention wants heads of a
     multiple of it.  max_sharing: query heads per key head at most.  block: outputs that a packed
-    weight's blocks hold.
+    weight's blocks hold.  draws: those over the vocabulary.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self.num_threads = 1
         library.linear.argtypes = [_POINTER] * 5 + [_LONG] * 3 + [_INT] * 2
         library.linear.restype = None
         library.linear_block.restype = _LONG
@@ -84,14 +77,8 @@ class Kernels:
         library.decoder_layers.restype = None
         library.decoder_layer_scratch.argtypes = [_POINTER, ctypes.c_int64]
         library.decoder_layer_scratch.restype = ctypes.c_int64
-        library.draw_finalists.argtypes = [
-            *[_POINTER] * 6, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT,
-        ]  # fmt: skip
-        library.draw_finalists.restype = None
-        library.gumbel_tokens.argtypes = [*[_POINTER] * 4, _LONG, _LONG, _POINTER]
-        library.gumbel_tokens.restype = None
-        self._draw_finalists = library.draw_finalists
-        self._gumbel_tokens = library.gumbel_tokens
+        self.draws = DrawKernels(library)
+        self.num_threads = 1
         self._linear = library.linear
         self._attention = library.attention
         self._rms_norm = library.rms_norm
@@ -103,6 +90,14 @@ class Kernels:
         self.block: int = library.linear_block()
         self.lanes: int = library.attention_limit(0)
         self.max_sharing: int = library.attention_limit(1)
+
+    @property
+    def num_threads(self) -> int:
+        return self._num_threads
+
+    @num_threads.setter
+    def num_threads(self, num_threads: int) -> None:
+        self._num_threads = self.draws.num_threads = num_threads
 
     def attends(self, num_heads: int, layer: LayerSpec) -> bool:
         """Whether `attention` can compute a layer with so many query heads."""
@@ -199,45 +194,6 @@ class Kernels:
             value.data_ptr(), value.stride(0), value.stride(1),
             slots.data_ptr(), kv.data_ptr(), num_rows, num_heads, head_dim,
         )  # fmt: skip
-
-    def draw_finalists(
-        self,
-        logits: torch.Tensor,
-        maxima: torch.Tensor,
-        temperatures: torch.Tensor,
-        seeds: npt.NDArray[np.uint64],
-        positions: npt.NDArray[np.int64],
-        streams: npt.NDArray[np.int64],
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """See `cluster.spec.draw.FinalistSearch`."""
-        num_rows, vocab_size = logits.shape
-        finalists = np.empty((num_rows, _MAX_FINALISTS), dtype=np.int64)
-        counts = np.empty(num_rows, dtype=np.int64)
-        scores = torch.empty((num_rows, vocab_size))
-        keys = [np.ascontiguousarray(each) for each in (seeds, positions, streams)]
-        self._draw_finalists(
-            logits.data_ptr(), maxima.data_ptr(), temperatures.data_ptr(),
-            *(each.ctypes.data for each in keys), num_rows, vocab_size,
-            _FINALIST_MARGIN, _MAX_FINALISTS, scores.data_ptr(),
-            finalists.ctypes.data, counts.ctypes.data, self.num_threads,
-        )  # fmt: skip
-        return finalists, counts
-
-    def gumbel(
-        self,
-        seeds: npt.NDArray[np.uint64],
-        positions: npt.NDArray[np.int64],
-        token_ids: npt.NDArray[np.int64],
-        streams: npt.NDArray[np.int64],
-    ) -> npt.NDArray[np.float32]:
-        """`cluster.spec.noise.gumbel` to 1e-5: float32[rows, m] for token_ids [rows, m], all others
-        [rows]."""
-        keys = [np.ascontiguousarray(each) for each in (seeds, positions, streams, token_ids)]
-        noise = np.empty(token_ids.shape, dtype=np.float32)
-        self._gumbel_tokens(
-            *(each.ctypes.data for each in keys), *token_ids.shape, noise.ctypes.data
-        )
-        return noise
 
     def decoder_layer(
         self, weights: ctypes.Structure, rows: ctypes.Structure, kv: int, window: int,

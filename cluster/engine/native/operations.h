@@ -24,6 +24,8 @@ void linear(const float *rows, float *panels, const void *weight, const float *b
             long num_inputs, long num_outputs, int is_bf16, int num_threads);
 void rms_norm(const float *rows, const float *weight, float *output, long num_rows, long size, float epsilon);
 void silu_product(const float *rows, float *output, long num_rows, long size);
+void gumbel_tokens(const uint64_t *seeds, const int64_t *positions, const int64_t *streams, const int64_t *tokens,
+                   long num_rows, long width, float *noise);
 }
 
 #endif

@@ -1,0 +1,98 @@
+/* What a drafting LM makes of a row of logits: its most probable tokens in the order in which the
+ * target may be expected to draw them. */
+#include "operations.h"
+#include "pool.h"
+#include "vectors.h"
+
+namespace {
+
+struct Ranking {
+    const float *logits;
+    long row_stride, vocab_size, count;
+    const double *temperatures;
+    const uint64_t *seeds;
+    const int64_t *positions, *streams;
+    int64_t *token_ids;
+    double *scores, *log_probs;
+};
+
+enum { MAX_COUNT = 256 };
+
+double log_total(const float *logits, long size) {
+    float most = logits[0];
+    for (long i = 1; i < size; i++) most = logits[i] > most ? logits[i] : most;
+    double total = 0.0;
+    long start = 0;
+    vfloat sums = {};
+    for (; start + LANES <= size; start += LANES) {
+        sums += exp_of(*(const vfloat *)(logits + start) - splat(most));
+        if (start % (64 * LANES) == 0) { /* long sums of floats lose what is small */
+            total += sum_of(sums);
+            sums = vfloat{};
+        }
+    }
+    total += sum_of(sums);
+    for (; start < size; start++) total += std::exp((double)logits[start] - most);
+    return most + std::log(total);
+}
+
+/* The greatest logits in descending order, of equal ones the lower token; returns how many. */
+long greatest(const float *logits, long size, long count, int64_t *ids, float *values) {
+    long found = 0;
+    float least = -INFINITY; /* of `count` found ones */
+    for (long token = 0; token < size; token++) {
+        const float value = logits[token];
+        if (found == count ? !(value > least) : !(value >= -INFINITY)) continue;
+        long place = found < count ? found++ : count - 1;
+        for (; place > 0 && values[place - 1] < value; place--) {
+            values[place] = values[place - 1];
+            ids[place] = ids[place - 1];
+        }
+        values[place] = value;
+        ids[place] = token;
+        least = values[found - 1];
+    }
+    return found;
+}
+
+void do_row(void *argument, long row) {
+    const Ranking &call = *static_cast<const Ranking *>(argument);
+    const float *logits = call.logits + row * call.row_stride;
+    int64_t ids[MAX_COUNT];
+    float values[MAX_COUNT], noise[MAX_COUNT] = {};
+    const long found = greatest(logits, call.vocab_size, call.count, ids, values);
+    for (long i = found; i < call.count; i++) ids[i] = 0, values[i] = -INFINITY;
+    const double temperature = call.temperatures[row];
+    if (temperature > 0.0)
+        gumbel_tokens(call.seeds + row, call.positions + row, call.streams + row, ids, 1, call.count, noise);
+    const double total = log_total(logits, call.vocab_size);
+    int64_t *token_ids = call.token_ids + row * call.count;
+    double *scores = call.scores + row * call.count, *log_probs = call.log_probs + row * call.count;
+    for (long i = 0; i < call.count; i++) {
+        const double score = temperature > 0.0 ? values[i] / temperature + noise[i] : values[i];
+        long place = i; /* behind its equals */
+        for (; place > 0 && scores[place - 1] < score; place--) {
+            scores[place] = scores[place - 1];
+            token_ids[place] = token_ids[place - 1];
+            log_probs[place] = log_probs[place - 1];
+        }
+        scores[place] = score;
+        token_ids[place] = ids[i];
+        log_probs[place] = values[i] - total;
+    }
+}
+
+}  // namespace
+
+extern "C" long max_ranked(void) { return MAX_COUNT; }
+
+/* logits [rows, vocab], row_stride floats from row to row; temperatures (0 = greedy) to streams:
+ * [rows]; the results: [rows, count], count <= max_ranked() and <= vocab_size. */
+extern "C" void rank_tokens(const float *logits, long row_stride, long num_rows, long vocab_size, long count,
+                            const double *temperatures, const uint64_t *seeds, const int64_t *positions,
+                            const int64_t *streams, int64_t *token_ids, double *scores, double *log_probs,
+                            int num_threads) {
+    Ranking call = {logits, row_stride, vocab_size, count, temperatures, seeds,
+                    positions, streams, token_ids, scores, log_probs};
+    run_blocks(do_row, &call, num_rows, num_threads);
+}
