@@ -107,7 +107,7 @@ class DrafterConfig:
 
     kind: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
-    max_nodes: int = 32
+    max_nodes: int = 128
     max_requests: int = 256
     replicas: int = 1
     nice: int = 0

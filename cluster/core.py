@@ -399,7 +399,8 @@ class WorkerDescription:
     """What a worker says of itself in Describe; a mismatch is refused at connect.
 
     model_hash: of the checkpoint's config and weights index.  tokenizer_hash: over the token
-    strings in id order, "" for drafters that serve any vocabulary.
+    strings in id order, "" for drafters that serve any vocabulary.  devices: names of what it
+    computes on, unique among all machines; empty = unknown.
     """
 
     worker_id: str
@@ -412,3 +413,4 @@ class WorkerDescription:
     max_context_len: int = 0
     max_running_sequences: int = 0
     max_batch_tokens: int = 0
+    devices: tuple[str, ...] = ()

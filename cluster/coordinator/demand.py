@@ -9,6 +9,7 @@ from cluster import metrics
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.session import InFlight, Session
+from cluster.coordinator.targets import TargetSeat
 from cluster.core import TokenArray
 from cluster.metrics import Recorder
 from cluster.spec.demand import MAX_LAG, Demand, DemandBook, Place, Used
@@ -21,6 +22,12 @@ SHADOW_FACTOR = 3
 # is cheap: asking it in vain is hardly noticed.
 _CHEAP_SHARE = 0.1
 _NOTHING = Used()
+
+
+def _are_apart(replica: DrafterReplica, seat: TargetSeat) -> bool:
+    """Whether they are known to compute on different devices."""
+    known = replica.devices and seat.devices
+    return bool(known) and replica.devices.isdisjoint(seat.devices)
 
 
 class DraftDemand:
@@ -63,6 +70,7 @@ class DraftDemand:
                 None if used is None else used.get(replica.name, _NOTHING),
                 limit,
                 is_cheap=cost_s is not None and cost_s <= _CHEAP_SHARE * share_s,
+                is_apart=_are_apart(replica, seat),
             )
         # By the mode's plain string: an enumeration's own hash is slow.
         self._num_commits[replica.name, task, demand.mode._value_] += 1

@@ -37,6 +37,7 @@ class DrafterReplica:
         self.name = name
         self.id = replica_id
         self.description = description
+        self.devices = frozenset(description.devices)
         self.link = link
         self.breaker = breaker
         self.sessions: dict[str, Session] = {}

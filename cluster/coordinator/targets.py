@@ -57,6 +57,7 @@ class TargetSeat:
     ) -> None:
         self.id = target_id
         self.description = description
+        self.devices = frozenset(description.devices)
         self.link = link
         self.sessions: dict[str, Session] = {}
         self.unsent: dict[str, Session] = {}

@@ -166,7 +166,17 @@ class LMDrafter:
 
     def _proposal(self, request: LMRequest, max_nodes: int) -> Proposal:
         request.changed = False
-        return request.proposal(max_nodes, self._options.min_survival, self._name)
+        options, tree = self._options, request.tree
+        is_growing = (
+            tree is not None
+            and tree.num_slots < self._num_expanded(max_nodes)
+            and tree.best_leaf_survival() >= options.min_survival
+        )
+        return request.proposal(max_nodes, options.min_survival, self._name, is_growing=is_growing)
+
+    def _num_expanded(self, num_asked: int) -> int:
+        """How many nodes may be expanded where so many are asked for."""
+        return min(_SHADOW_FACTOR * num_asked, self._max_nodes)
 
     def _submit(self, requests: Sequence[tuple[LMRequest, int]]) -> None:
         """Queue what brings each request's tree forward: its missing text, or its best leaves.
@@ -176,7 +186,7 @@ class LMDrafter:
         limit = self._engine.max_context_len
         growing: list[tuple[LMRequest, int]] = []
         for request, num_asked in requests:
-            max_nodes = min(_SHADOW_FACTOR * num_asked, self._max_nodes)
+            max_nodes = self._num_expanded(num_asked)
             if request.pending is not None:
                 continue
             if not request.is_draftable(limit):

@@ -23,7 +23,7 @@ class LMOptions:
     num_children: int = 4
     width: int = 8
     max_rows: int = 64
-    min_survival: float = 0.01
+    min_survival: float = 0.004
 
     def __post_init__(self) -> None:
         for name in ("num_candidates", "num_children", "width", "max_rows"):

@@ -9,12 +9,15 @@ from typing import Literal
 
 import numpy as np
 
-from cluster.core import EMPTY_FLOATS, EMPTY_TREE, Proposal, TokenArray
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, Proposal, TokenArray, TokenTree
 from cluster.draft.candidates import Ranking, RowContext
 from cluster.draft.committed_text import RequestState
 from cluster.draft.coupling import is_useful
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.engine.work import Output, Work
+
+# Accepted tokens that a tree must promise more than the former one while it still grows.
+_MIN_NEWS = 0.1
 
 
 @dataclass(slots=True, eq=False)
@@ -178,27 +181,39 @@ class LMRequest(RequestState):
         grows = place < max_context_len and position + 2 < self.params.max_tokens
         tree.expand(node, ranking, children, grows=grows)
 
-    def proposal(self, max_nodes: int, min_survival: float, drafter: str) -> Proposal:
+    def proposal(
+        self, max_nodes: int, min_survival: float, drafter: str, *, is_growing: bool = False
+    ) -> Proposal:
         """The tree as it is now; the former object where nothing differs.
 
         None of it while the root lags behind the text: it does not continue what is committed.
-        Survival is not compared: the same nodes at other odds are no news worth a frame.
+        Survival is not compared: the same nodes at other odds are no news worth a frame, and of a
+        tree that is_growing next to nothing more is none either.
         """
         tree, survival = EMPTY_TREE, EMPTY_FLOATS
         if self.tree is not None and self.root_len == len(self.text):
             tree, survival = self.tree.best(max_nodes, min_survival)
         former, base_len = self._proposed, len(self.text)
         prefix_hash = self.text.hash_at(base_len)
-        if (
-            former is None
-            or former.base_len != base_len
-            or former.prefix_hash != prefix_hash
-            or former.generation != self.generation
-            or not np.array_equal(former.tree.token_ids, tree.token_ids)
-            or not np.array_equal(former.tree.parents, tree.parents)
-        ):
+        continues = (
+            former is not None
+            and former.base_len == base_len
+            and former.prefix_hash == prefix_hash
+            and former.generation == self.generation
+        )
+        if former is None or not continues or _is_news(former, tree, survival, is_growing):
             former = Proposal(
                 self.request_id, self.generation, base_len, prefix_hash, tree, survival, drafter
             )
             self._proposed = former
         return former
+
+
+def _is_news(former: Proposal, tree: TokenTree, survival: FloatArray, is_growing: bool) -> bool:
+    """Whether `tree`, which continues the same text, is worth a frame of its own."""
+    if is_growing and float(survival.sum() - former.survival.sum()) < _MIN_NEWS:
+        return False
+    return not (
+        np.array_equal(former.tree.token_ids, tree.token_ids)
+        and np.array_equal(former.tree.parents, tree.parents)
+    )

@@ -257,6 +257,7 @@ def encode_description(description: WorkerDescription) -> pb.WorkerDescription:
         max_context_len=description.max_context_len,
         max_running_sequences=description.max_running_sequences,
         max_batch_tokens=description.max_batch_tokens,
+        devices=description.devices,
     )
 
 
@@ -272,4 +273,5 @@ def decode_description(message: pb.WorkerDescription) -> WorkerDescription:
         max_context_len=message.max_context_len,
         max_running_sequences=message.max_running_sequences,
         max_batch_tokens=message.max_batch_tokens,
+        devices=tuple(message.devices),
     )

@@ -9,6 +9,7 @@ from cluster.config import Config
 from cluster.core import WorkerDescription
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
+from cluster.worker.devices import devices_of
 from cluster.worker.draft import DraftWorker
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         max_context_len=min(engine.max_context_len, engine.pages_total * settings.page_size),
         max_running_sequences=settings.max_running_sequences,
         max_batch_tokens=settings.max_batch_tokens,
+        devices=devices_of(engine),
     )
     return TargetWorker(Verifier(engine), description)
 
@@ -56,6 +58,7 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         vocab_size=engine.vocab_size if engine else 0,
         max_context_len=engine.max_context_len if engine else 0,
         max_running_sequences=settings.max_requests,
+        devices=devices_of(engine),
     )
     return DraftWorker(drafter, description, nice=settings.nice)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.config import Config, CoordinatorConfig, DrafterConfig
@@ -52,15 +52,15 @@ class House:
     ) -> MemoryLink[Any, Any]:
         ours, theirs = memory_pair()
         self.tasks.append(asyncio.create_task(toy.serve(theirs)))
-        self.coordinator.add_target(target_id, target_description(target_id, **limits), ours)
+        description = replace(target_description(target_id, **limits), devices=toy.devices)
+        self.coordinator.add_target(target_id, description, ours)
         return ours
 
     def add_drafter(self, toy: ToyDrafter, replica_id: str = "r0") -> MemoryLink[Any, Any]:
         ours, theirs = memory_pair()
         self.tasks.append(asyncio.create_task(toy.serve(theirs)))
-        self.coordinator.add_drafter(
-            toy.name, replica_id, drafter_description(toy.name, replica_id), ours
-        )
+        description = replace(drafter_description(toy.name, replica_id), devices=toy.devices)
+        self.coordinator.add_drafter(toy.name, replica_id, description, ours)
         return ours
 
     async def settle(self, turns: int = 200) -> None:

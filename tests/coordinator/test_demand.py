@@ -14,9 +14,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
+
 from cluster.core import Commit, StepReport, VerdictFrame, VerifyFrame
 from cluster.errors import WorkerError
 from cluster.rpc.link import Link
+from cluster.spec.demand import APART_NODES
 from tests.coordinator.house import GREEDY, House, collect, house, request, text_of
 from tests.coordinator.toys import Grow, ToyTarget, oracle_chain, plain_text, random_tree
 from tests.coordinator.virtual_time import TimedDrafter, VirtualTime
@@ -95,17 +98,23 @@ class Stage:
 
 @asynccontextmanager
 async def stage(
-    drafters: dict[str, Grow], delay_s: float = 0.001, slack: float = 8.0, **target: float
+    drafters: dict[str, Grow],
+    delay_s: float = 0.001,
+    slack: float = 8.0,
+    devices: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+    **target: float,
 ) -> AsyncIterator[Stage]:
     time = VirtualTime()
     async with house(
         drafters=tuple(drafters), clock=time, timer=time.timer, budget="adaptive",
         max_draft_wait_ms=0.0, slowdown_slack=slack,
     ) as built:  # fmt: skip
-        costly = CostlyTarget(time=time, **target)  # type: ignore[arg-type]
+        costly = CostlyTarget(time=time, devices=devices[0], **target)  # type: ignore[arg-type]
         built.add_target(costly)
         toys = {
-            name: AskedDrafter(name, grow, survival=0.9, time=time, delay_s=delay_s)
+            name: AskedDrafter(
+                name, grow, survival=0.9, time=time, delay_s=delay_s, devices=devices[1]
+            )
             for name, grow in drafters.items()
         }
         for toy in toys.values():
@@ -183,3 +192,30 @@ async def test_a_fixed_budget_asks_for_all_always() -> None:
         built.add_drafter(drafter)
         await collect(built.coordinator, request(params=LONG))
         assert {commit.max_nodes for commit in drafter.commits()} == {12}
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter", "is_apart"),
+    [
+        (("x/gpu0", "x/gpu1"), ("x/gpu2",), True),
+        (("x/gpu0",), ("y/gpu0",), True),
+        (("x/cpu0", "x/cpu1"), ("x/cpu1",), False),
+        ((), ("x/cpu1",), False),
+        (("x/cpu1",), (), False),
+    ],
+)
+async def test_who_drafts_on_devices_of_its_own_is_asked_for_broad_trees(
+    target: tuple[str, ...], drafter: tuple[str, ...], is_apart: bool
+) -> None:
+    async with stage({"a": oracle_chain(16)}, free_rows=8, devices=(target, drafter)) as right:
+        await right.run("r")
+        asked = [commit.max_nodes for commit in right.drafters["a"].commits() if commit.max_nodes]
+        assert (min(asked) == APART_NODES) == is_apart
+        assert (max(asked) >= APART_NODES) == is_apart
+
+
+async def test_who_drafts_in_vain_is_parked_on_devices_of_its_own_too() -> None:
+    async with stage({"a": random_tree(5)}, devices=(("x/gpu0",), ("x/gpu1",))) as random:
+        await random.run("first")
+        await random.run("second")
+        assert share_asked(random.drafters["a"].commits()) < 0.1

@@ -89,6 +89,7 @@ class ToyTarget:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     step_turns: int = 12
+    devices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -240,6 +241,7 @@ class ToyDrafter:
     spoil: Callable[[Proposal], Proposal] = lambda proposal: proposal
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    devices: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.gate.set()

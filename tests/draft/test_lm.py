@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -386,3 +387,19 @@ def test_what_grew_unasked_is_proposed_when_it_is_asked_for(llama_folder: Path) 
     assert engine.last_step is before
     assert proposal.request_id == "b"
     assert len(proposal.tree) > 0
+
+
+def test_while_a_tree_grows_only_what_promises_more_is_news(exact_engine: Engine) -> None:
+    drafter, author = lm_drafter(exact_engine), Author(PROMPT)
+    drafter.observe([author.opening()])
+    sent: list[Proposal] = []
+    while proposals := drafter.propose([author.task()]):
+        if len(proposals[0].tree) and (not sent or proposals[0] is not sent[-1]):
+            sent.append(proposals[0])
+    totals = [float(each.survival.sum()) for each in sent]
+    assert all(later - sooner >= 0.1 for sooner, later in pairwise(totals[:-1]))
+    request = drafter._requests.find("a")
+    assert request is not None
+    final = request.proposal(author.task().max_nodes, drafter._options.min_survival, "lm")
+    assert final is sent[-1], "when growth has ended all of it is known"
+    drafter.release(["a"])

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from cluster.spec.demand import MAX_LAG, MIN_NODES, PROBE_NODES, Demand, DemandBook, Place, Used
+from cluster.spec.demand import (
+    APART_NODES,
+    MAX_LAG,
+    MIN_NODES,
+    PROBE_NODES,
+    Demand,
+    DemandBook,
+    Place,
+    Used,
+)
 from cluster.spec.patience import Mode
 
 LIMIT = 48
@@ -29,6 +38,7 @@ class Batch:
     book: DemandBook = field(default_factory=DemandBook)
     task: str = "code"
     is_cheap: bool = False
+    is_apart: bool = False
     names: list[str] = field(default_factory=list)
     rounds: list[list[Demand]] = field(default_factory=list)
     _asked_for: dict[str, int] = field(default_factory=dict)
@@ -57,7 +67,9 @@ class Batch:
         used = None
         if num_taken is not None:
             used = Used(num_taken, int(self.accepts and num_taken > 0))
-        demand = self.book.decide(name, "lm", place, used, LIMIT, is_cheap=self.is_cheap)
+        demand = self.book.decide(
+            name, "lm", place, used, LIMIT, is_cheap=self.is_cheap, is_apart=self.is_apart
+        )
         self._asked_for[name] = self._asked_for.get(name, 0) + 1 if demand.max_nodes else 0
         return demand
 
@@ -267,3 +279,16 @@ def test_a_commit_without_a_step_uses_no_patience() -> None:
     batch.book.offered("s0", "lm")
     for _ in range(100):
         assert batch.decide("s0", None).mode is Mode.GROWING
+
+
+@pytest.mark.parametrize(("num_sequences", "asked"), [(1, APART_NODES), (8, 64), (32, 16)])
+def test_on_devices_of_its_own_a_drafter_never_stops_within_what_the_coordinator_reads(
+    num_sequences: int, asked: int
+) -> None:
+    batch = Batch(num_sequences, uses=lambda name: 1, is_apart=True)
+    assert {each for row in batch.run(20) for each in row} == {Demand(Mode.GROWING, asked)}
+
+
+def test_sharing_among_many_takes_nothing_from_what_is_used() -> None:
+    batch = Batch(256, uses=lambda name: 3, is_apart=True)
+    assert {each.max_nodes for row in batch.run(20) for each in row} <= {6, LIMIT}

@@ -1,0 +1,42 @@
+"""What a worker computes on, by names that mean the same to every other worker.
+
+Two workers that share none of these do not slow each other down.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def devices_of(engine: Any = None) -> tuple[str, ...]:
+    """The GPUs of `engine` (`cluster.engine.engine.Engine`), or the cores this process may use.
+
+    Containers on one machine name its cores alike: which of them they really get is not known.
+    """
+    device = getattr(engine, "device", None)
+    if device is None or device.type != "cuda":
+        return tuple(f"{_host()}/cpu{core}" for core in sorted(os.sched_getaffinity(0)))
+    import torch
+
+    first = torch.cuda.current_device() if device.index is None else device.index
+    # The ranks of a group stand side by side, on all GPUs that the process is shown.
+    is_group = engine.config.tensor_parallel > 1
+    indices = range(torch.cuda.device_count()) if is_group else (first,)
+    return tuple(f"{_host()}/gpu-{_identity(torch, index)}" for index in indices)
+
+
+def _host() -> str:
+    try:
+        return _BOOT_ID.read_text("ascii").strip()
+    except OSError:  # another system than Linux
+        return socket.gethostname()
+
+
+def _identity(torch: Any, index: int) -> str:
+    # Indices mean something else to every process that is shown other GPUs.
+    return str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
