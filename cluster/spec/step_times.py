@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.spec.forest import Floats
+from cluster.spec.isotonic import isotonic
 
 # Steps between neighbours are at most a half; kernels' staircases lie at such sizes.
 EDGES: tuple[int, ...] = (
@@ -232,14 +233,6 @@ class StepTimes:
 
 
 def _monotone(points: list[tuple[int, float, float]]) -> list[tuple[int, float]]:
-    """The non-decreasing curve nearest to (nodes, time, weight): pool adjacent violators."""
-    pools: list[tuple[float, float, list[int]]] = []  # mean, weight, nodes
-    for nodes, time_s, weight in points:
-        mean, total, members = time_s, weight, [nodes]
-        while pools and pools[-1][0] > mean:
-            above_mean, above_weight, above_members = pools.pop()
-            mean = (mean * total + above_mean * above_weight) / (total + above_weight)
-            total += above_weight
-            members = above_members + members
-        pools.append((mean, total, members))
-    return [(nodes, mean) for mean, _, members in pools for nodes in members]
+    """The non-decreasing curve nearest to (nodes, time, weight)."""
+    times_s = isotonic([time_s for _, time_s, _ in points], [weight for *_, weight in points])
+    return [(point[0], time_s) for point, time_s in zip(points, times_s, strict=True)]

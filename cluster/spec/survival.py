@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenArray
 from cluster.spec.forest import Floats, Forest, Indices, path_products, sibling_shares
+from cluster.spec.isotonic import isotonic
 
 
 def conditional(scores: npt.ArrayLike, temperature: float, tau: float) -> Floats:
@@ -94,9 +95,12 @@ def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) ->
 _NUM_BINS = 24
 _NUM_FORECAST_BINS = 10
 _MAX_LOGIT = 6.0
+_CENTRES = (np.arange(_NUM_BINS) + 0.5) * (2.0 * _MAX_LOGIT / _NUM_BINS) - _MAX_LOGIT
 # A fit is due after so many new outcomes, and after so large a share of those it rests on.
 _REFIT_EVERY = 32
 _REFIT_SHARE = 0.05
+# A bin is held to the fit by so many times the prior.
+_BIN_PRIORS = 2.0
 _SLOPES = (0.1, 5.0)
 _OFFSETS = (-5.0, 5.0)
 
@@ -104,10 +108,12 @@ _OFFSETS = (-5.0, 5.0)
 class Calibrator:
     """Maps claimed conditional probabilities to observed ones, for one (drafter, task).
 
-    calibrated = sigmoid(slope * logit(claimed) + offset): Platt's form, so one class covers a
-    wrong temperature (slope) and a common bias (offset).  Outcomes are kept as counts per bin of
-    the claim, with exponential forgetting; the fit is a few Newton steps over the bins, held to
-    the identity by a prior that is worth `prior` observations.
+    calibrated = sigmoid(slope * logit(claimed) + offset + shift): Platt's form, so one class covers
+    a wrong temperature (slope) and a common bias (offset), and a shift that tells where claims of a
+    size differ from that form, as those of counts do (a token seen once in one place).  Outcomes
+    are kept as counts per bin of the claim, with exponential forgetting; the fit is a few Newton
+    steps over the bins, held to the identity by a prior that is worth `prior` observations, and
+    each bin to the fit by twice as many.
     """
 
     def __init__(self, half_life: float = 2000.0, prior: float = 20.0) -> None:
@@ -123,6 +129,9 @@ class Calibrator:
         self._unfitted = 0
         self.slope = 1.0
         self.offset = 0.0
+        # The shifts at these claimed logits, ascending; linear between them.
+        self._knots = _CENTRES
+        self._shifts = np.zeros(_NUM_BINS)
 
     @property
     def num_observed(self) -> float:
@@ -131,7 +140,7 @@ class Calibrator:
 
     def calibrate(self, claimed: npt.ArrayLike) -> Floats:
         """Calibrated conditional probabilities, float64 of the same shape; increasing in them."""
-        return _sigmoid(self.slope * _logit(claimed) + self.offset)
+        return self._fitted(_logit(claimed))
 
     def survival(self, parents: TokenArray, claimed: FloatArray) -> FloatArray:
         """A drafter's survivals, calibrated: float32[n], not increasing along a path."""
@@ -155,7 +164,7 @@ class Calibrator:
             return
         bins, decay = _bins(logits), self._decay ** len(logits)
         outcomes = np.atleast_1d(np.asarray(accepted, dtype=np.float64))
-        self._judge(_sigmoid(self.slope * logits + self.offset), outcomes, decay)
+        self._judge(self._fitted(logits), outcomes, decay)
         for sums, values in (
             (self._num, None),
             (self._accepted, outcomes),
@@ -207,6 +216,22 @@ class Calibrator:
                 step = max(-1.0, min(1.0, slope / (curvature + self._prior)))
                 weights[axis] = max(low, min(high, weights[axis] - step))
         self.slope, self.offset = weights
+        self._fit_shifts(np.where(self._num > 0.0, means, _CENTRES))
+
+    def _fit_shifts(self, knots: Floats) -> None:
+        """What the bins tell beyond the fit, as far as the order of claims is kept."""
+        prior = _BIN_PRIORS * self._prior
+        weights = self._num + prior
+        fitted = self.slope * knots + self.offset
+        rates = isotonic(
+            ((self._accepted + prior * _sigmoid(fitted)) / weights).tolist(), weights.tolist()
+        )
+        self._knots, self._shifts = knots, _logit(rates) - fitted
+
+    def _fitted(self, logits: Floats) -> Floats:
+        """Calibrated probabilities of claimed logits."""
+        shifts = np.interp(logits, self._knots, self._shifts)
+        return _sigmoid(self.slope * logits + self.offset + shifts)
 
 
 def _sibling_shares(parents: Sequence[int], conditionals: Sequence[float]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,6 +131,42 @@ def test_miscalibrated_claims_are_corrected(name: str, slope: float, offset: flo
     assert float(np.abs(calibrator.calibrate(claims) - truth).mean()) < 0.04
     assert log_loss(calibrator.calibrate(claims), outcomes) < log_loss(claims, outcomes)
     assert calibrator.expected_error() < 0.05
+
+
+def test_claims_that_follow_no_formula_are_corrected_too() -> None:
+    """As those of counts: all that was seen once is claimed alike."""
+    generator = np.random.default_rng(7)
+    calibrator = Calibrator()
+
+    def truth(claims: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        return np.select([claims < 0.3, claims < 0.6, claims < 0.9], [0.05, 0.45, 0.5], 0.98)
+
+    for _ in range(1500):
+        claims = generator.uniform(0.02, 0.98, 4)
+        calibrator.observe(claims, generator.random(4) < truth(claims))
+
+    within = np.array([0.1, 0.2, 0.4, 0.5, 0.7, 0.8, 0.95])
+    assert np.abs(calibrator.calibrate(within) - truth(within)).max() < 0.12
+    assert calibrator.expected_error() < 0.05
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.0, 1.0), st.booleans()), min_size=32, max_size=200),
+    st.integers(1, 40),
+)
+def test_whatever_was_observed_a_higher_claim_never_counts_for_less(
+    seen: list[tuple[float, bool]], size: int
+) -> None:
+    calibrator = Calibrator()
+    for start in range(0, len(seen), size):
+        claims, outcomes = zip(*seen[start : start + size], strict=True)
+        calibrator.observe(np.array(claims), np.array(outcomes))
+
+    found = calibrator.calibrate(np.linspace(0.0, 1.0, 501))
+
+    assert (np.diff(found) >= -1e-12).all()
+    assert (found > 0.0).all()
+    assert (found < 1.0).all()
 
 
 def test_the_calibration_error_is_that_of_what_was_predicted_before() -> None:
