@@ -73,6 +73,7 @@ class DraftPlanner:
         self._budgets: dict[str, BudgetController] = {}  # by target: each has its own step times
         self._silent: dict[str, Silences] = {}  # by target
         self._calibrators: dict[tuple[str, str], Calibrator] = {}  # by drafter and task
+        self._exported: set[tuple[str, str]] = set()  # those with a gauge
 
     def plan(
         self,
@@ -166,8 +167,12 @@ class DraftPlanner:
 
     def record_calibration(self, recorder: Recorder) -> None:
         """Export how right each drafter's survivals were; not on the way of a round."""
+        for drafter, task in self._exported - self._calibrators.keys():
+            recorder.forget(metrics.CALIBRATION_ERROR, drafter=drafter, task=task)
+        self._exported &= self._calibrators.keys()
         for (drafter, task), calibrator in self._calibrators.items():
             if calibrator.num_observed:
+                self._exported.add((drafter, task))
                 error = calibrator.expected_error()
                 recorder.set(metrics.CALIBRATION_ERROR, error, drafter=drafter, task=task)
 
