@@ -25,9 +25,13 @@ _NOTHING = Used()
 
 
 def _are_apart(replica: DrafterReplica, seat: TargetSeat) -> bool:
-    """Whether they are known to compute on different devices."""
-    known = replica.devices and seat.devices
-    return bool(known) and replica.devices.isdisjoint(seat.devices)
+    """Whether it is a model on other devices than the target's, as far as these are known.
+
+    Look-ups do not keep what they grew: a broad tree would cost them its time with every commit.
+    """
+    if not (replica.description.model_hash and replica.devices and seat.devices):
+        return False
+    return replica.devices.isdisjoint(seat.devices)
 
 
 class DraftDemand:

@@ -59,7 +59,11 @@ class House:
     def add_drafter(self, toy: ToyDrafter, replica_id: str = "r0") -> MemoryLink[Any, Any]:
         ours, theirs = memory_pair()
         self.tasks.append(asyncio.create_task(toy.serve(theirs)))
-        description = replace(drafter_description(toy.name, replica_id), devices=toy.devices)
+        description = replace(
+            drafter_description(toy.name, replica_id),
+            devices=toy.devices,
+            model_hash=toy.model_hash,
+        )
         self.coordinator.add_drafter(toy.name, replica_id, description, ours)
         return ours
 

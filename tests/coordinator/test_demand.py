@@ -102,6 +102,7 @@ async def stage(
     delay_s: float = 0.001,
     slack: float = 8.0,
     devices: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+    model_hash: str = "m",
     **target: float,
 ) -> AsyncIterator[Stage]:
     time = VirtualTime()
@@ -113,7 +114,13 @@ async def stage(
         built.add_target(costly)
         toys = {
             name: AskedDrafter(
-                name, grow, survival=0.9, time=time, delay_s=delay_s, devices=devices[1]
+                name,
+                grow,
+                survival=0.9,
+                time=time,
+                delay_s=delay_s,
+                devices=devices[1],
+                model_hash=model_hash,
             )
             for name, grow in drafters.items()
         }
@@ -212,6 +219,13 @@ async def test_who_drafts_on_devices_of_its_own_is_asked_for_broad_trees(
         asked = [commit.max_nodes for commit in right.drafters["a"].commits() if commit.max_nodes]
         assert (min(asked) == APART_NODES) == is_apart
         assert (max(asked) >= APART_NODES) == is_apart
+
+
+async def test_look_ups_are_not_asked_for_what_they_would_build_anew_each_time() -> None:
+    apart = (("x/gpu0",), ("x/cpu0",))
+    async with stage({"a": oracle_chain(16)}, free_rows=8, devices=apart, model_hash="") as right:
+        await right.run("r")
+        assert max(commit.max_nodes for commit in right.drafters["a"].commits()) < APART_NODES
 
 
 async def test_who_drafts_in_vain_is_parked_on_devices_of_its_own_too() -> None:

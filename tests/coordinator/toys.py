@@ -242,6 +242,7 @@ class ToyDrafter:
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     devices: tuple[str, ...] = ()
+    model_hash: str = ""
 
     def __post_init__(self) -> None:
         self.gate.set()
