@@ -101,6 +101,7 @@ _REFIT_EVERY = 32
 _REFIT_SHARE = 0.05
 # A bin is held to the fit by so many times the prior.
 _BIN_PRIORS = 2.0
+_MIN_REMEMBERED = 1e-6
 _SLOPES = (0.1, 5.0)
 _OFFSETS = (-5.0, 5.0)
 
@@ -216,7 +217,8 @@ class Calibrator:
                 step = max(-1.0, min(1.0, slope / (curvature + self._prior)))
                 weights[axis] = max(low, min(high, weights[axis] - step))
         self.slope, self.offset = weights
-        self._fit_shifts(np.where(self._num > 0.0, means, _CENTRES))
+        # Of a bin that is all but forgotten the mean is no number of that bin any more.
+        self._fit_shifts(np.where(self._num > _MIN_REMEMBERED, means, _CENTRES))
 
     def _fit_shifts(self, knots: Floats) -> None:
         """What the bins tell beyond the fit, as far as the order of claims is kept."""

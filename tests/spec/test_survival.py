@@ -169,6 +169,19 @@ def test_whatever_was_observed_a_higher_claim_never_counts_for_less(
     assert (found < 1.0).all()
 
 
+def test_claims_that_nobody_makes_any_more_do_not_turn_the_order_around() -> None:
+    generator = np.random.default_rng(2)
+    calibrator = Calibrator()
+    calibrator.observe(np.linspace(0.01, 0.99, 200), generator.random(200) < 0.5)
+    for _ in range(120):  # sixty half-lives
+        calibrator.observe(np.full(1000, 0.3), generator.random(1000) < 0.2)
+
+    found = calibrator.calibrate(np.linspace(0.0, 1.0, 501))
+
+    assert (np.diff(found) >= -1e-12).all()
+    assert float(calibrator.calibrate(0.3)) == pytest.approx(0.2, abs=0.03)
+
+
 def test_the_calibration_error_is_that_of_what_was_predicted_before() -> None:
     """It tells a drafter that lies from one that does not, and a fit that fits only afterwards."""
     generator = np.random.default_rng(3)
