@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import itertools
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 from benchmarks.answers import Acceptance, Answer, Law, Result
 from benchmarks.processes import PinnedProcess
 from benchmarks.prompts import Prompt
+from benchmarks.serving import ROOT
 from cluster.config_file import load
 from cluster.core import (
     FinishReason,
@@ -49,6 +51,16 @@ class Setup:
     log: Path
     by_task: bool = False
     target_cores: tuple[int, ...] | None = None
+
+
+def add_hand_options(parser: argparse.ArgumentParser) -> None:
+    """What is asked of processes by hand: model, configuration and laws."""
+    add = parser.add_argument
+    add("--target", default=str(ROOT / "models" / "demo-target"))
+    add("--config", default="configs/local.yaml")
+    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
+    add("--laws", type=lambda text: [Law.parse(word) for word in text.split(",")],
+        default=[Law.parse("greedy"), Law.parse("t0.8")])  # fmt: skip
 
 
 class Ours:

@@ -25,9 +25,9 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.answers import Law
-from benchmarks.by_hand import Ours, Setup
+from benchmarks.by_hand import Ours, Setup, add_hand_options
 from benchmarks.prompts import KINDS, prompts
-from benchmarks.serving import ROOT, write_report
+from benchmarks.serving import write_report
 from cluster.config import Config
 from cluster.config_file import load
 
@@ -102,13 +102,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_hand_options(parser)
     add = parser.add_argument
-    add("--target", default=str(ROOT / "models" / "demo-target"))
-    add("--config", default="configs/local.yaml")
-    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
     add("--drafters", type=lambda text: text.split(","), help="default: all of the configuration")
-    add("--laws", type=lambda text: [Law.parse(word) for word in text.split(",")],
-        default=[Law.parse("greedy"), Law.parse("t0.8")])  # fmt: skip
     add("--prompts", type=int, default=120)
     add("--max-tokens", type=int, default=128)
     add("--concurrency", type=int, default=4)

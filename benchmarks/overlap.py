@@ -28,9 +28,9 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.answers import Law
-from benchmarks.by_hand import Ours, Setup
+from benchmarks.by_hand import Ours, Setup, add_hand_options
 from benchmarks.prompts import Prompt, prompts
-from benchmarks.serving import ROOT, write_report
+from benchmarks.serving import write_report
 
 _MAX_ROUND = 1.15
 _MIN_DRAFTING = 0.40
@@ -168,14 +168,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_hand_options(parser)
     add = parser.add_argument
-    add("--target", default=str(ROOT / "models" / "demo-target"))
-    add("--config", default="configs/local.yaml")
-    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
     add("--drafters", type=lambda text: text.split(","), default=["lm"],
         help="the bars are about the first")  # fmt: skip
-    add("--laws", type=lambda text: [Law.parse(word) for word in text.split(",")],
-        default=[Law.parse("greedy"), Law.parse("t0.8")])  # fmt: skip
     add("--kind", default="code")
     add("--prompts", type=int, default=4, help="per run")
     add("--runs", type=int, default=5)

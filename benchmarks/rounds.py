@@ -33,10 +33,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.answers import Law
-from benchmarks.by_hand import Ours, Setup
+from benchmarks.by_hand import Ours, Setup, add_hand_options
 from benchmarks.capacity import Frames, Load, costs, parts, profile, run
 from benchmarks.prompts import Prompt, prompts
-from benchmarks.serving import ROOT, write_report
+from benchmarks.serving import write_report
 from cluster.config_file import load
 from cluster.core import token_array
 from cluster.rpc.codec_target import VERDICT, VERIFY
@@ -198,15 +198,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    add_hand_options(parser)
     add = parser.add_argument
     add("--only", choices=["time", "capacity"])
-    add("--target", default=str(ROOT / "models" / "demo-target"))
-    add("--config", default="configs/local.yaml")
-    add("--set", dest="overrides", action="append", default=[], metavar="K=V")
     add("--drafters", type=lambda text: text.split(","), help="default: those of each task")
     add("--concurrency", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8, 32])
-    add("--laws", type=lambda text: [Law.parse(word) for word in text.split(",")],
-        default=[Law.parse("greedy"), Law.parse("t0.8")])  # fmt: skip
     add("--prompts", type=int, default=8)
     add("--max-tokens", type=int, default=96)
     add("--sequences", type=int, default=256, help="of the capacity")

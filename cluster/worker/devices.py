@@ -18,16 +18,16 @@ def devices_of(engine: Any = None) -> tuple[str, ...]:
 
     Containers on one machine name its cores alike: which of them they really get is not known.
     """
-    device = getattr(engine, "device", None)
+    host, device = _host(), getattr(engine, "device", None)
     if device is None or device.type != "cuda":
-        return tuple(f"{_host()}/cpu{core}" for core in sorted(os.sched_getaffinity(0)))
+        return tuple(f"{host}/cpu{core}" for core in sorted(os.sched_getaffinity(0)))
     import torch
 
     first = torch.cuda.current_device() if device.index is None else device.index
     # The ranks of a group stand side by side, on all GPUs that the process is shown.
     is_group = engine.config.tensor_parallel > 1
     indices = range(torch.cuda.device_count()) if is_group else (first,)
-    return tuple(f"{_host()}/gpu-{_identity(torch, index)}" for index in indices)
+    return tuple(f"{host}/gpu-{_identity(torch, index)}" for index in indices)
 
 
 def _host() -> str:
