@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 
@@ -53,4 +53,13 @@ class Drafter(Protocol):
 
     def release(self, request_ids: Sequence[str]) -> None:
         """Forget these requests; unknown ones are no error."""
+        ...
+
+
+@runtime_checkable
+class Interruptible(Protocol):
+    """Optional for drafters whose slices take longer than it takes to grow a little."""
+
+    def interrupt(self) -> None:
+        """A commit has arrived: end the slice under way soon.  Called from any thread."""
         ...

@@ -15,6 +15,7 @@ import torch
 
 from cluster.core import FloatArray, SamplingParams
 from cluster.engine.native import kernels
+from cluster.engine.native.draws import RankedDraw
 from cluster.engine.native.kernels import Kernels
 from cluster.spec.noise import gumbel
 
@@ -87,8 +88,8 @@ def rank_rows(logits: torch.Tensor, rows: Sequence[RowContext], num_candidates: 
     native = kernels.load() if logits.device.type == "cpu" else None
     count = min(num_candidates, logits.shape[1])
     if native is not None and count <= native.draws.max_ranked and _are_unprocessed(logits, rows):
-        temperatures = np.array([row.params.temperature for row in rows], np.float64)
-        return RankedRows(*native.draws.rank(logits, count, temperatures, *_noise_keys(rows)))
+        draws = [ranked_draw(row.params, row.position) for row in rows]
+        return RankedRows(*native.draws.rank(logits, count, draws))
     log_totals = torch.logsumexp(logits, dim=-1)
     biased = _with_bias(logits, rows)
     values, ids = torch.topk(biased, count, dim=-1)
@@ -106,14 +107,23 @@ def rank_rows(logits: torch.Tensor, rows: Sequence[RowContext], num_candidates: 
     )
 
 
+def are_unprocessed(params: SamplingParams) -> bool:
+    """Whether nothing but temperature, truncation and noise comes between logits and draws."""
+    return not (params.logit_bias or params.has_penalties)
+
+
 def _are_unprocessed(logits: torch.Tensor, rows: Sequence[RowContext]) -> bool:
-    """Whether nothing but temperature and noise comes between the logits and the draws."""
     if logits.dtype != torch.float32 or logits.stride(1) != 1:
         return False
-    return not any(
-        params.logit_bias or params.has_penalties or _truncates(params)
-        for params in {id(row.params): row.params for row in rows}.values()
-    )
+    return all(map(are_unprocessed, {id(row.params): row.params for row in rows}.values()))
+
+
+def ranked_draw(params: SamplingParams, position: int) -> RankedDraw:
+    """What the native kernels are told of the target's draw at an output position."""
+    return RankedDraw(
+        params.seed & 0xFFFF_FFFF_FFFF_FFFF, position, params.stream, params.top_k,
+        params.temperature, params.top_p, params.min_p,
+    )  # fmt: skip
 
 
 def _truncates(params: SamplingParams) -> bool:

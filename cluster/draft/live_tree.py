@@ -12,6 +12,7 @@ import numpy as np
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
 from cluster.draft.candidates import Ranking
+from cluster.engine.native.growth import Grown, Leaves
 
 ROOT = 0
 
@@ -81,6 +82,40 @@ class LiveTree:
             if grows:
                 heapq.heappush(self._frontier, (-survival, len(self.tokens)))
             self._append(token, node, survival, depth)
+
+    def leaves(self) -> Leaves:
+        """The leaves to be expanded, as the native code takes them."""
+        tokens, slots, parents, depths = self.tokens, self.slots, self.parents, self.depths
+        nodes = [node for _, node in self._frontier]
+        return Leaves(
+            self._frontier,
+            [tokens[node] for node in nodes],
+            [slots[parents[node]] for node in nodes],
+            [depths[node] for node in nodes],
+        )
+
+    def adopt(self, grown: Grown) -> None:
+        """Take over what the native code grew from `leaves`."""
+        self._frontier = grown.leaves
+        first = len(self.tokens)
+        self.tokens += grown.children
+        self.survivals += grown.survivals
+        num_new = len(grown.children)
+        for column, value in ((self.slots, -1), (self._first_child, 0), (self._num_children, 0)):
+            column += [value] * num_new
+        self.rankings += [None] * num_new
+        columns = (grown.expanded, grown.num_children, grown.token_ids, grown.scores)
+        for node, count, token_ids, scores, log_probs in zip(
+            *columns, grown.log_probs, strict=True
+        ):
+            if node != ROOT:
+                self.slots[node] = len(self.slot_nodes)
+                self.slot_nodes.append(node)
+            self.rankings[node] = Ranking(token_ids, scores, log_probs)
+            self._first_child[node], self._num_children[node] = first, count
+            self.parents += [node] * count
+            self.depths += [self.depths[node] + 1] * count
+            first += count
 
     def _append(self, token: int, parent: int, survival: float, depth: int) -> None:
         self.tokens.append(token)

@@ -25,6 +25,7 @@ from cluster.draft.per_task import PerTask
 from cluster.draft.root_counts import RootCounts
 from cluster.draft.sharpness import Sharpness, conditionals
 from cluster.engine.engine import Engine
+from cluster.engine.native.growth import Growing, GrowthRules
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 # Nodes that are expanded per node that is of use now: the others are where the tree will go on
 # after the next commit.  Without them every commit would end outside of it.
 _SHADOW_FACTOR = 2
+# Native passes go on for so long before what they grew is proposed; a commit interrupts them.
+_SLICE_S = 0.0015
 
 
 class LMDrafter:
@@ -58,6 +61,7 @@ class LMDrafter:
         # Greedy and sampled requests of a task class are fitted apart.
         self._sharpness: PerTask[Sharpness] = PerTask(Sharpness)
         self.root_counts = RootCounts()
+        self._rules = self._growth_rules()
 
     @property
     def pages_in_use(self) -> int:
@@ -82,6 +86,8 @@ class LMDrafter:
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         """See `Drafter.observe`.  No forward pass: texts are extended and trees re-rooted."""
+        if self._engine.grower is not None:
+            self._engine.grower.resume()
         return [self._observe(commit) for commit in commits]
 
     def _observe(self, commit: Commit) -> Observation:
@@ -157,12 +163,49 @@ class LMDrafter:
                 wanted[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
         changed = [entry for entry in wanted.values() if entry[0].changed]
         if not changed:
-            self._submit(list(wanted.values()))
-            grown = self._step()
+            grown = self._grow_natively(list(wanted.values()))
+            self._submit([entry for entry in wanted.values() if entry[0] not in grown])
+            grown |= self._step()
             for request in grown:
                 request.changed = True  # whoever did not ask for it now is told when it does
             changed = [entry for entry in wanted.values() if entry[0] in grown]
         return [self._proposal(request, max_nodes) for request, max_nodes in changed]
+
+    def interrupt(self) -> None:
+        """See `Interruptible`: passes that follow each other end after the one under way."""
+        if self._engine.grower is not None:
+            self._engine.grower.interrupt()
+
+    def _grow_natively(self, requests: Sequence[tuple[LMRequest, int]]) -> set[LMRequest]:
+        """Some passes over the requests that need no Python in between; returns those that grew."""
+        if self._rules is None:
+            return set()
+        limit, least = self._engine.max_context_len, self._options.min_survival
+        able: list[LMRequest] = []
+        growing: list[Growing] = []
+        for request, num_asked in requests:
+            max_slots = self._num_expanded(num_asked)
+            if request.can_grow_natively(max_slots, least) and request.is_draftable(limit):
+                fit = self._sharpness_of(request)
+                able.append(request)
+                growing.append(request.growing(max_slots, fit.tau, fit.coverage))
+        grown: set[LMRequest] = set()
+        for request, answer in zip(able, self._engine.grow(growing, self._rules), strict=True):
+            if answer is not None:
+                request.grown(answer)
+                grown.add(request)
+        return grown
+
+    def _growth_rules(self) -> GrowthRules | None:
+        """How the engine's native code grows trees, None where it cannot."""
+        grower, options = self._engine.grower, self._options
+        count = min(options.num_candidates, self._vocab_size)
+        if grower is None or count > grower.max_candidates:
+            return None
+        return GrowthRules(
+            count, min(options.num_children, count), options.width, self._max_rows,
+            self._vocab_size, options.min_survival, _SLICE_S,
+        )  # fmt: skip
 
     def _proposal(self, request: LMRequest, max_nodes: int) -> Proposal:
         request.changed = False

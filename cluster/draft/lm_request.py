@@ -10,12 +10,15 @@ from typing import Literal
 import numpy as np
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, Proposal, TokenArray, TokenTree
-from cluster.draft.candidates import Ranking, RowContext
+from cluster.draft.candidates import Ranking, RowContext, are_unprocessed, ranked_draw
 from cluster.draft.committed_text import RequestState
 from cluster.draft.coupling import is_useful
 from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.engine.native.growth import Growing, Grown
 from cluster.engine.work import Output, Work
 
+# So much missing text is read natively; more of it is the scheduler's affair.
+_MAX_NATIVE_DELTA = 16
 # Accepted tokens that a tree must promise more than the former one while it still grows.
 _MIN_NEWS = 0.1
 
@@ -111,6 +114,37 @@ class LMRequest(RequestState):
             num_cached,
             self.text.hash_at(self.cached_len),
         )
+
+    def can_grow_natively(self, max_slots: int, min_survival: float) -> bool:
+        """Whether the native code knows the request's law, and has something to do."""
+        if self.pending is not None or not are_unprocessed(self.params):
+            return False
+        if self.tree is None:
+            return len(self.text) - self.cached_len <= _MAX_NATIVE_DELTA
+        return self.tree.num_slots < max_slots and self.tree.best_leaf_survival() >= min_survival
+
+    def growing(self, max_slots: int, tau: float, coverage: float) -> Growing:
+        """The tree, or where there is none yet the text that it begins with, to be grown."""
+        params = self.params
+        base_len = min(self.cached_len, len(self.text) - (self.tree is None))
+        tree = self.tree or LiveTree()
+        self.in_engine = True
+        return Growing(
+            self.request_id, base_len, self.text.token_ids[base_len:], self.text.hash_at(base_len),
+            tree.engine_tree(), tree.leaves(), len(tree) + 1, max_slots,
+            ranked_draw(params, len(self.text) - self.prompt_len), tau, coverage,
+            params.max_tokens, params.min_tokens, params.stop_token_ids,
+        )  # fmt: skip
+
+    def grown(self, answer: Output | Grown) -> None:
+        """Take the engine's answer to `growing`."""
+        if isinstance(answer, Output):
+            self.forget_cache(answer.have_len or 0)
+            return
+        if self.tree is None:
+            self.forget_cache(len(self.text))
+            self.tree, self.root_len = LiveTree(), len(self.text)
+        self.tree.adopt(answer)
 
     def _mark_submitted(self) -> None:
         self.in_engine = True

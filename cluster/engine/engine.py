@@ -28,6 +28,7 @@ from cluster.engine.identity import identify
 from cluster.engine.kv_cache import KVCache, derive_num_pages
 from cluster.engine.limits import Limits
 from cluster.engine.model import LoadedModel, load_model
+from cluster.engine.native.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.parallel import RankGroup
 from cluster.engine.residency import Residency
 from cluster.engine.scheduler import Scheduler
@@ -87,6 +88,10 @@ class Engine:
         self._group: RankGroup | None = None
         self_check.check(self, model)
         self._residency.forget_prefixes()
+        # After the check, whose steps showed whether they run natively.
+        self._grower: TreeGrower | None = None
+        if group is None and model.native is not None and model.native.grows_on(self._cache):
+            self._grower = TreeGrower(model.native, self.max_context_len)
         # Set last: during the self-check every rank calls for itself.
         self._group = group
 
@@ -178,6 +183,58 @@ class Engine:
             step_time_s=self._clock() - start,
         )
         return outputs
+
+    @property
+    def grower(self) -> TreeGrower | None:
+        """What `grow` runs on; None where the model's steps do not run in native code alone."""
+        return self._grower
+
+    def grow(self, trees: Sequence[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
+        """Expand trees of requests without a pending work, by as many passes as the rules allow.
+
+        The same as works for the same nodes, whose logits the caller ranks.  An Output carries
+        have_len, where the cache lacks what the tree stands on; None: the pages do not suffice,
+        which a submitted work may wait for.
+        """
+        assert self._grower is not None, "the engine cannot grow trees"
+        answers = [self._open_growing(tree) for tree in trees]
+        ready = [tree for tree, answer in zip(trees, answers, strict=True) if answer is True]
+        sequences = [self._residency.sequences[tree.request_id] for tree in ready]
+        grown: dict[str, Grown] = {}
+        if ready:
+            texts = [(sequence.slots, sequence.cached_len) for sequence in sequences]
+            for tree, sequence, each in zip(
+                ready, sequences, self._grower.grow(ready, texts, rules), strict=True
+            ):
+                if len(tree.delta):
+                    start = sequence.cached_len - tree.base_len
+                    self._residency.commit(sequence, tree.delta[start:])
+                sequence.tree = each.tree
+                grown[tree.request_id] = each
+        return [
+            grown[tree.request_id] if answer is True else answer or None
+            for tree, answer in zip(trees, answers, strict=True)
+        ]
+
+    def _open_growing(self, tree: Growing) -> Output | bool:
+        """Whether the tree may grow at once; makes room for what it is allowed to become."""
+        if tree.request_id in self._waiting or tree.request_id in self._refused:
+            raise ProtocolError(
+                f"request {tree.request_id!r} has a pending work; step until it is answered"
+            )
+        residency = self._residency
+        sequence = residency.enter(tree.request_id)
+        work = Work(
+            tree.request_id, tree.base_len, tree.delta, tree.tree, len(tree.tree), tree.prefix_hash
+        )
+        have_len = residency.open(work, sequence)
+        if have_len is not None:
+            return Output(tree.request_id, have_len=have_len)
+        length = tree.base_len + len(tree.delta) + tree.max_slots
+        if residency.num_pages_missing(sequence, length) > residency.pool.num_available:
+            return False
+        residency.reserve(sequence, length)
+        return True
 
     def _forward(self, picks: Sequence[Pick]) -> torch.Tensor:
         """float32 [wanted rows, vocab], in the order of the picks."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from cluster.core import Commit, DraftTask, Observation, Proposal, Refusal
-from cluster.draft.base import Drafter
+from cluster.draft.base import Drafter, Interruptible
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, WorkerError
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class ContainedDrafter:
     def __init__(self, drafter: Drafter, name: str, clock: Callable[[], float]) -> None:
         self._drafter = drafter
         self._pages = drafter if isinstance(drafter, HasPages) else None
+        self._interruptible = drafter if isinstance(drafter, Interruptible) else None
         self._name = name
         self._clock = clock
         self.num_failures = 0
@@ -46,6 +47,11 @@ class ContainedDrafter:
         if self._pages is None:
             return 0, 0
         return self._pages.pages_in_use, self._pages.pages_total
+
+    def interrupt(self) -> None:
+        """End the slice under way soon, where the drafter can; from any thread."""
+        if self._interruptible is not None:
+            self._interruptible.interrupt()
 
     def observe(self, commits: Sequence[Commit]) -> list[Observation | Refusal]:
         """One answer per commit."""

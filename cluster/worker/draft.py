@@ -162,6 +162,7 @@ class DraftWorker:
             if self._stopping:
                 return
             self._arrivals.append(arrival)
+            self._drafter.interrupt()
             self._idle = False
             self._condition.notify_all()
 

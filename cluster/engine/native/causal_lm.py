@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -46,12 +46,37 @@ class _Rotations:
         if not self._is_fixed:
             cosines, sines = self._module(hidden, position_ids=positions.unsqueeze(0))
             return cosines, sines
+        cosines, sines = self.table(hidden, end)
+        return cosines.index_select(1, positions), sines.index_select(1, positions)
+
+    @property
+    def is_fixed(self) -> bool:
+        return self._is_fixed
+
+    def table(self, hidden: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of all positions below `end`, and more, where they are fixed."""
         table = self._table
         if table is None or table[0].shape[1] < end:
             length = max(2 * end, self._FIRST_LEN)
             table = self._module(hidden, position_ids=torch.arange(length).unsqueeze(0))
             self._table = table
-        return table[0].index_select(1, positions), table[1].index_select(1, positions)
+        return table
+
+
+class ForwardParts(NamedTuple):
+    """What grow.cpp's GrowingModel tells of a forward.
+
+    addresses: layers, caches, windows, embedding, cosines, sines, norm, output bias and weight.
+    sizes: layers, hidden, head_dim, output.  row_size: floats of scratch memory that a layer takes
+    per row.  rotations: the tables that two of the addresses are of.
+    """
+
+    addresses: tuple[int | None, ...]
+    sizes: tuple[int, int, int, int]
+    row_size: int
+    is_output_bf16: bool
+    norm_epsilon: float
+    rotations: tuple[torch.Tensor, torch.Tensor]
 
 
 class NativeForward:
@@ -59,7 +84,7 @@ class NativeForward:
 
     def __init__(self, module: Any, layers: list[NativeLayer], kernels: Kernels) -> None:
         base = module.model
-        self._kernels = kernels
+        self.kernels = kernels
         self._layers = layers  # own what the addresses below are of
         self._embedding: torch.Tensor = base.embed_tokens.weight
         self._rotations = _Rotations(base.rotary_emb)
@@ -92,11 +117,34 @@ class NativeForward:
             return None
         size = self._row_size * len(token_ids)
         rows = first.scratch.rows(plan, plan.attention, cosines, sines, size)
-        self._kernels.decoder_layers(
+        self.kernels.decoder_layers(
             self._weights, rows, self._kvs, self._windows, hidden.data_ptr()
         )
         wanted = hidden[0].index_select(0, logit_rows)
         return self._output.product(self._norm(wanted))
+
+    def grows_on(self, cache: KVCache) -> bool:
+        """Whether steps on this cache run natively whatever their rows: it was the last one's."""
+        return self._cache is cache and self._is_cache_native and self._rotations.is_fixed
+
+    def part_addresses(self, end: int) -> ForwardParts:
+        """Where the parts lie, for native calls that run the layers themselves."""
+        cosines, sines = self._rotations.table(self._embedding[:1].unsqueeze(0), end)
+        bias = self._output.float_bias
+        arrays = (self._weights, self._kvs, self._windows)
+        return ForwardParts(
+            (
+                *(ctypes.addressof(each) for each in arrays), self._embedding.data_ptr(),
+                cosines.data_ptr(), sines.data_ptr(), self._norm.weight.data_ptr(),
+                None if bias is None else bias.data_ptr(), self._output.packed.data_ptr(),
+            ),
+            (len(self._layers), self._embedding.shape[1], cosines.shape[-1],
+             self._output.out_features),
+            self._row_size,
+            self._output.packed.dtype == torch.bfloat16,
+            self._norm.variance_epsilon,
+            (cosines, sines),
+        )  # fmt: skip
 
     def _take_cache(self, step: Step) -> None:
         layers = step.cache.layers

@@ -10,24 +10,6 @@
 /* Rows that one block of the small operations takes: less is not worth a thread's while. */
 enum { BLOCK_ROWS = 4 };
 
-/* As in decoder_layer.py.  Biases, query_norm and key_norm may be null. */
-struct DecoderLayer {
-    const float *input_norm, *post_norm, *query_norm, *key_norm;
-    const void *qkv, *out, *gate_up, *down;
-    const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
-    int64_t size, num_heads, num_kv_heads, head_dim, inner_size;
-    int32_t qkv_is_bf16, out_is_bf16, gate_up_is_bf16, down_is_bf16;
-    float input_epsilon, post_epsilon, query_epsilon, key_epsilon, scaling;
-};
-
-/* As in decoder_layer.py.  cos, sin: [rows, head_dim]; slots: [rows]; the others as in attention. */
-struct Rows {
-    const float *cosines, *sines;
-    const int64_t *slots, *path_slots, *row_slots, *row_contexts, *row_paths, *row_path_lens, *task_rows;
-    int64_t num_rows, num_seen, num_tasks;
-    float *scratch;
-};
-
 namespace {
 
 struct Parts { /* of the scratch memory */

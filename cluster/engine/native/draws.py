@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,19 @@ Integers = npt.NDArray[np.int64]
 Doubles = npt.NDArray[np.float64]
 
 
+class RankedDraw(ctypes.Structure):
+    """operations.h's: what the target's draw at a row depends on, besides the logits.
+
+    temperature 0 = greedy; top_k 0, top_p 1, min_p 0 = every token may be drawn.
+    """
+
+    _fields_ = (
+        ("seed", ctypes.c_uint64),
+        *((name, ctypes.c_int64) for name in ("position", "stream", "top_k")),
+        *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p")),
+    )
+
+
 class DrawKernels:
     """The compiled functions.  num_threads: that one call may use.
 
@@ -35,7 +49,7 @@ class DrawKernels:
         library.draw_finalists.restype = None
         library.gumbel_tokens.argtypes = [*[_POINTER] * 4, _LONG, _LONG, _POINTER]
         library.gumbel_tokens.restype = None
-        library.rank_tokens.argtypes = [_POINTER, *[_LONG] * 4, *[_POINTER] * 7, _INT]
+        library.rank_tokens.argtypes = [_POINTER, *[_LONG] * 4, *[_POINTER] * 4, _INT]
         library.rank_tokens.restype = None
         library.max_ranked.restype = _LONG
         self._draw_finalists = library.draw_finalists
@@ -79,28 +93,22 @@ class DrawKernels:
         return noise
 
     def rank(
-        self,
-        logits: torch.Tensor,
-        count: int,
-        temperatures: Doubles,
-        seeds: Seeds,
-        positions: Integers,
-        streams: Integers,
+        self, logits: torch.Tensor, count: int, draws: Sequence[RankedDraw]
     ) -> tuple[Integers, Doubles, Doubles]:
         """Each row's `count` most probable tokens, ordered by score: (token ids, scores,
         log-probabilities), [rows, count].
 
-        logits: float32[rows, vocab], a row's contiguous.  temperatures: [rows], 0 = greedy.
-        scores: logits over temperature plus noise to 1e-5, greedy: logits.  log-probabilities: at
-        temperature 1.  count: at most `max_ranked` and the vocabulary's size.
+        logits: float32[rows, vocab], a row's contiguous.  draws: one for each row.
+        scores: logits over temperature plus noise to 1e-5, -inf where the truncation leaves no
+        candidate; greedy: logits.  log-probabilities: at temperature 1.  count: at most
+        `max_ranked` and the vocabulary's size.
         """
         num_rows, vocab_size = logits.shape
-        keys = [np.ascontiguousarray(each) for each in (temperatures, seeds, positions, streams)]
         token_ids = np.empty((num_rows, count), dtype=np.int64)
         scores, log_probs = np.empty((num_rows, count)), np.empty((num_rows, count))
         self._rank_tokens(
             logits.data_ptr(), logits.stride(0), num_rows, vocab_size, count,
-            *(each.ctypes.data for each in keys),
+            (RankedDraw * num_rows)(*draws),
             token_ids.ctypes.data, scores.ctypes.data, log_probs.ctypes.data, self.num_threads,
         )  # fmt: skip
         return token_ids, scores, log_probs

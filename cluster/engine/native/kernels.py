@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _SOURCES = (
     "pool.h", "vectors.h", "operations.h", "pool.cpp", "linear.cpp", "attention.cpp",
-    "elementwise.cpp", "decoder_layer.cpp", "draw.cpp", "rank.cpp",
+    "elementwise.cpp", "decoder_layer.cpp", "draw.cpp", "rank.cpp", "grow.cpp",
 )  # fmt: skip
 _COMPILERS = ("g++", "clang++", "c++")
 _OPTIONS = (
@@ -77,6 +77,10 @@ class Kernels:
         library.decoder_layers.restype = None
         library.decoder_layer_scratch.argtypes = [_POINTER, ctypes.c_int64]
         library.decoder_layer_scratch.restype = ctypes.c_int64
+        library.growth_scratch.argtypes = [_POINTER, ctypes.c_int64]
+        library.growth_scratch.restype = ctypes.c_int64
+        library.grow_trees.argtypes = [*[_POINTER] * 3, ctypes.c_int64, _INT]
+        library.grow_trees.restype = ctypes.c_int64
         self.draws = DrawKernels(library)
         self.num_threads = 1
         self._linear = library.linear
@@ -87,6 +91,8 @@ class Kernels:
         self._decoder_layer = library.decoder_layer
         self._decoder_layers = library.decoder_layers
         self._decoder_layer_scratch = library.decoder_layer_scratch
+        self._growth_scratch = library.growth_scratch
+        self._grow_trees = library.grow_trees
         self.block: int = library.linear_block()
         self.lanes: int = library.attention_limit(0)
         self.max_sharing: int = library.attention_limit(1)
@@ -216,6 +222,20 @@ class Kernels:
     def decoder_layer_scratch(self, weights: ctypes.Structure, num_rows: int) -> int:
         """Floats of scratch memory that a layer takes for so many rows."""
         return int(self._decoder_layer_scratch(ctypes.byref(weights), num_rows))
+
+    def growth_scratch(self, model: ctypes.Structure, num_rows: int) -> int:
+        """Floats of scratch memory that `grow_trees` takes for passes of so many rows."""
+        return int(self._growth_scratch(ctypes.byref(model), num_rows))
+
+    def grow_trees(
+        self, model: ctypes.Structure, growth: ctypes.Structure, trees: ctypes.Array[Any]
+    ) -> int:
+        """Passes made; the structures are `growth.py`'s, trees an array of pointers to some."""
+        return int(
+            self._grow_trees(
+                ctypes.byref(model), ctypes.byref(growth), trees, len(trees), self.num_threads
+            )
+        )
 
 
 class RowPointers:

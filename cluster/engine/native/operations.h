@@ -17,6 +17,32 @@ struct Attention {
     long window;
 };
 
+/* As in decoder_layer.py.  Biases, query_norm and key_norm may be null. */
+struct DecoderLayer {
+    const float *input_norm, *post_norm, *query_norm, *key_norm;
+    const void *qkv, *out, *gate_up, *down;
+    const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
+    int64_t size, num_heads, num_kv_heads, head_dim, inner_size;
+    int32_t qkv_is_bf16, out_is_bf16, gate_up_is_bf16, down_is_bf16;
+    float input_epsilon, post_epsilon, query_epsilon, key_epsilon, scaling;
+};
+
+/* As in decoder_layer.py.  cos, sin: [rows, head_dim]; slots: [rows]; the others as in attention. */
+struct Rows {
+    const float *cosines, *sines;
+    const int64_t *slots, *path_slots, *row_slots, *row_contexts, *row_paths, *row_path_lens, *task_rows;
+    int64_t num_rows, num_seen, num_tasks;
+    float *scratch;
+};
+
+/* Under which conditions the target draws at a row; as in draws.py.  temperature 0 = greedy; top_k 0,
+ * top_p 1, min_p 0: no truncation. */
+struct RankedDraw {
+    uint64_t seed;
+    int64_t position, stream, top_k;
+    double temperature, top_p, min_p;
+};
+
 void attend(const Attention *call, long num_tasks, int is_bf16, int num_threads);
 
 extern "C" {
@@ -26,6 +52,10 @@ void rms_norm(const float *rows, const float *weight, float *output, long num_ro
 void silu_product(const float *rows, float *output, long num_rows, long size);
 void gumbel_tokens(const uint64_t *seeds, const int64_t *positions, const int64_t *streams, const int64_t *tokens,
                    long num_rows, long width, float *noise);
+void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, float *const *caches, const int64_t *windows,
+                    long num_layers, float *hidden, int num_threads);
+void rank_tokens(const float *logits, long row_stride, long num_rows, long vocab_size, long count, const RankedDraw *draws,
+                 int64_t *token_ids, double *scores, double *log_probs, int num_threads);
 }
 
 #endif

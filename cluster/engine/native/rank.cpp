@@ -9,9 +9,7 @@ namespace {
 struct Ranking {
     const float *logits;
     long row_stride, vocab_size, count;
-    const double *temperatures;
-    const uint64_t *seeds;
-    const int64_t *positions, *streams;
+    const RankedDraw *draws;
     int64_t *token_ids;
     double *scores, *log_probs;
 };
@@ -55,6 +53,21 @@ long greatest(const float *logits, long size, long count, int64_t *ids, float *v
     return found;
 }
 
+/* How many of the candidates, descending and divided by the temperature, may be drawn; the first one
+ * always.  They stand for the whole vocabulary: the mass below them is neglected. */
+long num_allowed(const double *scaled, long count, const RankedDraw &draw) {
+    if (draw.top_k > 0 && draw.top_k < count) count = draw.top_k;
+    if (draw.top_p >= 1.0 && draw.min_p <= 0.0) return count;
+    double total = 0.0, before = 0.0;
+    for (long i = 0; i < count; i++) total += std::exp(scaled[i] - scaled[0]);
+    for (long i = 0; i < count; i++) {
+        const double share = std::exp(scaled[i] - scaled[0]);
+        if (i > 0 && (before >= draw.top_p * total || share < draw.min_p)) return i;
+        before += share;
+    }
+    return count;
+}
+
 void do_row(void *argument, long row) {
     const Ranking &call = *static_cast<const Ranking *>(argument);
     const float *logits = call.logits + row * call.row_stride;
@@ -62,14 +75,20 @@ void do_row(void *argument, long row) {
     float values[MAX_COUNT], noise[MAX_COUNT] = {};
     const long found = greatest(logits, call.vocab_size, call.count, ids, values);
     for (long i = found; i < call.count; i++) ids[i] = 0, values[i] = -INFINITY;
-    const double temperature = call.temperatures[row];
-    if (temperature > 0.0)
-        gumbel_tokens(call.seeds + row, call.positions + row, call.streams + row, ids, 1, call.count, noise);
+    const RankedDraw &draw = call.draws[row];
+    const bool is_sampled = draw.temperature > 0.0;
+    double weights[MAX_COUNT];
+    for (long i = 0; i < call.count; i++) weights[i] = is_sampled ? values[i] / draw.temperature : values[i];
+    long allowed = call.count;
+    if (is_sampled) {
+        allowed = num_allowed(weights, call.count, draw);
+        gumbel_tokens(&draw.seed, &draw.position, &draw.stream, ids, 1, allowed, noise);
+    }
     const double total = log_total(logits, call.vocab_size);
     int64_t *token_ids = call.token_ids + row * call.count;
     double *scores = call.scores + row * call.count, *log_probs = call.log_probs + row * call.count;
     for (long i = 0; i < call.count; i++) {
-        const double score = temperature > 0.0 ? values[i] / temperature + noise[i] : values[i];
+        const double score = i < allowed ? weights[i] + noise[i] : -INFINITY;
         long place = i; /* behind its equals */
         for (; place > 0 && scores[place - 1] < score; place--) {
             scores[place] = scores[place - 1];
@@ -86,13 +105,11 @@ void do_row(void *argument, long row) {
 
 extern "C" long max_ranked(void) { return MAX_COUNT; }
 
-/* logits [rows, vocab], row_stride floats from row to row; temperatures (0 = greedy) to streams:
- * [rows]; the results: [rows, count], count <= max_ranked() and <= vocab_size. */
+/* logits [rows, vocab], row_stride floats from row to row; draws: [rows]; the results: [rows, count],
+ * count <= max_ranked() and <= vocab_size. */
 extern "C" void rank_tokens(const float *logits, long row_stride, long num_rows, long vocab_size, long count,
-                            const double *temperatures, const uint64_t *seeds, const int64_t *positions,
-                            const int64_t *streams, int64_t *token_ids, double *scores, double *log_probs,
+                            const RankedDraw *draws, int64_t *token_ids, double *scores, double *log_probs,
                             int num_threads) {
-    Ranking call = {logits, row_stride, vocab_size, count, temperatures, seeds,
-                    positions, streams, token_ids, scores, log_probs};
+    Ranking call = {logits, row_stride, vocab_size, count, draws, token_ids, scores, log_probs};
     run_blocks(do_row, &call, num_rows, num_threads);
 }

@@ -1,0 +1,239 @@
+"""Trees grown in native code against those that engine steps and Python grow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.core import Proposal, SamplingParams
+from cluster.draft.lm import LMDrafter
+from cluster.draft.lm_request import LMRequest
+from cluster.engine.engine import Engine
+from cluster.engine.native import kernels
+from tests.checkpoints import noisy_copy
+from tests.draft.author import GREEDY, Author, draft_engine, grow, lm_drafter, target_text
+
+pytestmark = pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
+
+# Tiny models whose heads native attention takes: plain, and with a window.
+MODELS = ("qwen3", "mistral-sliding")
+VOCAB = 288
+PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
+
+LAWS = {
+    "greedy": GREEDY,
+    "temperature 0.8": dataclasses.replace(GREEDY, temperature=0.8, seed=11, stream=2),
+    "truncated": dataclasses.replace(
+        GREEDY, temperature=1.0, seed=2**63 + 3, top_k=12, top_p=0.9, min_p=0.02
+    ),
+    "short": dataclasses.replace(GREEDY, temperature=0.7, seed=5, max_tokens=9),
+    "stopping": dataclasses.replace(
+        GREEDY, temperature=0.9, seed=6, min_tokens=6, stop_token_ids=tuple(range(4, 100))
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(
+    checkpoint_factory: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, Path]]:
+    """Of each model: a target, and a drafter that often agrees with it."""
+    targets = {name: checkpoint_factory(name) for name in MODELS}
+    return {
+        name: (folder, noisy_copy(folder, tmp_path_factory.mktemp("noisy") / name))
+        for name, folder in targets.items()
+    }
+
+
+@pytest.fixture
+def drafting(folders: dict[str, tuple[Path, Path]]) -> Path:
+    return folders[MODELS[0]][1]
+
+
+def python_drafter(engine: Engine, **options: int | float) -> LMDrafter:
+    drafter = lm_drafter(engine, max_nodes=48, **options)
+    drafter._rules = None
+    return drafter
+
+
+def native_drafter(engine: Engine, **options: int | float) -> LMDrafter:
+    drafter = lm_drafter(engine, max_nodes=48, **options)
+    assert drafter._rules is not None
+    return drafter
+
+
+def unbounded(drafter: LMDrafter) -> LMDrafter:
+    """Slices that no clock cuts."""
+    assert drafter._rules is not None
+    drafter._rules = dataclasses.replace(drafter._rules, max_seconds=1e9)
+    return drafter
+
+
+def request_of(drafter: LMDrafter, name: str = "a") -> LMRequest:
+    request = drafter._requests.find(name)
+    assert request is not None
+    return request
+
+
+def assert_same_state(left: LMRequest, right: LMRequest) -> None:
+    assert (left.cached_len, left.root_len) == (right.cached_len, right.root_len)
+    mine, theirs = left.tree, right.tree
+    assert mine is not None
+    assert theirs is not None
+    assert mine.slot_nodes == theirs.slot_nodes
+    for name in ("tokens", "parents", "depths", "slots"):
+        assert getattr(mine, name) == getattr(theirs, name)
+    np.testing.assert_allclose(mine.survivals, theirs.survivals, rtol=1e-4)
+    assert [node for _, node in sorted(mine._frontier)] == [
+        node for _, node in sorted(theirs._frontier)
+    ]
+    for node in (0, *mine.slot_nodes):
+        one, other = mine.rankings[node], theirs.rankings[node]
+        assert one is not None
+        assert other is not None
+        assert one.token_ids[:4].tolist() == other.token_ids[:4].tolist()
+        np.testing.assert_allclose(one.log_probs[:4], other.log_probs[:4], rtol=1e-4)
+
+
+def follow(drafters: Sequence[LMDrafter], author: Author, token_ids: Sequence[int]) -> None:
+    commit = author.commit(token_ids)
+    for drafter in drafters:
+        drafter.observe([commit])
+        grow(drafter, author)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", LAWS)
+def test_native_code_grows_the_tree_that_steps_grow(
+    folders: dict[str, tuple[Path, Path]], name: str, model: str
+) -> None:
+    params, (target, drafting) = LAWS[name], folders[model]
+    text = target_text(draft_engine(target), PROMPT, params, 24).tolist()
+    ours = native_drafter(draft_engine(drafting))
+    theirs = python_drafter(draft_engine(drafting))
+    author = Author(PROMPT, params, max_nodes=12)
+    follow((ours, theirs), author, PROMPT)
+    position = 0
+    while position < min(len(text), params.max_tokens - 3):
+        step = 1 + position % 3
+        follow((ours, theirs), author, text[position : position + step])
+        position += step
+        assert_same_state(request_of(ours), request_of(theirs))
+    assert ours.root_counts == theirs.root_counts
+    for drafter in (ours, theirs):
+        drafter.engine.check_integrity()
+
+
+def test_requests_share_passes_by_the_survival_of_their_leaves(drafting: Path) -> None:
+    authors = [
+        Author(PROMPT[index : index + 5], LAWS[name], name, max_nodes=10)
+        for index, name in enumerate(("greedy", "temperature 0.8", "truncated"))
+    ]
+    drafters = (
+        unbounded(native_drafter(draft_engine(drafting), max_rows=5)),
+        python_drafter(draft_engine(drafting), max_rows=5),
+    )
+    commits = [author.opening() for author in authors]
+    for drafter in drafters:
+        drafter.observe(commits)
+        grow(drafter, *authors)
+    ours, theirs = drafters
+    for author in authors:
+        assert_same_state(
+            request_of(ours, author.request_id), request_of(theirs, author.request_id)
+        )
+
+
+def test_one_slice_grows_the_tree_and_an_interruption_ends_it_after_a_pass(
+    drafting: Path,
+) -> None:
+    drafter = unbounded(native_drafter(draft_engine(drafting), width=3, min_survival=1e-6))
+    author = Author(PROMPT[:8], max_nodes=12)
+    drafter.observe([author.opening()])
+    drafter.interrupt()
+    drafter.propose([author.task()])
+    assert request_of(drafter).tree is not None
+    assert request_of(drafter).tree.num_slots == 0  # the text was read
+    drafter.interrupt()
+    drafter.propose([author.task()])
+    assert request_of(drafter).tree.num_slots == 3
+    (proposal,) = drafter.propose([author.task()])
+    assert request_of(drafter).tree.num_slots == 24
+    assert len(proposal.tree) == 12
+    assert not drafter.propose([author.task()])
+
+
+def test_a_commit_takes_an_interruption_back(drafting: Path) -> None:
+    drafter = unbounded(native_drafter(draft_engine(drafting), width=3, min_survival=1e-6))
+    author = Author(PROMPT[:8], max_nodes=12)
+    drafter.interrupt()
+    drafter.observe([author.opening()])
+    drafter.propose([author.task()])
+    assert request_of(drafter).tree is not None
+    assert request_of(drafter).tree.num_slots == 24
+
+
+def test_what_native_code_does_not_know_grows_beside_what_it_knows(drafting: Path) -> None:
+    biased = dataclasses.replace(GREEDY, logit_bias=((17, 4.0),))
+    authors = [
+        Author(PROMPT, GREEDY, "plain", max_nodes=8),
+        Author(PROMPT, biased, "biased", max_nodes=8),
+    ]
+    both, alone = (native_drafter(draft_engine(drafting)) for _ in range(2))
+    commits = [author.opening() for author in authors]
+    both.observe(commits)
+    together = grow(both, *authors)
+    for author, commit in zip(authors, commits, strict=True):
+        alone.observe([commit])
+        (expected,) = grow(alone, author).values()
+        assert together[author.request_id].tree.token_ids.tolist() == (
+            expected.tree.token_ids.tolist()
+        )
+
+
+def test_a_drafter_whose_cache_was_taken_reads_the_text_again(drafting: Path) -> None:
+    engine = draft_engine(drafting)
+    drafter = native_drafter(engine)
+    author = Author(PROMPT, LAWS["temperature 0.8"], max_nodes=8)
+    drafter.observe([author.opening()])
+    (expected,) = grow(drafter, author).values()
+    engine.release("a")
+    drafter.observe([author.commit(expected.tree.token_ids[:1].tolist())])
+    (proposal,) = grow(drafter, author).values()
+    assert (proposal.base_len, len(proposal.tree)) == (len(author.tokens), 8)
+    engine.check_integrity()
+
+
+def test_a_tree_that_finds_no_pages_waits_as_works_do(drafting: Path) -> None:
+    # 12 pages of 8: two requests of 3 pages each leave room for one tree of 48 nodes at most.
+    drafter = native_drafter(draft_engine(drafting, num_pages=12), min_survival=1e-9)
+    authors = [Author(PROMPT, GREEDY, name, max_nodes=32) for name in ("a", "b")]
+    drafter.observe([author.opening() for author in authors])
+    proposals: dict[str, Proposal] = grow(drafter, *authors)
+    assert max(len(proposal.tree) for proposal in proposals.values()) == 32
+    assert drafter.pages_in_use <= 12
+    drafter.engine.check_integrity()
+    drafter.release(["a", "b"])
+    assert drafter.pages_in_use == 0
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=3)])
+def test_a_context_at_its_limit_has_no_children_beyond(
+    drafting: Path, params: SamplingParams
+) -> None:
+    params = dataclasses.replace(params, max_tokens=1000)
+    drafters = (
+        native_drafter(draft_engine(drafting, max_context_len=32), min_survival=1e-6),
+        python_drafter(draft_engine(drafting, max_context_len=32), min_survival=1e-6),
+    )
+    author = Author([*PROMPT, *PROMPT[:9]], params, max_nodes=12)
+    opening = author.opening()
+    for drafter in drafters:
+        drafter.observe([opening])
+        grow(drafter, author)
+    assert_same_state(*(request_of(drafter) for drafter in drafters))
+    assert max(request_of(drafters[0]).tree.depths) <= 3  # type: ignore[union-attr]
