@@ -32,6 +32,8 @@ from cluster.spec.survival import Calibrator, claimed_conditionals, revealed
 _MAX_CALIBRATORS = 1024
 # After so many rounds in a row in which no draft was worth verifying, drafters are given a pause.
 _MAX_DECLINED = 4
+# Speculation that over many rounds is less of a gain than this is none.
+_MIN_GAIN = 1.01
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -136,6 +138,12 @@ class DraftPlanner:
         if not silences.is_silent and budget.is_exhausted(num_sequences):
             # What drafters take from plain steps is a loss as well.
             silences.pause(num_sequences, is_short=True)
+            return True
+        gain = budget.take_gain(num_sequences)
+        if gain is not None and gain < _MIN_GAIN and not silences.is_silent:
+            # Round by round they looked worth it, and taken together they are not: what they cost
+            # when there is nothing to verify counts as well.
+            silences.pause(num_sequences)
             return True
         silences.round_ended(
             num_sequences,

@@ -255,7 +255,6 @@ class RoundLoop:
 
     def _open_round(self, seat: TargetSeat, batch: list[Session], num_nodes: int) -> None:
         now, last = self._clock(), seat.round
-        follows = last is not None and last.report is not None
         if last is not None and last.report is not None and last.is_clean:
             times = RoundTimes(
                 sent_at=last.sent_at,
@@ -269,8 +268,9 @@ class RoundLoop:
             )
             self._ledger.note_round(times)
         waited_s, awaited = self._waits.end(seat, now)
-        # Where nothing went before, the time since then was no planning.
-        planned_s = max(now - seat.owed_since - waited_s, 0.0) if follows else 0.0
+        planned_s = 0.0
+        if last is not None and last.report is not None:  # else there was no verdict to plan after
+            planned_s = max(now - last.received_at - waited_s, 0.0)
         seat.round = OpenRound(
             now, len(batch), num_nodes, not seat.prefilling, waited_s, awaited, planned_s
         )
@@ -304,7 +304,9 @@ class RoundLoop:
         # A batch that took several steps says nothing about the time of one.
         if report.num_sequences != opened.num_sequences:
             return None
+        # Beside prefills the batch may have waited for one of their steps: the way is the usual.
+        way_s: float | None = None
         if opened.is_clean:
-            seat.record_wire_time(max(now - opened.sent_at - report.step_time_s, 0.0))
-        # Not the round trip: with prefills about, the batch may have waited for one of their steps.
-        return seat.record_step_time(report.step_time_s, opened.planned_s)
+            # This round's own: with drafts, frames and what is done with them take longer.
+            way_s = max(now - opened.sent_at - report.queue_time_s - report.step_time_s, 0.0)
+        return seat.record_step_time(report.step_time_s, opened.planned_s, way_s)

@@ -137,16 +137,19 @@ class TargetSeat:
             "step_time_s": self.step_time_s,
         }
 
-    def record_wire_time(self, wire_time_s: float) -> None:
-        weight = _STEP_TIME_WEIGHT if self.wire_time_s else 1.0
-        self.wire_time_s += weight * (wire_time_s - self.wire_time_s)
+    def record_step_time(
+        self, step_time_s: float, planned_s: float = 0.0, way_s: float | None = None
+    ) -> float:
+        """A step of decoding alone took so long; returns what its round took.
 
-    def record_step_time(self, step_time_s: float, planned_s: float = 0.0) -> float:
-        """A step of decoding alone took so long; returns what such a round is expected to take.
-
-        planned_s: for planning it, which takes longer with drafts than without.
+        planned_s: for planning it.  way_s: of its frames, there and back; None = the usual time.
         """
-        round_time_s = planned_s + step_time_s + self.wire_time_s
+        if way_s is None:
+            way_s = self.wire_time_s
+        else:
+            weight = _STEP_TIME_WEIGHT if self.wire_time_s else 1.0
+            self.wire_time_s += weight * (way_s - self.wire_time_s)
+        round_time_s = planned_s + step_time_s + way_s
         weight = _STEP_TIME_WEIGHT if self.step_time_s else 1.0
         self.step_time_s += weight * (round_time_s - self.step_time_s)
         return round_time_s

@@ -110,6 +110,10 @@ class BudgetController:
         it may lose."""
         return self._model.guard(num_sequences).is_exhausted
 
+    def take_gain(self, num_sequences: int) -> float | None:
+        """See `GoodputModel.take_gain`."""
+        return self._model.take_gain(num_sequences)
+
     def forget_declined(self) -> None:
         """Count anew."""
         for mode in self._modes.values():

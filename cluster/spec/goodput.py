@@ -16,6 +16,9 @@ from cluster.spec.step_times import EDGES, StepTimes, bucket
 
 # Weight of the newest round in the running rate.
 _RATE_WEIGHT = 0.05
+# So many rounds with drafters at work tell whether they are worth it: the luck of single rounds
+# leaves an error of some 3 %.
+_STRETCH_ROUNDS = 64
 _EDGES = np.array(EDGES)
 
 
@@ -25,6 +28,18 @@ class _Rate:
 
     tokens: float = 0.0
     time_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Rounds with drafters at work, whether they verified anything or not.
+
+    plain_s: what plain decoding without drafters would have taken for the same tokens.
+    """
+
+    num_rounds: int = 0
+    time_s: float = 0.0
+    plain_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -38,6 +53,7 @@ class GoodputModel:
     # crowd, would keep a lone request from speculating for a long time.
     _guards: dict[int, DeficitGuard] = field(init=False, default_factory=dict)
     _rates: dict[int, _Rate] = field(init=False, default_factory=dict)  # by bucket of sequences
+    _stretches: dict[int, _Stretch] = field(init=False, default_factory=dict)  # likewise
 
     def __post_init__(self) -> None:
         self.times = StepTimes(stale_after=self.rules.probe_interval // 2)
@@ -96,6 +112,11 @@ class GoodputModel:
         self.guard(num_sequences).settle(
             time_s + waited_s, step_s * num_tokens, plain_s, is_plain=num_nodes == 0
         )
+        if not is_quiet:
+            stretch = self._stretches.setdefault(bucket(num_sequences), _Stretch())
+            stretch.num_rounds += 1
+            stretch.time_s += time_s + waited_s
+            stretch.plain_s += step_s * num_tokens
         num_awaited = sum(share.is_awaited for share in shares)
         for share in shares:
             if share.guard is None:
@@ -111,6 +132,15 @@ class GoodputModel:
         rate = self._rates.setdefault(bucket(num_sequences), _Rate())
         rate.tokens += num_tokens - _RATE_WEIGHT * rate.tokens
         rate.time_s += time_s + waited_s - _RATE_WEIGHT * rate.time_s
+
+    def take_gain(self, num_sequences: int) -> float | None:
+        """By what factor speculation has been faster than plain decoding, all rounds with drafters
+        at work together, since this was last answered; None while those are too few to tell."""
+        stretch = self._stretches.get(bucket(num_sequences))
+        if stretch is None or stretch.num_rounds < _STRETCH_ROUNDS:
+            return None
+        del self._stretches[bucket(num_sequences)]
+        return stretch.plain_s / stretch.time_s
 
     def allows(self, num_sequences: int, num_nodes: int, wait_s: float = 0.0) -> bool:
         """Whether the target's account could lose such a round, the wait before it included."""

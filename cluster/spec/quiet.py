@@ -25,6 +25,8 @@ SETTLE_ROUNDS = 2
 # Rounds after drafters were set to work until they are at it.
 BUSY_ROUNDS = 2
 _NUM_SAMPLES = 3
+# That are remembered: those of one silence outvote what was before.
+_MAX_SAMPLES = 5
 # A silence that brings no samples in so many rounds (prompts come in all the time) is given up.
 _MAX_ROUNDS = 16
 # Rounds between two silences; twice as many each time while it turns out to make no difference.
@@ -36,7 +38,7 @@ _NO_DIFFERENCE = 0.97
 _FIRST_PAUSE = 32
 _LAST_PAUSE = 512
 _PAUSE_FACTOR = 4
-_FORGOTTEN = 64
+_FORGOTTEN = 128
 # No sane machine gets slower by more than this through drafters.
 _LEAST_FACTOR = 0.25
 
@@ -50,7 +52,7 @@ class QuietTimes:
     def record(self, num_sequences: int, step_time_s: float) -> None:
         """A plain step without drafters took so long."""
         key = bucket(num_sequences)
-        self._times.setdefault(key, deque(maxlen=_NUM_SAMPLES)).append(step_time_s)
+        self._times.setdefault(key, deque(maxlen=_MAX_SAMPLES)).append(step_time_s)
 
     def factor(self, num_sequences: int, usual_s: float) -> float:
         """At most 1.  usual_s: what plain steps beside drafters are believed to take at present.

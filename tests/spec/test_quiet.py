@@ -108,7 +108,7 @@ def test_declined_drafters_get_a_pause_and_a_longer_one_when_they_are_declined_a
         assert silences.is_silent
         lengths.append(silence_length(silences, 4))
     assert lengths == [32, 128, 512, 512, 512]
-    for _ in range(100):
+    for _ in range(200):
         silences.round_ended(4, is_sample=False, factor=0.7)
     silences.pause(4)
     assert silence_length(silences, 4) == 32
