@@ -222,6 +222,13 @@ class Engine:
             raise ProtocolError(
                 f"request {tree.request_id!r} has a pending work; step until it is answered"
             )
+        delta = tree.delta
+        if len(delta) and not 0 <= delta.min() <= delta.max() < self.vocab_size:
+            # Native code looks them up unasked.
+            raise ProtocolError(
+                f"request {tree.request_id!r}: the delta holds token ids outside the vocabulary "
+                f"0..{self.vocab_size - 1}"
+            )
         residency = self._residency
         sequence = residency.enter(tree.request_id)
         work = Work(
