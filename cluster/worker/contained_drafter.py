@@ -50,8 +50,14 @@ class ContainedDrafter:
 
     def interrupt(self) -> None:
         """End the slice under way soon, where the drafter can; from any thread."""
-        if self._interruptible is not None:
+        if self._interruptible is None:
+            return
+        try:
             self._interruptible.interrupt()
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            # Its slices are longer for that, and nothing else: it is not asked again.
+            self._interruptible = None
+            self._log("interrupt", error)
 
     def observe(self, commits: Sequence[Commit]) -> list[Observation | Refusal]:
         """One answer per commit."""

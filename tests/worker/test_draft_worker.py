@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,14 +20,7 @@ from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerErr
 from cluster.rpc.faulty import FaultPlan, FaultyLink
 from tests.draft.author import lm_drafter
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
-from tests.worker.draft_peer import (
-    PATIENCE_S,
-    CountingDrafter,
-    Peer,
-    extension,
-    house,
-    opening,
-)
+from tests.worker.draft_peer import CountingDrafter, Peer, extension, house, opening
 
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7]
 
@@ -429,34 +421,3 @@ async def test_growth_stands_back_and_the_hearing_of_commits_does_not() -> None:
         await peer.proposal("a")
         assert os.nice(0) == before
     assert set(nices) == {min(before + 3, 19)}
-
-
-class Slow(CountingDrafter):
-    """Its slices last until a commit arrives."""
-
-    def __init__(self) -> None:
-        super().__init__(slices=1)
-        self.interrupted, self.began = threading.Event(), threading.Event()
-        self.has_waited = False
-
-    def interrupt(self) -> None:
-        self.interrupted.set()
-
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        if self.num_proposes == 0:
-            self.interrupted.clear()
-            self.began.set()
-            self.has_waited = self.interrupted.wait(PATIENCE_S)
-        return super().propose(tasks)
-
-
-async def test_a_commit_interrupts_the_slice_under_way() -> None:
-    drafter = Slow()
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2]))
-        assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
-        await peer.send(extension("a", [1, 2], [3]))
-        await drafter.content()
-        assert drafter.has_waited
-        assert drafter.texts["1/a"] == [1, 2, 3]

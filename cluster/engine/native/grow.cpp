@@ -27,7 +27,7 @@ struct GrowingModel {
 
 /* As in growth.py.  scratch: floats, `growth_scratch` of them. */
 struct Growth {
-    int64_t num_candidates, num_children, width, max_rows, max_passes, vocab_size;
+    int64_t num_candidates, num_children, width, max_rows, vocab_size;
     double min_survival, max_seconds;
     const int32_t *interrupted; /* ends the call after the pass under way where it is not 0 */
     float *scratch;
@@ -230,8 +230,8 @@ void expand(Tree &grown, const Leaf &node, long slot, const int64_t *token_ids, 
     tree.num_children[number] = num_children;
 }
 
-bool is_over(const Growth &growth, long passes, Clock::time_point start) {
-    if (passes >= growth.max_passes || *(const volatile int32_t *)growth.interrupted) return true;
+bool is_over(const Growth &growth, Clock::time_point start) {
+    if (*(const volatile int32_t *)growth.interrupted) return true;
     return std::chrono::duration<double>(Clock::now() - start).count() >= growth.max_seconds;
 }
 
@@ -258,7 +258,7 @@ extern "C" int64_t grow_trees(const GrowingModel *model, const Growth *growth, G
     std::vector<double> scores, log_probs;
     std::vector<RankedDraw> draws;
     int64_t passes = 0;
-    for (; passes == 0 || !is_over(*growth, passes, start); passes++) {
+    for (; passes == 0 || !is_over(*growth, start); passes++) {
         const auto chosen = choose(trees, *growth);
         Batch batch;
         std::vector<Ranked> ranked;

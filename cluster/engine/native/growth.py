@@ -43,7 +43,7 @@ class _Growth(ctypes.Structure):
 
     _fields_ = (
         *((name, _INT64) for name in ("num_candidates", "num_children", "width", "max_rows")),
-        *((name, _INT64) for name in ("max_passes", "vocab_size")),
+        ("vocab_size", _INT64),
         *((name, _DOUBLE) for name in ("min_survival", "max_seconds")),
         *((name, _POINTER) for name in ("interrupted", "scratch")),
     )
@@ -71,8 +71,8 @@ class _Tree(ctypes.Structure):
 class GrowthRules:
     """How trees grow, as in `LMOptions`.
 
-    vocab_size: tokens below it are candidates.  max_seconds, max_passes: no pass begins after so
-    much of a call.
+    vocab_size: tokens below it are candidates.  max_seconds: after so much of a call no pass
+    begins.
     """
 
     num_candidates: int
@@ -81,8 +81,7 @@ class GrowthRules:
     max_rows: int
     vocab_size: int
     min_survival: float
-    max_seconds: float = float("inf")
-    max_passes: int = 1_000_000
+    max_seconds: float
 
 
 @dataclass(slots=True, eq=False)
@@ -194,7 +193,7 @@ class TreeGrower:
         ]
         growth = _Growth(
             rules.num_candidates, rules.num_children, rules.width, rules.max_rows,
-            rules.max_passes, rules.vocab_size, rules.min_survival, rules.max_seconds,
+            rules.vocab_size, rules.min_survival, rules.max_seconds,
             ctypes.addressof(self._interrupted), self._scratch.data_ptr(),
         )  # fmt: skip
         pointers = (ctypes.c_void_p * len(states))(*(ctypes.addressof(s.tree) for s in states))
