@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -17,8 +18,10 @@ from cluster.spec.step_times import EDGES, StepTimes, bucket
 # Weight of the newest round in the running rate.
 _RATE_WEIGHT = 0.05
 # So many rounds with drafters at work tell whether they are worth it: the luck of single rounds
-# leaves an error of some 3 %.
+# leaves an error of some 3 %.  A loss so many standard errors below nothing is told sooner.
 _STRETCH_ROUNDS = 64
+_LOOK_ROUNDS = 16
+_BEYOND_DOUBT = 2.3
 _EDGES = np.array(EDGES)
 
 
@@ -40,6 +43,24 @@ class _Stretch:
     num_rounds: int = 0
     time_s: float = 0.0
     plain_s: float = 0.0
+    squares: float = 0.0  # of what single rounds gained, in seconds
+
+    def add(self, time_s: float, plain_s: float) -> None:
+        self.num_rounds += 1
+        self.time_s += time_s
+        self.plain_s += plain_s
+        self.squares += (plain_s - time_s) ** 2
+
+    @property
+    def tells(self) -> bool:
+        """Whether it says what speculation is worth: it is long enough, or a loss beyond doubt."""
+        if self.num_rounds >= _STRETCH_ROUNDS:
+            return True
+        if self.num_rounds == 0 or self.num_rounds % _LOOK_ROUNDS:
+            return False
+        lost_s = self.time_s - self.plain_s
+        spread = max(self.squares - lost_s**2 / self.num_rounds, 0.0)
+        return lost_s > _BEYOND_DOUBT * math.sqrt(spread)
 
 
 @dataclass(slots=True)
@@ -114,9 +135,7 @@ class GoodputModel:
         )
         if not is_quiet:
             stretch = self._stretches.setdefault(bucket(num_sequences), _Stretch())
-            stretch.num_rounds += 1
-            stretch.time_s += time_s + waited_s
-            stretch.plain_s += step_s * num_tokens
+            stretch.add(time_s + waited_s, step_s * num_tokens)
         num_awaited = sum(share.is_awaited for share in shares)
         for share in shares:
             if share.guard is None:
@@ -135,9 +154,13 @@ class GoodputModel:
 
     def take_gain(self, num_sequences: int) -> float | None:
         """By what factor speculation has been faster than plain decoding, all rounds with drafters
-        at work together, since this was last answered; None while those are too few to tell."""
+        at work together, since this was last answered; None while those are too few to tell.
+
+        To be asked after every round.  64 rounds tell; at the 16th, 32nd and 48th a loss does that
+        the luck of single rounds does not explain.
+        """
         stretch = self._stretches.get(bucket(num_sequences))
-        if stretch is None or stretch.num_rounds < _STRETCH_ROUNDS:
+        if stretch is None or not stretch.tells:
             return None
         del self._stretches[bucket(num_sequences)]
         return stretch.plain_s / stretch.time_s

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.train.corpus import Document, Kind
 from cluster.train.tokenizer import END_OF_TEXT
+from cluster.train.trainer import mixed_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def bits_per_byte(
             end = min(len(ids), window_len if scored == 1 else scored + stride)
             start = max(0, end - window_len)
             window = torch.tensor([ids[start:end]])
-            with torch.autocast("cpu", dtype=torch.bfloat16):
+            with mixed_precision():
                 logits = network(input_ids=window[:, :-1], use_cache=False).logits
             first = scored - start - 1
             nats += nn.functional.cross_entropy(

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from cluster.train.trainer import Objective
+from cluster.train.trainer import Objective, mixed_precision
 
 Loss = Literal["kl", "acceptance"]
 
@@ -16,10 +16,11 @@ Loss = Literal["kl", "acceptance"]
 def distillation_loss(drafter: nn.Module, target: LlamaForCausalLM, loss: Loss = "kl") -> Objective:
     """Mean distance of the two laws over all positions; the target gets no gradient."""
     target.requires_grad_(False).eval()
+    precision = mixed_precision()
 
     def objective(windows: torch.Tensor) -> torch.Tensor:
         inputs = windows[:, :-1]
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with precision:
             with torch.no_grad():
                 wanted = target(input_ids=inputs, use_cache=False).logits
             logits = drafter(input_ids=inputs, use_cache=False).logits

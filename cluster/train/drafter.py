@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from cluster.engine.device import computes
 from cluster.errors import ConfigError
 from cluster.train.corpus import KINDS
 from cluster.train.dataset import STREAMS, Mixture, mix_streams, read_streams, read_tokenizer
@@ -114,7 +115,9 @@ def generate_streams(
 ) -> dict[str, int]:
     """Let the target continue training prompts: `num_tokens` of code and prose, a third of chat."""
     tokenizer = read_tokenizer(target_folder)
-    network = load(target_folder).to(torch.bfloat16)
+    network = load(target_folder)
+    if computes(torch.bfloat16):
+        network = network.to(torch.bfloat16)
     sampling = Sampling(NEW_TOKENS, stop_ids(tokenizer), TEMPERATURES)
     sizes: dict[str, int] = {}
     for name in streams:

@@ -26,7 +26,7 @@ class Shape:
 
 # Head counts are even so that the target splits over two tensor-parallel ranks.
 TARGET = Shape(384, num_layers=6, num_heads=6, num_kv_heads=2, intermediate_size=896)
-DRAFTER = Shape(192, num_layers=2, num_heads=3, num_kv_heads=1, intermediate_size=512)
+DRAFTER = Shape(192, num_layers=3, num_heads=3, num_kv_heads=1, intermediate_size=512)
 
 
 def build(shape: Shape, *, end_of_text_id: int, vocab_size: int = VOCAB_SIZE) -> LlamaForCausalLM:

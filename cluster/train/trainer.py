@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
+from cluster.engine.device import computes
 from cluster.errors import ConfigError
 from cluster.train.dataset import Tokens, WindowOrder
 from cluster.train.optimizer import Optimizers, Rates
@@ -200,11 +201,20 @@ def compile_objective(objective: Objective) -> Objective:
     return torch.compile(objective, dynamic=False)
 
 
+def mixed_precision() -> torch.autocast:
+    """Products in bfloat16 where the processor has them; emulated, they take five times as long.
+
+    Made once, outside of what is compiled: the compiler would trace how it was decided.
+    """
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=computes(torch.bfloat16))
+
+
 def language_loss(network: nn.Module) -> Objective:
-    """Next-token cross-entropy in bfloat16 autocast, with the softmax in float32."""
+    """Next-token cross-entropy in mixed precision, with the softmax in float32."""
+    precision = mixed_precision()
 
     def loss(windows: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with precision:
             logits = network(input_ids=windows[:, :-1], use_cache=False).logits
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
 

@@ -40,6 +40,12 @@ def test_rounds_without_drafts_count_against_those_that_gain() -> None:
     assert rounds_until_pause(planner, 6, 0.038) == 64
 
 
+def test_a_loss_beyond_doubt_is_seen_sooner() -> None:
+    # 4 tokens in 38 ms in every fourth round, and never a gain.
+    planner = planner_with_quiet_times()
+    assert rounds_until_pause(planner, 4, 0.038) == 16
+
+
 def test_a_gain_over_all_rounds_goes_on() -> None:
     planner = planner_with_quiet_times()
     assert rounds_until_pause(planner, 10, 0.040) is None

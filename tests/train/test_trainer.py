@@ -14,7 +14,14 @@ from cluster.train.dataset import Tokens, WindowOrder
 from cluster.train.networks import Shape, build
 from cluster.train.optimizer import Rates
 from cluster.train.processes import rank, run_together
-from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings, language_loss
+from cluster.train.trainer import (
+    Budget,
+    Phase,
+    Trainer,
+    TrainSettings,
+    language_loss,
+    mixed_precision,
+)
 
 VOCAB = 64
 TINY = Shape(32, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)
@@ -50,6 +57,16 @@ def test_resumed_run_ends_with_the_same_bits_as_an_uninterrupted_one(tmp_path: P
     assert trainer.position.num_steps == 8
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, continued.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("computes", [True, False])
+def test_products_are_in_bfloat16_only_where_the_processor_has_them(
+    monkeypatch: pytest.MonkeyPatch, computes: bool
+) -> None:
+    monkeypatch.setattr("cluster.train.trainer.computes", lambda dtype: computes)
+    with mixed_precision():
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert product.dtype == (torch.bfloat16 if computes else torch.float32)
 
 
 def test_training_lowers_the_loss() -> None:
