@@ -30,9 +30,6 @@ from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# Nodes that are expanded per node that is of use now: the others are where the tree will go on
-# after the next commit.  Without them every commit would end outside of it.
-_SHADOW_FACTOR = 2
 # Native passes go on for so long before what they grew is proposed; a commit interrupts them.
 _SLICE_S = 0.0015
 
@@ -219,7 +216,7 @@ class LMDrafter:
 
     def _num_expanded(self, num_asked: int) -> int:
         """How many nodes may be expanded where so many are asked for."""
-        return min(_SHADOW_FACTOR * num_asked, self._max_nodes)
+        return min(self._options.expanded_per_node * num_asked, self._max_nodes)
 
     def _submit(self, requests: Sequence[tuple[LMRequest, int]]) -> None:
         """Queue what brings each request's tree forward: its missing text, or its best leaves.

@@ -15,7 +15,9 @@ class LMOptions:
     engine: the model and its device.  num_candidates: most probable tokens that are ranked with
     the shared noise at a node.  num_children: the best of them that become nodes.  width: leaves
     expanded per forward pass and growing request.  max_rows: leaves expanded per pass over all
-    requests.  min_survival: less likely nodes are neither proposed nor expanded.
+    requests.  expanded_per_node: nodes expanded for each one that is asked for.  The others are
+    where the tree goes on after the next commit, which without them would mostly end outside of it;
+    a drafter on a device of its own may have many.  min_survival: less likely nodes are neither proposed nor expanded.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -23,10 +25,11 @@ class LMOptions:
     num_children: int = 4
     width: int = 8
     max_rows: int = 64
+    expanded_per_node: int = 2
     min_survival: float = 0.004
 
     def __post_init__(self) -> None:
-        for name in ("num_candidates", "num_children", "width", "max_rows"):
+        for name in ("num_candidates", "num_children", "width", "max_rows", "expanded_per_node"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is below 1", param=name)
         if self.num_children > self.num_candidates:
