@@ -34,6 +34,11 @@ def _are_apart(replica: DrafterReplica, seat: TargetSeat) -> bool:
     return replica.devices.isdisjoint(seat.devices)
 
 
+def share_devices(replica: DrafterReplica, seat: TargetSeat | None) -> bool:
+    """Whether it slows the target down when it computes, as far as their devices are known."""
+    return seat is not None and not replica.devices.isdisjoint(seat.devices)
+
+
 class DraftDemand:
     """Applies the policy of `spec/demand.py` to sessions; a fixed budget asks for all, always."""
 

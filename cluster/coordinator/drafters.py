@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from cluster import metrics
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.breaker import BreakerBook
-from cluster.coordinator.demand import DraftDemand, used_by_drafter
+from cluster.coordinator.demand import DraftDemand, share_devices, used_by_drafter
 from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.proposals import (
     are_sound,
@@ -22,7 +22,7 @@ from cluster.coordinator.proposals import (
     problem_of_tree,
 )
 from cluster.coordinator.replica import DrafterReplica
-from cluster.coordinator.session import InFlight, Session, Subscription
+from cluster.coordinator.session import InFlight, Session, Status, Subscription
 from cluster.core import (
     CommitFrame,
     Observation,
@@ -106,6 +106,8 @@ class DrafterPool:
         """Let the drafters of `session` know its tokens, as far as they are of use to it.
 
         in_flight, verdict: of the step that led to them, if there was one.  Returns at once.
+        Drafters read a prompt while the target does, but not on its own devices: there they read it
+        after the first token, which would come later by the time they take.
         """
         used = None
         if in_flight and verdict and self._demand.learns:
@@ -116,13 +118,16 @@ class DrafterPool:
                 subscription = self._subscribe(session, name, now)
                 if subscription is None:
                     continue
-            demand = self._demand.of(session, subscription.replica, used)
+            replica = subscription.replica
+            if session.status is Status.PREFILL and share_devices(replica, session.target):
+                continue
+            demand = self._demand.of(session, replica, used)
             if demand.max_nodes:
                 self._promises.committed(session, name, subscription, now)
             else:
                 subscription.growth = None  # nothing is to be expected of it
             if demand.is_told:
-                subscription.replica.mark(session, demand.max_nodes)
+                replica.mark(session, demand.max_nodes)
 
     def release(self, session: Session) -> None:
         """The session is over; its drafters free what they hold of it."""

@@ -216,7 +216,7 @@ class SessionTable:
         seat.sessions[session.id] = session
         seat.unsent[session.id] = session
         self.touched.add(seat)
-        # The drafters read the prompt while the target does.
+        # Drafters on other devices read the prompt while the target does.
         self._pool.commit(session, self._clock())
 
     def _put_back(self, sessions: list[Session]) -> None:

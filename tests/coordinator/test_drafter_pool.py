@@ -76,6 +76,25 @@ def no_tree(context: list[int], opened: Commit) -> TokenTree:
     return TokenTree.empty()
 
 
+@pytest.mark.parametrize(
+    ("devices", "first_commit"),
+    [((), 3), (("x/cpu1",), 3), (("x/cpu0", "x/cpu1"), 4)],
+    ids=["unknown", "its own", "the target's"],
+)
+async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
+    devices: tuple[str, ...], first_commit: int
+) -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget(devices=("x/cpu0",)))
+        drafter = ToyDrafter("a", oracle_chain(4), devices=devices)
+        stage.add_drafter(drafter)
+        events = await collect(stage.coordinator, request(prompt=[1, 2, 3]))
+        assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+        opened = next(commit for frame in drafter.frames for commit in frame.commits)
+        assert (opened.base_len, len(opened.token_ids)) == (0, first_commit)
+        assert events[-1].stats.num_draft_tokens > 0
+
+
 async def test_a_drafter_that_declines_is_not_sent_the_text_again_and_again() -> None:
     async with house() as stage:
         stage.add_target(ToyTarget())
