@@ -16,8 +16,9 @@ class LMOptions:
     the shared noise at a node.  num_children: the best of them that become nodes.  width: leaves
     expanded per forward pass and growing request.  max_rows: leaves expanded per pass over all
     requests.  expanded_per_node: nodes expanded for each one that is asked for.  The others are
-    where the tree goes on after the next commit, which without them would mostly end outside of it;
-    a drafter on a device of its own may have many.  min_survival: less likely nodes are neither proposed nor expanded.
+    where the tree goes on after the next commit, which without them would mostly end outside of
+    it; a drafter on a device of its own may have many.  min_survival: less likely nodes are neither
+    proposed nor expanded.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
