@@ -10,6 +10,7 @@ import numpy as np
 
 from cluster.coordinator.session import HeldTree, Place, Session, Subscription
 from cluster.core import FloatArray, TokenArray
+from cluster.records import record
 from cluster.spec.forest import (
     Floats,
     Forest,
@@ -28,7 +29,7 @@ from cluster.spec.survival import Calibrator
 CalibratorOf = Callable[[str, str], Calibrator]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Offers:
     """One tree per session of the batch, the union of its drafters' reachable ones.
 

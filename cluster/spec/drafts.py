@@ -34,7 +34,7 @@ class SequenceDraft:
     promised: Gains | None = None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class BatchDrafts:
     """What the sequences of a batch offer, as arrays.
 
@@ -131,7 +131,7 @@ class Decision:
     awaited: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Choice:
     """`Decision` for a batch.  nodes: int64[m], places in its forest, best first."""
 

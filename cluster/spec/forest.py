@@ -8,7 +8,6 @@ for one; the tests hold them to the same values.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 
@@ -17,6 +16,7 @@ import numpy.typing as npt
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TOKENS, FloatArray, TokenArray, TokenTree
 from cluster.errors import ProtocolError
+from cluster.records import record
 from cluster.spec.tree import check_tree
 
 Indices = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ _FEW = 64
 _MIN_REACHED = np.float32(1e-6)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class Forest:
     """Trees end to end; tree i has the nodes [starts[i], starts[i + 1]).
 
@@ -52,7 +52,7 @@ class Forest:
 
     def keep(self, kept: Mask) -> Forest:
         """The nodes where kept, each with its parent or parentless; all trees stay, if empty."""
-        places = np.cumsum(kept)
+        places = kept.cumsum()
         below = self.parents[kept]
         parents = np.where((below >= 0) & kept[below], places[below] - 1, -1)
         starts = np.zeros(len(self.starts), dtype=np.int64)
@@ -277,7 +277,7 @@ def conditioned(values: FloatArray, forest: Forest, roots: Indices, kept: Mask) 
     return rest
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(frozen=True, slots=True, eq=False)
 class MergedForest:
     """The union of each group's trees.
 
@@ -368,5 +368,5 @@ def ranked(survival: FloatArray, owners: Indices, starts: Indices) -> tuple[Indi
     values = np.where(survival > 0.0, survival, 0.0).astype(np.float32, copy=False)
     # Bit patterns of floats that are not negative are in the order of their values.
     keys = (owners << 32) - values.view(np.int32)
-    order = np.argsort(keys, kind="stable")
+    order = keys.argsort(kind="stable")
     return order, np.arange(len(order)) - starts[owners]

@@ -75,6 +75,9 @@ class GoodputModel:
     _guards: dict[int, DeficitGuard] = field(init=False, default_factory=dict)
     _rates: dict[int, _Rate] = field(init=False, default_factory=dict)  # by bucket of sequences
     _stretches: dict[int, _Stretch] = field(init=False, default_factory=dict)  # likewise
+    # Answers for as long as no more steps are recorded: a choice asks for the same some ten times.
+    _plain_s: dict[int, float | None] = field(init=False, default_factory=dict)
+    _plain_as_of: tuple[int, int] = field(init=False, default=(-1, -1))
 
     def __post_init__(self) -> None:
         self.times = StepTimes(stale_after=self.rules.probe_interval // 2)
@@ -100,8 +103,16 @@ class GoodputModel:
 
     def plain_s(self, num_sequences: int) -> float | None:
         """What a plain step takes without drafters, in seconds; None while unmeasured."""
-        usual_s = self.times.estimate(num_sequences, 0)
-        return None if usual_s is None else usual_s * self.quiet_factor(num_sequences)
+        known = (self.times.num_recorded, self.quiet.num_recorded)
+        if known != self._plain_as_of:
+            self._plain_as_of = known
+            self._plain_s.clear()
+        if num_sequences not in self._plain_s:
+            usual_s = self.times.estimate(num_sequences, 0)
+            self._plain_s[num_sequences] = (
+                None if usual_s is None else usual_s * self.quiet_factor(num_sequences)
+            )
+        return self._plain_s[num_sequences]
 
     def quiet_factor(self, num_sequences: int) -> float:
         """Plain steps without drafters over those beside them; 1 while that is not known."""
@@ -182,18 +193,19 @@ class GoodputModel:
         Returns int64[sequences].
         """
         num_sequences = len(batch)
-        caps = np.clip(batch.caps, 0, self.rules.max_draft_tokens)
+        most = self.rules.max_draft_tokens
+        found = [min(max(cap, 0), most) for cap in batch.caps.tolist()]
         step_s = self.plain_s(num_sequences)
         if step_s is None:
-            return caps
-        offered = np.minimum(np.bincount(batch.owners, minlength=num_sequences), caps)
-        total = min(int(offered.sum()), self.rules.max_step_nodes)
+            return np.array(found, dtype=np.int64)
+        counts = np.bincount(batch.owners, minlength=num_sequences).tolist()
+        offered = [min(count, cap) for count, cap in zip(counts, found, strict=True)]
+        total = min(sum(offered), self.rules.max_step_nodes)
         extras_s: dict[tuple[int, int], float] = {}
-        found = caps.tolist()
-        for index, (guard, own) in enumerate(zip(batch.guards, offered.tolist(), strict=True)):
+        for index, guard in enumerate(batch.guards):
             if guard is None:
                 continue
-            cap, others = found[index], max(total - own, 0)
+            cap, others = found[index], max(total - offered[index], 0)
             while cap:
                 key = (cap, others)
                 if key not in extras_s:
@@ -217,7 +229,8 @@ class GoodputModel:
         counts = [edge for edge in EDGES if edge <= limit]
         if limit == len(gains) and counts[-1] != limit:
             counts.append(limit)
-        totals = np.concatenate(([0.0], np.cumsum(gains)))[counts].tolist()
+        sums = gains.cumsum().tolist()
+        totals = [sums[count - 1] if count else 0.0 for count in counts]
         goodputs: dict[int, float] = {}
         for count, total in zip(counts, totals, strict=True):
             time_s = self.times.estimate(num_sequences, count)
@@ -239,7 +252,7 @@ class GoodputModel:
         edges = _EDGES[: bisect.bisect_left(EDGES, limit) + 1]
         num_gains = (gains > 0.0).sum(axis=1)[:, np.newaxis]
         totals = np.zeros((len(gains), gains.shape[1] + 1))
-        np.cumsum(gains, axis=1, out=totals[:, 1:])
+        gains.cumsum(axis=1, out=totals[:, 1:])
         totals = totals[:, np.minimum(edges, gains.shape[1])]
         times_s = self.times.at_edges(num_sequences)
         assert times_s is not None  # plain steps are measured, if of other batches

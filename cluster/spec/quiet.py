@@ -47,10 +47,12 @@ class QuietTimes:
     """Plain steps without drafters, by number of sequences."""
 
     def __init__(self) -> None:
+        self.num_recorded = 0
         self._times: dict[int, deque[float]] = {}
 
     def record(self, num_sequences: int, step_time_s: float) -> None:
         """A plain step without drafters took so long."""
+        self.num_recorded += 1
         key = bucket(num_sequences)
         self._times.setdefault(key, deque(maxlen=_MAX_SAMPLES)).append(step_time_s)
 

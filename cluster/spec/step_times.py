@@ -103,13 +103,13 @@ class StepTimes:
         # Answers since the last `record`: a choice asks for the same often.
         self._rows: dict[int, Floats | None] = {}  # estimates at all EDGES, by sequences
         self._highs: dict[tuple[int, int], float | None] = {}
-        self._num_recorded = 0
+        self.num_recorded = 0
 
     def record(self, num_sequences: int, num_nodes: int, step_time_s: float) -> None:
         """One step of decoding or verification, without prefill."""
         row = self._cells.setdefault(bucket(num_sequences), {})
         cell = row.setdefault(bucket(num_nodes), _Cell())
-        if self._num_recorded - cell.recorded_at >= self._stale_after:
+        if self.num_recorded - cell.recorded_at >= self._stale_after:
             self._resume(cell, step_time_s)
         cell.times.append(step_time_s)
         if not cell.num_doubtful:
@@ -121,8 +121,8 @@ class StepTimes:
                 self._notice_change(row, cell, cell.change(cell.believed_s))
         else:
             cell.num_doubtful -= 1
-        self._num_recorded += 1
-        cell.recorded_at = self._num_recorded
+        self.num_recorded += 1
+        cell.recorded_at = self.num_recorded
         self._curves.pop(bucket(num_sequences), None)
         self._rows.clear()
         self._highs.clear()
@@ -156,7 +156,7 @@ class StepTimes:
     def age(self, num_sequences: int, num_nodes: int) -> int:
         """Steps recorded since this cell's last one; all of them when there was none."""
         cell = self._cells.get(bucket(num_sequences), {}).get(bucket(num_nodes))
-        return self._num_recorded - (cell.recorded_at if cell is not None else 0)
+        return self.num_recorded - (cell.recorded_at if cell is not None else 0)
 
     def frontier(self, num_sequences: int) -> int:
         """The largest measured number of nodes for so many sequences, 0 when none is.
@@ -210,7 +210,7 @@ class StepTimes:
         recent = [
             row[nodes].high()
             for nodes in around
-            if self._num_recorded - row[nodes].recorded_at < self._stale_after
+            if self.num_recorded - row[nodes].recorded_at < self._stale_after
         ]
         return max([estimate, *recent])
 
