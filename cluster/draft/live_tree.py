@@ -188,16 +188,16 @@ class LiveTree:
         A child is never likelier than its parent and stands behind it, so a stable order by
         survival is prefix-closed wherever it is cut.
         """
-        survivals = self.survivals
-        chosen = [node for node in range(1, len(self.tokens)) if survivals[node] >= min_survival]
-        chosen.sort(key=survivals.__getitem__, reverse=True)
-        del chosen[max_nodes:]
-        if not chosen:
+        survivals = np.array(self.survivals)
+        nodes = np.flatnonzero(survivals >= min_survival)[1:]  # without the root
+        if len(nodes) > max_nodes:
+            nodes = np.sort(nodes[np.argsort(-survivals[nodes], kind="stable")[:max_nodes]])
+        if len(nodes) == 0:
             return EMPTY_TREE, EMPTY_FLOATS
-        chosen.sort()
+        chosen = nodes.tolist()
         places = {node: place for place, node in enumerate(chosen)}
         tree = TokenTree(
             np.array([self.tokens[node] for node in chosen], dtype=np.int32),
             np.array([places.get(self.parents[node], -1) for node in chosen], dtype=np.int32),
         )
-        return tree, np.array([survivals[node] for node in chosen], dtype=np.float32)
+        return tree, survivals[nodes].astype(np.float32)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -30,8 +31,10 @@ from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# Native passes go on for so long before what they grew is proposed; a commit interrupts them.
+# Native passes go on for so long before what they grew is proposed; a commit interrupts them.  For
+# trees with more nodes expanded than these it is longer in proportion, as to propose them is.
 _SLICE_S = 0.0015
+_SLICE_NODES = 32
 
 
 class LMDrafter:
@@ -186,8 +189,10 @@ class LMDrafter:
                 fit = self._sharpness_of(request)
                 able.append(request)
                 growing.append(request.growing(max_slots, fit.tau, fit.coverage))
+        largest = max((len(each.tree) for each in growing), default=0)
+        rules = replace(self._rules, max_seconds=_SLICE_S * max(largest / _SLICE_NODES, 1.0))
         grown: set[LMRequest] = set()
-        for request, answer in zip(able, self._engine.grow(growing, self._rules), strict=True):
+        for request, answer in zip(able, self._engine.grow(growing, rules), strict=True):
             if answer is not None:
                 request.grown(answer)
                 grown.add(request)
