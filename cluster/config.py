@@ -126,7 +126,8 @@ class CoordinatorConfig:
     fixed = always max_draft_tokens.
     max_draft_wait_ms: longest wait of a step for drafts that are about to arrive, 0 = none.
     max_slowdown: share of plain decoding's time that speculation may cost when drafts fail.
-    slowdown_slack: plain steps' time it may lose beyond that before it must have earned it.
+    slowdown_slack: plain steps' time it may lose beyond that before it must have earned it; n
+    sequences at a time may lose it divided by the root of n.
     max_homogeneity_wait_ms: how long a ready group of one task may wait for its like.
     max_frame_bytes: refuse larger gRPC frames.
     breaker_failures, breaker_reset_s: a drafter that failed so often in a row rests for so long.

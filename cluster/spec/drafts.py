@@ -148,8 +148,9 @@ class BudgetRules:
     hysteresis: relative gain that plain decoding must be beaten by before speculation (re)starts,
     and that a wait must promise.
     probe_interval: steps after which a stale measurement is refreshed, per bucket of sequences.
-    first_nodes: draft nodes per sequence of the first speculative step.
-    max_slowdown, slack_steps: of the guards.
+    first_nodes: draft nodes per sequence of the first speculative step, of few sequences.
+    max_slowdown, slack_steps: of the guards; the slack is that of one sequence, n have it divided
+    by the root of n.
     """
 
     max_draft_tokens: int

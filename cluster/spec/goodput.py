@@ -22,6 +22,8 @@ _RATE_WEIGHT = 0.05
 _STRETCH_ROUNDS = 64
 _LOOK_ROUNDS = 16
 _BEYOND_DOUBT = 2.3
+# A first speculative step of many sequences verifies so many nodes, or one for each.
+_FIRST_NODES = 16
 _EDGES = np.array(EDGES)
 
 
@@ -92,8 +94,9 @@ class GoodputModel:
         key = bucket(num_sequences)
         guard = self._guards.get(key)
         if guard is None:
-            guard = DeficitGuard(self.rules.max_slowdown, self.rules.slack_steps)
-            self._guards[key] = guard
+            # The luck of n sequences together is their root as large, in steps, as that of one.
+            slack_steps = self.rules.slack_steps / math.sqrt(max(key, 1))
+            guard = self._guards[key] = DeficitGuard(self.rules.max_slowdown, slack_steps)
         return guard
 
     def rate(self, num_sequences: int) -> float | None:
@@ -263,5 +266,6 @@ class GoodputModel:
         return edges[best].tolist(), found[np.arange(len(found)), best].tolist()
 
     def _untried_limit(self, num_sequences: int) -> int:
-        first = self.rules.first_nodes * num_sequences
+        # At most one for each of many: where they are dear, four of each would hold up all streams.
+        first = min(self.rules.first_nodes * num_sequences, max(num_sequences, _FIRST_NODES))
         return max(2 * self.times.frontier(num_sequences), first)
