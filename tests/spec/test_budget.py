@@ -168,6 +168,15 @@ def test_exploration_grows_by_doublings() -> None:
     assert largest >= 64
 
 
+@pytest.mark.parametrize(("num_sequences", "first"), [(1, 4), (4, 16), (16, 16), (32, 32)])
+def test_many_sequences_try_one_node_each_first(num_sequences: int, first: int) -> None:
+    controller = BudgetController(BudgetRules(max_draft_tokens=16))
+
+    counts = run(controller, free_drafts, [geometric(16, 0.99)] * num_sequences, 5)
+
+    assert next(count for count in counts if count) == first
+
+
 def test_a_gain_below_the_hysteresis_does_not_start_speculation() -> None:
     controller = BudgetController(
         BudgetRules(max_draft_tokens=4, hysteresis=0.03, probe_interval=10_000)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cluster.spec.budget import BudgetController
 from cluster.spec.drafts import BudgetRules, SequenceDraft, Share
+from cluster.spec.goodput import GoodputModel
 from cluster.spec.guard import DeficitGuard
 
 RULES = BudgetRules(max_draft_tokens=8, probe_interval=32, max_slowdown=0.02, slack_steps=8.0)
@@ -195,3 +196,11 @@ def test_what_a_crowd_has_lost_does_not_hold_back_a_lone_request() -> None:
     assert controller.deficit_s > 0.5
     assert not any(len(nodes) for nodes in controller.choose(crowd).nodes)
     assert any(len(controller.choose(alone).nodes[0]) for _ in range(4))
+
+
+def test_a_crowd_may_lose_fewer_of_its_longer_steps() -> None:
+    model = GoodputModel(dataclasses.replace(RULES, slack_steps=8.0))
+    for num_sequences, step_s, allowance_s in ((1, 0.01, 0.08), (16, 0.05, 0.1)):
+        guard = model.guard(num_sequences)
+        assert guard.allows(allowance_s, step_s)
+        assert not guard.allows(1.01 * allowance_s, step_s)
