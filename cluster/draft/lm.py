@@ -190,7 +190,8 @@ class LMDrafter:
                 able.append(request)
                 growing.append(request.growing(max_slots, fit.tau, fit.coverage))
         largest = max((len(each.tree) for each in growing), default=0)
-        rules = replace(self._rules, max_seconds=_SLICE_S * max(largest / _SLICE_NODES, 1.0))
+        slice_s = self._rules.max_seconds * max(largest / _SLICE_NODES, 1.0)
+        rules = replace(self._rules, max_seconds=slice_s)
         grown: set[LMRequest] = set()
         for request, answer in zip(able, self._engine.grow(growing, rules), strict=True):
             if answer is not None:

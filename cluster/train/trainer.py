@@ -202,7 +202,7 @@ def compile_objective(objective: Objective) -> Objective:
 
 
 def mixed_precision() -> torch.autocast:
-    """Products in bfloat16 where the processor has them; emulated, they take five times as long.
+    """Products in bfloat16 where the processor has them; emulated, they take several times as long.
 
     Made once, outside of what is compiled: the compiler would trace how it was decided.
     """

@@ -14,6 +14,7 @@ from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_request import LMRequest
 from cluster.engine.engine import Engine
 from cluster.engine.native import kernels
+from cluster.engine.native.growth import Growing, GrowthRules
 from tests.checkpoints import noisy_copy
 from tests.draft.author import GREEDY, Author, draft_engine, grow, lm_drafter, target_text
 
@@ -237,3 +238,40 @@ def test_a_context_at_its_limit_has_no_children_beyond(
         grow(drafter, author)
     assert_same_state(*(request_of(drafter) for drafter in drafters))
     assert max(request_of(drafters[0]).tree.depths) <= 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("expanded_per_node", [1, 3])
+def test_the_option_says_how_many_nodes_are_expanded_for_each_asked_for(
+    drafting: Path, expanded_per_node: int
+) -> None:
+    drafter = unbounded(
+        native_drafter(
+            draft_engine(drafting), expanded_per_node=expanded_per_node, min_survival=1e-9
+        )
+    )
+    author = Author(PROMPT[:8], max_nodes=6)
+    drafter.observe([author.opening()])
+    grow(drafter, author)
+    tree = request_of(drafter).tree
+    assert tree is not None
+    assert tree.num_slots == 6 * expanded_per_node
+
+
+def test_slices_grow_with_the_tree(drafting: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = draft_engine(drafting)
+    drafter = unbounded(native_drafter(engine, width=8, expanded_per_node=8, min_survival=1e-9))
+    slices_s: list[float] = []
+    grow_of_engine = engine.grow
+
+    def interrupted(trees: Sequence[Growing], rules: GrowthRules) -> object:
+        slices_s.append(rules.max_seconds)
+        drafter.interrupt()  # a pass a call
+        return grow_of_engine(trees, rules)
+
+    monkeypatch.setattr(engine, "grow", interrupted)
+    author = Author(PROMPT[:8], max_nodes=8)
+    drafter.observe([author.opening()])
+    grow(drafter, author)
+    # Expanded so far: twice none (then the text is read), the root's 4 children, then 8 a pass.
+    # Beyond 32 slices are longer in proportion.
+    assert slices_s[:7] == pytest.approx([1e9] * 6 + [36 / 32 * 1e9])
