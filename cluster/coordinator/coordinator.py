@@ -273,8 +273,8 @@ class Coordinator:
             self._rounds.take(seat, frame, self._clock())
             self._table.touched.add(seat)
             self._table.admit()
-            if seat.has_waited:
-                # The next one will most likely wait as well: drafters begin while it is planned,
+            if seat.tends_to_wait:
+                # The next batch may well wait, too: drafters begin while it is planned,
                 # when their frames are made (the first turn) and written (the second).
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,11 +59,13 @@ class Plan:
     """What to do next: verify `in_flight`, one per session, or wait for drafts first.
 
     wait_s > 0: better drafts are expected within so many seconds, for the sessions `awaited`.
+    is_trial: the wait is to show what comes in all that time, so nothing that comes ends it.
     """
 
     in_flight: list[InFlight]
     wait_s: float = 0.0
     awaited: tuple[Session, ...] = ()
+    is_trial: bool = False
 
 
 class DraftPlanner:
@@ -100,20 +102,26 @@ class DraftPlanner:
         drafts = self._drafts(batch, offers, caps, moment)
         choice = self._budget(target_id).decide(drafts, moment.max_wait_s, moment.waited_s)
         if choice.wait_s > 0.0:
-            return Plan([], choice.wait_s, tuple(batch[index] for index in choice.awaited))
+            awaited = [batch[index] for index in choice.awaited]
+            if choice.is_trial:
+                self._learn_from(awaited)
+            return Plan([], choice.wait_s, tuple(awaited), is_trial=choice.is_trial)
         if len(choice.nodes) == 0 and moment.max_wait_s > 0.0 and moment.waited_s == 0.0:
             awaited = [session for session in batch if self._promises.outstanding(session)]
             trial_s = 0.0
             if awaited:
                 trial_s = self._budget(target_id).trial_s(len(batch), moment.max_wait_s)
             if trial_s > 0.0:
-                for session in awaited:
-                    self._promises.learn_from(session)
-                return Plan([], trial_s, tuple(awaited))
+                self._learn_from(awaited)
+                return Plan([], trial_s, tuple(awaited), is_trial=True)
         if self._budget(target_id).num_declined(len(batch)) >= _MAX_DECLINED:
             self._silences(target_id).pause(len(batch))
             self._budget(target_id).forget_declined()
         return Plan(_in_flight(batch, offers, choice.nodes))
+
+    def _learn_from(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            self._promises.learn_from(session)
 
     def record_step(
         self,

@@ -237,7 +237,9 @@ class RoundLoop:
         moment = Moment(now, left_s, self._waits.waited_s(seat, now))
         plan = self._planner.plan(seat.id, batch, self.limits, max_nodes, moment)
         if plan.wait_s > 0.0:
-            self._waits.begin(seat, plan.awaited, plan.wait_s, now, self.dispatch)
+            self._waits.begin(
+                seat, plan.awaited, plan.wait_s, now, self.dispatch, is_trial=plan.is_trial
+            )
             return []
         items: list[VerifyItem] = []
         num_nodes = 0
@@ -268,6 +270,8 @@ class RoundLoop:
             )
             self._ledger.note_round(times)
         waited_s, awaited = self._waits.end(seat, now)
+        if waited_s > 0.0:
+            seat.waited_in_round = seat.num_rounds
         planned_s = 0.0
         if last is not None and last.report is not None:  # else there was no verdict to plan after
             planned_s = max(now - last.received_at - waited_s, 0.0)

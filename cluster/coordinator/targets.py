@@ -40,6 +40,10 @@ class OpenRound:
     shares: list[Share] = field(default_factory=list)
 
 
+# A target of which no batch has waited for so many rounds will not wait for the next one either.
+_WAITING_ROUNDS = 8
+
+
 class TargetSeat:
     """A target replica as the round loop sees it.
 
@@ -75,6 +79,7 @@ class TargetSeat:
         self.num_rounds = 0
         self.is_silent = False  # its sessions' drafters are to be asked for nothing
         self.asked_in_round = 0  # the last one in which a drafter was asked for nodes
+        self.waited_in_round = -_WAITING_ROUNDS  # the last one that waited for drafts
         self._num_busy = 0  # rounds in a row in which drafters were asked for nodes
         self._max_frame_tokens = max_frame_tokens
         self._outbox: deque[VerifyFrame] = deque()
@@ -95,9 +100,9 @@ class TargetSeat:
         return False if self._num_busy >= BUSY_ROUNDS else None
 
     @property
-    def has_waited(self) -> bool:
-        """Whether the last batch waited for drafts."""
-        return self.round is not None and self.round.waited_s > 0.0
+    def tends_to_wait(self) -> bool:
+        """Whether one of the last batches waited for drafts."""
+        return self.num_rounds - self.waited_in_round < _WAITING_ROUNDS
 
     @property
     def is_owed(self) -> bool:

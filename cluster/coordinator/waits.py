@@ -35,12 +35,13 @@ def event_loop_timer(delay_s: float, callback: Callable[[], None]) -> TimerHandl
 class _Wait:
     """missing: sessions whose drafts have not come yet, of those it is for.
 
-    timer: None when the time is up.
+    timer: None when the time is up.  is_trial: it lasts until then, whatever comes.
     """
 
     began_at: float
     missing: dict[str, Session]
     timer: TimerHandle | None = None
+    is_trial: bool = False
     awaited: set[str] = field(default_factory=set)
     has_arrived: bool = False
 
@@ -59,6 +60,8 @@ class DraftWaits:
         wait = self._waits.get(seat)
         if wait is None or wait.timer is None:
             return False
+        if wait.is_trial:
+            return any(key in seat.ready for key in wait.awaited)
         wait.missing = {key: value for key, value in wait.missing.items() if key in seat.ready}
         return bool(wait.missing)
 
@@ -83,11 +86,17 @@ class DraftWaits:
         wait_s: float,
         now: float,
         expire: Callable[[TargetSeat], None],
+        *,
+        is_trial: bool = False,
     ) -> None:
-        """Wait, or wait on; `expire(seat)` is called if nothing ends it before the time is up."""
+        """Wait, or wait on; `expire(seat)` is called if nothing ends it before the time is up.
+
+        is_trial: no arrival of drafts does.
+        """
         wait = self._waits.setdefault(seat, _Wait(now, {}))
         if wait.timer is not None:
             wait.timer.cancel()
+        wait.is_trial = is_trial
         wait.missing = {session.id: session for session in sessions}
         wait.awaited.update(wait.missing)
 
@@ -104,7 +113,7 @@ class DraftWaits:
         if wait is None or wait.missing.pop(session.id, None) is None:
             return None
         wait.has_arrived = True
-        return None if wait.missing else seat
+        return None if wait.missing or wait.is_trial else seat
 
     def end(self, seat: TargetSeat, now: float) -> tuple[float, frozenset[str]]:
         """The batch goes now.  Returns how long it has waited, and for which sessions."""

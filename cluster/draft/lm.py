@@ -32,9 +32,11 @@ from cluster.errors import ConfigError
 log = logging.getLogger(__name__)
 
 # Native passes go on for so long before what they grew is proposed; a commit interrupts them.  For
-# trees with more nodes expanded than these it is longer in proportion, as to propose them is.
+# more requests than these, and trees with more nodes expanded, it is longer in proportion, as to
+# propose them is.
 _SLICE_S = 0.0015
 _SLICE_NODES = 32
+_SLICE_REQUESTS = 2
 
 
 class LMDrafter:
@@ -190,7 +192,8 @@ class LMDrafter:
                 able.append(request)
                 growing.append(request.growing(max_slots, fit.tau, fit.coverage))
         largest = max((len(each.tree) for each in growing), default=0)
-        slice_s = self._rules.max_seconds * max(largest / _SLICE_NODES, 1.0)
+        length = max(largest / _SLICE_NODES, len(able) / _SLICE_REQUESTS, 1.0)
+        slice_s = self._rules.max_seconds * length
         rules = replace(self._rules, max_seconds=slice_s)
         grown: set[LMRequest] = set()
         for request, answer in zip(able, self._engine.grow(growing, rules), strict=True):

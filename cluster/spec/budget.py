@@ -176,9 +176,10 @@ class BudgetController:
             now = Standing(num_nodes, goodput, waited_s)
             wait_s, awaited = price_wait(self._model, batch, now, waits_s, max_wait_s)
             if wait_s > 0.0:
-                self._trials.paid(len(batch))
                 self._modes[bucket(len(batch))].num_declined = 0  # they are worth a wait
-                return Choice(nodes[:0], wait_s, awaited)
+                is_trial = self._trials.paid(len(batch))
+                longest_s = self._longest_trial_s(len(batch), max_wait_s) if is_trial else 0.0
+                return Choice(nodes[:0], max(wait_s, longest_s), awaited, longest_s > wait_s)
         return Choice(nodes[:num_nodes])
 
     def trial_s(self, num_sequences: int, max_wait_s: float) -> float:
@@ -186,13 +187,15 @@ class BudgetController:
 
         To be asked when there are none and some are on their way.
         """
+        wait_s = self._longest_trial_s(num_sequences, max_wait_s)
+        return wait_s if wait_s > 0.0 and self._trials.is_due(num_sequences) else 0.0
+
+    def _longest_trial_s(self, num_sequences: int, max_wait_s: float) -> float:
         step_s = self._model.plain_s(num_sequences)
         if step_s is None or not self._times.is_measured(num_sequences, 0):
             return 0.0
         wait_s = min(max_wait_s, _TRIAL_SHARE * step_s)
-        if not self._model.allows(num_sequences, 0, wait_s):
-            return 0.0
-        return wait_s if self._trials.is_due(num_sequences) else 0.0
+        return wait_s if self._model.allows(num_sequences, 0, wait_s) else 0.0
 
     def _ranked(self, batch: BatchDrafts) -> tuple[Indices, Gains]:
         """All admissible nodes, best first: (nodes, weighted survivals).

@@ -133,11 +133,15 @@ class Decision:
 
 @record(frozen=True, slots=True, eq=False)
 class Choice:
-    """`Decision` for a batch.  nodes: int64[m], places in its forest, best first."""
+    """`Decision` for a batch.  nodes: int64[m], places in its forest, best first.
+
+    is_trial: the wait is to last to its end, to show what comes in it.
+    """
 
     nodes: Indices
     wait_s: float = 0.0
     awaited: tuple[int, ...] = ()
+    is_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

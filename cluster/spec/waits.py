@@ -21,6 +21,9 @@ _PATIENCE = 2.0
 # most; twice as many each time while that leads to nothing.
 _FIRST_TRIAL = 4
 _LAST_TRIAL = 256
+# Of the waits that are bought one in so many is such a trial as well, beginning with the fourth: they
+# end with the first drafts, and what would have come after those is never seen otherwise.
+_BOUGHT_PER_TRIAL = 64
 
 
 class WaitTrials:
@@ -33,6 +36,7 @@ class WaitTrials:
     def __init__(self) -> None:
         self._intervals: dict[int, int] = {}
         self._left: dict[int, int] = {}
+        self._num_paid: dict[int, int] = {}
 
     def is_due(self, num_sequences: int) -> bool:
         """To be asked in every round that has no drafts while some are on their way."""
@@ -45,9 +49,13 @@ class WaitTrials:
         self._intervals[key] = self._left[key] = interval
         return True
 
-    def paid(self, num_sequences: int) -> None:
-        """A wait was bought at its price: what is known is of use."""
-        self._intervals.pop(bucket(num_sequences), None)
+    def paid(self, num_sequences: int) -> bool:
+        """A wait is bought at its price: what is known is of use.  Returns whether it is to be a
+        trial."""
+        key = bucket(num_sequences)
+        self._intervals.pop(key, None)
+        num_paid = self._num_paid[key] = self._num_paid.get(key, 0) + 1
+        return num_paid % _BOUGHT_PER_TRIAL == _FIRST_TRIAL
 
 
 @dataclass(frozen=True, slots=True)

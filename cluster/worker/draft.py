@@ -90,6 +90,9 @@ class DraftWorker:
         # Owned by the thread.
         self._requests: dict[str, _Request] = {}
         self._wanted: dict[str, DraftTask] = {}
+        # Commits that have come and are still to be taken in, and observations to be sent.
+        self._unobserved: list[tuple[DraftLease, Commit]] = []
+        self._answers: dict[DraftLease, list[Observation]] = {}
         # Those of _wanted that may not be complete yet.
         self._growing: dict[str, DraftTask] = {}
 
@@ -174,8 +177,10 @@ class DraftWorker:
             while (arrivals := self._take_arrivals()) is not None:
                 for lease, frame in arrivals:
                     self._receive(lease, frame)
+                self._observe()
                 if self._growing:
                     self._grow()
+                self._answer()
         finally:
             # Also on a defect of this loop: links must not hang on a dead thread.
             with self._condition:
@@ -203,6 +208,7 @@ class DraftWorker:
 
     def _receive(self, lease: DraftLease, frame: CommitFrame | None) -> None:
         if frame is None:
+            self._unobserved = [entry for entry in self._unobserved if entry[0] is not lease]
             self._forget([name for name, each in self._requests.items() if each.lease is lease])
             self._report()
             return
@@ -210,25 +216,33 @@ class DraftWorker:
         # Before the commits: a full drafter has room for what comes in place of what ended, and a
         # commit for a request that is released in the same frame opens it anew.
         if frame.released:
+            self._observe()
             lease.withdraw(frame.released)
             self._forget([name_within(lease.number, request_id) for request_id in frame.released])
-        if frame.commits:
-            self._observe(lease, frame.commits)
+        self._unobserved.extend((lease, commit) for commit in frame.commits)
         if frame.released:
             self._report()
 
-    def _observe(self, lease: DraftLease, commits: Sequence[Commit]) -> None:
+    def _observe(self) -> None:
+        """Take in the commits of all frames that have come meanwhile, together.
+
+        A drafter that shares busy cores with the target gets to run when the target has nothing to
+        do: then there is a backlog, and next to no time to work it off frame by frame.
+        """
+        commits, self._unobserved = self._unobserved, []
+        if not commits:
+            return
         answers = self._drafter.observe(
-            [renamed_commit(lease.number, commit) for commit in commits]
+            [renamed_commit(lease.number, commit) for lease, commit in commits]
         )
-        observations: list[Observation] = []
-        refusals: list[Refusal] = []
-        for commit, answer in zip(commits, answers, strict=True):
+        for (lease, commit), answer in zip(commits, answers, strict=True):
             if isinstance(answer, Refusal):
                 self._drop(answer.request_id)
-                refusals.append(renamed_refusal(answer, commit.request_id))
+                named = renamed_refusal(answer, commit.request_id)
+                lease.put(self._load(), self._drafter.busy_s, (), (), [named])
                 continue
-            observations.append(renamed_observation(answer, commit.request_id))
+            observed = renamed_observation(answer, commit.request_id)
+            self._answers.setdefault(lease, []).append(observed)
             if answer.have_len > 0:
                 self._requests.setdefault(answer.request_id, _Request(lease, commit.request_id))
             taken = answer.generation == commit.generation  # else a former owner's, come late
@@ -236,7 +250,12 @@ class DraftWorker:
                 self._want(answer.request_id, commit)
         # What grows for these may finish others, whose work waited in the drafter.
         self._growing.update(self._wanted)
-        lease.put(self._load(), self._drafter.busy_s, (), observations, refusals)
+
+    def _answer(self) -> None:
+        """Send the observations that no proposals have taken along."""
+        answers, self._answers = self._answers, {}
+        for lease, observations in answers.items():
+            lease.put(self._load(), self._drafter.busy_s, (), observations)
 
     def _want(self, name: str, commit: Commit) -> None:
         """The drafter took the commit in: its tree may grow, if nodes are of use."""
@@ -260,7 +279,8 @@ class DraftWorker:
             offers.setdefault(request.lease, []).append(renamed)
         load = self._load()
         for lease, offered in offers.items():
-            lease.put(load, self._drafter.busy_s, offered)
+            observations = self._answers.pop(lease, ())
+            lease.put(load, self._drafter.busy_s, offered, observations)
         for refusal in refusals:
             request = self._drop(refusal.request_id)
             if request is not None:

@@ -15,7 +15,15 @@ from typing import Any
 
 import pytest
 
-from cluster.core import FinishReason, SpeculationOptions
+from cluster.core import (
+    CommitFrame,
+    FinishReason,
+    Proposal,
+    ProposalFrame,
+    SpeculationOptions,
+    TokenTree,
+)
+from cluster.rpc.link import Link
 from tests.coordinator.house import GREEDY, House, collect, house, request, text_of
 from tests.coordinator.toys import oracle_chain, plain_text
 from tests.coordinator.virtual_time import TimedDrafter, TimedTarget, VirtualTime
@@ -183,3 +191,41 @@ async def test_it_is_counted_whether_drafts_go_on_behind_a_commit(
         await watched.run()
         assert watched.pre_drafted(outcome) > 20
         assert watched.pre_drafted(other) < 0.1 * watched.pre_drafted(outcome)
+
+
+@dataclass
+class Starved(TimedDrafter):
+    """Sends a node at once, and the whole tree later, if the target leaves it the time."""
+
+    is_target_idle: Callable[[], bool] = lambda: True
+
+    async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None:
+        async for frame in link:
+            answer = self.answer(frame)
+            await self.time.sleep(self.delay_s)
+            await link.send(replace(answer, proposals=tuple(map(_first_node, answer.proposals))))
+            await self.time.sleep(0.002)
+            if self.is_target_idle():
+                await link.send(answer)
+
+
+def _first_node(proposal: Proposal) -> Proposal:
+    tree = TokenTree.of(proposal.tree.token_ids[:1].tolist(), [-1])
+    return replace(proposal, tree=tree, survival=proposal.survival[:1])
+
+
+async def test_a_trial_shows_what_comes_after_the_first_drafts() -> None:
+    # The first node is worth a wait of a millisecond; the chain behind it, which comes two later
+    # and never while the target is at work, is worth much more.
+    time = VirtualTime()
+    settings = {"budget": "adaptive", "max_draft_wait_ms": 8.0}
+    async with house(drafters=("a",), clock=time, timer=time.timer, **settings) as built:
+        target = TimedTarget(time=time)
+        drafter = Starved("a", oracle_chain(4), survival=0.9, time=time, delay_s=0.0009)
+        staged = Stage(built, time, target, drafter)
+        drafter.is_target_idle = staged.is_waiting
+        built.add_target(target)
+        built.add_drafter(drafter)
+        await staged.run()
+        sizes = [len(frame.items[0].tree) for frame in target.frames if frame.items]
+    assert sizes.count(4) > 0.8 * len(sizes)
