@@ -21,8 +21,8 @@ _PATIENCE = 2.0
 # most; twice as many each time while that leads to nothing.
 _FIRST_TRIAL = 4
 _LAST_TRIAL = 256
-# Of the waits that are bought one in so many is such a trial as well, beginning with the fourth: they
-# end with the first drafts, and what would have come after those is never seen otherwise.
+# Of the waits that are bought one in so many is such a trial as well, beginning with the fourth:
+# they end with the first drafts, and what would have come after those is never seen otherwise.
 _BOUGHT_PER_TRIAL = 64
 
 

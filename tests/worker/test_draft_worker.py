@@ -432,12 +432,21 @@ async def test_growth_stands_back_and_the_hearing_of_commits_does_not() -> None:
 
 
 class Busy(CountingDrafter):
-    """Its slices last while `gate` is closed; notes the commits of each call."""
+    """Its slices last while `gate` is closed; notes the commits of each call, and counts what is
+    handed to its thread."""
 
     def __init__(self) -> None:
         super().__init__(slices=1)
         self.gate, self.began = threading.Event(), threading.Event()
+        self.arrivals = threading.Semaphore(0)
         self.observed: list[list[int]] = []
+
+    def interrupt(self) -> None:
+        self.arrivals.release()
+
+    async def handed(self, count: int) -> None:
+        for _ in range(count):
+            assert await asyncio.to_thread(self.arrivals.acquire, timeout=PATIENCE_S)
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         self.observed.append([commit.base_len for commit in commits])
@@ -457,8 +466,7 @@ async def test_frames_that_came_during_a_slice_are_taken_in_and_answered_togethe
         assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
         await peer.send(extension("a", [1, 2], [3]), opening("b", [7]))
         await peer.send(extension("a", [1, 2, 3], [4]))
-        while len(running.worker._arrivals) < 2:
-            await asyncio.sleep(0)
+        await drafter.handed(3)
         drafter.gate.set()
         frame = await peer.until(lambda frame: any(p.base_len == 4 for p in frame.proposals))
         assert drafter.observed == [[0], [2, 0, 3]]
@@ -474,8 +482,7 @@ async def test_of_a_link_that_ends_no_commit_is_taken_in_any_more() -> None:
         assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
         await ends.send(opening("b", [7]))
         await ends.link.close()
-        while len(running.worker._arrivals) < 2:
-            await asyncio.sleep(0)
+        await drafter.handed(3)
         drafter.gate.set()
         await running.idle()
         assert list(drafter.texts) == ["1/a"]
