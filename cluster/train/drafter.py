@@ -61,7 +61,7 @@ class Recipe:
 # The beginning hardly decays: distillation goes on where it stops.
 _BEGINNING_RATES = Rates(muon=0.02, adamw=0.004, warmup=0.02, decay=0.1)
 _GENERAL_RATES = Rates(muon=0.02, adamw=0.004, warmup=0.02, decay=0.7)
-_TASK_RATES = Rates(muon=0.008, adamw=0.0015, warmup=0.02, decay=0.95)
+_TASK_RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
 
 RECIPES = (
     Recipe(
@@ -85,13 +85,13 @@ RECIPES = (
     ),
     Recipe(
         "demo-draft-code",
-        (("code", 0.05), ("generated-code", 2.0)),
+        (("code", 0.1), ("generated-code", 2.0)),
         _TASK_RATES,
         starts_from="demo-draft",
     ),
     Recipe(
         "demo-draft-prose",
-        (("prose", 0.05), ("generated-prose", 2.0)),
+        (("prose", 0.1), ("generated-prose", 2.0)),
         _TASK_RATES,
         starts_from="demo-draft",
     ),
