@@ -21,7 +21,7 @@ from cluster.train.corpus import (
 )
 from cluster.train.dataset import STREAMS, write_streams
 from cluster.train.drafter import RECIPES, generate_streams, recipe_named, train_drafter
-from cluster.train.evaluate import evaluate_acceptance, evaluate_bits
+from cluster.train.evaluate import evaluate_acceptance, evaluate_bits, evaluate_divergence
 from cluster.train.processes import run_together
 from cluster.train.target import train_target
 from cluster.train.tokenizer import train_tokenizer
@@ -68,7 +68,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-bytes", type=_positive_int, help="held-out bytes of each kind (default: all)"
     )
     evaluate.add_argument(
-        "--skip-bits", action="store_true", help="measure acceptance only, which is quick"
+        "--skip-bits", action="store_true", help="measure the drafters only, which is quick"
     )
     evaluate.add_argument(
         "--prompts",
@@ -189,6 +189,13 @@ def _evaluate(arguments: argparse.Namespace) -> None:
             excerpt
             for kind in KINDS
             for excerpt in heldout_prompts(kind, arguments.prompts, seed=1)
+        )
+    for nearness in evaluate_divergence(arguments.models, excerpts):
+        nats, lead = nearness.divergence, nearness.lead
+        print(
+            f"nats from the target's law\t{nearness.kind}\t{nearness.drafter}\t{nats.mean:.3f} "
+            f"[{nats.low:.3f}, {nats.high:.3f}]\tnearer than the general drafter by "
+            f"{lead.mean:.3f} [{lead.low:.3f}, {lead.high:.3f}]\t{nearness.num_texts} texts"
         )
     for report in evaluate_acceptance(arguments.models, excerpts):
         length, lead = report.length, report.lead

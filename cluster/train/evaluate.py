@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from cluster.train.acceptance import (
@@ -20,6 +22,7 @@ from cluster.train.acceptance import (
 from cluster.train.bits import BitsPerByte, bits_per_byte, sample_documents, total
 from cluster.train.corpus import KINDS, Excerpt, Kind, load_corpus
 from cluster.train.dataset import read_tokenizer
+from cluster.train.distill import kl_divergence
 from cluster.train.drafter import stop_ids
 from cluster.train.networks import load
 
@@ -39,6 +42,18 @@ class AcceptanceReport:
     drafter: str
     num_prompts: int
     length: Interval
+    lead: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceReport:
+    """How far a drafter's law is from the target's along texts of one kind, in nats per token, and
+    by how much nearer than the general drafter's it is."""
+
+    kind: Kind
+    drafter: str
+    num_texts: int
+    divergence: Interval
     lead: Interval
 
 
@@ -78,6 +93,40 @@ def evaluate_acceptance(models: Path, excerpts: Sequence[Excerpt]) -> list[Accep
         for name, lens in ((GENERAL_DRAFTER, base), (TASK_DRAFTERS[kind], special)):
             reports.append(_report(kind, name, lens, base))
     return reports
+
+
+def evaluate_divergence(models: Path, excerpts: Sequence[Excerpt]) -> list[DivergenceReport]:
+    """KL(target || drafter) of the general and the matching task drafter along the excerpts."""
+    tokenizer = read_tokenizer(models / "demo-target")
+    target = load(models / "demo-target")
+    general = load(models / GENERAL_DRAFTER)
+    reports: list[DivergenceReport] = []
+    for kind in KINDS:
+        texts = [encode_prompt(tokenizer, item.text) for item in excerpts if item.kind == kind]
+        if not texts:
+            continue
+        base = divergences(general, target, texts)
+        special = divergences(load(models / TASK_DRAFTERS[kind]), target, texts)
+        for name, nats in ((GENERAL_DRAFTER, base), (TASK_DRAFTERS[kind], special)):
+            divergence, lead = bootstrap_interval(nats), bootstrap_interval(base - nats)
+            reports.append(DivergenceReport(kind, name, len(texts), divergence, lead))
+    return reports
+
+
+@torch.no_grad()
+def divergences(
+    drafter: nn.Module, target: nn.Module, texts: Sequence[Sequence[int]]
+) -> NDArray[np.float64]:
+    """float64[texts]: KL(target || drafter) in nats, the mean over each text's positions."""
+    found: list[float] = []
+    for text in texts:
+        ids = torch.tensor([text])
+        drafted, wanted = (
+            torch.log_softmax(network(input_ids=ids, use_cache=False).logits.float(), dim=-1)
+            for network in (drafter, target)
+        )
+        found.append(float(kl_divergence(drafted, wanted)))
+    return np.array(found)
 
 
 def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:

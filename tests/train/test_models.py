@@ -12,7 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from cluster.train.acceptance import acceptance_lens, decode_transcripts
 from cluster.train.corpus import KINDS, read_excerpts
 from cluster.train.drafter import stop_ids
-from cluster.train.evaluate import TASK_DRAFTERS, encode_prompt
+from cluster.train.evaluate import (
+    TASK_DRAFTERS,
+    divergences,
+    encode_prompt,
+    evaluate_divergence,
+)
 from cluster.train.networks import load
 from cluster.train.tokenizer import SPECIAL_TOKENS, VOCAB_SIZE
 
@@ -89,3 +94,18 @@ def test_drafters_are_accepted_on_text_that_nobody_was_trained_on(kind: str) -> 
         # Far below the published figures: few, short texts.  An untrained drafter stays near 1.
         lens = acceptance_lens(load(MODELS / name), transcripts)
         assert lens[lens == lens].mean() > 1.6, name
+
+
+def test_each_task_drafter_is_nearer_to_the_target_on_its_own_task() -> None:
+    excerpts = read_excerpts(MODELS / "heldout.jsonl")
+    few = [item for kind in KINDS for item in [x for x in excerpts if x.kind == kind][:16]]
+    leads = {each.drafter: each.lead for each in evaluate_divergence(MODELS, few)}
+    assert leads["demo-draft"].mean == 0.0
+    for name in TASK_DRAFTERS.values():
+        assert leads[name].low > 0.0, name
+
+
+def test_a_network_does_not_diverge_from_itself() -> None:
+    network = load(MODELS / "demo-draft")
+    (nats,) = divergences(network, network, [[5, 6, 7, 8]])
+    assert nats == pytest.approx(0.0, abs=1e-6)
