@@ -190,20 +190,17 @@ def _evaluate(arguments: argparse.Namespace) -> None:
             for kind in KINDS
             for excerpt in heldout_prompts(kind, arguments.prompts, seed=1)
         )
-    for nearness in evaluate_divergence(arguments.models, excerpts):
-        nats, lead = nearness.divergence, nearness.lead
-        print(
-            f"nats from the target's law\t{nearness.kind}\t{nearness.drafter}\t{nats.mean:.3f} "
-            f"[{nats.low:.3f}, {nats.high:.3f}]\tnearer than the general drafter by "
-            f"{lead.mean:.3f} [{lead.low:.3f}, {lead.high:.3f}]\t{nearness.num_texts} texts"
-        )
-    for report in evaluate_acceptance(arguments.models, excerpts):
-        length, lead = report.length, report.lead
-        print(
-            f"mean acceptance length\t{report.kind}\t{report.drafter}\t{length.mean:.3f} "
-            f"[{length.low:.3f}, {length.high:.3f}]\tlead over the general drafter "
-            f"{lead.mean:+.3f} [{lead.low:+.3f}, {lead.high:+.3f}]\t{report.num_prompts} prompts"
-        )
+    for what, reports in (
+        ("nats from the target's law", evaluate_divergence(arguments.models, excerpts)),
+        ("mean acceptance length", evaluate_acceptance(arguments.models, excerpts)),
+    ):
+        for report in reports:
+            value, lead = report.value, report.lead
+            print(
+                f"{what}\t{report.kind}\t{report.drafter}\t{value.mean:.3f} "
+                f"[{value.low:.3f}, {value.high:.3f}]\tlead over the general drafter "
+                f"{lead.mean:+.3f} [{lead.low:+.3f}, {lead.high:+.3f}]\t{report.num_texts} texts"
+            )
 
 
 def _all(arguments: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cluster.train.acceptance import (
     Interval,
@@ -35,26 +35,20 @@ MAX_NEW_TOKENS = 160
 
 
 @dataclass(frozen=True, slots=True)
-class AcceptanceReport:
-    """One drafter's mean acceptance length on one kind, and its lead over the general drafter."""
-
-    kind: Kind
-    drafter: str
-    num_prompts: int
-    length: Interval
-    lead: Interval
-
-
-@dataclass(frozen=True, slots=True)
-class DivergenceReport:
-    """How far a drafter's law is from the target's along texts of one kind, in nats per token, and
-    by how much nearer than the general drafter's it is."""
+class DrafterReport:
+    """One drafter on the texts of one kind: the mean over texts, and its lead over the general
+    drafter, which is positive where it is the better one.  Texts too short to judge do not count.
+    """
 
     kind: Kind
     drafter: str
     num_texts: int
-    divergence: Interval
+    value: Interval
     lead: Interval
+
+
+# What a drafter reaches on each of some texts: float64[texts], nan where that cannot be told.
+Measure = Callable[[nn.Module], NDArray[np.float64]]
 
 
 def evaluate_bits(target_folder: Path, max_bytes: int | None) -> dict[str, BitsPerByte]:
@@ -77,39 +71,48 @@ def evaluate_bits(target_folder: Path, max_bytes: int | None) -> dict[str, BitsP
     }
 
 
-def evaluate_acceptance(models: Path, excerpts: Sequence[Excerpt]) -> list[AcceptanceReport]:
-    """Replay the general and the matching task drafter along the target's greedy text."""
+def evaluate_acceptance(models: Path, excerpts: Sequence[Excerpt]) -> list[DrafterReport]:
+    """Mean acceptance lengths along the target's greedy text, by replay."""
+    stops = stop_ids(read_tokenizer(models / "demo-target"))
+
+    def measure_on(target: LlamaForCausalLM, prompts: Sequence[Sequence[int]]) -> Measure:
+        transcripts = decode_transcripts(target, prompts, MAX_NEW_TOKENS, stops)
+        return lambda drafter: acceptance_lens(drafter, transcripts)
+
+    return _compare(models, excerpts, measure_on, better=1.0)
+
+
+def evaluate_divergence(models: Path, excerpts: Sequence[Excerpt]) -> list[DrafterReport]:
+    """KL(target || drafter) in nats per token along the excerpts."""
+
+    def measure_on(target: LlamaForCausalLM, texts: Sequence[Sequence[int]]) -> Measure:
+        return lambda drafter: divergences(drafter, target, texts)
+
+    return _compare(models, excerpts, measure_on, better=-1.0)
+
+
+def _compare(
+    models: Path,
+    excerpts: Sequence[Excerpt],
+    measure_on: Callable[[LlamaForCausalLM, Sequence[Sequence[int]]], Measure],
+    *,
+    better: float,
+) -> list[DrafterReport]:
+    """The general and the matching task drafter on each kind.  better: 1 = more is, -1 = less."""
     tokenizer = read_tokenizer(models / "demo-target")
     target = load(models / "demo-target")
     general = load(models / GENERAL_DRAFTER)
-    reports: list[AcceptanceReport] = []
-    for kind in KINDS:
-        prompts = [encode_prompt(tokenizer, item.text) for item in excerpts if item.kind == kind]
-        if not prompts:
-            continue
-        transcripts = decode_transcripts(target, prompts, MAX_NEW_TOKENS, stop_ids(tokenizer))
-        base = acceptance_lens(general, transcripts)
-        special = acceptance_lens(load(models / TASK_DRAFTERS[kind]), transcripts)
-        for name, lens in ((GENERAL_DRAFTER, base), (TASK_DRAFTERS[kind], special)):
-            reports.append(_report(kind, name, lens, base))
-    return reports
-
-
-def evaluate_divergence(models: Path, excerpts: Sequence[Excerpt]) -> list[DivergenceReport]:
-    """KL(target || drafter) of the general and the matching task drafter along the excerpts."""
-    tokenizer = read_tokenizer(models / "demo-target")
-    target = load(models / "demo-target")
-    general = load(models / GENERAL_DRAFTER)
-    reports: list[DivergenceReport] = []
+    reports: list[DrafterReport] = []
     for kind in KINDS:
         texts = [encode_prompt(tokenizer, item.text) for item in excerpts if item.kind == kind]
         if not texts:
             continue
-        base = divergences(general, target, texts)
-        special = divergences(load(models / TASK_DRAFTERS[kind]), target, texts)
-        for name, nats in ((GENERAL_DRAFTER, base), (TASK_DRAFTERS[kind], special)):
-            divergence, lead = bootstrap_interval(nats), bootstrap_interval(base - nats)
-            reports.append(DivergenceReport(kind, name, len(texts), divergence, lead))
+        measure = measure_on(target, texts)
+        base, special = measure(general), measure(load(models / TASK_DRAFTERS[kind]))
+        for name, values in ((GENERAL_DRAFTER, base), (TASK_DRAFTERS[kind], special)):
+            count = int(np.count_nonzero(~np.isnan(values)))
+            lead = bootstrap_interval(better * (values - base))
+            reports.append(DrafterReport(kind, name, count, bootstrap_interval(values), lead))
     return reports
 
 
@@ -133,15 +136,3 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """The last MAX_PROMPT_TOKENS tokens of a text."""
     ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
     return list(ids[-MAX_PROMPT_TOKENS:])
-
-
-def _report(
-    kind: Kind, name: str, lens: NDArray[np.float64], base: NDArray[np.float64]
-) -> AcceptanceReport:
-    return AcceptanceReport(
-        kind,
-        name,
-        int(np.count_nonzero(~np.isnan(lens))),
-        bootstrap_interval(lens),
-        bootstrap_interval(lens - base),
-    )

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -21,14 +20,7 @@ from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerErr
 from cluster.rpc.faulty import FaultPlan, FaultyLink
 from tests.draft.author import lm_drafter
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
-from tests.worker.draft_peer import (
-    PATIENCE_S,
-    CountingDrafter,
-    Peer,
-    extension,
-    house,
-    opening,
-)
+from tests.worker.draft_peer import CountingDrafter, Peer, extension, house, opening
 
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7]
 
@@ -429,60 +421,3 @@ async def test_growth_stands_back_and_the_hearing_of_commits_does_not() -> None:
         await peer.proposal("a")
         assert os.nice(0) == before
     assert set(nices) == {min(before + 3, 19)}
-
-
-class Busy(CountingDrafter):
-    """Its slices last while `gate` is closed; notes the commits of each call, and counts what is
-    handed to its thread."""
-
-    def __init__(self) -> None:
-        super().__init__(slices=1)
-        self.gate, self.began = threading.Event(), threading.Event()
-        self.arrivals = threading.Semaphore(0)
-        self.observed: list[list[int]] = []
-
-    def interrupt(self) -> None:
-        self.arrivals.release()
-
-    async def handed(self, count: int) -> None:
-        for _ in range(count):
-            assert await asyncio.to_thread(self.arrivals.acquire, timeout=PATIENCE_S)
-
-    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        self.observed.append([commit.base_len for commit in commits])
-        return super().observe(commits)
-
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        self.began.set()
-        assert self.gate.wait(PATIENCE_S)
-        return super().propose(tasks)
-
-
-async def test_frames_that_came_during_a_slice_are_taken_in_and_answered_together() -> None:
-    drafter = Busy()
-    async with house(drafter) as running:
-        peer = running.connect()
-        await peer.send(opening("a", [1, 2]))
-        assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
-        await peer.send(extension("a", [1, 2], [3]), opening("b", [7]))
-        await peer.send(extension("a", [1, 2, 3], [4]))
-        await drafter.handed(3)
-        drafter.gate.set()
-        frame = await peer.until(lambda frame: any(p.base_len == 4 for p in frame.proposals))
-        assert drafter.observed == [[0], [2, 0, 3]]
-        assert {each.request_id: each.have_len for each in frame.observations} == {"a": 4, "b": 1}
-        assert {each.request_id: each.base_len for each in frame.proposals} == {"a": 4, "b": 1}
-
-
-async def test_of_a_link_that_ends_no_commit_is_taken_in_any_more() -> None:
-    drafter = Busy()
-    async with house(drafter) as running:
-        stays, ends = running.connect(), running.connect()
-        await stays.send(opening("a", [1, 2]))
-        assert await asyncio.to_thread(drafter.began.wait, PATIENCE_S)
-        await ends.send(opening("b", [7]))
-        await ends.link.close()
-        await drafter.handed(3)
-        drafter.gate.set()
-        await running.idle()
-        assert list(drafter.texts) == ["1/a"]
