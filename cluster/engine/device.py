@@ -11,6 +11,7 @@ from functools import cache
 import torch
 
 from cluster.config import EngineConfig
+from cluster.cpp import cpu_flags
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -85,19 +86,6 @@ def computes(dtype: torch.dtype) -> bool:
 
 
 @cache
-def cpu_flags() -> frozenset[str]:
-    """What the kernel says of the first CPU; empty where it says nothing."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            for line in file:
-                key, _, value = line.partition(":")
-                if key.strip() in ("flags", "Features"):
-                    return frozenset(value.split())
-    except OSError:
-        log.debug("this system has no /proc/cpuinfo")
-    return frozenset()
-
-
 def configure_threads(config: EngineConfig) -> int:
     """Set the threads of this process's products and return how many there are.
 

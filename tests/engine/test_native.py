@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import platform
 import shutil
 import subprocess
@@ -206,55 +205,12 @@ def test_they_compile_for_narrower_registers_too(options: list[str]) -> None:
 
 
 @needs_compiler
-def test_without_a_home_to_write_to_they_are_built_elsewhere(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def compile_nothing(command: list[str], **_: object) -> None:
-        Path(command[command.index("-o") + 1]).write_bytes(b"")
-
-    monkeypatch.setattr(native.subprocess, "run", compile_nothing)
-    monkeypatch.setattr(native.tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
-    assert native._built().is_relative_to(tmp_path)
-    monkeypatch.delenv("XDG_CACHE_HOME")
-
-    def no_home() -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(native.Path, "home", no_home)
-    assert native._built().is_relative_to(tmp_path)
-
-
-@needs_compiler
 def test_a_norm_of_another_dtype_is_computed_in_float32(kernels: Kernels) -> None:
     norm = NativeRMSNorm(kernels, torch.nn.Parameter(torch.randn(24), False), 1e-6)
     rows = torch.randn(3, 24).bfloat16()
     found = norm(rows)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, norm(rows.float()).bfloat16())
-
-
-def test_without_a_compiler_there_are_no_kernels_and_a_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    with caplog.at_level(logging.INFO):
-        assert native.load.__wrapped__() is None
-    assert "apt install g++" in caplog.text
-
-
-def test_a_compiler_that_fails_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    def fail(command: list[str], **_: object) -> None:
-        raise subprocess.CalledProcessError(1, command, stderr=b"error: unknown processor\nmore")
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native.shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(native.subprocess, "run", fail)
-    with caplog.at_level(logging.INFO):
-        assert native.load.__wrapped__() is None
-    assert "/usr/bin/g++ failed: error: unknown processor" in caplog.text
 
 
 def test_they_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

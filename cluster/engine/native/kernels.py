@@ -9,20 +9,14 @@ The sources say how; without a compiler everything runs as before, by torch's li
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
 import logging
-import os
-import shutil
-import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cluster.engine.device import cpu_flags
+from cluster import cpp
 from cluster.engine.native.draws import DrawKernels
 
 if TYPE_CHECKING:
@@ -34,12 +28,6 @@ _SOURCES = (
     "pool.h", "vectors.h", "operations.h", "pool.cpp", "linear.cpp", "attention.cpp",
     "elementwise.cpp", "decoder_layer.cpp", "draw.cpp", "rank.cpp", "grow.cpp",
 )  # fmt: skip
-_COMPILERS = ("g++", "clang++", "c++")
-_OPTIONS = (
-    "-std=c++17", "-O2", "-march=native", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti",
-    "-fPIC", "-shared", "-pthread",
-)  # fmt: skip
-_COMPILE_TIMEOUT_S = 120.0
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 
@@ -252,62 +240,14 @@ class RowPointers:
 
 @cache
 def load() -> Kernels | None:
-    """The kernels for this machine; None, and a line in the log, where they cannot be built.
-
-    DRAFTHOUSE_NATIVE=0 does without them.  They are kept in $XDG_CACHE_HOME/drafthouse, named after
-    everything they depend on.
-    """
-    if os.environ.get("DRAFTHOUSE_NATIVE") == "0":
+    """The kernels for this machine; None where they cannot be built, see `cpp.load`."""
+    library = cpp.load(Path(__file__).parent, _SOURCES)
+    if library is None:
         return None
     try:
-        kernels = Kernels(ctypes.CDLL(str(_built())))
-    except (OSError, subprocess.SubprocessError, AttributeError) as error:
-        log.info("no native kernels, torch's libraries are used: %s", _reason(error))
+        kernels = Kernels(library)
+    except AttributeError as error:
+        log.info("no native kernels, torch's libraries are used: %s", error)
         return None
     kernels.num_threads = torch.get_num_threads()
     return kernels
-
-
-def _built() -> Path:
-    """The shared library, compiled unless an equal one is there."""
-    folder = Path(__file__).parent
-    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
-    if compiler is None:
-        raise OSError("there is no C++ compiler; on Debian and Ubuntu: apt install g++")
-    told = hashlib.sha256()
-    for name in _SOURCES:
-        told.update((folder / name).read_bytes())
-    # -march=native means this processor: a home folder may be shared by different ones.
-    told.update(" ".join((compiler, *_OPTIONS, *sorted(cpu_flags()))).encode())
-    name = f"native-{told.hexdigest()[:16]}.so"
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        library = Path(home) / "drafthouse" / name
-        if library.is_file():
-            return library
-        library.parent.mkdir(parents=True, exist_ok=True)
-        # The target and its drafters start together: one of them compiles, the others wait for it.
-        with open(library.with_suffix(".lock"), "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if library.is_file():
-                return library
-            with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-                return _compiled(compiler, folder, Path(scratch) / library.name, library)
-    except (OSError, RuntimeError):  # no home, or none to write to, as in some containers
-        scratch_folder = Path(tempfile.mkdtemp(prefix="drafthouse-"))
-        return _compiled(compiler, folder, scratch_folder / "new.so", scratch_folder / name)
-
-
-def _compiled(compiler: str, folder: Path, fresh: Path, library: Path) -> Path:
-    sources = [str(folder / name) for name in _SOURCES if name.endswith(".cpp")]
-    command = [compiler, *_OPTIONS, "-o", str(fresh), *sources]
-    subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
-    os.replace(fresh, library)  # at once: another process may be loading it
-    return library
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, subprocess.CalledProcessError):
-        lines = error.stderr.decode(errors="replace").strip().splitlines()
-        return f"{error.cmd[0]} failed: {lines[0] if lines else error.returncode}"
-    return str(error)

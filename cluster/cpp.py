@@ -1,0 +1,101 @@
+"""C++ sources of this package, compiled once per machine and then loaded.
+
+For what must be faster than any library makes it, and has a slower equal: without a compiler
+everything runs all the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_COMPILERS = ("g++", "clang++", "c++")
+_OPTIONS = (
+    "-std=c++17", "-O2", "-march=native", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti",
+    "-fPIC", "-shared", "-pthread",
+)  # fmt: skip
+_COMPILE_TIMEOUT_S = 120.0
+
+
+def load(folder: Path, names: Sequence[str]) -> ctypes.CDLL | None:
+    """The library of these sources and headers; None, and a line in the log, where there is none.
+
+    DRAFTHOUSE_NATIVE=0 does without it.  Libraries are kept in $XDG_CACHE_HOME/drafthouse, named
+    after everything they depend on.
+    """
+    if os.environ.get("DRAFTHOUSE_NATIVE") == "0":
+        return None
+    try:
+        return ctypes.CDLL(str(_built(folder, names)))
+    except (OSError, subprocess.SubprocessError) as error:
+        log.info(
+            "no native code of %s, the slow way is taken: %s", folder.parent.name, _reason(error)
+        )
+        return None
+
+
+def cpu_flags() -> frozenset[str]:
+    """What the kernel says of the first CPU; empty where it says nothing."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            for line in file:
+                key, _, value = line.partition(":")
+                if key.strip() in ("flags", "Features"):
+                    return frozenset(value.split())
+    except OSError:
+        log.debug("this system has no /proc/cpuinfo")
+    return frozenset()
+
+
+def _built(folder: Path, names: Sequence[str]) -> Path:
+    """The shared library, compiled unless an equal one is there."""
+    compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise OSError("there is no C++ compiler; on Debian and Ubuntu: apt install g++")
+    told = hashlib.sha256()
+    for name in names:
+        told.update((folder / name).read_bytes())
+    # -march=native means this processor: a home folder may be shared by different ones.
+    told.update(" ".join((compiler, *_OPTIONS, *sorted(cpu_flags()))).encode())
+    sources = [str(folder / name) for name in names if name.endswith(".cpp")]
+    file_name = f"native-{told.hexdigest()[:16]}.so"
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        library = Path(home) / "drafthouse" / file_name
+        if library.is_file():
+            return library
+        library.parent.mkdir(parents=True, exist_ok=True)
+        # The target and its drafters start together: one of them compiles, the others wait for it.
+        with open(library.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if library.is_file():
+                return library
+            with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
+                return _compiled(compiler, sources, Path(scratch) / library.name, library)
+    except (OSError, RuntimeError):  # no home, or none to write to, as in some containers
+        scratch_folder = Path(tempfile.mkdtemp(prefix="drafthouse-"))
+        return _compiled(compiler, sources, scratch_folder / "new.so", scratch_folder / file_name)
+
+
+def _compiled(compiler: str, sources: Sequence[str], fresh: Path, library: Path) -> Path:
+    command = [compiler, *_OPTIONS, "-o", str(fresh), *sources]
+    subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
+    os.replace(fresh, library)  # at once: another process may be loading it
+    return library
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, subprocess.CalledProcessError):
+        lines = error.stderr.decode(errors="replace").strip().splitlines()
+        return f"{error.cmd[0]} failed: {lines[0] if lines else error.returncode}"
+    return str(error)

@@ -1,0 +1,98 @@
+"""C++ sources are compiled once per machine, and nobody fails where they cannot be."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster import cpp
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a source and a header, and a cache of its own."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "answer.h").write_text("enum { ANSWER = 42 };\n", "utf-8")
+    text = '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
+    (folder / "answer.cpp").write_text(text, "utf-8")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def built(tmp_path: Path) -> list[Path]:
+    return sorted(tmp_path.rglob("*.so"))
+
+
+@needs_compiler
+def test_an_equal_library_is_not_built_twice_and_a_changed_header_makes_another(
+    sources: Path, tmp_path: Path
+) -> None:
+    names = ("answer.h", "answer.cpp")
+    library = cpp.load(sources, names)
+    assert library is not None
+    assert library.answer() == 42
+    (first,) = built(tmp_path)
+    stamp = first.stat().st_mtime_ns
+    assert cpp.load(sources, names) is not None
+    assert [path.stat().st_mtime_ns for path in built(tmp_path)] == [stamp]
+
+    (sources / "answer.h").write_text("enum { ANSWER = 43 };\n", "utf-8")
+    changed = cpp.load(sources, names)
+    assert changed is not None
+    assert changed.answer() == 43
+    assert len(built(tmp_path)) == 2
+
+
+@needs_compiler
+@pytest.mark.parametrize("has_home", [True, False])
+def test_without_a_home_to_write_to_it_is_built_elsewhere(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_home: bool
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(cpp.tempfile, "tempdir", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    if has_home:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    else:
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(cpp.Path, "home", no_home)
+    library = cpp.load(sources, ("answer.h", "answer.cpp"))
+    assert library is not None
+    assert library.answer() == 42
+    assert [path.parent.parent.name for path in built(tmp_path)] == ["scratch"]
+
+
+def test_without_a_compiler_there_is_none_and_a_reason(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cpp.shutil, "which", lambda name: None)
+    with caplog.at_level(logging.INFO):
+        assert cpp.load(sources, ("answer.h", "answer.cpp")) is None
+    assert "apt install g++" in caplog.text
+
+
+def test_a_compiler_that_fails_is_named(
+    sources: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(command: list[str], **_: object) -> None:
+        raise subprocess.CalledProcessError(1, command, stderr=b"error: unknown processor\nmore")
+
+    monkeypatch.setattr(cpp.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(cpp.subprocess, "run", fail)
+    with caplog.at_level(logging.INFO):
+        assert cpp.load(sources, ("answer.h", "answer.cpp")) is None
+    assert "/usr/bin/g++ failed: error: unknown processor" in caplog.text
+
+
+def test_it_can_be_switched_off(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTHOUSE_NATIVE", "0")
+    assert cpp.load(sources, ("answer.h", "answer.cpp")) is None
