@@ -14,6 +14,7 @@ from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.session import InFlight, Limits, Session
 from cluster.core import EMPTY_FLOATS, TokenArray
 from cluster.metrics import Recorder
+from cluster.spec import union
 from cluster.spec.budget import BudgetController
 from cluster.spec.drafts import (
     BatchDrafts,
@@ -78,6 +79,7 @@ class DraftPlanner:
         self._silent: dict[str, Silences] = {}  # by target
         self._calibrators: dict[tuple[str, str], Calibrator] = {}  # by drafter and task
         self._exported: set[tuple[str, str]] = set()  # those with a gauge
+        union.prepare()
 
     def plan(
         self,

@@ -120,37 +120,37 @@ class PromiseBook:
         """
         rows: list[int] = []
         slots: list[int] = []
-        known: dict[int, int] = {}
+        # Sessions that were committed to at the same time share an answer.
+        known: dict[tuple[str, str, bool | None, float], int | None] = {}
         curves: list[Floats] = []
         for row, session in enumerate(sessions):
+            task = session.request.task
             for name, subscription in session.subscriptions.items():
-                found = self._curves(session, name, subscription, now)
-                if found is None:
+                growth = subscription.growth
+                if growth is None or subscription.replica.num_broken_promises >= self._max_broken:
                     continue
-                slot = known.setdefault(id(found), len(curves))
-                if slot == len(curves):
-                    curves.append(found)
-                rows.append(row)
-                slots.append(slot)
+                key = (name, task, growth.is_hit, growth.committed_at)
+                if key not in known:
+                    found = self._curves(name, task, growth, now)
+                    known[key] = None if found is None else len(curves)
+                    if found is not None:
+                        curves.append(found)
+                slot = known[key]
+                if slot is not None:
+                    rows.append(row)
+                    slots.append(slot)
         if not rows:
             return None
         later = grown(np.array(curves)[slots], at_hand[rows])
         promised = np.repeat(at_hand[:, np.newaxis], later.shape[1], axis=1)
-        if len(rows) == len(set(rows)):
-            promised[rows] = later
-        else:
-            np.maximum.at(promised, rows, later)
+        firsts = [place for place, row in enumerate(rows) if place == 0 or row != rows[place - 1]]
+        promised[[rows[first] for first in firsts]] = np.maximum.reduceat(later, firsts, axis=0)
         is_promised: Mask = np.any(promised > at_hand[:, np.newaxis], axis=(1, 2))
         return (promised, is_promised) if is_promised.any() else None
 
-    def _curves(
-        self, session: Session, name: str, subscription: Subscription, now: float
-    ) -> Floats | None:
-        growth = subscription.growth
-        if growth is None or subscription.replica.num_broken_promises >= self._max_broken:
-            return None
+    def _curves(self, name: str, task: str, growth: Growth, now: float) -> Floats | None:
         since_s = now - growth.committed_at
-        entry = self._entries.get((name, session.request.task))
+        entry = self._entries.get((name, task))
         if entry is None or since_s >= GRID_S[-1]:
             return None
         return entry.table.curves(hit=bool(growth.is_hit), since_s=since_s)

@@ -16,6 +16,8 @@ Floats = npt.NDArray[np.float64]
 GRID_S: tuple[float, ...] = (0.0, 0.001, 0.002, 0.004, 0.006, 0.008, 0.012, 0.016)
 # The waits that are priced.
 WAITS_S: tuple[float, ...] = GRID_S[1:]
+_GRID_S = np.array(GRID_S)
+_NOW_AND_LATER_S = np.array((0.0, *WAITS_S))
 # Survivals that are kept of a tree, best first.
 NUM_RANKS = 16
 # Weight of the newest commit, once there were enough for a plain mean.
@@ -108,9 +110,7 @@ class PromiseTable:
             is_known = self._counts[1, int(hit)] > 0
             means = np.where(is_known[:, np.newaxis], *self._means[::-1, int(hit)])
             curve = np.maximum.accumulate(means, axis=0)
-            start_s = key[1] * _TICK_S
-            curves = np.array([_at(curve, start_s + wait_s) for wait_s in (0.0, *WAITS_S)])
-            self._curves[key] = curves
+            curves = self._curves[key] = _at(curve, key[1] * _TICK_S + _NOW_AND_LATER_S)
         return curves
 
 
@@ -124,9 +124,9 @@ def grown(curves: Floats, at_hand: Floats) -> Floats:
     return np.asarray(present + np.maximum(growth, 0.0))
 
 
-def _at(curve: Floats, time_s: float) -> Floats:
-    if time_s >= GRID_S[-1]:
-        return np.asarray(curve[-1])
-    high = int(np.searchsorted(GRID_S, time_s, side="right"))
-    share = (time_s - GRID_S[high - 1]) / (GRID_S[high] - GRID_S[high - 1])
-    return np.asarray(curve[high - 1] + share * (curve[high] - curve[high - 1]))
+def _at(curve: Floats, times_s: Floats) -> Floats:
+    """The curve, one row for each point of the grid, at these times; beyond the last the last."""
+    high = np.minimum(_GRID_S.searchsorted(times_s, side="right"), len(GRID_S) - 1)
+    low = high - 1
+    shares = np.minimum((times_s - _GRID_S[low]) / (_GRID_S[high] - _GRID_S[low]), 1.0)
+    return np.asarray(curve[low] + shares[:, np.newaxis] * (curve[high] - curve[low]))

@@ -133,6 +133,7 @@ class Calibrator:
         # The shifts at these claimed logits, ascending; linear between them.
         self._knots = _CENTRES
         self._shifts = np.zeros(_NUM_BINS)
+        self.curve = self._packed()
 
     @property
     def num_observed(self) -> float:
@@ -229,6 +230,11 @@ class Calibrator:
             ((self._accepted + prior * _sigmoid(fitted)) / weights).tolist(), weights.tolist()
         )
         self._knots, self._shifts = knots, _logit(rates) - fitted
+        self.curve = self._packed()
+
+    def _packed(self) -> Floats:
+        """The fit as native code takes it: slope, offset, knots, and the shifts at these."""
+        return np.concatenate(([self.slope, self.offset], self._knots, self._shifts))
 
     def _fitted(self, logits: Floats) -> Floats:
         """Calibrated probabilities of claimed logits."""

@@ -1,0 +1,137 @@
+"""The native way of `cluster.spec.union`: see unite.cpp."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster import cpp
+from cluster.core import EMPTY_FLOATS, EMPTY_TOKENS
+from cluster.spec.forest import Forest
+from cluster.spec.held_trees import HeldTrees, United
+
+_POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
+
+
+class _Held(ctypes.Structure):
+    """unite.cpp's Held."""
+
+    _fields_ = (
+        *((name, _INT64) for name in ("num_trees", "num_nodes", "num_groups", "num_knots")),
+        *((name, _POINTER) for name in ("counts", "committed_counts", "groups", "curves")),
+        *((name, _POINTER) for name in ("tokens", "parents", "committed")),
+        *((name, _POINTER) for name in ("claimed", "calibrated", "losses", "fits")),
+    )
+
+
+class _United(ctypes.Structure):
+    """unite.cpp's United."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("roots", "starts", "parents", "owners", "places")),
+        *((name, _POINTER) for name in ("tokens", "claimed", "calibrated")),
+        *((name, _POINTER) for name in ("merged_starts", "merged_parents", "merged_owners")),
+        *((name, _POINTER) for name in ("merged_tokens", "merged_survival", "slots")),
+    )
+
+
+class _Columns:
+    """Arrays of one dtype, side by side in one block of memory: one allocation, one address."""
+
+    def __init__(self, dtype: npt.DTypeLike, lengths: Sequence[int]) -> None:
+        block = np.empty(sum(lengths), dtype=dtype)
+        address, size = block.ctypes.data, block.itemsize
+        self.arrays: list[npt.NDArray[Any]] = []
+        self.addresses: list[int] = []
+        start = 0
+        for length in lengths:
+            self.arrays.append(block[start : start + length])
+            self.addresses.append(address + start * size)
+            start += length
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    library = cpp.load(Path(__file__).parent, ("unite.cpp",))
+    if library is not None:
+        library.unite.argtypes = [_POINTER, _POINTER]
+        library.unite.restype = _INT64
+    return library
+
+
+def is_available() -> bool:
+    """Whether `unite` can be called; the first question may compile something."""
+    return _library() is not None
+
+
+def unite(held: HeldTrees) -> United:
+    """See `cluster.spec.union.unite`."""
+    library = _library()
+    assert library is not None, "ask is_available first"
+    trees, num_trees, num_groups = held.trees, len(held.trees), held.num_groups
+    counts = [len(tree.token_ids) for tree in trees]
+    num_nodes = sum(counts)
+    tokens = np.concatenate([tree.token_ids for tree in trees] or [EMPTY_TOKENS])
+    parents = np.concatenate([tree.parents for tree in trees] or [EMPTY_TOKENS])
+    committed = np.concatenate([*held.committed, EMPTY_TOKENS])
+    claimed = np.concatenate([*held.claimed, EMPTY_FLOATS])
+    known = [
+        claims if values is None else values
+        for claims, values in zip(held.claimed, held.calibrated, strict=True)
+    ]
+    calibrated = np.concatenate([*known, EMPTY_FLOATS])
+    curve_of = {id(each): place for place, each in enumerate(held.distinct_calibrators())}
+    fits = [each.curve for each in held.distinct_calibrators()]
+    fit = np.concatenate(fits) if fits else np.zeros(2)
+    numbers = np.array(
+        [
+            counts,
+            [len(tokens) for tokens in held.committed],
+            held.groups,
+            [
+                curve_of[id(calibrator)] if values is None else -1
+                for calibrator, values in zip(held.calibrators, held.calibrated, strict=True)
+            ],
+        ],
+        dtype=np.int64,
+    ).reshape(4, num_trees)
+    losses = np.array(held.losses, dtype=np.float64)
+    rows = numbers.ctypes.data
+    given = _Held(
+        num_trees, num_nodes, num_groups, (len(fits[0]) - 2) // 2 if fits else 0,
+        *(rows + 8 * num_trees * place for place in range(4)),
+        tokens.ctypes.data, parents.ctypes.data, committed.ctypes.data, claimed.ctypes.data,
+        calibrated.ctypes.data, losses.ctypes.data, fit.ctypes.data,
+    )  # fmt: skip
+    ints = _Columns(
+        np.int64,
+        (num_trees, num_trees + 1, *(3 * (num_nodes,)), num_groups + 1, *(2 * (num_nodes,)),
+         num_trees),
+    )  # fmt: skip
+    words = _Columns(np.int32, (num_nodes, num_nodes))
+    floats = _Columns(np.float32, (num_nodes,) * 3)
+    at, word, float_at = ints.addresses, words.addresses, floats.addresses
+    width = library.unite(
+        ctypes.byref(given),
+        ctypes.byref(
+            _United(*at[:5], word[0], *float_at[:2], *at[5:8], word[1], float_at[2], at[8])
+        ),
+    )
+    roots, starts, left_parents, owners, places, ends, above, groups, slots = ints.arrays
+    num_left, num_merged = int(starts[-1]), int(ends[-1])
+    left = Forest(words.arrays[0][:num_left], left_parents[:num_left], owners[:num_left], starts)
+    merged = Forest(words.arrays[1][:num_merged], above[:num_merged], groups[:num_merged], ends)
+    of_each: npt.NDArray[np.float32] = np.full((max(width, 1), num_merged), np.nan, np.float32)
+    left_claims = floats.arrays[0][:num_left]
+    places = places[:num_left]
+    of_each[slots[owners[:num_left]], places] = left_claims
+    return United(
+        roots, left, left_claims, floats.arrays[1][:num_left],
+        merged, floats.arrays[2][:num_merged], of_each,
+    )  # fmt: skip

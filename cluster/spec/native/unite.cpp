@@ -1,0 +1,188 @@
+/* What the drafters of a batch offer: trees re-rooted at the last committed token, calibrated and
+ * merged sequence by sequence.  The same as in unite.py, which says what the numbers mean, and where
+ * NumPy takes a hundred calls for it.
+ */
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+/* As in native.py.  Trees stand end to end; parents count from the start of their tree. */
+struct Held {
+    int64_t num_trees, num_nodes, num_groups, num_knots;
+    const int64_t *counts, *committed_counts, *groups;
+    const int64_t *curves;                           /* of each tree, -1 = it is calibrated */
+    const int32_t *tokens, *parents, *committed;
+    const float *claimed, *calibrated;
+    const double *losses;                            /* NaN = unknown */
+    const double *fits;                              /* [curves, 2 + 2 * knots]: slope, offset, knots, shifts */
+};
+
+/* Parents are places in these arrays.  places: of the nodes that are left in the merged forest. */
+struct United {
+    int64_t *roots, *starts, *parents, *owners, *places;
+    int32_t *tokens;
+    float *claimed, *calibrated;
+    int64_t *merged_starts, *merged_parents, *merged_owners;
+    int32_t *merged_tokens;
+    float *merged_survival;
+    int64_t *slots;                                  /* of each tree among those of its group that have nodes, or -1 */
+};
+
+namespace {
+
+const float MIN_REACHED = 1e-6f;
+const double MAX_LOGIT = 6.0;
+
+/* Where the committed tokens lead: -1 = nowhere yet, -2 = out of the tree. */
+int64_t walk(const int32_t *tokens, const int32_t *parents, int64_t count, const int32_t *committed, int64_t length) {
+    int64_t at = -1;
+    for (int64_t step = 0; step < length; step++) {
+        int64_t node = at + 1; /* children stand behind their parents */
+        while (node < count && !(parents[node] == at && tokens[node] == committed[step])) node++;
+        if (node >= count) return -2;
+        at = node;
+    }
+    return at;
+}
+
+double interpolated(double x, const double *knots, const double *values, int64_t count) {
+    if (!(x > knots[0])) return values[0];
+    if (x >= knots[count - 1]) return values[count - 1];
+    const int64_t high = std::upper_bound(knots, knots + count, x) - knots, low = high - 1;
+    return values[low] + (x - knots[low]) * (values[high] - values[low]) / (knots[high] - knots[low]);
+}
+
+double calibrated(double claimed, const double *fit, int64_t num_knots) {
+    const double bound = 1.0 / (1.0 + std::exp(MAX_LOGIT));
+    const double value = std::min(std::max(claimed, bound), 1.0 - bound);
+    const double logit = std::log(value) - std::log1p(-value);
+    const double shift = interpolated(logit, fit + 2, fit + 2 + num_knots, num_knots);
+    return 1.0 / (1.0 + std::exp(-(fit[0] * logit + fit[1] + shift)));
+}
+
+/* Survivals from claims; parents are local, -1 = the context. */
+void calibrate(const int64_t *parents, int64_t first, int64_t count, const float *claimed, float *found,
+               const double *fit, int64_t num_knots) {
+    std::vector<double> shares(count), totals(count + 1, 0.0);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t parent = parents[i] - (parents[i] < 0 ? 0 : first);
+        const double above = parent < 0 ? 1.0 : claimed[parent];
+        double ratio = above > 0.0 ? claimed[i] / above : 0.0;
+        ratio = ratio > 0.0 ? std::min(ratio, 1.0) : 0.0; /* false for what is no number */
+        shares[i] = calibrated(ratio, fit, num_knots);
+        totals[parent + 1] += shares[i];
+    }
+    std::vector<double> products(count);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t parent = parents[i] - (parents[i] < 0 ? 0 : first);
+        const double share = shares[i] / std::max(totals[parent + 1], 1.0);
+        products[i] = parent < 0 ? share : products[parent] * share;
+        found[i] = (float)products[i];
+    }
+}
+
+/* At most 1, at most `above`, and no NaN. */
+float bounded(float value, float above) { return value > 0.0f ? std::min(value, above) : 0.0f; }
+
+}  // namespace
+
+/* Returns how many trees of one group have nodes, at most. */
+extern "C" int64_t unite(const Held *held, const United *out) {
+    int64_t num_left = 0, read = 0, committed = 0;
+    std::vector<int64_t> place;
+    out->starts[0] = 0;
+    for (int64_t tree = 0; tree < held->num_trees; tree++) {
+        const int64_t count = held->counts[tree], first = num_left;
+        const int32_t *tokens = held->tokens + read, *parents = held->parents + read;
+        const float *claimed = held->claimed + read, *known = held->calibrated + read;
+        const int64_t root = walk(tokens, parents, count, held->committed + committed, held->committed_counts[tree]);
+        const bool is_new = held->curves[tree] >= 0;
+        const float reached = root < 0 ? 1.0f : std::max(claimed[root], MIN_REACHED);
+        const float known_reached = root < 0 ? 1.0f : std::max(known[root], MIN_REACHED);
+        place.assign(count, -1);
+        for (int64_t node = root == -2 ? count : root + 1; node < count; node++) {
+            const int64_t parent = parents[node];
+            if (parent != root && (parent < 0 || place[parent] < 0)) continue;
+            place[node] = num_left;
+            out->tokens[num_left] = tokens[node];
+            out->parents[num_left] = parent == root ? -1 : place[parent];
+            out->owners[num_left] = tree;
+            const bool has_moved = root >= 0;
+            out->claimed[num_left] = has_moved ? std::min(claimed[node] / reached, 1.0f) : claimed[node];
+            out->calibrated[num_left] = has_moved ? std::min(known[node] / known_reached, 1.0f) : known[node];
+            num_left++;
+        }
+        if (is_new)
+            calibrate(out->parents + first, first, num_left - first, out->claimed + first, out->calibrated + first,
+                      held->fits + held->curves[tree] * (2 + 2 * held->num_knots), held->num_knots);
+        out->roots[tree] = root;
+        out->starts[tree + 1] = num_left;
+        read += count;
+        committed += held->committed_counts[tree];
+    }
+
+    int64_t width = 0;
+    for (int64_t tree = 0, slot = 0; tree < held->num_trees; tree++) {
+        if (tree == 0 || held->groups[tree] != held->groups[tree - 1]) slot = 0;
+        out->slots[tree] = out->starts[tree + 1] > out->starts[tree] ? slot++ : -1;
+        width = std::max(width, slot);
+    }
+
+    int64_t num_merged = 0, tree = 0;
+    std::vector<int64_t> child, sibling; /* the first child of a merged node, the next of its parent */
+    std::vector<double> claims;
+    std::vector<float> own(num_left);
+    for (int64_t group = 0; group < held->num_groups; group++) {
+        const int64_t begin = tree, first = num_merged;
+        out->merged_starts[group] = num_merged;
+        while (tree < held->num_trees && held->groups[tree] == group) tree++;
+        double best = INFINITY, total = 0.0;
+        int64_t num_members = 0;
+        bool is_known = true;
+        for (int64_t member = begin; member < tree; member++) {
+            if (out->slots[member] < 0) continue;
+            num_members++;
+            is_known = is_known && !std::isnan(held->losses[member]);
+            best = std::min(best, held->losses[member]);
+        }
+        for (int64_t member = begin; is_known && member < tree; member++)
+            if (out->slots[member] >= 0) total += std::exp(best - held->losses[member]);
+        int64_t roots = -1; /* the first child of the context */
+        child.clear();
+        sibling.clear();
+        claims.clear();
+        for (int64_t member = begin; member < tree; member++) {
+            if (out->slots[member] < 0) continue;
+            double share = 1.0 / num_members;
+            if (is_known) share = std::exp(best - held->losses[member]) / total;
+            for (int64_t node = out->starts[member]; node < out->starts[member + 1]; node++) {
+                const int64_t parent = out->parents[node];
+                own[node] = bounded(out->calibrated[node], parent < 0 ? 1.0f : own[parent]);
+                const int64_t above = parent < 0 ? -1 : out->places[parent] - first;
+                int64_t *head = above < 0 ? &roots : &child[above];
+                int64_t found = *head;
+                while (found >= 0 && out->merged_tokens[first + found] != out->tokens[node]) found = sibling[found];
+                if (found < 0) {
+                    found = num_merged - first;
+                    out->merged_tokens[num_merged] = out->tokens[node];
+                    out->merged_parents[num_merged] = above < 0 ? -1 : first + above;
+                    out->merged_owners[num_merged] = group;
+                    num_merged++;
+                    sibling.push_back(*head);
+                    *head = found;
+                    child.push_back(-1); /* may move what `head` points to */
+                    claims.push_back(0.0);
+                }
+                out->places[node] = first + found;
+                claims[found] += share * own[node];
+            }
+        }
+        for (int64_t node = first; node < num_merged; node++) {
+            const int64_t parent = out->merged_parents[node];
+            out->merged_survival[node] = bounded((float)claims[node - first], parent < 0 ? 1.0f : out->merged_survival[parent]);
+        }
+    }
+    out->merged_starts[held->num_groups] = num_merged;
+    return width;
+}
