@@ -46,11 +46,29 @@ class DraftDemand:
         self._book = DemandBook() if config.budget == "adaptive" else None
         self._num_commits: Counter[tuple[str, str, str]] = Counter()
         self._num_nodes: Counter[tuple[str, str]] = Counter()
+        self._num_skipped: Counter[tuple[tuple[str, ...], str]] = Counter()  # by drafters and task
 
     @property
     def learns(self) -> bool:
         """Whether it matters what became of the drafts."""
         return self._book is not None
+
+    def skips(self, session: Session) -> bool:
+        """Whether no drafter needs to hear of the next commit of `session`: all are silent, and
+        have heard lately.  To be asked for every commit, before `of`.
+
+        To be woken for every step would cost the target as much as a little drafting, and to look
+        at every drafter of every sequence a percent of a plain step.
+        """
+        seat = session.target
+        if self._book is None or seat is None or not seat.is_silent:
+            session.num_silent_commits = 0
+            return False
+        session.num_silent_commits += 1
+        if session.num_silent_commits % MAX_LAG == 1:
+            return False
+        self._num_skipped[session.drafters, session.request.task] += 1
+        return True
 
     def of(
         self, session: Session, replica: DrafterReplica, used: Mapping[str, Used] | None
@@ -62,12 +80,8 @@ class DraftDemand:
         task, limit = session.request.task, session.max_draft_tokens * SHADOW_FACTOR
         demand = Demand(Mode.GROWING, limit)
         seat = session.target
-        is_silent = self._book is not None and seat is not None and seat.is_silent
-        num_silent = session.num_silent_commits.get(replica.name, 0)
-        session.num_silent_commits[replica.name] = num_silent + 1 if is_silent else 0
-        if is_silent:
-            # To be woken for every step would cost the target as much as a little drafting.
-            demand = Demand(Mode.PARKED, 0, is_told=num_silent % MAX_LAG == 0)
+        if session.num_silent_commits:
+            demand = Demand(Mode.PARKED, 0)
         elif self._book is not None and seat is not None:
             num_sequences = max(len(seat.sessions), 1)
             share_s = seat.step_time_s / num_sequences
@@ -104,6 +118,10 @@ class DraftDemand:
 
     def record(self, recorder: Recorder) -> None:
         """Export what was counted since the last call; not on the way of a round."""
+        for (drafters, task), count in self._num_skipped.items():
+            for drafter in drafters:
+                self._num_commits[drafter, task, Mode.PARKED.value] += count
+        self._num_skipped.clear()
         for (drafter, task, mode), count in self._num_commits.items():
             recorder.add(metrics.DRAFTER_COMMITS, count, drafter=drafter, task=task, demand=mode)
         for (drafter, task), num_nodes in self._num_nodes.items():

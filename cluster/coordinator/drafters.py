@@ -109,6 +109,8 @@ class DrafterPool:
         Drafters read a prompt while the target does, but not on its own devices: there they read it
         after the first token, which would come later by the time they take.
         """
+        if self._demand.skips(session):
+            return
         used = None
         if in_flight and verdict and self._demand.learns:
             used = used_by_drafter(in_flight, verdict.path)
