@@ -1,11 +1,16 @@
 """How many draft nodes a step verifies, which, and whether to wait for more: the best goodput.
 
-    goodput(n, w) = (W + cum[n]) / (w + T_v(B, n))
+    goodput(n, w) = W * exp(cum[n] / W) / (w + T_v(B, n))
 
-W: sum of the sequences' weights; cum[n]: the n greatest weighted survivals of the batch, of the
-trees at hand (w = 0) or of those expected after waiting w.  n = 0, plain decoding, is always a
-candidate.  One rule covers adaptive draft length, per-task fallback and switching speculation off
-under load; the guards bound what it may cost while the rule is misled.
+W: sum of the sequences' weights; cum[n]: the n greatest weighted gains of the batch, of the trees
+at hand (w = 0) or of those expected after waiting w.  A node of survival s gains log(1 + s / t)
+where its sequence is expected to emit t tokens without it: what is as great as can be is then the
+weighted geometric mean of the sequences' speeds (proportional fairness; Kelly, Maulloo and Tan
+1998).  Of one sequence that is its speed; of many the sum of their tokens would let those whose
+drafts hold make the others, which step with them, slower than plain decoding.
+n = 0, plain decoding, is always a candidate.  One rule covers adaptive draft length, per-task
+fallback and switching speculation off under load; the guards bound what it may cost while the rule
+is misled.
 """
 
 from __future__ import annotations
@@ -198,14 +203,13 @@ class BudgetController:
         return wait_s if self._model.allows(num_sequences, 0, wait_s) else 0.0
 
     def _ranked(self, batch: BatchDrafts) -> tuple[Indices, Gains]:
-        """All admissible nodes, best first: (nodes, weighted survivals).
+        """All admissible nodes, best first: (nodes, weighted gains).
 
         Sorting is stable and a parent is never worth less than its child and stands before it, so
         every prefix of the ranking is closed under parents.
         """
         is_admissible = (batch.ranks < batch.caps[batch.owners]) & (batch.survival > 0.0)
-        owners = batch.owners[is_admissible]
-        gains = batch.survival[is_admissible] * batch.weights[owners]
+        gains = batch.gains(is_admissible)
         ranking = np.argsort(-gains, kind="stable")[: self._rules.max_step_nodes]
         return batch.nodes[is_admissible][ranking], gains[ranking]
 

@@ -58,12 +58,32 @@ class BatchDrafts:
     def __len__(self) -> int:
         return len(self.weights)
 
+    def gains(self, is_counted: Mask) -> Gains:
+        """The weighted gains of the nodes that count, which are each sequence's best: float64[m].
+
+        See `cluster.spec.budget`.
+        """
+        owners, ranks = self.owners[is_counted], self.ranks[is_counted]
+        survival = np.zeros((len(self), int(ranks.max(initial=0)) + 1))
+        survival[owners, ranks] = self.survival[is_counted]
+        return np.asarray(marginal_gains(survival)[owners, ranks] * self.weights[owners])
+
     def profiles(self, num_ranks: int) -> Floats:
         """Each sequence's best survivals, zeros after them: float64[sequences, num_ranks]."""
         best = np.zeros((len(self), num_ranks))
         is_best = self.ranks < num_ranks
         best[self.owners[is_best], self.ranks[is_best]] = self.survival[is_best]
         return best
+
+
+def marginal_gains(survival: Gains) -> Gains:
+    """What each of a sequence's nodes adds to the logarithm of the tokens it is expected to emit.
+
+    survival: float64[..., nodes], each sequence's best first.  Not increasing either, to the bit.
+    """
+    before = np.ones(survival.shape)
+    before[..., 1:] += survival[..., :-1].cumsum(axis=-1)
+    return np.minimum.accumulate(np.log1p(survival / before), axis=-1)
 
 
 def rank_drafts(

@@ -223,7 +223,7 @@ class GoodputModel:
     def goodputs(
         self, num_sequences: int, weight: float, gains: Gains, wait_s: float = 0.0
     ) -> dict[int, float]:
-        """Expected weighted tokens per second by number of nodes, of gains ranked best first.
+        """What is to be made as great as can be, by number of nodes, of gains ranked best first.
 
         weight: of all sequences.  Untried counts are admitted up to twice the largest tried one,
         so that the cost of a step is found out in doublings.
@@ -240,7 +240,7 @@ class GoodputModel:
             if count == 0:
                 time_s = self.plain_s(num_sequences)
             assert time_s is not None  # plain steps are measured, if of other batches
-            goodputs[count] = (weight + total) / (time_s + wait_s)
+            goodputs[count] = weight * math.exp(total / weight) / (time_s + wait_s)
         return goodputs
 
     def best_later(
@@ -259,7 +259,8 @@ class GoodputModel:
         totals = totals[:, np.minimum(edges, gains.shape[1])]
         times_s = self.times.at_edges(num_sequences)
         assert times_s is not None  # plain steps are measured, if of other batches
-        found = (weight + totals) / (times_s[: len(edges)] + np.array(waits_s)[:, np.newaxis])
+        tokens = weight * np.exp(totals / weight)
+        found = tokens / (times_s[: len(edges)] + np.array(waits_s)[:, np.newaxis])
         # Untried counts beyond the limit only where there are no more nodes than that.
         found[(edges > limit) & (num_gains > limit)] = -1.0
         best = found.argmax(axis=1)

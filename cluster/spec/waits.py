@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.spec.drafts import BatchDrafts, Gains
+from cluster.spec.drafts import BatchDrafts, Gains, marginal_gains
 from cluster.spec.goodput import GoodputModel
 from cluster.spec.step_times import bucket
 
@@ -120,10 +120,10 @@ def _later(batch: BatchDrafts, max_nodes: int, num_waits: int) -> Gains:
     assert batch.promised is not None
     assert batch.is_promised is not None
     is_counted = (batch.ranks < batch.caps[batch.owners]) & ~batch.is_promised[batch.owners]
-    at_hand = batch.survival[is_counted] * batch.weights[batch.owners[is_counted]]
+    at_hand = batch.gains(is_counted)
     is_open = np.arange(batch.promised.shape[2]) < batch.caps[batch.is_promised, np.newaxis]
     promised = batch.promised[batch.is_promised, :num_waits]
-    promised = promised * batch.weights[batch.is_promised, np.newaxis, np.newaxis]
+    promised = marginal_gains(promised) * batch.weights[batch.is_promised, np.newaxis, np.newaxis]
     theirs = promised.transpose(1, 0, 2)[:, is_open]
     gains = np.empty((num_waits, len(at_hand) + theirs.shape[1]))
     gains[:, : len(at_hand)] = at_hand

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.core import TokenTree
+from cluster.core import EMPTY_FLOATS, TokenTree
 from cluster.spec.budget import BudgetController
-from cluster.spec.drafts import BudgetRules, SequenceDraft
+from cluster.spec.drafts import BudgetRules, SequenceDraft, marginal_gains
 from cluster.spec.step_times import EDGES, StepTimes, bucket
 from cluster.spec.tree import monotone
 from tests.spec.trees import token_trees
@@ -121,6 +121,37 @@ def test_a_batch_spends_its_nodes_where_they_survive() -> None:
     chosen = controller.choose([good, bad]).nodes
 
     assert len(chosen[0]) > len(chosen[1])
+
+
+def test_nobody_is_made_slower_for_the_sake_of_others() -> None:
+    """Nodes for one of two sequences: 5.5 tokens instead of 2, in 2.4 times the time.  That is more
+    tokens per second, at the expense of the one that has no drafts."""
+
+    def dear(num_sequences: int, num_nodes: int) -> float:
+        return 0.024 if num_nodes else 0.010
+
+    drafts, none = geometric(4, 0.95), SequenceDraft(EMPTY_FLOATS)
+    alone = run(BudgetController(BudgetRules(max_draft_tokens=16)), dear, [drafts, none], 400)
+    both = run(BudgetController(BudgetRules(max_draft_tokens=16)), dear, [drafts, drafts], 400)
+
+    assert np.mean(np.array(alone[100:]) == 0) > 0.95
+    assert np.mean(np.array(both[100:]) == 8) > 0.9
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([0.0, 1e-12, 0.1, 0.3, 0.5, 0.9, 1.0]), min_size=5, max_size=5),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_gains_add_up_to_the_logarithm_of_the_tokens(survivals: list[list[float]]) -> None:
+    best_first = -np.sort(-np.array(survivals), axis=1)
+
+    gains = marginal_gains(best_first)
+
+    assert (np.diff(gains, axis=1) <= 0.0).all()
+    np.testing.assert_allclose(gains.sum(axis=1), np.log1p(best_first.sum(axis=1)), rtol=1e-9)
 
 
 def test_weights_move_nodes_to_the_heavier_class(warm: BudgetController) -> None:
