@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,15 +118,48 @@ def busy_s(answers: Sequence[Answer]) -> float:
     return total
 
 
-def figures(result: Result) -> dict[str, Any]:
-    """One cell: rates and latencies over all answers, and what is needed of each answer."""
+def rate_at_level(answers: Sequence[Answer], level: int, *, from_submission: bool) -> float:
+    """Tokens per second while `level` answers were under way at once; 0 where they never were.
+
+    A run ends with fewer and fewer at a time, the longer the less evenly they progress, and that
+    says nothing of the level.  from_submission: an answer is under way from its question on,
+    otherwise from its first tokens, which do not count then.  Tokens are spread over the time since
+    those before them.
+    """
+    spans: list[tuple[float, float, int]] = []  # (from, to, tokens)
+    for answer in answers:
+        events = answer.events
+        if from_submission:
+            events = ((answer.submitted_s, 0), *events)
+        for (sooner, few), (later, many) in pairwise(events):
+            if later > sooner:
+                spans.append((sooner, later, many - few))
+    edges = sorted({time for sooner, later, _ in spans for time in (sooner, later)})
+    begins, ends, counts = np.array(spans).reshape(-1, 3).T
+    total_s = total = 0.0
+    for sooner, later in pairwise(edges):
+        is_on = (begins <= sooner) & (ends >= later)
+        if is_on.sum() >= level:
+            total_s += later - sooner
+            total += float((counts[is_on] / (ends - begins)[is_on]).sum()) * (later - sooner)
+    return total / total_s if total_s else 0.0
+
+
+def figures(result: Result, concurrency: int) -> dict[str, Any]:
+    """One cell: rates and latencies over all answers, and what is needed of each answer.
+
+    tokens_per_s: at this concurrency.  whole_tokens_per_s: of the whole run, its end included.
+    """
     answers = result.answers
     intervals = np.array([value for answer in answers for value in answer.intervals_s()])
     ttft = np.array([answer.ttft_s for answer in answers])
     busy = busy_s(answers)
     decoded = sum(answer.decode_tokens for answer in answers)
     return {
-        "tokens_per_s": decoded / busy if busy else 0.0,
+        "tokens_per_s": rate_at_level(
+            answers, min(concurrency, len(answers)), from_submission=False
+        ),
+        "whole_tokens_per_s": decoded / busy if busy else 0.0,
         "ttft_p50_ms": _milliseconds(ttft, 50),
         "ttft_p99_ms": _milliseconds(ttft, 99),
         "itl_p50_ms": _milliseconds(intervals, 50),

@@ -131,7 +131,7 @@ def _cell(
     """Prompts into the prefix cache and code paths warm, then the measurement."""
     system.run(asked, _WARM_TOKENS, law, concurrency, repetition)
     result = system.run(asked, settings["max_tokens"], law, concurrency, repetition)
-    cell = figures(result)
+    cell = figures(result, concurrency)
     for prompt, answer in zip(asked, cell["answers"], strict=True):
         answer["kind"] = prompt.kind
     return cell

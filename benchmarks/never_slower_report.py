@@ -34,8 +34,9 @@ def markdown(document: Mapping[str, Any]) -> str:
         f"{''.join(f' `{each}`' for each in settings['overrides'])}; {settings['max_tokens']} "
         "tokens per prompt, end-of-sequence ignored. A pair is the same prompts and seeds, once "
         "with speculation and once without, each in processes of its own while those of the other "
-        "are stopped. Figures are times of plain decoding to ours, mean over pairs with the 95 % "
-        "interval by Student's t.",
+        "are stopped. Figures are our tokens per second to those of plain decoding while as many "
+        "requests were under way as the column says, mean over pairs with the 95 % interval by "
+        "Student's t.",
         "",
         f"Bars: with speculation at least {MIN_MEAN}, lower bound at least {MIN_LOW}, in every "
         f"cell; the adaptive budget at least {MIN_TO_FIXED} of the best fixed one in every cell "
@@ -47,6 +48,8 @@ def markdown(document: Mapping[str, Any]) -> str:
     for stack in stacks:
         chosen = [record for record in summary["cells"] if record["stack"] == stack]
         lines += ["", f"## {_title(stack)}", "", *_table(chosen, _entry)]
+        lines += ["", "Whole runs, which end with fewer requests at a time, in the same order: "]
+        lines[-1] += "; ".join(_whole_row(chosen)) + "."
     if summary["to_fixed"]:
         rows = [{**row, **_place(row["cell"])} for row in summary["to_fixed"]]
         lines += ["", "## Adaptive to the best fixed budget", "", *_table(rows, _fixed_entry)]
@@ -93,6 +96,14 @@ def _table(records: Sequence[Record], entry: Any) -> list[str]:
 def _entry(record: Record) -> str:
     text = ratio({"value": record["mean"], "low": record["low"], "high": record["high"]})
     return f"**{text}**" if record["passes"] is False else text
+
+
+def _whole_row(records: Sequence[Record]) -> list[str]:
+    rows = dict.fromkeys((record["kind"], record["law"]) for record in records)
+    return [
+        ", ".join(number(r["whole"], 2) for r in records if (r["kind"], r["law"]) == row)
+        for row in rows
+    ]
 
 
 def _fixed_entry(row: Record) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.answers import Law, Result
+from benchmarks.answers import Law, Result, rate_at_level
 from benchmarks.never_slower_figures import Cell, Interval, ratios
 from benchmarks.never_slower_ledger import Ledger
 from benchmarks.peers import System
@@ -170,6 +170,8 @@ def _pair(
             result = system.run(asked, settings["max_tokens"], law, cell.concurrency, number)
             results[name] = result
             pair[f"{name}_s"] = elapsed_s(result)
+            level = min(cell.concurrency, len(asked))
+            pair[f"{name}_rate"] = rate_at_level(result.answers, level, from_submission=True)
             if name == "ours":
                 pair["drafters_cpu_s"] = _cpu_s(drafters) - before_s
     both = zip(results["plain"].answers, results["ours"].answers, strict=True)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.answers import Acceptance, Answer, Law, Result, busy_s, figures, loops
+from benchmarks.answers import (
+    Acceptance,
+    Answer,
+    Law,
+    Result,
+    busy_s,
+    figures,
+    loops,
+    rate_at_level,
+)
 
 
 def answer(*events: tuple[float, int], submitted: float = 0.0) -> Answer:
@@ -33,14 +42,29 @@ def test_decodes_side_by_side_count_once() -> None:
 
 def test_the_rate_is_that_of_decoding_alone() -> None:
     side_by_side = (answer((10.0, 1), (12.0, 5)), answer((10.0, 2), (12.0, 6)))
-    cell = figures(Result(side_by_side, Acceptance(2, 8, 6)))
+    cell = figures(Result(side_by_side, Acceptance(2, 8, 6)), 2)
     assert cell["tokens_per_s"] == 4.0
     assert cell["mean_acceptance_length"] == 4.0
     assert cell["ttft_p50_ms"] == pytest.approx(10_000)
 
 
+def test_the_rate_at_a_level_leaves_out_the_end_with_fewer_at_a_time() -> None:
+    """Two places: three answers of 8 tokens, the last of them alone for its second half."""
+    fast = answer((1.0, 1), (2.0, 9), submitted=0.0)
+    slow = answer((1.0, 1), (3.0, 9), submitted=0.0)
+    last = answer((2.0, 1), (4.0, 9), submitted=2.0)
+    # [1, 2]: 8 and 4 tokens; [2, 3]: 4 and 4; [3, 4] is the last one's alone.
+    assert rate_at_level([fast, slow, last], 2, from_submission=False) == pytest.approx(10.0)
+    assert rate_at_level([fast, slow, last], 1, from_submission=False) == pytest.approx(8.0)
+    assert rate_at_level([fast, slow, last], 3, from_submission=False) == 0.0
+    # [0, 1] brought the first tokens of two.
+    assert rate_at_level([fast, slow], 2, from_submission=True) == pytest.approx((2 + 12) / 2)
+    assert figures(Result((fast, slow, last)), 2)["tokens_per_s"] == pytest.approx(10.0)
+    assert figures(Result((fast, slow, last)), 2)["whole_tokens_per_s"] == pytest.approx(8.0)
+
+
 def test_nothing_decoded_has_no_rate() -> None:
-    cell = figures(Result((answer((1.0, 2)),)))
+    cell = figures(Result((answer((1.0, 2)),)), 1)
     assert cell["tokens_per_s"] == 0.0
     assert cell["itl_p50_ms"] is None
 
