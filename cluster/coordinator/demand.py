@@ -22,6 +22,8 @@ SHADOW_FACTOR = 3
 # is cheap: asking it in vain is hardly noticed.
 _CHEAP_SHARE = 0.1
 _NOTHING = Used()
+_SILENT = Demand(Mode.PARKED, 0)
+_MAX_TERMS = 1024
 
 
 def _are_apart(replica: DrafterReplica, seat: TargetSeat) -> bool:
@@ -44,8 +46,11 @@ class DraftDemand:
 
     def __init__(self, config: CoordinatorConfig) -> None:
         self._book = DemandBook() if config.budget == "adaptive" else None
-        self._num_commits: Counter[tuple[str, str, str]] = Counter()
-        self._num_nodes: Counter[tuple[str, str]] = Counter()
+        self._known_terms: dict[
+            tuple[str, str, str, str], tuple[tuple[int, int], tuple[Place, bool, bool]]
+        ] = {}
+        self._num_commits: dict[tuple[str, str, str], int] = {}
+        self._num_nodes: dict[tuple[str, str], int] = {}
         self._num_skipped: Counter[tuple[tuple[str, ...], str]] = Counter()  # by drafters and task
 
     @property
@@ -78,29 +83,49 @@ class DraftDemand:
         used: by drafter, in the step that led to it; None = there was none.
         """
         task, limit = session.request.task, session.max_draft_tokens * SHADOW_FACTOR
-        demand = Demand(Mode.GROWING, limit)
         seat = session.target
         if session.num_silent_commits:
-            demand = Demand(Mode.PARKED, 0)
-        elif self._book is not None and seat is not None:
-            num_sequences = max(len(seat.sessions), 1)
-            share_s = seat.step_time_s / num_sequences
-            cost_s = replica.draft_cost_s
+            demand = _SILENT
+        elif self._book is None or seat is None:
+            demand = Demand(Mode.GROWING, limit)
+        else:
+            place, is_cheap, is_apart = self._terms(seat, replica, task)
             demand = self._book.decide(
                 session.id,
                 replica.name,
-                Place(seat.id, task, num_sequences),
+                place,
                 None if used is None else used.get(replica.name, _NOTHING),
                 limit,
-                is_cheap=cost_s is not None and cost_s <= _CHEAP_SHARE * share_s,
-                is_apart=_are_apart(replica, seat),
+                is_cheap=is_cheap,
+                is_apart=is_apart,
             )
         # By the mode's plain string: an enumeration's own hash is slow.
-        self._num_commits[replica.name, task, demand.mode._value_] += 1
-        self._num_nodes[replica.name, task] += demand.max_nodes
-        if seat is not None and demand.max_nodes:
-            seat.asked_in_round = seat.num_rounds
+        key = (replica.name, task, demand.mode._value_)
+        self._num_commits[key] = self._num_commits.get(key, 0) + 1
+        if demand.max_nodes:
+            self._num_nodes[key[:2]] = self._num_nodes.get(key[:2], 0) + demand.max_nodes
+            if seat is not None:
+                seat.asked_in_round = seat.num_rounds
         return demand
+
+    def _terms(
+        self, seat: TargetSeat, replica: DrafterReplica, task: str
+    ) -> tuple[Place, bool, bool]:
+        """(place, whether the drafter is cheap there, whether it is apart): the same for all
+        sessions of a task that are committed to in one round."""
+        key = (seat.id, replica.name, replica.id, task)
+        as_of = (seat.num_rounds, len(seat.sessions))
+        known = self._known_terms.get(key)
+        if known is not None and known[0] == as_of:
+            return known[1]
+        num_sequences = max(len(seat.sessions), 1)
+        share_s, cost_s = seat.step_time_s / num_sequences, replica.draft_cost_s
+        is_cheap = cost_s is not None and cost_s <= _CHEAP_SHARE * share_s
+        terms = Place(seat.id, task, num_sequences), is_cheap, _are_apart(replica, seat)
+        if len(self._known_terms) >= _MAX_TERMS:
+            self._known_terms.clear()
+        self._known_terms[key] = (as_of, terms)
+        return terms
 
     def offered(self, session: Session, drafter: str) -> None:
         """A tree for `session` has come."""
@@ -120,7 +145,8 @@ class DraftDemand:
         """Export what was counted since the last call; not on the way of a round."""
         for (drafters, task), count in self._num_skipped.items():
             for drafter in drafters:
-                self._num_commits[drafter, task, Mode.PARKED.value] += count
+                key = (drafter, task, Mode.PARKED.value)
+                self._num_commits[key] = self._num_commits.get(key, 0) + count
         self._num_skipped.clear()
         for (drafter, task, mode), count in self._num_commits.items():
             recorder.add(metrics.DRAFTER_COMMITS, count, drafter=drafter, task=task, demand=mode)

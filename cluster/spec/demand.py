@@ -13,7 +13,7 @@ Everything is counted in commits: there is no clock in it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.records import record
 from cluster.spec.patience import (
@@ -51,11 +51,10 @@ class Place:
     target_id: str
     task: str
     num_sequences: int
+    level: int = field(init=False)  # the load in doublings: 0 for one sequence, 5 for 17 to 32
 
-    @property
-    def level(self) -> int:
-        """The load in doublings: 0 for one sequence, 5 for 17 to 32."""
-        return max(self.num_sequences - 1, 0).bit_length()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "level", max(self.num_sequences - 1, 0).bit_length())
 
 
 @record(frozen=True, slots=True)
