@@ -117,7 +117,7 @@ class DraftPlanner:
                 self._learn_from(awaited)
                 return Plan([], trial_s, tuple(awaited), is_trial=True)
         if self._budget(target_id).num_declined(len(batch)) >= _MAX_DECLINED:
-            self._silences(target_id).pause(len(batch))
+            self._pause(target_id, len(batch))
             self._budget(target_id).forget_declined()
         return Plan(_in_flight(batch, offers, choice.nodes))
 
@@ -147,13 +147,13 @@ class DraftPlanner:
         silences = self._silences(target_id)
         if not silences.is_silent and budget.is_exhausted(num_sequences):
             # What drafters take from plain steps is a loss as well.
-            silences.pause(num_sequences, is_short=True)
+            self._pause(target_id, num_sequences)
             return True
         gain = budget.take_gain(num_sequences)
         if gain is not None and gain < _MIN_GAIN and not silences.is_silent:
             # Round by round they looked worth it, and taken together they are not: what they cost
             # when there is nothing to verify counts as well.
-            silences.pause(num_sequences)
+            self._pause(target_id, num_sequences)
             return True
         silences.round_ended(
             num_sequences,
@@ -254,6 +254,10 @@ class DraftPlanner:
             budget = BudgetController(rules, WAITS_S)
             self._budgets[target_id] = budget
         return budget
+
+    def _pause(self, target_id: str, num_sequences: int) -> None:
+        has_gained = self._budget(target_id).take_spell(num_sequences) > 1.0
+        self._silences(target_id).pause(num_sequences, has_gained=has_gained)
 
     def _silences(self, target_id: str) -> Silences:
         silences = self._silent.get(target_id)

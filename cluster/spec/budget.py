@@ -119,6 +119,11 @@ class BudgetController:
         """See `GoodputModel.take_gain`."""
         return self._model.take_gain(num_sequences)
 
+    def take_spell(self, num_sequences: int) -> float:
+        """By what factor speculation has been faster than plain decoding at this load since this
+        was last asked, all rounds with drafters at work together; 1 where there were none."""
+        return self._model.take_spell(num_sequences)
+
     def forget_declined(self) -> None:
         """Count anew."""
         for mode in self._modes.values():

@@ -77,6 +77,7 @@ class GoodputModel:
     _guards: dict[int, DeficitGuard] = field(init=False, default_factory=dict)
     _rates: dict[int, _Rate] = field(init=False, default_factory=dict)  # by bucket of sequences
     _stretches: dict[int, _Stretch] = field(init=False, default_factory=dict)  # likewise
+    _spells: dict[int, _Stretch] = field(init=False, default_factory=dict)  # likewise
     # Answers for as long as no more steps are recorded: a choice asks for the same some ten times.
     _plain_s: dict[int, float | None] = field(init=False, default_factory=dict)
     _plain_as_of: tuple[int, int] = field(init=False, default=(-1, -1))
@@ -148,8 +149,9 @@ class GoodputModel:
             time_s + waited_s, step_s * num_tokens, plain_s, is_plain=num_nodes == 0
         )
         if not is_quiet:
-            stretch = self._stretches.setdefault(bucket(num_sequences), _Stretch())
-            stretch.add(time_s + waited_s, step_s * num_tokens)
+            for rounds in (self._stretches, self._spells):
+                stretch = rounds.setdefault(bucket(num_sequences), _Stretch())
+                stretch.add(time_s + waited_s, step_s * num_tokens)
         num_awaited = sum(share.is_awaited for share in shares)
         for share in shares:
             if share.guard is None:
@@ -178,6 +180,11 @@ class GoodputModel:
             return None
         del self._stretches[bucket(num_sequences)]
         return stretch.plain_s / stretch.time_s
+
+    def take_spell(self, num_sequences: int) -> float:
+        """See `BudgetController.take_spell`."""
+        spell = self._spells.pop(bucket(num_sequences), None)
+        return spell.plain_s / spell.time_s if spell else 1.0
 
     def allows(self, num_sequences: int, num_nodes: int, wait_s: float = 0.0) -> bool:
         """Whether the target's account could lose such a round, the wait before it included."""

@@ -33,11 +33,14 @@ _MAX_ROUNDS = 16
 _FIRST_INTERVAL = 512
 _LAST_INTERVAL = 16384
 _NO_DIFFERENCE = 0.97
-# A pause for drafters that are of no use, and four times as long when they still are of none after
-# it; one that comes so many rounds after the last is a first one again.
+# A pause for drafters that are of no use, four times as long when they were of none since the last
+# one, and half as long when they were, all their rounds together: texts differ, and what fails now
+# may hold a few rounds later.  One that comes so many rounds after the last is a first one again.
 _FIRST_PAUSE = 32
-_LAST_PAUSE = 512
+_SHORTEST_PAUSE = 8
+_LONGEST_PAUSE = 512
 _PAUSE_FACTOR = 4
+_GAIN_FACTOR = 2
 _FORGOTTEN = 128
 # No sane machine gets slower by more than this through drafters.
 _LEAST_FACTOR = 0.25
@@ -73,14 +76,14 @@ class _Schedule:
     """Of one bucket of sequences.
 
     due_at: the round from which on a silence is due.  interval: until the one after.
-    pause: length of the last pause that grows, in rounds.  is_short: the present one is another.
-    paused_until: the round with which it ends.
+    pause: length of the last pause, in rounds; former_pause: of the one before; paused_until: the
+    round with which it ends.
     """
 
     due_at: int = 0
     interval: int = _FIRST_INTERVAL
     pause: int = 0
-    is_short: bool = False
+    former_pause: int = 0
     paused_until: int = 0
 
 
@@ -95,19 +98,20 @@ class Silences:
         self._num_silent = 0
         self._num_samples = 0
 
-    def pause(self, num_sequences: int, *, is_short: bool = False) -> None:
-        """What the drafters offer at this load is of no use.
+    def pause(self, num_sequences: int, *, has_gained: bool = False) -> None:
+        """What the drafters offer at this load is of no use now.
 
-        is_short: the pause is a first one, however many there were: an account that regains little
-        by little what may be lost bounds the loss by itself.
+        has_gained: speculation was faster than plain decoding since the last pause.
         """
         schedule = self._schedules.setdefault(bucket(num_sequences), _Schedule())
-        length = _FIRST_PAUSE
-        schedule.is_short = is_short
-        if not is_short:
-            is_again = self._num_rounds <= schedule.paused_until + _FORGOTTEN and schedule.pause > 0
-            longer = schedule.pause * _PAUSE_FACTOR if is_again else _FIRST_PAUSE
-            length = schedule.pause = min(longer, _LAST_PAUSE)
+        schedule.former_pause = schedule.pause
+        is_again = self._num_rounds <= schedule.paused_until + _FORGOTTEN and schedule.pause > 0
+        former = schedule.pause if is_again else 0
+        if has_gained:
+            length = max((former or _FIRST_PAUSE) // _GAIN_FACTOR, _SHORTEST_PAUSE)
+        else:
+            length = min(former * _PAUSE_FACTOR, _LONGEST_PAUSE) if former else _FIRST_PAUSE
+        schedule.pause = length
         schedule.paused_until = self._num_rounds + length
         self.is_silent, self._bucket = True, bucket(num_sequences)
         self._num_silent = self._num_samples = 0
@@ -136,8 +140,7 @@ class Silences:
         ended = self._schedules[self._bucket]
         if self._num_rounds < ended.paused_until:  # cut short: it says nothing of the next one
             ended.paused_until = self._num_rounds
-            if not ended.is_short:
-                ended.pause //= _PAUSE_FACTOR
+            ended.pause = ended.former_pause
         if is_measured and factor > _NO_DIFFERENCE:
             ended.interval = min(2 * ended.interval, _LAST_INTERVAL)
         elif is_measured:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cluster.spec.budget import BudgetController
-from cluster.spec.drafts import BudgetRules, SequenceDraft
+from cluster.spec.drafts import BudgetRules, SequenceDraft, Share
 from cluster.spec.quiet import QuietTimes, Silences
 
 
@@ -150,15 +151,23 @@ def test_a_pause_that_was_cut_short_makes_the_next_no_longer() -> None:
     assert silence_length(silences, 16) == 32
 
 
-def test_short_pauses_never_get_longer() -> None:
+def test_pauses_get_shorter_while_speculation_gains_between_them() -> None:
     silences = Silences()
-    silence(silences, 4, 0.5)
-
-    lengths = []
-    for _ in range(4):
-        silences.pause(4, is_short=True)
+    silences.pause(4)
+    lengths = [silence_length(silences, 4)]
+    for has_gained in (False, True, True, True, True, True, False):
+        silences.pause(4, has_gained=has_gained)
         lengths.append(silence_length(silences, 4))
+    assert lengths == [32, 128, 64, 32, 16, 8, 8, 32]
 
-    assert lengths == [lengths[0]] * 4
-    silences.pause(4)  # nor do they make another kind's longer
-    assert silence_length(silences, 4) == lengths[0]
+
+def test_a_budget_knows_whether_speculation_gained_since_it_was_last_asked() -> None:
+    controller = BudgetController(BudgetRules(max_draft_tokens=8))
+    for _ in range(8):
+        controller.record(2, 0, 0.010)
+    assert controller.take_spell(2) == 1.0
+    controller.settle([Share(2, 3), Share(2, 3)], 0.020)  # 6 tokens, of which plain steps make 4
+    controller.settle([Share(0, 1), Share(0, 1)], 0.010)
+    controller.settle([Share(0, 1), Share(0, 1)], 0.010, is_quiet=True)  # no drafters at work
+    assert controller.take_spell(2) == pytest.approx(0.040 / 0.030)
+    assert controller.take_spell(2) == 1.0
