@@ -101,6 +101,8 @@ class DraftPlanner:
             caps = [min(cap, max_nodes // len(batch)) for cap in caps]
         if self._config.budget == "fixed":
             return Plan(_in_flight(batch, offers, _best(offers, caps)))
+        reaches = (session.reach.max_nodes for session in batch)
+        caps = [min(cap, reach) for cap, reach in zip(caps, reaches, strict=True)]
         drafts = self._drafts(batch, offers, caps, moment)
         choice = self._budget(target_id).decide(drafts, moment.max_wait_s, moment.waited_s)
         if choice.wait_s > 0.0:

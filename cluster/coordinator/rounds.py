@@ -157,6 +157,7 @@ class RoundLoop:
         num_kept, reason = session.cut(verdict.token_ids, self.limits)
         session.tokens.append(verdict.token_ids[:num_kept])
         session.statistics.record_step(len(in_flight.tree), len(verdict.path), num_kept)
+        session.reach.record(len(in_flight.tree), len(verdict.path))
         session.in_flight = None
         session.num_misses = session.num_retries = 0
         if seat.decoding.pop(session.id, None) and seat.round is not None:

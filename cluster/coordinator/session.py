@@ -28,6 +28,7 @@ from cluster.core import (
 from cluster.records import record
 from cluster.spec.forest import Forest
 from cluster.spec.guard import DeficitGuard
+from cluster.spec.reach import Reach
 
 if TYPE_CHECKING:
     from cluster.coordinator.replica import DrafterReplica
@@ -253,6 +254,7 @@ class Session:
         # Drafters that declined this request, and until when they are not asked again.
         self.declined: dict[str, float] = {}
         self.max_draft_tokens = 0
+        self.reach = Reach()  # where the budget is adaptive
         self.subscriptions: dict[str, Subscription] = {}
         self.statistics = RequestStatistics()
         self.guard: DeficitGuard | None = None  # what its drafts may cost
