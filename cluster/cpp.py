@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ def load(folder: Path, names: Sequence[str]) -> ctypes.CDLL | None:
         return None
 
 
+@cache
 def cpu_flags() -> frozenset[str]:
     """What the kernel says of the first CPU; empty where it says nothing."""
     try:

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import logging
 import os
-from functools import cache
 
 import torch
 
@@ -85,7 +84,6 @@ def computes(dtype: torch.dtype) -> bool:
     return True
 
 
-@cache
 def configure_threads(config: EngineConfig) -> int:
     """Set the threads of this process's products and return how many there are.
 
