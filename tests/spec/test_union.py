@@ -139,6 +139,17 @@ def test_two_drafters_of_a_sequence_share_its_tree_by_trust(
     np.testing.assert_allclose(found.claims, claims, rtol=1e-6)
 
 
+@needs_compiler
+def test_wider_numbers_are_converted_for_the_native_code() -> None:
+    """As a drafter in this process may send them."""
+    tree = TokenTree(np.array([7, 8], np.int64), np.array([-1, 0], np.int64))  # type: ignore[arg-type]
+    values = np.array([0.8, 0.4], np.float64)
+    held = HeldTrees(
+        [tree], [values], [None], [_CALIBRATORS[1]], [np.array([7], np.int64)], [0], [0.1], 1,
+    )  # type: ignore[list-item]  # fmt: skip
+    assert_equal(native.unite(held), union.unite_by_arrays(held))
+
+
 def test_a_text_that_leaves_the_tree_leaves_nothing_of_it() -> None:
     chain = TokenTree.of([7, 8], [-1, 0])
     values = np.array([0.8, 0.4], np.float32)

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster import cpp
-from cluster.core import EMPTY_FLOATS, EMPTY_TOKENS
 from cluster.spec.forest import Forest
 from cluster.spec.held_trees import HeldTrees, United
 
@@ -23,7 +22,7 @@ class _Held(ctypes.Structure):
     """unite.cpp's Held."""
 
     _fields_ = (
-        *((name, _INT64) for name in ("num_trees", "num_nodes", "num_groups", "num_knots")),
+        *((name, _INT64) for name in ("num_trees", "num_groups", "num_knots")),
         *((name, _POINTER) for name in ("counts", "committed_counts", "groups", "curves")),
         *((name, _POINTER) for name in ("tokens", "parents", "committed")),
         *((name, _POINTER) for name in ("claimed", "calibrated", "losses", "fits")),
@@ -56,6 +55,13 @@ class _Columns:
             start += length
 
 
+def _flat(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """The arrays end to end, of the dtype that the native code takes for granted."""
+    if not arrays:
+        return np.empty(0, dtype=dtype)
+    return np.concatenate(arrays, dtype=dtype, casting="same_kind")
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     library = cpp.load(Path(__file__).parent, ("unite.cpp",))
@@ -77,15 +83,15 @@ def unite(held: HeldTrees) -> United:
     trees, num_trees, num_groups = held.trees, len(held.trees), held.num_groups
     counts = [len(tree.token_ids) for tree in trees]
     num_nodes = sum(counts)
-    tokens = np.concatenate([tree.token_ids for tree in trees] or [EMPTY_TOKENS])
-    parents = np.concatenate([tree.parents for tree in trees] or [EMPTY_TOKENS])
-    committed = np.concatenate([*held.committed, EMPTY_TOKENS])
-    claimed = np.concatenate([*held.claimed, EMPTY_FLOATS])
+    tokens = _flat([tree.token_ids for tree in trees], np.int32)
+    parents = _flat([tree.parents for tree in trees], np.int32)
+    committed = _flat(held.committed, np.int32)
+    claimed = _flat(held.claimed, np.float32)
     known = [
         claims if values is None else values
         for claims, values in zip(held.claimed, held.calibrated, strict=True)
     ]
-    calibrated = np.concatenate([*known, EMPTY_FLOATS])
+    calibrated = _flat(known, np.float32)
     curve_of = {id(each): place for place, each in enumerate(held.distinct_calibrators())}
     fits = [each.curve for each in held.distinct_calibrators()]
     fit = np.concatenate(fits) if fits else np.zeros(2)
@@ -104,7 +110,7 @@ def unite(held: HeldTrees) -> United:
     losses = np.array(held.losses, dtype=np.float64)
     rows = numbers.ctypes.data
     given = _Held(
-        num_trees, num_nodes, num_groups, (len(fits[0]) - 2) // 2 if fits else 0,
+        num_trees, num_groups, (len(fits[0]) - 2) // 2 if fits else 0,
         *(rows + 8 * num_trees * place for place in range(4)),
         tokens.ctypes.data, parents.ctypes.data, committed.ctypes.data, claimed.ctypes.data,
         calibrated.ctypes.data, losses.ctypes.data, fit.ctypes.data,

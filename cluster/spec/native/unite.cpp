@@ -9,7 +9,7 @@
 
 /* As in native.py.  Trees stand end to end; parents count from the start of their tree. */
 struct Held {
-    int64_t num_trees, num_nodes, num_groups, num_knots;
+    int64_t num_trees, num_groups, num_knots;
     const int64_t *counts, *committed_counts, *groups;
     const int64_t *curves;                           /* of each tree, -1 = it is calibrated */
     const int32_t *tokens, *parents, *committed;
