@@ -61,6 +61,8 @@ def _records(runs: Mapping[str, Sequence[Cell]], concurrency: int) -> list[dict[
             "system": system,
             "runs": len(found),
             "tokens_per_s": _rate(found),
+            # Runs that were recorded before this was told apart do not have it.
+            "whole_tokens_per_s": _median([cell.get("whole_tokens_per_s") for cell in found]),
             **{name: _median([cell[name] for cell in found]) for name in _LATENCIES},
             "mean_acceptance_length": _median(lengths),
             "fastest_peer": fastest,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 _HEAD = (
-    "| system | runs | tokens/s | to ours plain | to the fastest peer | TTFT p50 "
+    "| system | runs | tokens/s | whole run | to ours plain | to the fastest peer | TTFT p50 "
     "| ITL p50 | ITL p99 | acceptance length | one stream, not looping | one stream, looping |"
 )
 
@@ -25,8 +25,9 @@ def markdown(document: Mapping[str, Any]) -> str:
         "",
         f"Target: `{settings['target']}`{_grown(settings)}, {settings['dtype']}. "
         f"{settings['max_tokens']} tokens per prompt, end-of-sequence ignored. Prompts are in the "
-        "prefix cache where a system has one; rates are those of decoding alone. Medians over "
-        "runs; ratios with 95 % bootstrap intervals over runs (and over prompts at concurrency 1).",
+        "prefix cache where a system has one; rates are those of decoding alone, while so many are "
+        "decoded at a time. Medians over runs; ratios with 95 % bootstrap intervals over runs (and "
+        "over prompts at concurrency 1).",
         "A prompt is looping when an 8-gram of some system's output occurs three times. Latencies "
         "in milliseconds.",
     ]
@@ -62,6 +63,7 @@ def _table(law: str, concurrency: int, records: Sequence[Record]) -> list[str]:
             record["system"],
             str(record["runs"]),
             number(record["tokens_per_s"]),
+            number(record["whole_tokens_per_s"]),
             ratio(record.get("to_plain")),
             ratio(record.get("to_fastest_peer")),
             number(record["ttft_p50_ms"]),

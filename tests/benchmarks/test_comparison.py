@@ -21,6 +21,7 @@ def cell(rates: list[float], looping: tuple[int, ...] = ()) -> dict[str, Any]:
     total_s = sum(answer["decode_s"] for answer in answers)
     return {
         "tokens_per_s": 100 * len(rates) / total_s,
+        "whole_tokens_per_s": 50 * len(rates) / total_s,
         "ttft_p50_ms": 1.0, "ttft_p99_ms": 2.0, "itl_p50_ms": 3.0, "itl_p99_ms": 4.0,
         "mean_acceptance_length": None, "answers": answers,
     }  # fmt: skip
@@ -95,7 +96,7 @@ def test_the_report_shows_the_ratio_with_its_interval_and_what_was_not_measured(
         "failures": {"vllm-suffix": "needs\nanother package"},
     }  # fmt: skip
     text = markdown(json.loads(json.dumps(document)))
-    assert "| ours-lm | 2 | 36.0 | 3.00 (3.00 to 3.00) | 1.50 (1.50 to 1.50) |" in text
+    assert "| ours-lm | 2 | 36.0 | 18.0 | 3.00 (3.00 to 3.00) | 1.50 (1.50 to 1.50) |" in text
     assert "**grown** from small" in text
     assert "vllm-suffix: another package" in text
 
