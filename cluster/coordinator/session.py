@@ -234,7 +234,7 @@ class Session:
         self.shunned_target = ""  # the one that failed it last
         self.ready_since = now
         self.dispatched_at = now  # with the last batch
-        # By drafter: commits since its target's drafters were silenced.
+        # Commits since its target's drafters were silenced.
         self.num_silent_commits = 0
         self.last_event_at: float | None = None
         self.prompt_len = len(request.prompt_ids)
