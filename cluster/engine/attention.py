@@ -143,7 +143,7 @@ class Step:
         slots = self.write_slots
         if slots.device != kv.device:
             slots = slots.to(kv.device)
-        kv.index_copy_(0, slots, fresh.permute(2, 1, 0, 3))
+        kv.index_copy_(0, slots, fresh.permute(2, 1, 0, 3).to(kv.dtype))
         return self.attention.attend(query[0], kv, window, options).unsqueeze(0)
 
 

@@ -62,16 +62,20 @@ def resolve_dtype(
     Weights that were bfloat16 stay so in memory where our kernels run (`packed_linear.py`).
     """
     if name != "auto":
-        if device.type == "cpu" and not computes(_DTYPES[name]):
-            log.warning(
-                "dtype %s is emulated by this processor: steps take about twice as long as with "
-                "dtype auto, which keeps the weights as they are and computes in float32",
-                name,
-            )
         return _DTYPES[name]
     if device.type != "cpu" or checkpoint_dtype is None or checkpoint_dtype == torch.float32:
         return "auto"
     return "auto" if computes(checkpoint_dtype) else torch.float32
+
+
+def warn_of_emulation(dtype: torch.dtype) -> None:
+    """Say so where torch's libraries are to compute in a format that the CPU does not."""
+    if not computes(dtype):
+        log.warning(
+            "dtype %s is emulated by this processor: steps take about twice as long as with dtype "
+            "auto, which keeps the weights as they are and computes in float32",
+            str(dtype).removeprefix("torch."),
+        )
 
 
 def computes(dtype: torch.dtype) -> bool:

@@ -24,7 +24,9 @@ from cluster.engine.device import (
     return_freed_memory,
     spare_cores,
     spare_torch_threads,
+    warn_of_emulation,
 )
+from cluster.engine.narrow import multiply_in_bf16, widen
 from cluster.engine.native.causal_lm import NativeForward, native_forward
 from cluster.engine.native.decoder_layer import fuse_decoder_layers
 from cluster.engine.native.layers import fuse_layers
@@ -127,24 +129,22 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     module = _load_module(source, config, device, dtype)
     module.eval()
     module.requires_grad_(False)
+    input_device = module.get_input_embeddings().weight.device
+    with torch.inference_mode():
+        layers, activation_bytes = probe_layers(module, config, input_device)
     forward: NativeForward | None = None
+    is_widened = False
     if config.tensor_parallel == 1:
-        native = choose_kernels(module, only_native=config.reproducible)
-        fusing = None if config.compile else native  # a compiler fuses by itself
-        if fusing is not None:
-            fuse_layers(module, fusing)
-        pack_linears(module, native)
-        if fusing is not None and fuse_decoder_layers(module, fusing):
-            forward = native_forward(module, fusing)
+        is_widened = widen(module, config, int(text_config.num_attention_heads), layers)
+        forward = _fused(module, config, is_widened=is_widened)
     if device.type == "cpu":
+        if not is_widened:
+            warn_of_emulation(layers[0].dtype)
         return_freed_memory()
         if is_native(module):
             spare_torch_threads()
         else:
             spare_cores(config)
-    input_device = module.get_input_embeddings().weight.device
-    with torch.inference_mode():
-        layers, activation_bytes = probe_layers(module, config, input_device)
     if config.reproducible:
         check_reproducible(module, config, device, text_config, layers)
     loaded = LoadedModel(
@@ -165,6 +165,22 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
         source, loaded.architecture, len(layers), loaded.device, layers[0].dtype,
     )  # fmt: skip
     return loaded
+
+
+def _fused(module: Any, config: EngineConfig, *, is_widened: bool) -> NativeForward | None:
+    """Pack and fuse what our kernels or torch's libraries compute faster; returns the forward, if
+    all of it is ours."""
+    forward: NativeForward | None = None
+    native = choose_kernels(module, only_native=config.reproducible)
+    fusing = None if config.compile else native  # a compiler fuses by itself
+    if fusing is not None:
+        fuse_layers(module, fusing)
+    pack_linears(module, native)
+    if fusing is not None and fuse_decoder_layers(module, fusing):
+        forward = native_forward(module, fusing)
+    if is_widened and native is not None:
+        multiply_in_bf16(module, native)
+    return forward
 
 
 def _load_config(source: str, config: EngineConfig) -> Any:

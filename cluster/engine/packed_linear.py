@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Callable
 from typing import TypeGuard
 from weakref import WeakValueDictionary
 
@@ -22,7 +23,7 @@ import torch
 
 from cluster.engine.device import computes
 from cluster.engine.native import kernels
-from cluster.engine.native.kernels import Kernels
+from cluster.engine.native.kernels import Format, Kernels
 
 log = logging.getLogger(__name__)
 
@@ -44,10 +45,11 @@ class PackedLinear(torch.nn.Module):
     """A linear layer for inference: y = x W^T + b.
 
     `weight` has the shape, dtype and device of W and none of its numbers (it takes no memory);
-    they are in the packed form.
+    they are in the packed form.  `format`: how our kernels multiply them.
     """
 
     weight: torch.Tensor
+    format: Format
 
     def __init__(self, linear: torch.nn.Linear, native: Kernels | None = None) -> None:
         """native: pack for these kernels; None = for torch's libraries."""
@@ -69,6 +71,7 @@ class PackedLinear(torch.nn.Module):
         else:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
         self.packed = packed
+        self.format = Format.BF16 if packed.dtype == torch.bfloat16 else Format.FLOAT32
         self.register_buffer("weight", weight.new_zeros(1, 1).expand(weight.shape), False)
         self.number = next(_numbers)
         packed_layers[self.number] = self
@@ -92,7 +95,7 @@ class PackedLinear(torch.nn.Module):
         product: torch.Tensor
         if self._native is not None:
             product = self._native.linear(
-                rows.float(), self.packed, self.float_bias, self.out_features
+                rows.float(), self.packed, self.float_bias, self.out_features, self.format
             )
             return product.to(rows.dtype)
         if self.uses_mkl:
@@ -146,14 +149,24 @@ def pack_linears(module: torch.nn.Module, native: Kernels | None = None) -> int:
 
 def is_native(module: torch.nn.Module) -> bool:
     """Whether our kernels compute (nearly) all products with the module's weights."""
-    native = other = 0
+    share = _share(module, lambda child: isinstance(child, PackedLinear) and child.is_native)
+    return share > _NATIVE_SHARE
+
+
+def linear_share(module: torch.nn.Module) -> float:
+    """The part of the module's weights, embeddings aside, that `pack_linears` could pack."""
+    return _share(module, is_packable)
+
+
+def _share(module: torch.nn.Module, is_meant: Callable[[torch.nn.Module], bool]) -> float:
+    meant = other = 0
     for child in module.modules():
-        if isinstance(child, PackedLinear) and child.is_native:
-            native += child.in_features * child.out_features
+        if isinstance(child, torch.nn.Linear | PackedLinear) and is_meant(child):
+            meant += child.in_features * child.out_features
         elif not isinstance(child, torch.nn.Embedding):
             own = child.parameters(recurse=False)
             other += sum(each.numel() for each in own if each.dim() > 1)
-    return native > _NATIVE_SHARE * (native + other)
+    return meant / max(meant + other, 1)
 
 
 def _is_emulated(dtype: torch.dtype) -> bool:

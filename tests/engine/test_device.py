@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cluster.engine import device
-from cluster.engine.device import resolve_dtype
+from cluster.engine.device import resolve_dtype, warn_of_emulation
 
 CPU = torch.device("cpu")
 
@@ -23,9 +23,11 @@ def has_bfloat16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def test_a_format_that_is_emulated_is_taken_at_its_word_with_a_warning(
     has_bfloat16: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert resolve_dtype("bfloat16", CPU, torch.bfloat16) is torch.bfloat16
+    assert resolve_dtype("float32", CPU, torch.bfloat16) is torch.float32
     with caplog.at_level(logging.WARNING):
-        assert resolve_dtype("bfloat16", CPU, torch.bfloat16) is torch.bfloat16
-        assert resolve_dtype("float32", CPU, torch.bfloat16) is torch.float32
+        warn_of_emulation(torch.bfloat16)
+        warn_of_emulation(torch.float32)
     assert ["dtype bfloat16 is emulated" in line for line in caplog.messages] == (
         [] if has_bfloat16 else [True]
     )

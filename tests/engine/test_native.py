@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cluster.engine.native import kernels as native
-from cluster.engine.native.kernels import Kernels
+from cluster.engine.native.kernels import Format, Kernels
 from cluster.engine.native.layers import NativeMLP, NativeRMSNorm, SiblingLinear, fuse_layers
 from cluster.engine.packed_linear import PackedLinear, pack_linears
 
@@ -27,10 +27,14 @@ def kernels() -> Kernels:
     return loaded
 
 
+def format_of(packed: torch.Tensor) -> Format:
+    return Format.BF16 if packed.dtype == torch.bfloat16 else Format.FLOAT32
+
+
 def linear(kernels: Kernels, rows: torch.Tensor, layer: torch.nn.Linear) -> torch.Tensor:
     packed = kernels.pack(layer.weight.detach())
     bias = None if layer.bias is None else layer.bias.detach().float()
-    return kernels.linear(rows, packed, bias, layer.out_features)
+    return kernels.linear(rows, packed, bias, layer.out_features, format_of(packed))
 
 
 @needs_compiler
@@ -81,7 +85,7 @@ def test_callers_in_several_threads_do_not_disturb_each_other(
         packed = kernels.pack(layers[index].weight.detach())
         bias = layers[index].bias.detach()
         for _ in range(300):
-            found = kernels.linear(rows, packed, bias, layers[index].out_features)
+            found = kernels.linear(rows, packed, bias, layers[index].out_features, Format.FLOAT32)
             if not torch.equal(found, expected[index]):
                 wrong.append(index)
 

@@ -21,12 +21,12 @@ pytestmark = pytest.mark.skipif(kernels.load() is None, reason="needs a C++ comp
 LENGTH = 150  # crosses two of the attention kernel's chunks of 64 keys
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+# Heads of 16 and of 64: keys that are widened, and keys that are multiplied in pairs.
+@pytest.fixture(scope="module", params=[("float32", 16), ("bfloat16", 16), ("bfloat16", 64)])
 def engine(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Engine:
-    folder = checkpoint_factory("llama", head_dim=16, max_position_embeddings=256)
-    return load_engine(
-        folder, dtype=request.param, reproducible=True, prefix_cache=False, num_pages=1024
-    )
+    dtype, head_dim = request.param
+    folder = checkpoint_factory("llama", head_dim=head_dim, max_position_embeddings=256)
+    return load_engine(folder, dtype=dtype, reproducible=True, prefix_cache=False, num_pages=1024)
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,23 @@
 #include "vectors.h"
 
 enum { CHUNK = 64, MAX_TASK_ROWS = 16, MAX_SHARING = 16 };
+/* Of a head whose queries are rounded. */
+enum { MAX_PAIRS = 128 };
 
 namespace {
 
-template <bool is_bf16>
+/* Floats; bfloat16; bfloat16 whose keys the processor multiplies itself, by queries rounded to it. */
+enum Cache { FLOATS, BF16S, BF16_PAIRS };
+/* Keys and values of one head that a vector of 32-bit lanes takes in. */
+template <Cache cache>
+constexpr long STEP = cache == BF16_PAIRS ? 2 * LANES : LANES;
+template <Cache cache>
+constexpr long SIZE = cache == FLOATS ? 4 : 2;
+
+template <Cache cache>
 INLINE vfloat load(const void *from, long index) {
-    if constexpr (is_bf16) return load_bf16(static_cast<const uint16_t *>(from) + index);
-    else return *(const vfloat *)(static_cast<const float *>(from) + index);
+    if constexpr (cache == FLOATS) return *(const vfloat *)(static_cast<const float *>(from) + index);
+    else return load_bf16(static_cast<const uint16_t *>(from) + index);
 }
 
 /* Sums of neighbouring lanes of `a`, then of `b`. */
@@ -47,22 +57,41 @@ INLINE vfloat sums_of(vfloat (&each)[LANES]) {
     return each[0];
 }
 
-/* q k for the LANES keys at `keys`. */
-template <bool is_bf16>
-INLINE vfloat products(const float *query, const void *const *keys, long head_dim) {
-    vfloat each[LANES];
+/* A vector of the query, pairs of bfloat16 if the keys are taken as such, times a key from `d` on. */
+template <Cache cache>
+INLINE vfloat add_product(vfloat sums, const float *query, const void *key, long d) {
+    if constexpr (cache == BF16_PAIRS)
+        return add_products(sums, *(const vuint *)query, *(const vuint *)(static_cast<const uint16_t *>(key) + d));
+    else
+        return sums + *(const vfloat *)query * load<cache>(key, d);
+}
+
+/* scores[h][j] = q k for the LANES keys from `first` on and `num_heads` heads; each in one and the same
+ * order.  query: `head_stride` from head to head. */
+template <Cache cache, int num_heads>
+INLINE void score(float (*scores)[CHUNK], const float *query, long head_stride, const void *const *keys, int first,
+                  long head_dim) {
+    constexpr int KEYS = LANES / num_heads;
+    for (int j = first; j < first + LANES; j += KEYS) {
+        vfloat each[LANES];
 #pragma GCC unroll 16
-    for (int i = 0; i < LANES; i++) each[i] = vfloat{};
-    for (long d = 0; d < head_dim; d += LANES) {
-        const vfloat part = *(const vfloat *)(query + d);
+        for (int i = 0; i < LANES; i++) each[i] = vfloat{};
+        for (long d = 0; d < head_dim; d += STEP<cache>)
 #pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) each[i] += part * load<is_bf16>(keys[i], d);
+            for (int k = 0; k < KEYS; k++)
+#pragma GCC unroll 4
+                for (int h = 0; h < num_heads; h++)
+                    each[h * KEYS + k] = add_product<cache>(each[h * KEYS + k],
+                                                            query + h * head_stride + d * LANES / STEP<cache>, keys[j + k], d);
+        alignas(64) float sums[LANES];
+        *(vfloat *)sums = sums_of(each);
+#pragma GCC unroll 4
+        for (int h = 0; h < num_heads; h++) memcpy(scores[h] + j, sums + h * KEYS, KEYS * sizeof(float));
     }
-    return sums_of(each);
 }
 
 /* output[heads][head_dim] += probabilities[heads][j] * value of key j, in ascending order of j. */
-template <bool is_bf16, int num_heads>
+template <Cache cache, int num_heads>
 INLINE void add_values(float *output, const float (*probabilities)[CHUNK], const void *const *keys,
                        long value_offset, int start, int stop, long head_dim) {
     for (long d = 0; d < head_dim; d += 2 * LANES) {
@@ -74,8 +103,8 @@ INLINE void add_values(float *output, const float (*probabilities)[CHUNK], const
             sums[h][1] = has_both ? *(const vfloat *)(output + h * head_dim + d + LANES) : vfloat{};
         }
         for (int j = start; j < stop; j++) {
-            const vfloat first = load<is_bf16>(keys[j], value_offset + d);
-            const vfloat second = has_both ? load<is_bf16>(keys[j], value_offset + d + LANES) : vfloat{};
+            const vfloat first = load<cache>(keys[j], value_offset + d);
+            const vfloat second = has_both ? load<cache>(keys[j], value_offset + d + LANES) : vfloat{};
 #pragma GCC unroll 4
             for (int h = 0; h < num_heads; h++) {
                 const vfloat weight = splat(probabilities[h][j]);
@@ -96,17 +125,56 @@ struct Running {
     float maximum, sum;
 };
 
+/* Runs function.run<n>(h) for all heads, as many at a time as registers hold. */
+template <typename Function>
+INLINE void for_heads(int sharing, const Function &function) {
+    int h = 0;
+    for (; h + 4 <= sharing; h += 4) function.template run<4>(h);
+    for (; h + 2 <= sharing; h += 2) function.template run<2>(h);
+    if (h < sharing) function.template run<1>(h);
+}
+
+template <Cache cache>
+struct Scoring {
+    float (*scores)[CHUNK];
+    const float *query;
+    long head_stride;
+    const void *const *keys;
+    int start, stop;
+    long head_dim;
+    template <int num_heads>
+    INLINE_MEMBER void run(int h) const {
+        for (int j = start / LANES * LANES; j < stop; j += LANES)
+            score<cache, num_heads>(scores + h, query + h * head_stride, head_stride, keys, j, head_dim);
+    }
+};
+
+template <Cache cache>
+struct Summing {
+    float *output;
+    const float (*probabilities)[CHUNK];
+    const void *const *keys;
+    long value_offset;
+    int start, stop;
+    long head_dim;
+    template <int num_heads>
+    INLINE_MEMBER void run(int h) const {
+        add_values<cache, num_heads>(output + h * head_dim, probabilities + h, keys, value_offset, start, stop, head_dim);
+    }
+};
+
 /* The keys of one chunk, of which `start` to `stop` are seen, enter one row's heads. */
-template <bool is_bf16>
-INLINE void enter_chunk(const Attention &call, const float *query, float *output, Running *running,
+template <Cache cache>
+INLINE void enter_chunk(const Attention &call, const float *query, long head_stride, float *output, Running *running,
                         const void *const *keys, int start, int stop, int sharing) {
     const long head_dim = call.head_dim, value_offset = call.num_kv_heads * head_dim;
     alignas(64) float scores[MAX_SHARING][CHUNK];
+    for_heads(sharing, Scoring<cache>{scores, query, head_stride, keys, start, stop, head_dim});
     for (int h = 0; h < sharing; h++) {
         float *own = scores[h];
         vfloat highest = splat(-INFINITY);
         for (int j = start / LANES * LANES; j < stop; j += LANES) {
-            vfloat score = products<is_bf16>(query + h * call.query_head_stride, keys + j, head_dim) * splat(call.scaling);
+            vfloat score = *(const vfloat *)(own + j) * splat(call.scaling);
             if (call.softcap > 0)
                 for (int i = 0; i < LANES; i++) score[i] = call.softcap * std::tanh(score[i] / call.softcap);
             vint place = {};
@@ -134,46 +202,47 @@ INLINE void enter_chunk(const Attention &call, const float *query, float *output
         }
         running[h].sum += sum_of(sum);
     }
-    int h = 0;
-    for (; h + 4 <= sharing; h += 4)
-        add_values<is_bf16, 4>(output + h * head_dim, scores + h, keys, value_offset, start, stop, head_dim);
-    for (; h + 2 <= sharing; h += 2)
-        add_values<is_bf16, 2>(output + h * head_dim, scores + h, keys, value_offset, start, stop, head_dim);
-    if (h < sharing)
-        add_values<is_bf16, 1>(output + h * head_dim, scores + h, keys, value_offset, start, stop, head_dim);
+    for_heads(sharing, Summing<cache>{output, scores, keys, value_offset, start, stop, head_dim});
+}
+
+/* Ask for `size` bytes. */
+INLINE void fetch(const char *from, long size) {
+    for (long i = 0; i < size; i += 64) __builtin_prefetch(from + i);
 }
 
 /* One task: up to MAX_TASK_ROWS neighbouring rows of one sequence, and one head of the keys. */
-template <bool is_bf16>
+template <Cache cache>
 void do_task(void *argument, long number) {
     const Attention &call = *static_cast<const Attention *>(argument);
     const long task = number / call.num_kv_heads, kv_head = number % call.num_kv_heads;
     const long first_row = call.task_rows[task], num_rows = call.task_rows[task + 1] - first_row;
     const long head_dim = call.head_dim, sharing = call.num_heads / call.num_kv_heads;
-    const long slot_size = 2 * call.num_kv_heads * head_dim * (is_bf16 ? 2 : 4);
-    const char *cache = static_cast<const char *>(call.cache) + kv_head * head_dim * (is_bf16 ? 2 : 4);
+    const long key_size = head_dim * SIZE<cache>, slot_size = 2 * call.num_kv_heads * key_size;
+    const char *first_key = static_cast<const char *>(call.cache) + kv_head * key_size;
     const long head = kv_head * sharing;
     const int64_t *slots = reinterpret_cast<const int64_t *>(call.row_slots[first_row]);
 
     Running running[MAX_TASK_ROWS][MAX_SHARING];
     long totals[MAX_TASK_ROWS], starts[MAX_TASK_ROWS], end = 0, begin = INT64_MAX;
+    long most_shared = 0; /* keys that are context to some row */
     for (long r = 0; r < num_rows; r++) {
         totals[r] = call.row_contexts[first_row + r] + call.row_path_lens[first_row + r];
         starts[r] = call.window > 0 && totals[r] > call.window ? totals[r] - call.window : 0;
         end = totals[r] > end ? totals[r] : end;
+        most_shared = call.row_contexts[first_row + r] > most_shared ? call.row_contexts[first_row + r] : most_shared;
         begin = starts[r] < begin ? starts[r] : begin;
         for (long h = 0; h < sharing; h++) running[r][h] = {-INFINITY, 0.0f};
         memset(call.output + ((first_row + r) * call.num_heads + head) * head_dim, 0, sharing * head_dim * 4);
     }
     for (long chunk = begin / CHUNK * CHUNK; chunk < end; chunk += CHUNK) {
         const void *shared[CHUNK];
-        long num_shared = 0; /* keys of the chunk that are context to some row */
-        for (long r = 0; r < num_rows; r++) {
-            const long seen = call.row_contexts[first_row + r] - chunk;
-            num_shared = seen > num_shared ? seen : num_shared;
+        const long left = most_shared - chunk, num_shared = left > CHUNK ? CHUNK : left;
+        for (long j = 0; j < num_shared; j++) {
+            shared[j] = first_key + slots[chunk + j] * slot_size;
+            fetch(static_cast<const char *>(shared[j]) + slot_size / 2, key_size); /* its value */
         }
-        if (num_shared > CHUNK) num_shared = CHUNK;
-        for (long j = 0; j < num_shared; j++) shared[j] = cache + slots[chunk + j] * slot_size;
+        for (long j = chunk + CHUNK; j < chunk + 2 * CHUNK && j < most_shared; j++)
+            fetch(first_key + slots[j] * slot_size, key_size);
         for (long r = 0; r < num_rows; r++) {
             const long row = first_row + r;
             if (totals[r] <= chunk || starts[r] >= chunk + CHUNK) continue;
@@ -186,14 +255,22 @@ void do_task(void *argument, long number) {
                 for (int j = 0; j < CHUNK; j++) {
                     const long position = chunk + j;
                     own[j] = position < call.row_contexts[row] ? shared[j]
-                             : position < totals[r]            ? cache + path[position] * slot_size
+                             : position < totals[r]            ? first_key + path[position] * slot_size
                                                                : own[j - 1];
                 }
                 keys = own;
             }
-            enter_chunk<is_bf16>(call, call.query + head * call.query_head_stride + row * call.query_row_stride,
-                                 call.output + (row * call.num_heads + head) * head_dim, running[r], keys, start, stop,
-                                 (int)sharing);
+            const float *query = call.query + head * call.query_head_stride + row * call.query_row_stride;
+            long head_stride = call.query_head_stride;
+            alignas(64) uint32_t rounded[MAX_SHARING * MAX_PAIRS];
+            if constexpr (cache == BF16_PAIRS) {
+                for (long h = 0; h < sharing; h++)
+                    round_to_bf16(query + h * head_stride, reinterpret_cast<uint16_t *>(rounded + h * MAX_PAIRS), head_dim);
+                query = reinterpret_cast<const float *>(rounded);
+                head_stride = MAX_PAIRS;
+            }
+            enter_chunk<cache>(call, query, head_stride, call.output + (row * call.num_heads + head) * head_dim, running[r],
+                               keys, start, stop, (int)sharing);
         }
     }
     for (long r = 0; r < num_rows; r++)
@@ -213,7 +290,9 @@ void do_task(void *argument, long number) {
 
 void attend(const Attention *call, long num_tasks, int is_bf16, int num_threads) {
     void *argument = const_cast<Attention *>(call);
-    run_blocks(is_bf16 ? do_task<true> : do_task<false>, argument, num_tasks * call->num_kv_heads, num_threads);
+    const bool takes_pairs = MULTIPLIES_BF16 && call->head_dim % (2 * LANES) == 0 && call->head_dim <= 2 * MAX_PAIRS;
+    const auto task = !is_bf16 ? do_task<FLOATS> : takes_pairs ? do_task<BF16_PAIRS> : do_task<BF16S>;
+    run_blocks(task, argument, num_tasks * call->num_kv_heads, num_threads);
 }
 
 extern "C" long attention_limit(int which) { return which == 0 ? (long)LANES : (long)MAX_SHARING; }

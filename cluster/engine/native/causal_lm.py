@@ -16,13 +16,14 @@ from cluster.engine.attention import LayerPlan, Step
 from cluster.engine.kv_cache import KVCache
 from cluster.engine.native.attention import NativePlan
 from cluster.engine.native.decoder_layer import NativeLayer, Weights, check_step, is_close
-from cluster.engine.native.kernels import Kernels
+from cluster.engine.native.kernels import Format, Kernels
 from cluster.engine.native.layers import NativeRMSNorm
 from cluster.engine.packed_linear import PackedLinear
 
 log = logging.getLogger(__name__)
 
 _CHECKED_ROWS = 5
+_CACHE_DTYPES = (torch.float32, torch.bfloat16)
 _BASE_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
 
@@ -68,13 +69,14 @@ class ForwardParts(NamedTuple):
 
     addresses: layers, caches, windows, embedding, cosines, sines, norm, output bias and weight.
     sizes: layers, hidden, head_dim, output.  row_size: floats of scratch memory that a layer takes
-    per row.  rotations: the tables that two of the addresses are of.
+    per row.  output_format: a `Format`.  rotations: the tables that two of the addresses are of.
     """
 
     addresses: tuple[int | None, ...]
     sizes: tuple[int, int, int, int]
     row_size: int
-    is_output_bf16: bool
+    output_format: Format
+    is_cache_bf16: bool
     norm_epsilon: float
     rotations: tuple[torch.Tensor, torch.Tensor]
 
@@ -141,7 +143,8 @@ class NativeForward:
             (len(self._layers), self._embedding.shape[1], cosines.shape[-1],
              self._output.out_features),
             self._row_size,
-            self._output.packed.dtype == torch.bfloat16,
+            self._output.format,
+            self._cache is not None and self._cache.layers[0].dtype == torch.bfloat16,
             self._norm.variance_epsilon,
             (cosines, sines),
         )  # fmt: skip
@@ -150,7 +153,8 @@ class NativeForward:
         layers = step.cache.layers
         self._cache = step.cache
         self._is_cache_native = all(
-            kv.dtype == torch.float32 and kv.is_contiguous() for kv in layers
+            kv.dtype == layers[0].dtype and kv.dtype in _CACHE_DTYPES and kv.is_contiguous()
+            for kv in layers
         )
         for index, kv in enumerate(layers):
             self._kvs[index] = kv.data_ptr()

@@ -60,17 +60,20 @@ void add(const float *a, const float *b, float *sum, long size) {
 }
 
 /* One row's queries in place, keys and values into its slot of the cache. */
-void place_row(const DecoderLayer &layer, const Rows &rows, long row, float *qkv, float *cache) {
-    const long head_dim = layer.head_dim;
+void place_row(const DecoderLayer &layer, const Rows &rows, long row, float *qkv, void *cache) {
+    const long head_dim = layer.head_dim, kv_size = layer.num_kv_heads * head_dim;
     const float *cosines = rows.cosines + row * head_dim, *sines = rows.sines + row * head_dim;
-    float *query = qkv, *key = query + layer.num_heads * head_dim, *value = key + layer.num_kv_heads * head_dim;
-    float *slot = cache + rows.slots[row] * 2 * layer.num_kv_heads * head_dim;
+    float *query = qkv, *key = query + layer.num_heads * head_dim;
     if (layer.query_norm) rms_norm(query, layer.query_norm, query, layer.num_heads, head_dim, layer.query_epsilon);
     if (layer.key_norm) rms_norm(key, layer.key_norm, key, layer.num_kv_heads, head_dim, layer.key_epsilon);
     for (long h = 0; h < layer.num_heads; h++)
         rotate(query + h * head_dim, query + h * head_dim, cosines, sines, head_dim);
-    for (long h = 0; h < layer.num_kv_heads; h++) rotate(key + h * head_dim, slot + h * head_dim, cosines, sines, head_dim);
-    memcpy(slot + layer.num_kv_heads * head_dim, value, layer.num_kv_heads * head_dim * 4);
+    for (long h = 0; h < layer.num_kv_heads; h++) rotate(key + h * head_dim, key + h * head_dim, cosines, sines, head_dim);
+    /* The row's values stand behind its keys, as they do in a slot. */
+    if (rows.cache_is_bf16)
+        round_to_bf16(key, static_cast<uint16_t *>(cache) + rows.slots[row] * 2 * kv_size, 2 * kv_size);
+    else
+        memcpy(static_cast<float *>(cache) + rows.slots[row] * 2 * kv_size, key, 2 * kv_size * 4);
 }
 
 }  // namespace
@@ -83,8 +86,8 @@ extern "C" int64_t decoder_layer_scratch(const DecoderLayer *layer, int64_t num_
     return num_rows * (layer->size + panels + larger(qkv_size(*layer) + heads, 3 * layer->inner_size));
 }
 
-/* input, output: [rows, size], perhaps the same; cache [slots, 2, kv_heads, head_dim]: floats. */
-extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, float *cache, long window,
+/* input, output: [rows, size], perhaps the same; cache [slots, 2, kv_heads, head_dim]. */
+extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, void *cache, long window,
                               const float *input, float *output, int num_threads) {
     const DecoderLayer &layer = *layer_;
     const Rows &rows = *rows_;
@@ -100,15 +103,15 @@ extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, flo
     for_rows(num_rows, num_threads, [&](long row) {
         rms_norm(input + row * size, layer.input_norm, parts.normed + row * size, 1, size, layer.input_epsilon);
     });
-    linear(parts.normed, parts.panels, layer.qkv, layer.qkv_bias, parts.qkv, num_rows, size, width, layer.qkv_is_bf16,
+    linear(parts.normed, parts.panels, layer.qkv, layer.qkv_bias, parts.qkv, num_rows, size, width, layer.qkv_format,
            num_threads);
     for_rows(num_rows, num_threads, [&](long row) { place_row(layer, rows, row, parts.qkv + row * width, cache); });
     const Attention call = {parts.qkv, layer.head_dim, width, cache, layer.num_kv_heads, layer.num_heads, layer.head_dim,
                             rows.path_slots, rows.row_slots, rows.row_contexts, rows.row_paths, rows.row_path_lens,
                             rows.task_rows, parts.attended, nullptr, layer.scaling, 0.0f, window};
-    attend(&call, rows.num_tasks, 0, num_threads);
+    attend(&call, rows.num_tasks, rows.cache_is_bf16, num_threads);
     memset(parts.attended + rows.num_seen * heads, 0, (num_rows - rows.num_seen) * heads * 4);
-    linear(parts.attended, parts.panels, layer.out, layer.out_bias, parts.normed, num_rows, heads, size, layer.out_is_bf16,
+    linear(parts.attended, parts.panels, layer.out, layer.out_bias, parts.normed, num_rows, heads, size, layer.out_format,
            num_threads);
     for_rows(num_rows, num_threads, [&](long row) {
         float *normed = parts.normed + row * size, *sum = output + row * size;
@@ -116,18 +119,18 @@ extern "C" void decoder_layer(const DecoderLayer *layer_, const Rows *rows_, flo
         rms_norm(sum, layer.post_norm, normed, 1, size, layer.post_epsilon);
     });
     linear(parts.normed, parts.panels, layer.gate_up, layer.gate_up_bias, parts.gate_up, num_rows, size, 2 * inner_size,
-           layer.gate_up_is_bf16, num_threads);
+           layer.gate_up_format, num_threads);
     for_rows(num_rows, num_threads, [&](long row) {
         silu_product(parts.gate_up + row * 2 * inner_size, parts.inner + row * inner_size, 1, inner_size);
     });
     linear(parts.inner, parts.panels, layer.down, layer.down_bias, parts.normed, num_rows, inner_size, size,
-           layer.down_is_bf16, num_threads);
+           layer.down_format, num_threads);
     for_rows(num_rows, num_threads,
              [&](long row) { add(output + row * size, parts.normed + row * size, output + row * size, size); });
 }
 
 /* Layers one after the other, in place; caches and windows: one for each. */
-extern "C" void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, float *const *caches,
+extern "C" void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, void *const *caches,
                                const int64_t *windows, long num_layers, float *hidden, int num_threads) {
     for (long i = 0; i < num_layers; i++) decoder_layer(layers[i], rows, caches[i], windows[i], hidden, hidden, num_threads);
 }

@@ -30,6 +30,7 @@ _TOLERANCE = 1e-5
 _CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _PRODUCTS = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_product"}
 _OWN_NORMS = {"q_norm", "k_norm"}
+_PRODUCT_NAMES = ("qkv", "out", "gate_up", "down")
 _POINTER, _INT64, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
@@ -38,11 +39,11 @@ class Weights(ctypes.Structure):
 
     _fields_ = (
         *((f"{name}_norm", _POINTER) for name in ("input", "post", "query", "key")),
-        *((name, _POINTER) for name in ("qkv", "out", "gate_up", "down")),
-        *((f"{name}_bias", _POINTER) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _POINTER) for name in _PRODUCT_NAMES),
+        *((f"{name}_bias", _POINTER) for name in _PRODUCT_NAMES),
         *((name, _INT64) for name in ("size", "num_heads", "num_kv_heads", "head_dim")),
         ("inner_size", _INT64),
-        *((f"{name}_is_bf16", _INT32) for name in ("qkv", "out", "gate_up", "down")),
+        *((f"{name}_format", _INT32) for name in _PRODUCT_NAMES),
         *((f"{name}_epsilon", _FLOAT) for name in ("input", "post", "query", "key")),
         ("scaling", _FLOAT),
     )
@@ -57,6 +58,7 @@ class _Rows(ctypes.Structure):
         *((name, _POINTER) for name in ("row_path_lens", "task_rows")),
         *((name, _INT64) for name in ("num_rows", "num_seen", "num_tasks")),
         ("scratch", _POINTER),
+        ("cache_is_bf16", _INT32),
     )
 
 
@@ -101,6 +103,7 @@ class Scratch:
             self._rows = _Rows(
                 cosines.data_ptr(), sines.data_ptr(), step.write_slots.data_ptr(), *seen.pointers,
                 len(step.write_slots), seen.num_rows, seen.num_tasks, self._memory.data_ptr(),
+                step.kv(0).dtype == torch.bfloat16,
             )  # fmt: skip
         return self._rows
 
@@ -149,12 +152,18 @@ class NativeLayer:
         )
         return output
 
+    def take_formats(self) -> None:
+        """Multiply as the packed weights now say."""
+        for name, product in zip(_PRODUCT_NAMES, _products(self._parts), strict=True):
+            setattr(self.weights, f"{name}_format", product.format)
+
     def takes(
         self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor
     ) -> bool:
         """Whether this is what the kernel is made for."""
         return (
-            hidden.dtype == cosines.dtype == sines.dtype == kv.dtype == torch.float32
+            hidden.dtype == cosines.dtype == sines.dtype == torch.float32
+            and kv.dtype in (torch.float32, torch.bfloat16)
             and hidden.shape[0] == 1
             and cosines.shape == sines.shape == (1, hidden.shape[1], self._head_dim)
             and hidden.is_contiguous()
@@ -201,16 +210,20 @@ def _spec(parts: _Parts) -> LayerSpec:
     return LayerSpec(parts.num_kv_heads, parts.head_dim, torch.float32, torch.device("cpu"))
 
 
+def _products(parts: _Parts) -> tuple[PackedLinear, ...]:
+    return parts.qkv, parts.out, parts.mlp.gate_up, parts.mlp.down
+
+
 def _weights(parts: _Parts, scaling: float) -> Weights:
     norms = (parts.input_norm, parts.post_norm, parts.query_norm, parts.key_norm)
-    products = (parts.qkv, parts.out, parts.mlp.gate_up, parts.mlp.down)
+    products = _products(parts)
     return Weights(
         *(None if norm is None else norm.weight.data_ptr() for norm in norms),
         *(product.packed.data_ptr() for product in products),
         *(None if bias is None else bias.data_ptr() for bias in (p.float_bias for p in products)),
         parts.qkv.in_features, parts.num_heads, parts.num_kv_heads, parts.head_dim,
         parts.mlp.down.in_features,
-        *(product.packed.dtype == torch.bfloat16 for product in products),
+        *(product.format for product in products),
         *(0.0 if norm is None else norm.variance_epsilon for norm in norms),
         scaling,
     )  # fmt: skip

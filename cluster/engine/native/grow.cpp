@@ -16,12 +16,12 @@
  * for `linear`.  row_size: floats of scratch memory that a layer takes per row. */
 struct GrowingModel {
     const DecoderLayer *const *layers;
-    float *const *caches;
+    void *const *caches;
     const int64_t *windows;
     const float *embedding, *cosines, *sines, *norm, *output_bias;
     const void *output;
     int64_t num_layers, size, head_dim, output_size, max_context_len, row_size;
-    int32_t output_is_bf16;
+    int32_t output_format, cache_is_bf16;
     float norm_epsilon;
 };
 
@@ -193,14 +193,14 @@ void forward(const GrowingModel &model, const Batch &batch, const Memory &memory
     }
     const Rows rows = {memory.cosines, memory.sines, batch.slots.data(), batch.path_slots.data(), batch.row_slots.data(),
                        batch.contexts.data(), batch.paths.data(), batch.path_lens.data(), batch.tasks.data(), num_rows,
-                       num_rows, (int64_t)batch.tasks.size() - 1, memory.layers};
+                       num_rows, (int64_t)batch.tasks.size() - 1, memory.layers, model.cache_is_bf16};
     decoder_layers(model.layers, &rows, model.caches, model.windows, model.num_layers, memory.hidden, num_threads);
     const long num_wanted = (long)batch.logit_rows.size();
     for (long i = 0; i < num_wanted; i++)
         rms_norm(memory.hidden + batch.logit_rows[i] * size, model.norm, memory.normed + i * size, 1, size,
                  model.norm_epsilon);
     linear(memory.normed, memory.panels, model.output, model.output_bias, memory.logits, num_wanted, size,
-           model.output_size, model.output_is_bf16, num_threads);
+           model.output_size, model.output_format, num_threads);
 }
 
 /* The node's children: its best candidates, as far as they are of use. */

@@ -33,7 +33,8 @@ class _Model(ctypes.Structure):
         ("output", _POINTER),
         *((name, _INT64) for name in ("num_layers", "size", "head_dim", "output_size")),
         *((name, _INT64) for name in ("max_context_len", "row_size")),
-        ("output_is_bf16", _INT32),
+        ("output_format", _INT32),
+        ("cache_is_bf16", _INT32),
         ("norm_epsilon", _FLOAT),
     )
 
@@ -209,7 +210,7 @@ class TreeGrower:
         self._end = parts.rotations[0].shape[1]
         self._model = _Model(
             *parts.addresses, *parts.sizes, self._max_context_len, parts.row_size,
-            parts.is_output_bf16, parts.norm_epsilon,
+            parts.output_format, parts.is_cache_bf16, parts.norm_epsilon,
         )  # fmt: skip
 
 

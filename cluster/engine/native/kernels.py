@@ -1,14 +1,16 @@
 """Products and attention of few rows on a CPU, in C++: compiled once per machine, then loaded.
 
 Why our own: a step of 1 to 16 rows is bound by reading the weights.  No library here multiplies
-bfloat16 weights by several rows at that cost where the processor has no bfloat16 instructions, none
-gives a row the same bits whatever stands beside it, and all wait for every thread at every layer.
+bfloat16 weights by several rows at that cost, with the processor's bfloat16 instructions or
+without, none gives a row the same bits whatever stands beside it, and all wait for every thread at
+every layer.
 The sources say how; without a compiler everything runs as before, by torch's libraries.
 """
 
 from __future__ import annotations
 
 import ctypes
+import enum
 import logging
 from functools import cache
 from pathlib import Path
@@ -32,12 +34,25 @@ _SOURCES = (
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 
 
+class Format(enum.IntEnum):
+    """Of a packed weight, and what it is multiplied by; operations.h's.
+
+    FLOAT32, BF16: by float32.  BF16_PRODUCTS: by rows rounded to bfloat16, as the processor
+    multiplies them; sums are float32's all the same.
+    """
+
+    FLOAT32 = 0
+    BF16 = 1
+    BF16_PRODUCTS = 2
+
+
 class Kernels:
     """The compiled functions.
 
     num_threads: that one call may use.  lanes: floats in a vector; attention wants heads of a
     multiple of it.  max_sharing: query heads per key head at most.  block: outputs that a packed
-    weight's blocks hold.  draws: those over the vocabulary.
+    weight's blocks hold.  multiplies_bf16: whether BF16_PRODUCTS has instructions here; without
+    any it gives nearly the same numbers, slowly.  draws: those over the vocabulary.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -84,6 +99,7 @@ class Kernels:
         self.block: int = library.linear_block()
         self.lanes: int = library.attention_limit(0)
         self.max_sharing: int = library.attention_limit(1)
+        self.multiplies_bf16 = bool(library.multiplies_bf16())
 
     @property
     def num_threads(self) -> int:
@@ -116,19 +132,20 @@ class Kernels:
         return strips.permute(0, 1, 4, 2, 3).contiguous()
 
     def linear(
-        self, rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int
-    ) -> torch.Tensor:
+        self, rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int,
+        format: Format,
+    ) -> torch.Tensor:  # fmt: skip
         """rows float32 [..., in], bias float32 [out] -> float32 [..., out]; a row's result depends
         on that row alone, to the bit."""
         rows = rows.contiguous()
         num_inputs = rows.shape[-1]
         num_rows = rows.numel() // num_inputs
         output = torch.empty((*rows.shape[:-1], num_outputs))
-        panels = torch.empty_like(rows) if num_rows > 1 else rows
+        panels = torch.empty_like(rows)
         self._linear(
             rows.data_ptr(), panels.data_ptr(), packed.data_ptr(),
             None if bias is None else bias.data_ptr(), output.data_ptr(),
-            num_rows, num_inputs, num_outputs, packed.dtype == torch.bfloat16, self.num_threads,
+            num_rows, num_inputs, num_outputs, format, self.num_threads,
         )  # fmt: skip
         return output
 

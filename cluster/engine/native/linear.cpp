@@ -1,4 +1,5 @@
-/* y = x W^T + b for few rows and many, with W as float32 or as bfloat16 that is widened in registers.
+/* y = x W^T + b for few rows and many, with W as float32, as bfloat16 that is widened in registers, or
+ * as bfloat16 that the processor multiplies itself, by rows rounded to bfloat16, two inputs at a time.
  *
  * Every output is one chain of fused multiply-adds over the inputs in ascending order, whatever the
  * number of rows and wherever a row stands: a row's result depends on that row alone, to the bit.
@@ -29,13 +30,17 @@ typedef struct {
     const float *bias;
     float *output;
     long num_rows, num_inputs, num_outputs;
-    int is_bf16;
+    int num_threads;
 } Product;
 
 extern "C" long linear_block() { return BLOCK; }
 
-/* A panel holds the rows of one pass, input by input: [in][rows of the pass].  Rows that lie a power
- * of two apart would fall into the same few lines of the cache. */
+/* Whether BF16_PRODUCTS can be asked for. */
+extern "C" int multiplies_bf16() { return MULTIPLIES_BF16; }
+
+/* A panel holds the rows of one pass, input by input: [in][rows of the pass]; rounded ones two inputs
+ * in 32 bits, [in / 2][rows of the pass].  Rows that lie a power of two apart would fall into the same
+ * few lines of the cache. */
 static long num_passes(const Product *product) {
     return product->num_rows <= NARROW_ROWS ? 1 : (product->num_rows + WIDE_ROWS - 1) / WIDE_ROWS;
 }
@@ -44,28 +49,68 @@ static long first_row(const Product *product, long pass, long passes) {
     return product->num_rows * pass / passes;
 }
 
+/* Where the panel of the pass from `row` on begins. */
+template <int format>
+static float *panel_of(const Product *product, long row) {
+    const long inputs = product->num_inputs;
+    return product->panels + row * (format == BF16_PRODUCTS ? (inputs + 1) / 2 : inputs);
+}
+
+template <int format>
 static void fill_panel(void *argument, long pass) {
     const Product *product = static_cast<const Product *>(argument);
     const long passes = num_passes(product), inputs = product->num_inputs;
     const long row = first_row(product, pass, passes), count = first_row(product, pass + 1, passes) - row;
-    float *panel = product->panels + row * inputs;
+    float *panel = panel_of<format>(product, row);
     for (long r = 0; r < count; r++) {
         const float *x = product->rows + (row + r) * inputs;
-        for (long k = 0; k < inputs; k++) panel[k * count + r] = x[k];
+        if constexpr (format == BF16_PRODUCTS) {
+            uint32_t *pairs = (uint32_t *)panel + r, buffer[LANES];
+            long k = 0;
+            for (; k + 2 * LANES <= inputs; k += 2 * LANES) {
+                *(vuint *)buffer = rounded_pairs(x + k);
+#pragma GCC unroll 16
+                for (int i = 0; i < LANES; i++, pairs += count) *pairs = buffer[i];
+            }
+            for (; k < inputs; k += 2, pairs += count)
+                *pairs = float_to_bf16(x[k]) | (k + 1 < inputs ? (uint32_t)float_to_bf16(x[k + 1]) << 16 : 0);
+        } else {
+            for (long k = 0; k < inputs; k++) panel[k * count + r] = x[k];
+        }
     }
 }
 
-/* One pass's `num_rows` rows by `num_vectors` vectors of outputs, the first one `first` of the block. */
-template <int num_rows, int num_vectors, bool is_bf16>
-static __attribute__((noinline)) void tile(const Product *product, long block, long row, int first) {
+/* One pass's `num_rows` rows by `num_vectors` vectors of outputs, the first one `first` of the block; the
+ * weights `ahead` (in 32 bits) of each are asked for. */
+template <int num_rows, int num_vectors, int format>
+static __attribute__((noinline)) void tile(const Product *product, long block, long row, int first, long ahead) {
     const long inputs = product->num_inputs;
-    const float *x = product->panels + row * inputs;
+    const float *x = panel_of<format>(product, row);
     vfloat sums[num_rows][num_vectors];
 #pragma GCC unroll 16
     for (int r = 0; r < num_rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < num_vectors; v++) sums[r][v] = vfloat{};
-    if constexpr (is_bf16) {
+    if constexpr (format == BF16_PRODUCTS) {
+        const long pairs = (inputs + 1) / 2, strip = pairs * STRIP;
+        const uint32_t *w = (const uint32_t *)product->weight + block * 2 * strip + first / 2 * strip;
+        const uint32_t *both = (const uint32_t *)x;
+        for (long k = 0; k < pairs; k++, w += STRIP, both += num_rows) {
+            vuint weights[num_vectors];
+#pragma GCC unroll 4
+            for (int v = 0; v < num_vectors; v++) {
+                const uint32_t *from = w + v / 2 * strip + v % 2 * LANES;
+                weights[v] = *(const vuint *)from;
+                __builtin_prefetch(from + ahead);
+            }
+#pragma GCC unroll 16
+            for (int r = 0; r < num_rows; r++) {
+                const vuint each = both[r] - vuint{};
+#pragma GCC unroll 4
+                for (int v = 0; v < num_vectors; v++) sums[r][v] = add_products(sums[r][v], each, weights[v]);
+            }
+        }
+    } else if constexpr (format == BF16) {
         const long pairs = (inputs + 1) / 2;
         const long strip = pairs * STRIP; /* from one strip to the next */
         const uint32_t *w = (const uint32_t *)product->weight + block * 2 * strip + first / 2 * strip;
@@ -75,7 +120,7 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
             for (int v = 0; v < num_vectors; v++) {
                 const uint32_t *from = w + v / 2 * strip + v % 2 * LANES;
                 both[v] = *(const vuint *)from;
-                __builtin_prefetch(from + AHEAD * STRIP);
+                __builtin_prefetch(from + ahead);
             }
 #pragma GCC unroll 16
             for (int r = 0; r < num_rows; r++) {
@@ -105,7 +150,7 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
             for (int v = 0; v < num_vectors; v++) {
                 const float *from = w + v / 2 * strip + v % 2 * LANES;
                 weights[v] = *(const vfloat *)from;
-                __builtin_prefetch(from + AHEAD * STRIP);
+                __builtin_prefetch(from + ahead);
             }
 #pragma GCC unroll 16
             for (int r = 0; r < num_rows; r++) {
@@ -135,33 +180,46 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
 }
 
 /* The tile for `count` rows, `least` to `most` of them. */
-template <int least, int most, int num_vectors, bool is_bf16>
-void tile_of(int count, const Product *product, long block, long row, int first) {
+template <int least, int most, int num_vectors, int format>
+void tile_of(int count, const Product *product, long block, long row, int first, long ahead) {
     if constexpr (most > least)
-        if (count < most) return tile_of<least, most - 1, num_vectors, is_bf16>(count, product, block, row, first);
-    tile<most, num_vectors, is_bf16>(product, block, row, first);
+        if (count < most) return tile_of<least, most - 1, num_vectors, format>(count, product, block, row, first, ahead);
+    tile<most, num_vectors, format>(product, block, row, first, ahead);
 }
 
-template <bool is_bf16>
+template <int format>
 static void do_block(void *argument, long block) {
     const Product *product = static_cast<const Product *>(argument);
     const long num_rows = product->num_rows;
-    if (num_rows <= NARROW_ROWS) return tile_of<1, NARROW_ROWS, 4, is_bf16>((int)num_rows, product, block, 0, 0);
+    if (num_rows <= NARROW_ROWS)
+        return tile_of<1, NARROW_ROWS, 4, format>((int)num_rows, product, block, 0, 0, AHEAD * STRIP);
     const long passes = num_passes(product);
-    for (int first = 0; first < VECTORS; first += 2)
+    const long strip = (format == FLOAT32 ? product->num_inputs : (product->num_inputs + 1) / 2) * STRIP;
+    for (int first = 0; first < VECTORS; first += 2) {
+        /* The first pass reads this strip from memory, the others ask for the thread's next one. */
+        const long next = first == 0 ? strip : (2 * product->num_threads - 1) * strip;
         for (long pass = 0; pass < passes; pass++) {
             const long row = first_row(product, pass, passes), end = first_row(product, pass + 1, passes);
-            tile_of<LEAST_WIDE_ROWS, WIDE_ROWS, 2, is_bf16>((int)(end - row), product, block, row, first);
+            tile_of<LEAST_WIDE_ROWS, WIDE_ROWS, 2, format>((int)(end - row), product, block, row, first,
+                                                           pass == 0 ? AHEAD * STRIP : next);
+        }
     }
 }
 
-extern "C" void linear(const float *rows, float *panels, const void *weight, const float *bias, float *output, long num_rows,
-            long num_inputs, long num_outputs, int is_bf16, int num_threads) {
-    Product product = {rows, panels, weight, bias, output, num_rows, num_inputs, num_outputs, is_bf16};
-    if (num_rows == 0) return;
-    if (num_rows == 1)
-        product.panels = (float *)rows;
+template <int format>
+static void multiply(Product product) {
+    if (product.num_rows == 1 && format != BF16_PRODUCTS)
+        product.panels = (float *)product.rows;
     else
-        run_blocks(fill_panel, &product, num_passes(&product), num_threads);
-    run_blocks(is_bf16 ? do_block<true> : do_block<false>, &product, (num_outputs + BLOCK - 1) / BLOCK, num_threads);
+        run_blocks(fill_panel<format>, &product, num_passes(&product), product.num_threads);
+    run_blocks(do_block<format>, &product, (product.num_outputs + BLOCK - 1) / BLOCK, product.num_threads);
+}
+
+extern "C" void linear(const float *rows, float *panels, const void *weight, const float *bias, float *output, long num_rows,
+            long num_inputs, long num_outputs, int format, int num_threads) {
+    const Product product = {rows, panels, weight, bias, output, num_rows, num_inputs, num_outputs, num_threads};
+    if (num_rows == 0) return;
+    if (format == FLOAT32) return multiply<FLOAT32>(product);
+    if (format == BF16) return multiply<BF16>(product);
+    multiply<BF16_PRODUCTS>(product);
 }

@@ -4,6 +4,10 @@
 
 #include <cstdint>
 
+/* Of a packed weight, and what it is multiplied by: float32, bfloat16 by float32, and bfloat16 by rows
+ * rounded to bfloat16 where the processor has instructions for that. */
+enum Format { FLOAT32 = 0, BF16 = 1, BF16_PRODUCTS = 2 };
+
 /* One attention call; the shapes stand in kernels.py. */
 struct Attention {
     const float *query;
@@ -23,16 +27,18 @@ struct DecoderLayer {
     const void *qkv, *out, *gate_up, *down;
     const float *qkv_bias, *out_bias, *gate_up_bias, *down_bias;
     int64_t size, num_heads, num_kv_heads, head_dim, inner_size;
-    int32_t qkv_is_bf16, out_is_bf16, gate_up_is_bf16, down_is_bf16;
+    int32_t qkv_format, out_format, gate_up_format, down_format; /* as of `Format` */
     float input_epsilon, post_epsilon, query_epsilon, key_epsilon, scaling;
 };
 
-/* As in decoder_layer.py.  cos, sin: [rows, head_dim]; slots: [rows]; the others as in attention. */
+/* As in decoder_layer.py.  cos, sin: [rows, head_dim]; slots: [rows]; the others as in attention.  The
+ * caches hold floats, or bfloat16. */
 struct Rows {
     const float *cosines, *sines;
     const int64_t *slots, *path_slots, *row_slots, *row_contexts, *row_paths, *row_path_lens, *task_rows;
     int64_t num_rows, num_seen, num_tasks;
     float *scratch;
+    int32_t cache_is_bf16;
 };
 
 /* Under which conditions the target draws at a row; as in draws.py.  temperature 0 = greedy; top_k 0,
@@ -47,12 +53,12 @@ void attend(const Attention *call, long num_tasks, int is_bf16, int num_threads)
 
 extern "C" {
 void linear(const float *rows, float *panels, const void *weight, const float *bias, float *output, long num_rows,
-            long num_inputs, long num_outputs, int is_bf16, int num_threads);
+            long num_inputs, long num_outputs, int format, int num_threads);
 void rms_norm(const float *rows, const float *weight, float *output, long num_rows, long size, float epsilon);
 void silu_product(const float *rows, float *output, long num_rows, long size);
 void gumbel_tokens(const uint64_t *seeds, const int64_t *positions, const int64_t *streams, const int64_t *tokens,
                    long num_rows, long width, float *noise);
-void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, float *const *caches, const int64_t *windows,
+void decoder_layers(const DecoderLayer *const *layers, const Rows *rows, void *const *caches, const int64_t *windows,
                     long num_layers, float *hidden, int num_threads);
 void rank_tokens(const float *logits, long row_stride, long num_rows, long vocab_size, long count, const RankedDraw *draws,
                  int64_t *token_ids, double *scores, double *log_probs, int num_threads);

@@ -7,6 +7,10 @@
 #include <cstring>
 
 #if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
 enum { LANES = 16 };
 #elif defined(__AVX__)
 enum { LANES = 8 };
@@ -20,6 +24,7 @@ typedef uint32_t vuint __attribute__((vector_size(LANES * 4), aligned(4), may_al
 typedef uint16_t vhalf __attribute__((vector_size(LANES * 2), aligned(2), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+#define INLINE_MEMBER inline __attribute__((always_inline))
 
 /* Less nothing: plus nothing would turn -0 into 0, which costs an addition. */
 INLINE vfloat splat(float value) { return value - vfloat{}; }
@@ -29,6 +34,9 @@ INLINE vfloat lower_half(vuint pairs) { return (vfloat)(pairs << 16); }
 INLINE vfloat upper_half(vuint pairs) { return (vfloat)(pairs & 0xffff0000u); }
 
 INLINE vfloat load_bf16(const uint16_t *from) {
+#if defined(__AVX512F__) /* which a conversion of vectors is not made of */
+    return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
+#endif
     return (vfloat)(__builtin_convertvector(*(const vhalf *)from, vuint) << 16);
 }
 
@@ -45,6 +53,35 @@ INLINE uint16_t float_to_bf16(float value) {
     memcpy(&bits, &value, 4);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40);
     return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
+}
+
+/* Two bfloat16 of each of two vectors multiplied and added to `sums`, as the processor rounds that. */
+#if defined(__AVX512BF16__)
+enum { MULTIPLIES_BF16 = 1 };
+INLINE vfloat add_products(vfloat sums, vuint a, vuint b) {
+    return (vfloat)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
+}
+/* 2 * LANES floats to the nearest bfloat16, in their order. */
+INLINE vuint rounded_pairs(const float *from) {
+    return (vuint)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + LANES), _mm512_loadu_ps(from));
+}
+#else
+enum { MULTIPLIES_BF16 = 0 };
+INLINE vfloat add_products(vfloat sums, vuint a, vuint b) {
+    sums += lower_half(a) * lower_half(b);
+    return sums + upper_half(a) * upper_half(b);
+}
+INLINE vuint rounded_pairs(const float *from) {
+    vuint pairs = {};
+    for (int i = 0; i < LANES; i++) pairs[i] = float_to_bf16(from[2 * i]) | (uint32_t)float_to_bf16(from[2 * i + 1]) << 16;
+    return pairs;
+}
+#endif
+
+INLINE void round_to_bf16(const float *from, uint16_t *to, long size) {
+    long i = 0;
+    for (; i + 2 * LANES <= size; i += 2 * LANES) *(vuint *)(to + i) = rounded_pairs(from + i);
+    for (; i < size; i++) to[i] = float_to_bf16(from[i]);
 }
 
 /* Always in the same order: halves are added to halves. */
