@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import logging
 import os
+from collections.abc import Sequence
 
 import torch
 
@@ -20,6 +21,9 @@ _DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+_HUGE_PAGE = 2 * 1024**2
+_MADV_HUGEPAGE = 14  # Linux
 
 # Whether this process's threads were set by us.
 _are_ours = False
@@ -123,6 +127,21 @@ def spare_cores(config: EngineConfig) -> None:
     Changes nothing in a process whose threads `configure_threads` did not set."""
     if _are_ours and config.threads == 0:
         torch.set_num_threads(max(1, num_cores() // 2 // config.tensor_parallel))
+
+
+def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """`torch.empty` on the CPU, for what is read in every step: asks for pages of 2 MiB, so that
+    fewer addresses are looked up.  Where the system gives none it is an ordinary tensor."""
+    tensor = torch.empty(shape, dtype=dtype)
+    start = -(-tensor.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
+    stop = (tensor.data_ptr() + tensor.nbytes) // _HUGE_PAGE * _HUGE_PAGE
+    if start < stop:
+        # Before anything is written: pages that are there stay as they are.
+        with contextlib.suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+            libc.madvise(start, stop - start, _MADV_HUGEPAGE)
+    return tensor
 
 
 def return_freed_memory() -> None:

@@ -15,7 +15,7 @@ import torch
 
 from cluster.config import EngineConfig
 from cluster.engine.attention import LayerSpec
-from cluster.engine.device import free_cpu_bytes
+from cluster.engine.device import empty_in_huge_pages, free_cpu_bytes
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -48,11 +48,11 @@ class KVCache:
             groups.setdefault(layer.storage(), []).append(index)
         by_layer: dict[int, torch.Tensor] = {}
         for spec, members in groups.items():
-            stack = torch.empty(
-                (len(members), num_slots, 2, spec.num_kv_heads, spec.head_dim),
-                dtype=spec.dtype,
-                device=spec.device,
-            )
+            shape = (len(members), num_slots, 2, spec.num_kv_heads, spec.head_dim)
+            if spec.device.type == "cpu":
+                stack = empty_in_huge_pages(shape, spec.dtype)
+            else:
+                stack = torch.empty(shape, dtype=spec.dtype, device=spec.device)
             # Written once at start: memory is committed now, not in the middle of serving, and
             # a masked key is a finite number (0 * NaN would not be 0).
             stack.zero_()

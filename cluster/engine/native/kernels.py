@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cluster import cpp
+from cluster.engine.device import empty_in_huge_pages
 from cluster.engine.native.draws import DrawKernels
 
 if TYPE_CHECKING:
@@ -126,10 +127,10 @@ class Kernels:
         padding = (0, num_inputs % 2 if is_bf16 else 0, 0, num_blocks * self.block - num_outputs)
         padded = torch.nn.functional.pad(weight, padding)
         if is_bf16:
-            strips = padded.view(num_blocks, 2, 2, self.lanes, -1, 2)
-            return strips.permute(0, 1, 4, 2, 3, 5).contiguous()
-        strips = padded.view(num_blocks, 2, 2, self.lanes, -1)
-        return strips.permute(0, 1, 4, 2, 3).contiguous()
+            strips = padded.view(num_blocks, 2, 2, self.lanes, -1, 2).permute(0, 1, 4, 2, 3, 5)
+        else:
+            strips = padded.view(num_blocks, 2, 2, self.lanes, -1).permute(0, 1, 4, 2, 3)
+        return empty_in_huge_pages(strips.shape, weight.dtype).copy_(strips)
 
     def linear(
         self, rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int,
