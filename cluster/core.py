@@ -400,7 +400,8 @@ class WorkerDescription:
 
     model_hash: of the checkpoint's config and weights index.  tokenizer_hash: over the token
     strings in id order, "" for drafters that serve any vocabulary.  devices: names of what it
-    computes on, unique among all machines; empty = unknown.
+    computes on, unique among all machines; empty = unknown.  step_rows, step_times_s: a target's
+    `StepProfile`, empty = not measured.
     """
 
     worker_id: str
@@ -414,3 +415,5 @@ class WorkerDescription:
     max_running_sequences: int = 0
     max_batch_tokens: int = 0
     devices: tuple[str, ...] = ()
+    step_rows: tuple[int, ...] = ()
+    step_times_s: tuple[float, ...] = ()

@@ -49,6 +49,7 @@ from cluster.metrics import Recorder
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 from cluster.rpc.messages import EventFrame, SubmitFrame
+from cluster.spec.step_profile import StepProfile
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +131,9 @@ class Coordinator:
                 self.remove_drafter(replica.name, replica.id)
         seat = TargetSeat(target_id, description, link, self._max_frame_tokens, self._clock())
         self._table.seats[target_id] = seat
+        self._planner.meet(
+            target_id, StepProfile.of(description.step_rows, description.step_times_s)
+        )
         self._update_limits()
         log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
         self._table.admit()

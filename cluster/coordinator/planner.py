@@ -28,6 +28,7 @@ from cluster.spec.forest import Indices, depths, join, ranked
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.promises import NUM_RANKS, WAITS_S
 from cluster.spec.quiet import Silences
+from cluster.spec.step_profile import StepProfile
 from cluster.spec.survival import Calibrator, claimed_conditionals, revealed
 
 _MAX_CALIBRATORS = 1024
@@ -77,6 +78,7 @@ class DraftPlanner:
         self._promises = promises
         self._budgets: dict[str, BudgetController] = {}  # by target: each has its own step times
         self._silent: dict[str, Silences] = {}  # by target
+        self._profiles: dict[str, StepProfile | None] = {}  # by target
         self._calibrators: dict[tuple[str, str], Calibrator] = {}  # by drafter and task
         self._exported: set[tuple[str, str]] = set()  # those with a gauge
         union.prepare()
@@ -196,10 +198,15 @@ class DraftPlanner:
                 error = calibrator.expected_error()
                 recorder.set(metrics.CALIBRATION_ERROR, error, drafter=drafter, task=task)
 
+    def meet(self, target_id: str, profile: StepProfile | None) -> None:
+        """A target has joined; profile: of its steps, None = it has not measured any."""
+        self._profiles[target_id] = profile
+
     def forget(self, target_id: str) -> None:
         """The target has left; its step times are of no more use."""
         self._budgets.pop(target_id, None)
         self._silent.pop(target_id, None)
+        self._profiles.pop(target_id, None)
 
     def learn(self, lessons: Sequence[Lesson]) -> None:
         """Calibrate the drafters' claims by what the target accepted of their own nodes."""
@@ -252,6 +259,7 @@ class DraftPlanner:
                 self._config.max_draft_tokens,
                 max_slowdown=self._config.max_slowdown,
                 slack_steps=self._config.slowdown_slack,
+                profile=self._profiles.get(target_id),
             )
             budget = BudgetController(rules, WAITS_S)
             self._budgets[target_id] = budget

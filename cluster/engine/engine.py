@@ -30,11 +30,13 @@ from cluster.engine.limits import Limits
 from cluster.engine.model import LoadedModel, load_model
 from cluster.engine.native.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.parallel import RankGroup
+from cluster.engine.profile import profile_steps
 from cluster.engine.residency import Residency
 from cluster.engine.scheduler import Scheduler
 from cluster.engine.sequence import Pending
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import ProtocolError, WorkerError
+from cluster.spec.step_profile import StepProfile
 
 __all__ = ["Engine", "Output", "StepSummary", "Work"]
 
@@ -132,6 +134,12 @@ class Engine:
         """Those tokens: int32[cached_len], a copy."""
         sequence = self._residency.sequences.get(request_id)
         return EMPTY_TOKENS if sequence is None else sequence.tokens.copy()
+
+    def profile_steps(self) -> StepProfile | None:
+        """Measure what steps take by their rows, for two seconds; while nobody is served."""
+        profile = profile_steps(self, self.config.max_batch_tokens)
+        self._residency.forget_prefixes()
+        return profile
 
     def submit(self, work: Work) -> None:
         """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""

@@ -258,6 +258,8 @@ def encode_description(description: WorkerDescription) -> pb.WorkerDescription:
         max_running_sequences=description.max_running_sequences,
         max_batch_tokens=description.max_batch_tokens,
         devices=description.devices,
+        step_rows=description.step_rows,
+        step_times_s=description.step_times_s,
     )
 
 
@@ -274,4 +276,6 @@ def decode_description(message: pb.WorkerDescription) -> WorkerDescription:
         max_running_sequences=message.max_running_sequences,
         max_batch_tokens=message.max_batch_tokens,
         devices=tuple(message.devices),
+        step_rows=tuple(message.step_rows),
+        step_times_s=tuple(message.step_times_s),
     )

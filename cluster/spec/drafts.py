@@ -12,6 +12,7 @@ from cluster.core import EMPTY_FLOATS, FloatArray, TokenArray
 from cluster.records import record
 from cluster.spec.forest import Floats, Indices, Mask, ranked
 from cluster.spec.guard import DeficitGuard
+from cluster.spec.step_profile import StepProfile
 from cluster.spec.step_times import EDGES
 
 Gains = npt.NDArray[np.float64]
@@ -175,6 +176,7 @@ class BudgetRules:
     first_nodes: draft nodes per sequence of the first speculative step, of few sequences.
     max_slowdown, slack_steps: of the guards; the slack is that of one sequence, n have it divided
     by the root of n.
+    profile: of the target's steps, as it measured them itself.
     """
 
     max_draft_tokens: int
@@ -184,3 +186,4 @@ class BudgetRules:
     first_nodes: int = 4
     max_slowdown: float = 0.02
     slack_steps: float = 8.0
+    profile: StepProfile | None = None

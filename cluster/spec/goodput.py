@@ -83,7 +83,9 @@ class GoodputModel:
     _plain_as_of: tuple[int, int] = field(init=False, default=(-1, -1))
 
     def __post_init__(self) -> None:
-        self.times = StepTimes(stale_after=self.rules.probe_interval // 2)
+        self.times = StepTimes(
+            stale_after=self.rules.probe_interval // 2, profile=self.rules.profile
+        )
 
     @property
     def deficit_s(self) -> float:

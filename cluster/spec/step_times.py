@@ -11,6 +11,7 @@ import numpy as np
 
 from cluster.spec.forest import Floats
 from cluster.spec.isotonic import isotonic
+from cluster.spec.step_profile import StepProfile
 
 # Steps between neighbours are at most a half; kernels' staircases lie at such sizes.
 EDGES: tuple[int, ...] = (
@@ -95,7 +96,11 @@ class StepTimes:
     are the machine's.  They are doubtful then, which asks the caller to measure them.
     """
 
-    def __init__(self, min_samples: int = 3, stale_after: int = 64) -> None:
+    def __init__(
+        self, min_samples: int = 3, stale_after: int = 64, profile: StepProfile | None = None
+    ) -> None:
+        """profile: of the target's steps by rows; a sequence has a row, and a node another."""
+        self._profile = profile
         self._min_samples = min_samples
         self._stale_after = stale_after
         self._cells: dict[int, dict[int, _Cell]] = {}  # by sequences, then nodes
@@ -170,7 +175,8 @@ class StepTimes:
 
         Where plain steps of so many sequences are not measured, it is the time of the nearest
         number of sequences of which they are.  Between measured cells it is interpolated.  Beyond
-        the last one it is that one's value: optimistic, so that what might pay is tried.
+        the last one it is that one's value: optimistic, so that what might pay is tried.  With a
+        profile, what is interpolated is the ratio to that.
         """
         row = self.at_edges(num_sequences)
         if row is None:
@@ -180,10 +186,21 @@ class StepTimes:
     def at_edges(self, num_sequences: int) -> Floats | None:
         """The estimates for each number of nodes in EDGES: float64[edges]."""
         if num_sequences not in self._rows:
-            curve = self._curve(num_sequences)
-            nodes, times_s = [point[0] for point in curve], [point[1] for point in curve]
-            self._rows[num_sequences] = np.interp(EDGES, nodes, times_s) if curve else None
+            self._rows[num_sequences] = self._at_edges(num_sequences)
         return self._rows[num_sequences]
+
+    def _at_edges(self, num_sequences: int) -> Floats | None:
+        curve = self._curve(num_sequences)
+        if not curve:
+            return None
+        nodes, times_s = (np.array(column, dtype=np.float64) for column in zip(*curve, strict=True))
+        if self._profile is None:
+            return np.asarray(np.interp(EDGES, nodes, times_s))
+        sequences = bucket(num_sequences)
+        usual = self._profile.at(sequences + np.array(EDGES))
+        measured = self._profile.at(self._nearest(sequences) + nodes)
+        ratios = np.interp(EDGES, nodes, times_s / measured)
+        return np.asarray(np.maximum.accumulate(usual * ratios))
 
     def high(self, num_sequences: int, num_nodes: int) -> float | None:
         """A high quantile of recent step times, at least the estimate; None while unmeasured.

@@ -23,6 +23,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     from cluster.worker.verifier import Verifier
 
     settings = config.target.engine
+    profile = engine.profile_steps()
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
         role="target",
@@ -35,6 +36,8 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         max_running_sequences=settings.max_running_sequences,
         max_batch_tokens=settings.max_batch_tokens,
         devices=devices_of(engine),
+        step_rows=profile.rows if profile else (),
+        step_times_s=profile.times_s if profile else (),
     )
     return TargetWorker(Verifier(engine), description)
 

@@ -1,0 +1,85 @@
+"""How long an engine's steps take by their number of rows, before anyone is served.
+
+A coordinator that knows the shape of this staircase need not find it out at the cost of requests:
+which numbers of draft nodes are nearly free depends on the machine's kernels alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from cluster.core import EMPTY_TOKENS, TokenArray, TokenTree, token_array
+from cluster.engine.work import Output, Work
+from cluster.spec.step_profile import StepProfile
+
+# From coarse to fine: of a slow model the first ones must do.  The fine ones are neighbours of the
+# multiples at which kernels' staircases have their edges.
+_ROWS = (1, 32, 8, 64, 16, 128, 24, 12, 48, 4, 20, 28, 256, 96, 40, 2, 6, 10, 80, 160, 192)
+_CONTEXT_LEN = 16
+# Turns over all numbers of rows; what else the machine does then falls on all of them alike, and
+# the fastest of a number's steps counts.
+_NUM_TURNS = 3
+_MAX_S = 2.0
+_REQUEST = "step-profile"
+
+
+class Steps(Protocol):
+    """The part of an engine that is measured."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def submit(self, work: Work) -> None: ...
+    def step(self) -> list[Output]: ...
+    def release(self, request_id: str) -> None: ...
+
+
+def profile_steps(
+    engine: Steps, max_rows: int, clock: Callable[[], float] = time.perf_counter
+) -> StepProfile | None:
+    """The fastest verification step of one sequence by its rows, up to `max_rows`; None where that
+    cannot be measured.  It takes two seconds, of a slow model the four steps that it needs."""
+    deadline = clock() + _MAX_S
+    tokens = token_array(4 + np.arange(_CONTEXT_LEN + 1) % max(engine.vocab_size - 4, 1))
+    sizes = [rows for rows in _ROWS if rows <= max_rows]
+    best: dict[int, float] = {}
+    try:
+        if not _runs(engine, Work(_REQUEST, 0, tokens[:_CONTEXT_LEN])):
+            return None
+        warm: list[int] = []
+        for rows in sizes:
+            if clock() > deadline and len(warm) > 1:
+                break
+            if _runs(engine, _work(rows, tokens)):  # else there are no pages for so many
+                warm.append(rows)
+        for _ in range(_NUM_TURNS):
+            for rows in warm:
+                if clock() > deadline and len(best) > 1:
+                    break
+                started_at = clock()
+                _runs(engine, _work(rows, tokens))
+                time_s = clock() - started_at
+                best[rows] = min(best.get(rows, time_s), time_s)
+    finally:
+        engine.release(_REQUEST)
+    measured = sorted(best)
+    return StepProfile.of(measured, [best[rows] for rows in measured])
+
+
+def _work(rows: int, tokens: TokenArray) -> Work:
+    """A sequence's last token and leaves beside each other: `rows` rows."""
+    leaves = np.resize(tokens, rows - 1) if rows > 1 else EMPTY_TOKENS
+    tree = TokenTree.of(leaves, np.full(rows - 1, -1))
+    return Work(_REQUEST, _CONTEXT_LEN, tokens[_CONTEXT_LEN:], tree)
+
+
+def _runs(engine: Steps, work: Work) -> bool:
+    """Run one work; whether it could be."""
+    engine.submit(work)
+    outputs: list[Output] = []
+    while not outputs:
+        outputs = engine.step()
+    return outputs[0].logits is not None
