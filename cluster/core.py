@@ -171,6 +171,7 @@ class Proposal:
     prefix_hash: poly64 of those tokens; a proposal whose hash differs is stale and dropped.
     survival: float32[n], probability that the emitted path passes through the node; it does not
     increase along a path.  A new proposal replaces the drafter's former one for the request.
+    is_complete: as a `Completion` of base_len tokens.
     """
 
     request_id: str
@@ -180,6 +181,16 @@ class Proposal:
     tree: TokenTree
     survival: FloatArray
     drafter: str = ""
+    is_complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The drafter proposes nothing else after the first `base_len` tokens: nobody need wait."""
+
+    request_id: str
+    generation: int
+    base_len: int
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -351,6 +362,7 @@ class ProposalFrame:
     pages_total: int = 0
     num_requests: int = 0
     draft_time_s: float = 0.0
+    completions: tuple[Completion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

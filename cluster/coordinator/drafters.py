@@ -151,7 +151,8 @@ class DrafterPool:
     ) -> list[Session]:
         """Take in one frame: keep newest trees, send again what is missing, count faults.
 
-        Returns the sessions with a new tree for what is committed at present.
+        Returns the sessions with a new tree for what is committed at present, and those for which
+        no other is to come.
         """
         replica.unanswered_since = None
         renewed: list[Session] = []
@@ -173,6 +174,14 @@ class DrafterPool:
                 self._record_rubbish(replica, problem, now)
         for observation in frame.observations:
             self._observe(replica, observation, sessions, now)
+        for completion in frame.completions:
+            subscription = self._current(replica, sessions.get(completion.request_id))
+            if subscription is None:
+                continue
+            session = sessions[completion.request_id]
+            is_current = completion.generation == session.generation
+            if is_current and self._promises.completed(session, subscription, completion):
+                renewed.append(session)
         for refusal in frame.refusals:
             self._refused(replica, refusal, sessions, now)
         replica.record(self._recorder, frame)

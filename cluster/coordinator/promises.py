@@ -12,7 +12,7 @@ import numpy as np
 from cluster import metrics
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.session import Growth, Session, Subscription
-from cluster.core import FloatArray, Proposal, TokenTree
+from cluster.core import Completion, FloatArray, Proposal, TokenTree
 from cluster.metrics import Recorder
 from cluster.spec.forest import Floats, Mask, concatenated, join
 from cluster.spec.promises import GRID_S, PromiseTable, grown
@@ -74,6 +74,7 @@ class PromiseBook:
         growth = subscription.growth
         if growth is None or proposal.base_len != growth.context_len or not len(proposal.tree):
             return False
+        growth.is_complete = proposal.is_complete
         delay_s = now - growth.committed_at
         if not growth.is_answered:
             growth.is_answered = True
@@ -84,6 +85,23 @@ class PromiseBook:
         if growth.is_learned and len(growth.trees) < _MAX_TREES and delay_s <= GRID_S[-1]:
             growth.trees.append((delay_s, proposal.tree, proposal.survival))
         return True
+
+    def completed(
+        self, session: Session, subscription: Subscription, completion: Completion
+    ) -> bool:
+        """Note that nothing else comes; True when that holds for all the session's drafters."""
+        growth = subscription.growth
+        if growth is None or completion.base_len != growth.context_len:
+            return False
+        growth.is_answered = growth.is_complete = True
+        return self.is_settled(session)
+
+    def is_settled(self, session: Session) -> bool:
+        """Whether no drafter has anything to add to what it has sent since the last commit."""
+        return all(
+            subscription.growth is None or subscription.growth.is_complete
+            for subscription in session.subscriptions.values()
+        )
 
     def outstanding(self, session: Session) -> bool:
         """Whether a drafter of credit has been told of the last commit and not answered yet."""
@@ -127,7 +145,9 @@ class PromiseBook:
             task = session.request.task
             for name, subscription in session.subscriptions.items():
                 growth = subscription.growth
-                if growth is None or subscription.replica.num_broken_promises >= self._max_broken:
+                if growth is None or growth.is_complete:
+                    continue
+                if subscription.replica.num_broken_promises >= self._max_broken:
                     continue
                 key = (name, task, growth.is_hit, growth.committed_at)
                 if key not in known:

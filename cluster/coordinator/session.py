@@ -147,12 +147,14 @@ class Growth:
     is_learned: it is one of the commits that the price list of waiting is learned from.
     trees: of these, (seconds since the commit, tree, claimed survivals) in order of arrival.
     at_hand: the calibrated survivals of what outlived the commit.
+    is_complete: nothing else comes.
     """
 
     committed_at: float
     context_len: int
     is_learned: bool
     is_answered: bool = False
+    is_complete: bool = False
     is_hit: bool | None = None
     at_hand: FloatArray | None = None
     trees: list[tuple[float, TokenTree, FloatArray]] = field(default_factory=list)

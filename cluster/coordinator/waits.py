@@ -35,7 +35,7 @@ def event_loop_timer(delay_s: float, callback: Callable[[], None]) -> TimerHandl
 class _Wait:
     """missing: sessions whose drafts have not come yet, of those it is for.
 
-    timer: None when the time is up.  is_trial: it lasts until then, whatever comes.
+    timer: None when the time is up.  is_trial: it lasts until then, or until nothing else comes.
     """
 
     began_at: float
@@ -60,8 +60,6 @@ class DraftWaits:
         wait = self._waits.get(seat)
         if wait is None or wait.timer is None:
             return False
-        if wait.is_trial:
-            return any(key in seat.ready for key in wait.awaited)
         wait.missing = {key: value for key, value in wait.missing.items() if key in seat.ready}
         return bool(wait.missing)
 
@@ -91,7 +89,7 @@ class DraftWaits:
     ) -> None:
         """Wait, or wait on; `expire(seat)` is called if nothing ends it before the time is up.
 
-        is_trial: no arrival of drafts does.
+        is_trial: no arrival of drafts does, but for the last ones.
         """
         wait = self._waits.setdefault(seat, _Wait(now, {}))
         if wait.timer is not None:
@@ -107,13 +105,17 @@ class DraftWaits:
         wait.timer = self._timer(wait_s, time_is_up)
 
     def arrived(self, session: Session) -> TargetSeat | None:
-        """Drafts of `session` have come.  Returns the seat whose wait is over by that, if any."""
+        """Drafts of `session` have come, or none will.  Returns the seat whose wait is over by
+        that, if any."""
         seat = session.target
         wait = self._waits.get(seat) if seat is not None else None
-        if wait is None or wait.missing.pop(session.id, None) is None:
+        if wait is None or session.id not in wait.missing:
             return None
         wait.has_arrived = True
-        return None if wait.missing or wait.is_trial else seat
+        if wait.is_trial and not self._promises.is_settled(session):
+            return None
+        del wait.missing[session.id]
+        return None if wait.missing else seat
 
     def end(self, seat: TargetSeat, now: float) -> tuple[float, frozenset[str]]:
         """The batch goes now.  Returns how long it has waited, and for which sessions."""
@@ -123,9 +125,11 @@ class DraftWaits:
         outcome = "arrived" if wait.has_arrived else "moot"
         if wait.timer is not None:
             wait.timer.cancel()
-        elif wait.missing:
-            outcome = "late"
-            for session in wait.missing.values():
+        else:
+            late = [each for each in wait.missing.values() if self._promises.outstanding(each)]
+            if late:
+                outcome = "late"
+            for session in late:
                 self._promises.broken(session)
         self._recorder.add(metrics.DRAFT_WAITS, outcome=outcome)
         self._recorder.add(metrics.DRAFT_WAITED, now - wait.began_at)

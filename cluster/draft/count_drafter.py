@@ -137,6 +137,7 @@ class CountDrafter(ABC, Generic[State, Context]):
             state.grown.tree,
             state.grown.survival,
             self._name,
+            is_complete=True,
         )
 
     def release(self, request_ids: Sequence[str]) -> None:

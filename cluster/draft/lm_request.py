@@ -237,8 +237,9 @@ class LMRequest(RequestState):
         )
         if former is None or not continues or _is_news(former, tree, survival, is_growing):
             former = Proposal(
-                self.request_id, self.generation, base_len, prefix_hash, tree, survival, drafter
-            )
+                self.request_id, self.generation, base_len, prefix_hash, tree, survival, drafter,
+                is_complete=not is_growing and len(tree) > 0,
+            )  # fmt: skip
             self._proposed = former
         return former
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from cluster.core import Commit, CommitFrame, Observation, Proposal, ProposalFrame, Refusal
+from cluster.core import (
+    Commit,
+    CommitFrame,
+    Completion,
+    Observation,
+    Proposal,
+    ProposalFrame,
+    Refusal,
+)
 from cluster.errors import ProtocolError
 from cluster.rpc.codec import (
     decode_params,
@@ -76,6 +84,7 @@ def _encode_proposal(proposal: Proposal) -> pb.Proposal:
         tree=encode_tree(proposal.tree),
         survival=pack_floats(proposal.survival),
         drafter=proposal.drafter,
+        is_complete=proposal.is_complete,
     )
 
 
@@ -97,6 +106,7 @@ def _decode_proposal(message: pb.Proposal) -> Proposal:
         tree=tree,
         survival=survival,
         drafter=message.drafter,
+        is_complete=message.is_complete,
     )
 
 
@@ -127,6 +137,12 @@ def _encode_proposals(frame: ProposalFrame) -> pb.ProposalFrame:
         pages_total=frame.pages_total,
         num_requests=frame.num_requests,
         draft_time_s=frame.draft_time_s,
+        completions=(
+            pb.Completion(
+                request_id=each.request_id, generation=each.generation, base_len=each.base_len
+            )
+            for each in frame.completions
+        ),
     )
 
 
@@ -146,6 +162,10 @@ def _decode_proposals(message: pb.ProposalFrame) -> Decoded[ProposalFrame]:
         pages_total=message.pages_total,
         num_requests=message.num_requests,
         draft_time_s=message.draft_time_s,
+        completions=tuple(
+            Completion(each.request_id, each.generation, each.base_len)
+            for each in message.completions
+        ),
     )
     return Decoded(frame)
 

@@ -113,7 +113,7 @@ class DemandBook:
             asked.num_untold += 1
             return Demand(Mode.PARKED, 0, is_told)
         asked.num_untold = 0
-        num_nodes = min(self._num_nodes(asked, group, limit), limit)
+        num_nodes = min(self._num_nodes(asked, group, limit, level), limit)
         if is_apart:
             share = _APART_NODES_OF_ALL // place.num_sequences
             num_nodes = max(num_nodes, min(share, APART_NODES))
@@ -214,10 +214,11 @@ class DemandBook:
             asked.begin(Mode.PROBING)
 
     @staticmethod
-    def _num_nodes(asked: Asked, group: Group, limit: int) -> int:
+    def _num_nodes(asked: Asked, group: Group, limit: int, level: int) -> int:
         recent = asked.recent if asked.recent >= 1.0 else group.recent
         twice = max(math.ceil(2.0 * recent), MIN_NODES)
         if asked.mode is Mode.PROBING:
             return max(twice, PROBE_NODES)
-        # While nothing was ever taken nobody knows; the patience bounds what that may cost.
-        return limit if recent == 0.0 else twice
+        # While nothing was ever taken nobody knows; the patience bounds what that may cost.  Many
+        # sequences share a step's nodes, and a tree for each of them is more than any step takes.
+        return max(limit >> level, MIN_NODES) if recent == 0.0 else twice

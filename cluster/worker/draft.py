@@ -12,12 +12,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cluster.core import (
     Commit,
     CommitFrame,
+    Completion,
     DraftTask,
     Observation,
     Proposal,
@@ -47,11 +48,18 @@ _UNHEALTHY_FAILURES = 16
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request that the drafter holds, under its name within the drafter."""
+    """A request that the drafter holds, under its name within the drafter.
+
+    generation, have_len: of the last commit that was taken in.  is_told: the coordinator knows that
+    nothing else comes after that.
+    """
 
     lease: DraftLease
     request_id: str
     offered: Proposal | None = None
+    generation: int = 0
+    have_len: int = 0
+    is_told: bool = False
 
 
 # What a link hands to the growth thread; None instead of a frame: the link has ended.
@@ -244,7 +252,10 @@ class DraftWorker:
             observed = renamed_observation(answer, commit.request_id)
             self._answers.setdefault(lease, []).append(observed)
             if answer.have_len > 0:
-                self._requests.setdefault(answer.request_id, _Request(lease, commit.request_id))
+                new = _Request(lease, commit.request_id)
+                request = self._requests.setdefault(answer.request_id, new)
+                request.generation, request.have_len = answer.generation, answer.have_len
+                request.is_told = False
             taken = answer.generation == commit.generation  # else a former owner's, come late
             if taken and answer.have_len == commit.base_len + len(commit.token_ids):
                 self._want(answer.request_id, commit)
@@ -275,6 +286,7 @@ class DraftWorker:
             if request is None or proposal is request.offered or len(proposal.tree) == 0:
                 continue
             request.offered = proposal
+            request.is_told = proposal.is_complete
             renamed = renamed_proposal(proposal, request.request_id)
             offers.setdefault(request.lease, []).append(renamed)
         load = self._load()
@@ -288,8 +300,23 @@ class DraftWorker:
                 request.lease.withdraw([request.request_id])
                 request.lease.put(self._load(), self._drafter.busy_s, (), (), [named])
         if not proposals:
+            self._tell_complete(self._growing)
             self._growing.clear()
             self._report()
+
+    def _tell_complete(self, names: Iterable[str]) -> None:
+        """These trees grow no further; say so where no proposal did."""
+        completions: dict[DraftLease, list[Completion]] = {}
+        for name in names:
+            request = self._requests.get(name)
+            if request is None or request.is_told:
+                continue
+            request.is_told = True
+            completion = Completion(request.request_id, request.generation, request.have_len)
+            completions.setdefault(request.lease, []).append(completion)
+        for lease, told in completions.items():
+            observations = self._answers.pop(lease, ())
+            lease.put(self._load(), self._drafter.busy_s, (), observations, completions=told)
 
     def _forget(self, names: Sequence[str]) -> None:
         self._drafter.release(names)

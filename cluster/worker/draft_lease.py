@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cluster.core import Observation, Proposal, ProposalFrame, Refusal
+from cluster.core import Completion, Observation, Proposal, ProposalFrame, Refusal
 
 # Frames that may wait for the growth thread before the link is read no further.
 MAX_BACKLOG = 256
@@ -40,6 +40,7 @@ class DraftLease:
         self._proposals: dict[str, Proposal] = {}
         self._observations: dict[str, Observation] = {}
         self._refusals: dict[str, Refusal] = {}
+        self._completions: dict[str, Completion] = {}
         self._load = DrafterLoad()
         self._sent_load = DrafterLoad()
         self._draft_time_s = 0.0
@@ -69,8 +70,10 @@ class DraftLease:
                 self._load.pages_total,
                 self._load.num_requests,
                 self._draft_time_s - self._sent_draft_time_s,
+                tuple(self._completions.values()),
             )
             self._proposals, self._observations, self._refusals = {}, {}, {}
+            self._completions = {}
             self._sent_load, self._sent_draft_time_s = self._load, self._draft_time_s
             self._due = False
         return frame
@@ -101,6 +104,7 @@ class DraftLease:
         proposals: Iterable[Proposal] = (),
         observations: Iterable[Observation] = (),
         refusals: Iterable[Refusal] = (),
+        completions: Iterable[Completion] = (),
     ) -> None:
         """Replace what is newer, and wake the writer if there is anything new to say.
 
@@ -111,7 +115,8 @@ class DraftLease:
             self._proposals.update((each.request_id, each) for each in proposals)
             self._observations.update((each.request_id, each) for each in observations)
             self._refusals.update((each.request_id, each) for each in refusals)
-            news = self._proposals or self._observations or self._refusals
+            self._completions.update((each.request_id, each) for each in completions)
+            news = self._proposals or self._observations or self._refusals or self._completions
             if self._due or not (news or load != self._sent_load):
                 return
             self._due = True
@@ -123,6 +128,7 @@ class DraftLease:
             for request_id in request_ids:
                 self._proposals.pop(request_id, None)
                 self._observations.pop(request_id, None)
+                self._completions.pop(request_id, None)
 
     def finish(self) -> None:
         """The worker stops: next_frame answers None."""

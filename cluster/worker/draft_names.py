@@ -36,6 +36,7 @@ def renamed_proposal(proposal: Proposal, request_id: str) -> Proposal:
         proposal.tree,
         proposal.survival,
         proposal.drafter,
+        proposal.is_complete,
     )
 
 

@@ -107,7 +107,7 @@ def proposals(draw: st.DrawFn) -> core.Proposal:
     tree = draw(trees())
     return core.Proposal(
         draw(ids), draw(generations), draw(lengths), draw(hashes), tree, draw(survivals(len(tree))),
-        draw(ids),
+        draw(ids), draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -138,9 +138,10 @@ verdict_frames = st.builds(
     core.VerdictFrame, several(verdicts()), several(misses), several(refusals), st.none() | reports
 )
 commit_frames = st.builds(core.CommitFrame, several(commits), several(ids))
+completions = st.builds(core.Completion, ids, generations, lengths)
 proposal_frames = st.builds(
     core.ProposalFrame, several(proposals()), several(observations), several(refusals), lengths,
-    lengths, lengths, doubles,
+    lengths, lengths, doubles, several(completions),
 )  # fmt: skip
 submit_frames = st.builds(SubmitFrame, several(requests), several(ids))
 event_frames = st.builds(EventFrame, several(events()))
