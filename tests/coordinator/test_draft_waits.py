@@ -17,6 +17,7 @@ import pytest
 
 from cluster.core import (
     CommitFrame,
+    Completion,
     FinishReason,
     Proposal,
     ProposalFrame,
@@ -45,6 +46,18 @@ class Stage:
         await self.time.run_until(running.done)
         assert text_of(await running) == plain_text([1, 2, 3], LONG)
         return self.time.now - began_at
+
+    async def waited(self) -> list[float]:
+        """How long each wait of one request lasted, in virtual seconds."""
+        running = asyncio.create_task(collect(self.house.coordinator, request(params=LONG)))
+        lasted: list[float] = []
+        while not running.done():
+            await self.time.run_until(lambda: self.is_waiting() or running.done())
+            began_at = self.time.now
+            await self.time.run_until(lambda: not self.is_waiting())
+            lasted.append(self.time.now - began_at)
+        assert text_of(await running) == plain_text([1, 2, 3], LONG)
+        return lasted
 
     def waits(self, outcome: str) -> float:
         rendered = self.house.coordinator.render_metrics().decode()
@@ -229,3 +242,50 @@ async def test_a_trial_shows_what_comes_after_the_first_drafts() -> None:
         await staged.run()
         sizes = [len(frame.items[0].tree) for frame in target.frames if frame.items]
     assert sizes.count(4) > 0.8 * len(sizes)
+
+
+@dataclass
+class Fickle(TimedDrafter):
+    """Has a tree for every other text only, and says at once where it has none, if it `tells`."""
+
+    tells: bool = True
+
+    def answer(self, frame: CommitFrame) -> ProposalFrame:
+        full = super().answer(frame)
+        kept = tuple(each for each in full.proposals if each.base_len % 2)
+        completions = tuple(
+            Completion(each.request_id, each.generation, each.base_len)
+            for each in full.proposals
+            if self.tells and not each.base_len % 2
+        )
+        return replace(full, proposals=kept, completions=completions)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+async def test_nobody_waits_for_what_is_said_not_to_come(tells: bool) -> None:
+    time = VirtualTime()
+    settings: dict[str, Any] = {"budget": "adaptive", "max_draft_wait_ms": 4.0}
+    async with house(drafters=("a",), clock=time, timer=time.timer, **settings) as built:
+        target = TimedTarget(time=time)
+        drafter = Fickle("a", oracle_chain(3), survival=0.9, time=time, delay_s=0.0009, tells=tells)
+        built.add_target(target)
+        built.add_drafter(drafter)
+        fickle = Stage(built, time, target, drafter)
+        await fickle.run()
+        assert fickle.waits("arrived") > 20
+        if tells:
+            assert fickle.waits("late") == 0
+        else:
+            assert fickle.waits("late") > 0
+
+
+async def test_a_trial_ends_when_there_is_nothing_more_to_see() -> None:
+    def complete(proposal: Proposal) -> Proposal:
+        return replace(proposal, is_complete=True)
+
+    longest: list[float] = []
+    for spoil in (complete, lambda proposal: proposal):
+        async with stage(max_draft_wait_ms=4.0) as trying:
+            trying.drafter.spoil = spoil
+            longest.append(max(await trying.waited()))
+    assert longest[0] < 0.002 < longest[1]

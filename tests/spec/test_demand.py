@@ -102,6 +102,14 @@ def test_nobody_knows_at_first_so_all_is_asked_for() -> None:
     assert batch.run(1)[0] == [Demand(Mode.GROWING, LIMIT)]
 
 
+@pytest.mark.parametrize(
+    ("num_sequences", "asked"), [(1, 48), (2, 24), (4, 12), (5, 6), (16, 4), (64, 4)]
+)
+def test_of_many_each_is_asked_for_its_share_at_first(num_sequences: int, asked: int) -> None:
+    demand = DemandBook().decide("s", "a", Place("t", "code", num_sequences), None, LIMIT)
+    assert demand == Demand(Mode.GROWING, asked)
+
+
 def test_what_was_taken_fades_slowly() -> None:
     used = 8
     batch = Batch(1, uses=lambda name: used)
