@@ -26,6 +26,7 @@ class EngineConfig:
 
     model: a Hugging Face folder or hub name.
     dtype: of weights and KV; auto = the checkpoint's, on a CPU that can only emulate it float32.
+    On a CPU bfloat16 is multiplied as such where the processor does that; sums are float32's.
     device: auto, cpu, cuda or cuda:N; auto = the first GPU, else the CPU.
     device_map: transformers' own, one-process targets only.
     quantization: keyword arguments of transformers' quantisation config, with `quant_method`.

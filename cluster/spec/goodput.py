@@ -276,6 +276,10 @@ class GoodputModel:
         return edges[best].tolist(), found[np.arange(len(found)), best].tolist()
 
     def _untried_limit(self, num_sequences: int) -> int:
+        if self.rules.profile is not None:  # what they cost is known, but for a factor
+            return max(
+                2 * self.times.frontier(num_sequences), self.rules.first_nodes * num_sequences
+            )
         # At most one for each of many: where they are dear, four of each would hold up all streams.
         first = min(self.rules.first_nodes * num_sequences, max(num_sequences, _FIRST_NODES))
         return max(2 * self.times.frontier(num_sequences), first)

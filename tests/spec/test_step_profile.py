@@ -101,3 +101,13 @@ def test_the_first_drafts_stop_at_the_edge_of_the_staircase(
     drafts = [SequenceDraft(np.array([0.6, 0.5], np.float32)) for _ in range(16)]
     chosen = controller.choose(drafts)
     assert sum(len(nodes) for nodes in chosen.nodes) == expected
+
+
+def test_with_a_profile_good_drafts_of_many_need_not_be_found_out_in_doublings() -> None:
+    """Sixteen sequences, steps that cost the same whatever they verify: four nodes of each."""
+    flat = StepProfile.of((1, 100), (0.010, 0.010))
+    controller = BudgetController(BudgetRules(max_draft_tokens=8, profile=flat))
+    for _ in range(3):
+        controller.record(16, 0, 0.018)
+    drafts = [SequenceDraft(np.array([0.9, 0.8, 0.7, 0.6, 0.5], np.float32)) for _ in range(16)]
+    assert sum(len(nodes) for nodes in controller.choose(drafts).nodes) == 64

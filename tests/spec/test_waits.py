@@ -158,6 +158,15 @@ def test_what_comes_while_the_target_is_idle_is_what_a_wait_brings() -> None:
     assert growth_of(table, hit=False, since_s=0.0)[WAITS_S.index(0.008)].max() < 0.1
 
 
+@pytest.mark.parametrize(("num_sequences", "share"), [(1, 0.5), (4, 0.25), (16, 0.125)])
+def test_a_trial_is_the_shorter_the_more_sequences_sit_it_out(
+    num_sequences: int, share: float
+) -> None:
+    budget = controller(0.020, num_sequences)
+    found = [budget.trial_s(num_sequences, max_wait_s=1.0) for _ in range(4)]
+    assert found == pytest.approx([0.0, 0.0, 0.0, share * 0.020])
+
+
 def test_trials_become_rare_until_a_wait_pays() -> None:
     trials = WaitTrials()
 
