@@ -22,9 +22,12 @@ class TargetDeployment:
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_logging()
         self._ranks = RankGroup(config.target)
-        # Loading takes from seconds to minutes, and Serve asks for the state meanwhile.
+        # Loading takes from seconds to minutes, measuring steps two seconds, and Serve asks for the
+        # state meanwhile.
         self._engine = await asyncio.to_thread(_load, config, self._ranks)
-        self._worker = build_target(self._engine, config, process_id("target"))
+        self._worker = await asyncio.to_thread(
+            build_target, self._engine, config, process_id("target")
+        )
         self._worker.start()
         self._server = ReplicaServer(
             await serve_target(
