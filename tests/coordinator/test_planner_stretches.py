@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.planner import DraftPlanner
 from cluster.coordinator.promises import PromiseBook
@@ -49,6 +51,26 @@ def test_a_loss_beyond_doubt_is_seen_sooner() -> None:
 def test_a_gain_over_all_rounds_goes_on() -> None:
     planner = planner_with_quiet_times()
     assert rounds_until_pause(planner, 10, 0.040) is None
+
+
+@pytest.mark.parametrize(("spell", "expected"), [(1.10, 16), (1.02, 128), (0.90, 128)])
+def test_only_a_gain_beyond_doubt_shortens_the_next_pause(
+    spell: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = planner_with_quiet_times()
+    spells = [0.90, spell]
+    monkeypatch.setattr(planner._budget("t"), "take_spell", lambda num_sequences: spells.pop(0))
+    planner._pause("t", 4)
+    assert silent_rounds(planner) == 32
+    planner._pause("t", 4)
+    assert silent_rounds(planner) == expected
+
+
+def silent_rounds(planner: DraftPlanner) -> int:
+    for count in range(1, 2000):
+        if not planner.record_step("t", 4, 0, PLAIN_S, is_quiet=True):
+            return count
+    raise AssertionError("it never ended")
 
 
 def test_a_fixed_budget_is_never_silenced() -> None:
