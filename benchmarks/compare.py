@@ -36,7 +36,7 @@ from benchmarks.comparison import cell_key, summarise
 from benchmarks.peers import Circumstances, System, Turns, can_run, system_of
 from benchmarks.prompts import KINDS, Prompt, prompts
 from benchmarks.report import markdown, picture
-from benchmarks.serving import ROOT, machine
+from benchmarks.serving import ROOT, machine, reason_of
 
 OUT = ROOT / "docs" / "benchmarks"
 _WARM_TOKENS = 2
@@ -116,7 +116,7 @@ def measure(
                             comparison.add(repetition, law.name, level, name, cell)
                             _progress(repetition, law, level, name, cell)
                 except (RuntimeError, OSError) as error:
-                    comparison.failures[name] = str(error)
+                    comparison.failures[name] = reason_of(error)
                     print(f"{name} failed and is left out: {error}", file=sys.stderr, flush=True)
 
 

@@ -16,6 +16,7 @@ from benchmarks.never_slower_ledger import Ledger
 from benchmarks.peers import System
 from benchmarks.processes import PinnedProcess
 from benchmarks.prompts import Prompt, prompts
+from benchmarks.serving import reason_of
 
 _WARM_TOKENS = 2
 # Long enough for the budget to try its first shapes; nothing of it is counted.
@@ -121,7 +122,7 @@ def measure(
                     ledger.add(cell.key, pair)
                     _progress(cell, ledger)
             except (RuntimeError, OSError) as error:
-                ledger.failures[stack] = str(error)
+                ledger.failures[stack] = reason_of(error)
                 print(f"{stack} failed and is left out: {error}", file=sys.stderr, flush=True)
             finally:
                 twins.stop()

@@ -149,6 +149,13 @@ def machine() -> dict[str, Any]:
     return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
 
 
+def reason_of(error: Exception) -> str:
+    """What a record keeps of a failure: the last line.  What stands above it, a process's log, is
+    of this machine and its folders."""
+    lines = str(error).splitlines()
+    return lines[-1] if lines else type(error).__name__
+
+
 def write_report(name: str, report: Mapping[str, Any]) -> None:
     """Print the report and keep it as docs/benchmarks/NAME.json."""
     document = {

@@ -79,8 +79,8 @@ GUARD_REFUSALS = Metric(
 DRAFT_WAITS = Metric(
     "drafthouse_draft_waits",
     "counter",
-    "Steps that waited for drafts; arrived: before the time was up, late: not, moot: what they "
-    "waited for was cancelled. Success ratio = arrived / all.",
+    "Steps that waited for drafts; arrived: they, or word that none will come, before the time was "
+    "up, late: not, moot: what they waited for was cancelled. Success ratio = arrived / all.",
     ("outcome",),
 )
 DRAFT_WAITED = Metric(

@@ -23,7 +23,9 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     from cluster.worker.verifier import Verifier
 
     settings = config.target.engine
-    profile = engine.profile_steps()
+    # A fixed budget does not ask what steps cost.
+    is_asked = config.coordinator.budget == "adaptive"
+    profile = engine.profile_steps() if is_asked else None
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
         role="target",

@@ -41,7 +41,7 @@ class ToySystem:
     ) -> Result:
         self.num_runs += 1
         if self.num_runs == self.fails_at:
-            raise RuntimeError("out of order")
+            raise RuntimeError("its log, in a folder of this machine, says:\nout of order")
         self.diary.append(f"run {self.name}")
         events = ((1.0, 1), (2.0, max_tokens))
         return Result(tuple(Answer(0.0, events, (7,) * max_tokens) for _ in prompts))
@@ -117,7 +117,7 @@ def test_a_system_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> No
     systems, diary = toys("a", "b")
     systems["a"].fails_at = 3
     comparison = run(tmp_path / "c.json", systems)
-    assert comparison.failures == {"a": "out of order"}
+    assert comparison.failures == {"a": "out of order"}, "the reason, and nothing of the machine"
     assert sum(key.endswith("/b") for key in comparison.cells) == 8
     assert diary.count("start a") == diary.count("stop a") == 1
 

@@ -185,3 +185,14 @@ def _walk(tree: TokenTree, draws: Sequence[int]) -> tuple[list[int], list[int]]:
         path.append(node)
         emitted.append(draws[1 + node])
     return path, emitted
+
+
+def varied_works() -> list[Work]:
+    """Chunks, a tree, one row alone (padded to two), and a larger step than any before."""
+    generator = np.random.default_rng(5)
+    return [
+        Work("a", 0, prompt(20), random_tree(7, generator)),
+        Work("a", 20, prompt(1), EMPTY_TREE),
+        Work("b", 0, prompt(60, seed=2), random_tree(3, generator)),
+        Work("a", 21, prompt(2, seed=3), random_tree(30, generator)),
+    ]

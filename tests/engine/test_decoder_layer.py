@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.core import EMPTY_TREE
 from cluster.engine import model
 from cluster.engine.engine import Engine, Work
 from cluster.engine.native import kernels
 from cluster.engine.native.decoder_layer import NativeLayer
-from tests.engine.driver import load_engine, prompt, random_tree, rows, run
+from tests.engine.driver import load_engine, prompt, random_tree, rows, run, varied_works
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler")
 
@@ -54,15 +53,7 @@ def test_what_is_recognised_computes_the_same(
     plain = load_engine(folder)
     assert native_layers(fused) == expected
     assert native_layers(plain) == [False] * 3
-    generator = np.random.default_rng(5)
-    # Chunks, a tree, one row alone (padded to two), and a larger step than any before.
-    works = [
-        Work("a", 0, prompt(20), random_tree(7, generator)),
-        Work("a", 20, prompt(1), EMPTY_TREE),
-        Work("b", 0, prompt(60, seed=2), random_tree(3, generator)),
-        Work("a", 21, prompt(2, seed=3), random_tree(30, generator)),
-    ]
-    for work in works:
+    for work in varied_works():
         found, wanted = rows(run(fused, work)), rows(run(plain, work))
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
 

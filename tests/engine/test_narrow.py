@@ -6,20 +6,18 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from cluster.core import EMPTY_TREE
 from cluster.engine import model
 from cluster.engine.batch import Batch
-from cluster.engine.engine import Engine, Work
+from cluster.engine.engine import Engine
 from cluster.engine.native import kernels as native
 from cluster.engine.native.attention import NativeBackend
 from cluster.engine.native.kernels import Format, Kernels
 from cluster.engine.packed_linear import PackedLinear, linear_share
 from cluster.engine.sdpa import SdpaBackend
-from tests.engine.driver import load_engine, prompt, random_tree, rows, run
+from tests.engine.driver import load_engine, rows, run, varied_works
 from tests.engine.triton_cases import (
     DECODING,
     LARGE_TREE,
@@ -119,14 +117,7 @@ def test_a_bfloat16_model_is_served_by_our_kernels_and_computes_the_same(
     assert (narrow._model.native is not None) == is_native
     assert formats(narrow) == {Format.BF16_PRODUCTS if kernels.multiplies_bf16 else Format.BF16}
     assert formats(wide) == {Format.BF16}
-    generator = np.random.default_rng(5)
-    works = [
-        Work("a", 0, prompt(20), random_tree(7, generator)),
-        Work("a", 20, prompt(1), EMPTY_TREE),
-        Work("b", 0, prompt(60, seed=2), random_tree(3, generator)),
-        Work("a", 21, prompt(2, seed=3), random_tree(30, generator)),
-    ]
-    for work in works:
+    for work in varied_works():
         found, wanted = rows(run(narrow, work)), rows(run(wide, work))
         error = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
         assert float(error.median()) < 0.05  # a random network multiplies what rounding leaves

@@ -80,6 +80,17 @@ static void fill_panel(void *argument, long pass) {
     }
 }
 
+/* One step of the weights of a block's vectors, which lie two to a strip; those `ahead` are asked for. */
+template <typename Vector, typename Item, int num_vectors>
+INLINE void load_weights(Vector (&weights)[num_vectors], const Item *w, long strip, long ahead) {
+#pragma GCC unroll 4
+    for (int v = 0; v < num_vectors; v++) {
+        const Item *from = w + v / 2 * strip + v % 2 * LANES;
+        weights[v] = *(const Vector *)from;
+        __builtin_prefetch(from + ahead);
+    }
+}
+
 /* One pass's `num_rows` rows by `num_vectors` vectors of outputs, the first one `first` of the block; the
  * weights `ahead` (in 32 bits) of each are asked for. */
 template <int num_rows, int num_vectors, int format>
@@ -97,12 +108,7 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
         const uint32_t *both = (const uint32_t *)x;
         for (long k = 0; k < pairs; k++, w += STRIP, both += num_rows) {
             vuint weights[num_vectors];
-#pragma GCC unroll 4
-            for (int v = 0; v < num_vectors; v++) {
-                const uint32_t *from = w + v / 2 * strip + v % 2 * LANES;
-                weights[v] = *(const vuint *)from;
-                __builtin_prefetch(from + ahead);
-            }
+            load_weights(weights, w, strip, ahead);
 #pragma GCC unroll 16
             for (int r = 0; r < num_rows; r++) {
                 const vuint each = both[r] - vuint{};
@@ -116,12 +122,7 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
         const uint32_t *w = (const uint32_t *)product->weight + block * 2 * strip + first / 2 * strip;
         for (long k = 0; k + 1 < inputs; k += 2, w += STRIP, x += 2 * num_rows) {
             vuint both[num_vectors];
-#pragma GCC unroll 4
-            for (int v = 0; v < num_vectors; v++) {
-                const uint32_t *from = w + v / 2 * strip + v % 2 * LANES;
-                both[v] = *(const vuint *)from;
-                __builtin_prefetch(from + ahead);
-            }
+            load_weights(both, w, strip, ahead);
 #pragma GCC unroll 16
             for (int r = 0; r < num_rows; r++) {
                 const vfloat each = splat(x[r]);
@@ -146,12 +147,7 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
         const float *w = (const float *)product->weight + block * 2 * strip + first / 2 * strip;
         for (long k = 0; k < inputs; k++, w += STRIP, x += num_rows) {
             vfloat weights[num_vectors];
-#pragma GCC unroll 4
-            for (int v = 0; v < num_vectors; v++) {
-                const float *from = w + v / 2 * strip + v % 2 * LANES;
-                weights[v] = *(const vfloat *)from;
-                __builtin_prefetch(from + ahead);
-            }
+            load_weights(weights, w, strip, ahead);
 #pragma GCC unroll 16
             for (int r = 0; r < num_rows; r++) {
                 const vfloat each = splat(x[r]);
