@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -58,50 +57,22 @@ class Draws:
     valid: npt.NDArray[np.bool_]
 
 
-class FinalistSearch(Protocol):
-    """Finds who may win a row's draw without computing the noise of everybody exactly."""
-
-    def __call__(
-        self,
-        logits: torch.Tensor,
-        maxima: torch.Tensor,
-        temperatures: torch.Tensor,
-        seeds: npt.NDArray[np.uint64],
-        positions: Indices,
-        streams: Indices,
-        /,
-    ) -> tuple[Indices, Indices]:
-        """(finalists int64[rows, k], counts int64[rows]): each row's token ids, ascending.
-
-        logits: float32[rows, vocab] on the CPU, contiguous, and all others [rows].  The winner is
-        among the finalists; a count of 0: the row has no law, a count beyond k: not all of them are
-        there.
-        """
-        ...
-
-
-def draw(
-    logits: torch.Tensor,
-    rows: DrawRows | None,
-    noise: NoiseRows,
-    search: FinalistSearch | None = None,
-) -> Draws:
+def draw(logits: torch.Tensor, rows: DrawRows | None, noise: NoiseRows) -> Draws:
     """One token per row; equal scores go to the lowest token id.
 
     logits: float32[rows, vocab] after penalties, bias and bans; not changed.  rows: None when
-    every row is greedy, which then costs one pass and one transfer.  search: for logits on the
-    CPU; the draws are the same without it.
+    every row is greedy, which then costs one pass and one transfer.
     """
     # torch.max documents that the first of several maxima is returned, and NaN counts as largest.
     maxima, token_ids = logits.max(dim=1)
     if rows is not None:
         sampled = np.flatnonzero(rows.packed[:, 0] > 0.0)
         if len(sampled) == len(token_ids):
-            token_ids = _draw_sampled(logits, maxima, rows, noise, search)
+            token_ids = _draw_sampled(logits, maxima, rows, noise)
         elif len(sampled):
             index = torch.from_numpy(sampled).to(logits.device)
             token_ids[index] = _draw_sampled(
-                logits[index], maxima[index], rows.take(sampled), noise, search
+                logits[index], maxima[index], rows.take(sampled), noise
             )
     # Both results travel in one transfer.
     both = torch.stack((token_ids, torch.isfinite(maxima).long())).cpu().numpy()
@@ -109,18 +80,10 @@ def draw(
 
 
 def _draw_sampled(
-    logits: torch.Tensor,
-    maxima: torch.Tensor,
-    rows: DrawRows,
-    noise: NoiseRows,
-    search: FinalistSearch | None,
+    logits: torch.Tensor, maxima: torch.Tensor, rows: DrawRows, noise: NoiseRows
 ) -> torch.Tensor:
     """int64[rows] for rows of positive temperature."""
     laws = RowLaws.unpack(torch.from_numpy(rows.packed), logits.device)
-    if search is not None and logits.device.type == "cpu" and not rows.truncated.any():
-        found_ids = _draw_by_search(logits.contiguous(), maxima, laws, rows, search)
-        if found_ids is not None:
-            return found_ids
     scaled = scale(logits, maxima, laws.temperature)  # [rows, vocab]
     if not rows.truncated.any():
         return _draw_full(scaled, None, rows, noise)
@@ -141,36 +104,20 @@ def _draw_sampled(
     return token_ids
 
 
-def _draw_by_search(
-    logits: torch.Tensor,
-    maxima: torch.Tensor,
-    laws: RowLaws,
-    rows: DrawRows,
-    search: FinalistSearch,
-) -> torch.Tensor | None:
-    """int64[rows]; None where a row has more finalists than were kept."""
-    finalists, counts = search(
-        logits, maxima, laws.temperature, rows.seeds, rows.positions, rows.streams
-    )
-    if counts.max() > finalists.shape[1]:
-        return None
-    token_ids = np.where(counts > 0, finalists[:, 0], 0)
-    close = np.flatnonzero(counts > 1)
-    if len(close):
-        ids = finalists[close]
-        is_one = np.arange(ids.shape[1]) < counts[close, np.newaxis]
-        ids = np.where(is_one, ids, ids[:, :1])
-        index = torch.from_numpy(close)
-        values = logits[index].gather(1, torch.from_numpy(ids))
-        scaled = scale(values, maxima[index], laws.temperature[index]).numpy()
-        seeds, positions, streams = (
-            each[close, np.newaxis] for each in (rows.seeds, rows.positions, rows.streams)
-        )
-        scores = scaled + gumbel(seeds, positions, ids, streams)
-        # The first of several maxima is the lowest id.
-        best = np.where(is_one, scores, -np.inf).argmax(axis=1)
-        token_ids[close] = ids[np.arange(len(close)), best]
-    return torch.from_numpy(token_ids)
+def winner_among(
+    logits: torch.Tensor, token_ids: Indices, temperature: float, triple: Triple
+) -> int:
+    """The draw at one row, when it is known to be one of some tokens.
+
+    logits: float32[vocab] after penalties, bias and bans.  token_ids: int64, ascending.
+    temperature: positive; nothing is truncated.
+    """
+    laws = torch.tensor([temperature], dtype=torch.float64).float()
+    values = logits[torch.from_numpy(token_ids)].unsqueeze(0)
+    scores = scale(values, logits.amax().unsqueeze(0), laws).numpy()[0]
+    seed, position, stream = triple
+    # The first of several maxima is the lowest id.
+    return int(token_ids[(scores + gumbel(seed, position, token_ids, stream)).argmax()])
 
 
 def _draw_full(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +12,8 @@ import numpy as np
 import torch
 
 from cluster.core import EMPTY_TOKENS, SamplingParams, TokenArray, TokenTree, VerifyItem
-from cluster.spec.draw import DrawRows, FinalistSearch, Indices, draw
+from cluster.engine.native.draws import DrawKernels, DrawShare
+from cluster.spec.draw import DrawRows, Indices, draw, winner_among
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
@@ -82,19 +85,60 @@ class Evaluated:
 
 
 def draw_all(
-    batch: Sequence[Evaluated], noise: NoiseRows, search: FinalistSearch | None = None
+    batch: Sequence[Evaluated], noise: NoiseRows, native: DrawKernels | None = None
 ) -> list[TokenArray]:
-    """The target's draws of each entry, int32[n + 1]; -1 where a row has no law to draw from."""
+    """The target's draws of each entry, int32[n + 1]; -1 where a row has no law to draw from.
+
+    native: for logits on the CPU; the draws are the same without it.
+    """
     sizes = [len(entry.tree) + 1 for entry in batch]
     edges = [0, *itertools.accumulate(sizes)]
+    spans = list(itertools.pairwise(edges))
+    is_adjusted = any(_is_adjusted(entry.sequence) for entry in batch)
+    if any(_is_truncated(entry.sequence) for entry in batch):
+        native = None
+    if native is not None and not is_adjusted:
+        token_ids = _draw_natively(batch, [entry.logits for entry in batch], spans, native)
+        return [token_ids[start:stop] for start, stop in spans]
     logits = batch[0].logits if len(batch) == 1 else torch.cat([e.logits for e in batch])
-    if any(_is_adjusted(entry.sequence) for entry in batch):
+    if is_adjusted:
         # The engine's tensors stay as they are: log-probabilities are those of the raw law.
         logits = logits.clone() if len(batch) == 1 else logits
-        _adjust(logits, batch, edges)
-    draws = draw(logits, _draw_rows(batch, sizes), noise, search)
-    token_ids = np.where(draws.valid, draws.token_ids, np.int32(-1))
-    return [token_ids[start:stop] for start, stop in itertools.pairwise(edges)]
+        _adjust(logits, batch, spans)
+    if native is not None:
+        parts = [logits[start:stop] for start, stop in spans]
+        token_ids = _draw_natively(batch, parts, spans, native)
+    else:
+        draws = draw(logits, _draw_rows(batch, sizes), noise)
+        token_ids = np.where(draws.valid, draws.token_ids, np.int32(-1))
+    return [token_ids[start:stop] for start, stop in spans]
+
+
+def _draw_natively(
+    batch: Sequence[Evaluated],
+    logits: Sequence[torch.Tensor],
+    spans: Sequence[tuple[int, int]],
+    native: DrawKernels,
+) -> TokenArray:
+    """All rows' draws, where no law truncates.  logits: of each entry, spans: its rows."""
+    rows = [each.contiguous() for each in logits]
+    shares = [
+        DrawShare(
+            row.data_ptr(), entry.tree.parents.tobytes(), len(entry.tree) + 1,
+            entry.sequence.seed, entry.sequence.output_len, entry.sequence.params.stream,
+            entry.sequence.params.temperature,
+        )
+        for entry, row in zip(batch, rows, strict=True)
+    ]  # fmt: skip
+    winners = native.draw(shares, rows[0].shape[1])
+    for row, candidates in winners.close:
+        index = bisect.bisect_right(spans, row, key=operator.itemgetter(0)) - 1
+        entry, inner = batch[index], row - spans[index][0]
+        among = np.arange(rows[index].shape[1]) if candidates is None else candidates
+        params, sequence = entry.sequence.params, entry.sequence
+        triple = (sequence.seed, int(_positions(entry)[inner]), params.stream)
+        winners.token_ids[row] = winner_among(rows[index][inner], among, params.temperature, triple)
+    return winners.token_ids
 
 
 def _positions(entry: Evaluated) -> Indices:
@@ -126,9 +170,14 @@ def _is_adjusted(sequence: TargetSequence) -> bool:
     )
 
 
-def _adjust(logits: torch.Tensor, batch: Sequence[Evaluated], edges: Sequence[int]) -> None:
+def _is_truncated(sequence: TargetSequence) -> bool:
+    return sequence.truncated and sequence.params.temperature > 0.0
+
+
+def _adjust(
+    logits: torch.Tensor, batch: Sequence[Evaluated], spans: Sequence[tuple[int, int]]
+) -> None:
     """Bias, penalties and bans, in place and in the order `cluster.spec.sampling` states."""
-    spans = list(itertools.pairwise(edges))
     for entry, (start, stop) in zip(batch, spans, strict=True):
         if entry.sequence.bias is not None:
             entry.sequence.bias.apply(logits[start:stop])

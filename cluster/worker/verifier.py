@@ -81,7 +81,7 @@ class Verifier:
         self._clock = clock
         self._noise = NoiseRows(engine.vocab_size, engine.device)
         native = kernels.load() if engine.device.type == "cpu" else None
-        self._search = None if native is None else native.draws.finalists
+        self._native = None if native is None else native.draws
         self._sequences: dict[str, TargetSequence] = {}
         self._pending: dict[str, _Pending] = {}
 
@@ -133,7 +133,7 @@ class Verifier:
             else:
                 misses.append(self._miss(item, sequence, output.have_len or 0))
         verdicts: list[Verdict] = []
-        draws = draw_all(batch, self._noise, self._search) if batch else []
+        draws = draw_all(batch, self._noise, self._native) if batch else []
         for pending, entry, drawn in zip(answered, batch, draws, strict=True):
             try:
                 verdicts.append(self._conclude(pending.item, entry, drawn))

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from cluster.core import SamplingParams, TokenTree, VerifyItem, token_array
 from cluster.engine.native import kernels as native
 from cluster.engine.native.kernels import Kernels
-from cluster.spec.draw import DrawRows, draw
 from cluster.spec.noise import gumbel, gumbel_rows
 from cluster.spec.noise_torch import NoiseRows
+from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler")
 
@@ -24,15 +25,27 @@ def kernels() -> Kernels:
     return loaded
 
 
-def rows_of(generator: np.random.Generator, count: int, temperatures: list[float]) -> DrawRows:
-    packed = np.zeros((count, 4))
-    packed[:, 0] = generator.choice(temperatures, count)
-    packed[:, 2] = 1.0
-    seeds = generator.integers(0, 2**64, count, dtype=np.uint64)
-    return DrawRows(
-        packed, np.zeros(count, dtype=np.bool_), seeds,
-        generator.integers(0, 5000, count), generator.integers(0, 4, count),
+def evaluated(
+    params: SamplingParams, logits: torch.Tensor, parents: list[int] | None = None, output: int = 0
+) -> Evaluated:
+    """logits: float32[rows, vocab] of a context with `output` tokens of its own, and a tree."""
+    if parents is None:
+        parents = list(range(-1, len(logits) - 2))
+    tree = TokenTree(token_array(range(len(parents))), token_array(parents))
+    context = token_array([0] * (3 + output))
+    item = VerifyItem(
+        request_id="a", generation=0, base_len=0, prefix_hash=0, delta=context, tree=tree,
+        prompt_len=3, params=params,
     )  # fmt: skip
+    sequence = TargetSequence(item, params, logits.shape[1], CPU)
+    sequence.extend(0, context)
+    return Evaluated(sequence, tree, logits)
+
+
+def assert_equal_draws(kernels: Kernels, batch: list[Evaluated]) -> None:
+    noise = NoiseRows(batch[0].logits.shape[1], CPU)
+    expected, found = draw_all(batch, noise), draw_all(batch, noise, kernels.draws)
+    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
 
 
 @pytest.mark.parametrize("vocab_size", [1, 7, 50, 4096, 4100])
@@ -41,65 +54,83 @@ def test_draws_are_those_of_the_whole_noise(
     kernels: Kernels, vocab_size: int, spread: float
 ) -> None:
     generator = np.random.default_rng(vocab_size)
-    rows = rows_of(generator, 64, [0.0, 1e-3, 0.8, 1.0, 2.0])
-    logits = torch.from_numpy(generator.standard_normal((64, vocab_size)).astype(np.float32))
-    logits *= spread
-    logits[3, 0] = torch.nan
-    logits[4, :] = -torch.inf
-    logits[5, ::2] = -torch.inf
-    noise = NoiseRows(vocab_size, CPU)
-    expected, found = draw(logits, rows, noise), draw(logits, rows, noise, kernels.draws.finalists)
-    assert found.valid.tolist() == expected.valid.tolist()
-    assert found.token_ids[found.valid].tolist() == expected.token_ids[expected.valid].tolist()
+    batch = []
+    for temperature in (0.0, 1e-3, 0.8, 1.0, 2.0, 1e-44):
+        logits = torch.from_numpy(generator.standard_normal((9, vocab_size)).astype(np.float32))
+        logits *= spread
+        logits[3, 0] = torch.nan
+        logits[4, :] = -torch.inf
+        logits[5, ::2] = -torch.inf
+        logits[6, -1] = torch.inf
+        params = SamplingParams(
+            temperature, seed=int(generator.integers(2**63)), stream=int(generator.integers(4))
+        )
+        parents = [-1, 0, 0, -1, 3, 4, 2, 0]
+        batch.append(evaluated(params, logits, parents, int(generator.integers(5000))))
+    assert_equal_draws(kernels, batch)
+    found = draw_all(batch, NoiseRows(vocab_size, CPU), kernels.draws)
+    assert all(each[[3, 4, 6]].tolist() == [-1, -1, -1] for each in found)
 
 
-def test_near_ties_are_decided_by_the_exact_noise(kernels: Kernels) -> None:
-    """Logits that undo the noise but for a rounding error: everybody is a finalist somewhere."""
-    generator = np.random.default_rng(9)
-    rows = rows_of(generator, 400, [1.0])
-    exact = gumbel_rows(rows.seeds.tolist(), rows.positions.tolist(), rows.streams.tolist(), 8)
-    logits = torch.from_numpy(-exact)
-    noise = NoiseRows(8, CPU)
-    _, counts = kernels.draws.finalists(
-        logits, logits.amax(dim=1), torch.ones(400), rows.seeds, rows.positions, rows.streams
-    )
-    assert counts.min() == 8
-    found = draw(logits, rows, noise, kernels.draws.finalists)
-    assert found.token_ids.tolist() == draw(logits, rows, noise).token_ids.tolist()
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_is_done_to_the_logits_before_the_draw_is_done(
+    kernels: Kernels, temperature: float
+) -> None:
+    logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(1))
+    untouched = logits.clone()
+    plain = SamplingParams(temperature, seed=5)
+    adjusted = [
+        SamplingParams(temperature, seed=5, logit_bias=((7, 30.0),)),
+        SamplingParams(temperature, seed=5, repetition_penalty=1.5, presence_penalty=2.0),
+        SamplingParams(temperature, seed=5, min_tokens=9, stop_token_ids=(3, 4)),
+    ]
+    assert_equal_draws(kernels, [evaluated(params, logits) for params in (plain, *adjusted)])
+    noise = NoiseRows(50, CPU)
+    assert draw_all([evaluated(adjusted[0], logits)], noise, kernels.draws)[0].tolist() == [7] * 5
+    assert torch.equal(logits, untouched)
 
 
-def test_more_finalists_than_are_kept_are_left_to_the_whole_noise(kernels: Kernels) -> None:
-    rows = rows_of(np.random.default_rng(11), 2, [1.0])
-    exact = gumbel_rows(rows.seeds.tolist(), rows.positions.tolist(), rows.streams.tolist(), 300)
-    logits = torch.from_numpy(-exact)
-    noise = NoiseRows(300, CPU)
-    found = draw(logits, rows, noise, kernels.draws.finalists)
-    assert found.token_ids.tolist() == draw(logits, rows, noise).token_ids.tolist()
+def test_laws_that_truncate_are_drawn_as_before(kernels: Kernels) -> None:
+    logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(2))
+    laws = [SamplingParams(0.8, top_p=0.5, seed=1), SamplingParams(0.8, seed=2)]
+    assert_equal_draws(kernels, [evaluated(params, logits) for params in laws])
+    # Nothing is truncated where the law is greedy.
+    assert_equal_draws(kernels, [evaluated(SamplingParams(0.0, top_p=0.5), logits)])
+
+
+def near_ties(num_rows: int, vocab_size: int) -> Evaluated:
+    """Logits that undo the noise but for a rounding error: everybody may win."""
+    exact = gumbel_rows([3] * num_rows, range(num_rows), [0] * num_rows, vocab_size)
+    return evaluated(SamplingParams(1.0, seed=3), torch.from_numpy(-exact))
+
+
+@pytest.mark.parametrize(("num_rows", "vocab_size"), [(400, 8), (2, 300)])
+def test_near_ties_are_decided_by_the_exact_noise(
+    kernels: Kernels, num_rows: int, vocab_size: int
+) -> None:
+    """Also where more come into question than are kept."""
+    entry = near_ties(num_rows, vocab_size)
+    other = evaluated(SamplingParams(1.0, seed=4), torch.randn(3, vocab_size))
+    assert_equal_draws(kernels, [other, entry, other])
 
 
 def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels) -> None:
     generator = np.random.default_rng(12)
     num_rows, vocab_size = 100, 20_000
-    rows = rows_of(generator, num_rows, [1.0])
-    exact = gumbel_rows(
-        rows.seeds.tolist(), rows.positions.tolist(), rows.streams.tolist(), vocab_size
-    )
-    logits, zeros, ones = torch.zeros(num_rows, vocab_size), torch.zeros(100), torch.ones(100)
-    scores = torch.empty(num_rows, vocab_size)
-    ids, counts = np.empty((num_rows, 1), np.int64), np.empty(num_rows, np.int64)
-    kernels.draws._draw_finalists(
-        logits.data_ptr(), zeros.data_ptr(), ones.data_ptr(),
-        rows.seeds.ctypes.data, rows.positions.ctypes.data, rows.streams.ctypes.data,
-        num_rows, vocab_size, 1e-3, 1, scores.data_ptr(), ids.ctypes.data, counts.ctypes.data, 2,
-    )  # fmt: skip
-    assert float(np.abs(scores.numpy() - exact).max()) < 1e-5
+    seeds = generator.integers(0, 2**64, num_rows, dtype=np.uint64)
+    positions, streams = generator.integers(0, 5000, num_rows), generator.integers(0, 4, num_rows)
+    exact = gumbel_rows(seeds.tolist(), positions.tolist(), streams.tolist(), vocab_size)
+    ids = np.tile(np.arange(vocab_size), (num_rows, 1))
+    found = kernels.draws.gumbel(seeds, positions, ids, streams)
+    assert float(np.abs(found - exact).max()) < 1e-5
 
 
 @pytest.mark.parametrize("width", [1, 5, 16, 33])
 def test_single_tokens_have_their_noise(kernels: Kernels, width: int) -> None:
     generator = np.random.default_rng(width)
-    rows = rows_of(generator, 20, [1.0])
+    seeds = generator.integers(0, 2**64, 20, dtype=np.uint64)
+    positions, streams = generator.integers(0, 5000, 20), generator.integers(0, 4, 20)
     ids = generator.integers(0, 200_000, (20, width))
-    expected = gumbel(rows.seeds[:, None], rows.positions[:, None], ids, rows.streams[:, None])
-    found = kernels.draws.gumbel(rows.seeds, rows.positions, ids, rows.streams)
+    expected = gumbel(seeds[:, None], positions[:, None], ids, streams[:, None])
+    found = kernels.draws.gumbel(seeds, positions, ids, streams)
     np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -5,6 +5,8 @@
  * candidates but those within `margin` of the best.  These are returned; where there are several, the
  * caller compares them exactly.
  */
+#include <vector>
+
 #include "operations.h"
 #include "pool.h"
 #include "vectors.h"
@@ -16,14 +18,18 @@ typedef uint32_t vword __attribute__((vector_size(PAIR * 4), aligned(4), may_ali
 
 namespace {
 
+struct Row {
+    const float *logits;
+    double temperature; /* 0 = greedy */
+    uint64_t seed, position, stream;
+};
+
 struct Draw {
-    const float *logits, *maxima, *temperatures;
-    const uint64_t *seeds;
-    const int64_t *positions, *streams;
+    const Row *rows;
     long vocab_size;
     float margin;
     long limit;
-    float *scores; /* [rows, vocab_size]: scratch memory */
+    int32_t *token_ids;
     int64_t *finalists, *counts;
 };
 
@@ -81,52 +87,104 @@ INLINE vfloat gumbel_of(vuint words) {
     return -log_of(energy);
 }
 
-void do_row(void *argument, long row) {
+/* The first of the greatest logits, -1 where that is not finite or one is no number. */
+long greatest(const float *logits, long size, float *maximum) {
+    vfloat greatest = splat(-INFINITY);
+    vint is_none = {};
+    long token = 0;
+    for (; token + LANES <= size; token += LANES) {
+        const vfloat each = *(const vfloat *)(logits + token);
+        is_none |= each != each;
+        greatest = each > greatest ? each : greatest;
+    }
+    float best = -INFINITY;
+    bool has_none = false;
+    for (int i = 0; i < LANES; i++) {
+        best = greatest[i] > best ? greatest[i] : best;
+        has_none |= is_none[i] != 0;
+    }
+    for (; token < size; token++) {
+        best = logits[token] > best ? logits[token] : best;
+        has_none |= logits[token] != logits[token];
+    }
+    *maximum = best;
+    if (has_none || !std::isfinite(best)) return -1;
+    for (token = 0; logits[token] != best;) token++;
+    return token;
+}
+
+void do_row(void *argument, long index) {
     const Draw &draw = *static_cast<const Draw *>(argument);
+    const Row &row = draw.rows[index];
     const long size = draw.vocab_size;
-    const float *logits = draw.logits + row * size;
-    float *scores = draw.scores + row * size;
-    const float maximum = draw.maxima[row], temperature = draw.temperatures[row];
-    const uint64_t seed = draw.seeds[row], position = (uint64_t)draw.positions[row], stream = (uint64_t)draw.streams[row];
+    float maximum;
+    const long top = greatest(row.logits, size, &maximum);
+    draw.token_ids[index] = (int32_t)top;
+    draw.counts[index] = top < 0 ? 0 : 1;
+    if (top < 0 || row.temperature == 0.0) return;
+    thread_local std::vector<float> scratch;
+    scratch.resize(size + LANES);
+    float *scores = scratch.data();
+    const float temperature = (float)row.temperature;
     vlong count = {};
     for (int i = 0; i < PAIR; i++) count[i] = i;
-    float best = -INFINITY;
+    vfloat highest = splat(-INFINITY);
     for (long start = 0; start < size; start += LANES) {
         alignas(64) uint32_t words[LANES];
         for (int half = 0; half < 2; half++) {
             const vlong token = count + (uint64_t)(start + half * PAIR);
-            *(vword *)(words + half * PAIR) = __builtin_convertvector(philox(token, position, stream, seed), vword);
+            const vlong word = philox(token, row.position, row.stream, row.seed);
+            *(vword *)(words + half * PAIR) = __builtin_convertvector(word, vword);
         }
-        const vfloat noise = gumbel_of(*(const vuint *)words);
-        const long present = size - start < LANES ? size - start : LANES;
-        for (long i = 0; i < present; i++) {
-            const float score = (logits[start + i] - maximum) / temperature + noise[i];
-            scores[start + i] = score;
-            best = score > best ? score : best;
-        }
+        vfloat logits = splat(-INFINITY);
+        if (size - start >= LANES)
+            logits = *(const vfloat *)(row.logits + start);
+        else
+            for (long i = 0; i < size - start; i++) logits[i] = row.logits[start + i];
+        const vfloat score = (logits - splat(maximum)) / splat(temperature) + gumbel_of(*(const vuint *)words);
+        *(vfloat *)(scores + start) = score;
+        highest = score > highest ? score : highest;
     }
+    float best = -INFINITY;
+    for (int i = 0; i < LANES; i++) best = highest[i] > best ? highest[i] : best;
     long found = 0;
-    int64_t *finalists = draw.finalists + row * draw.limit;
-    if (best > -INFINITY)
-        for (long token = 0; token < size; token++)
-            if (scores[token] >= best - draw.margin) {
-                if (found < draw.limit) finalists[found] = token;
-                found++;
-            }
-    draw.counts[row] = found;
+    int64_t *finalists = draw.finalists + index * draw.limit;
+    const float least = best - draw.margin;
+    for (long token = 0; token < size; token++)
+        if (scores[token] >= least) {
+            if (found < draw.limit) finalists[found] = token;
+            found++;
+        }
+    if (found == 0) return; /* a temperature that is nothing as a float */
+    draw.token_ids[index] = (int32_t)finalists[0];
+    draw.counts[index] = found;
 }
 
 }  // namespace
 
-/* logits [rows, vocab]; maxima to streams: [rows]; scores: as logits, scratch memory.  finalists
- * [rows, limit], ascending; counts [rows]: how many there are, more than `limit` where not all fit. */
-extern "C" void draw_finalists(const float *logits, const float *maxima, const float *temperatures,
-                               const uint64_t *seeds, const int64_t *positions, const int64_t *streams, long num_rows,
-                               long vocab_size, float margin, long limit, float *scores, int64_t *finalists,
-                               int64_t *counts, int num_threads) {
-    Draw draw = {logits, maxima, temperatures, seeds, positions, streams, vocab_size,
-                 margin, limit, scores, finalists, counts};
-    run_blocks(do_row, &draw, num_rows, num_threads);
+/* Each row's token, -1 where its logits have no finite maximum.  shares: of the rows, in turn.
+ *
+ * Returns the greatest of counts [rows]: 0 where there is no token, 1 where it is the winner; more where
+ * so many come into question, `finalists` [rows, limit] in ascending order, all of them unless there are
+ * more than `limit`. */
+extern "C" int64_t draw_tokens(const DrawShare *shares, long num_shares, long vocab_size, float margin, long limit,
+                               int32_t *token_ids, int64_t *finalists, int64_t *counts, int num_threads) {
+    std::vector<Row> rows;
+    std::vector<uint64_t> depths;
+    for (const DrawShare *share = shares; share < shares + num_shares; share++) {
+        depths.assign(share->num_rows, 0);
+        for (int64_t row = 0; row < share->num_rows; row++) {
+            /* Row 0 is the context's, row n + 1 node n's; a node's parent stands before it, -1 = the context. */
+            if (row > 0) depths[row] = depths[share->parents[row - 1] + 1] + 1;
+            rows.push_back({share->logits + row * vocab_size, share->temperature, share->seed,
+                            (uint64_t)share->position + depths[row], (uint64_t)share->stream});
+        }
+    }
+    Draw draw = {rows.data(), vocab_size, margin, limit, token_ids, finalists, counts};
+    run_blocks(do_row, &draw, (long)rows.size(), num_threads);
+    int64_t most = 0;
+    for (size_t row = 0; row < rows.size(); row++) most = counts[row] > most ? counts[row] : most;
+    return most;
 }
 
 /* Noise of single tokens, [rows, width]; seeds, positions, streams: [rows].  width <= 2^31. */

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ import torch
 # is right to 1e-5 and scores of candidates that may win are below 64, so this is plenty.
 _FINALIST_MARGIN = 1e-3
 _MAX_FINALISTS = 16
+# Numbers of noise that are worth a thread.
+_NOISE_PER_THREAD = 64 * 1024
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
 
@@ -34,6 +37,36 @@ class RankedDraw(ctypes.Structure):
     )
 
 
+class DrawShare(ctypes.Structure):
+    """operations.h's: rows of logits and what the target's draws at them depend on.
+
+    logits: float32[num_rows, vocab], contiguous.  parents: int32[num_rows - 1], as bytes, of the
+    nodes behind the first row.  position: of the first row's draw.  temperature 0 = greedy.
+    """
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("parents", ctypes.c_char_p),
+        ("num_rows", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("position", ctypes.c_int64),
+        ("stream", ctypes.c_int64),
+        ("temperature", ctypes.c_double),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Winners:
+    """Draws, up to near-ties.
+
+    token_ids: int32[rows], -1 where a row's logits have no finite maximum.  close: rows where more
+    than one token comes into question, each with their ids, ascending; None = with too many.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    close: list[tuple[int, Integers | None]]
+
+
 class DrawKernels:
     """The compiled functions.  num_threads: that one call may use.
 
@@ -43,42 +76,41 @@ class DrawKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.num_threads = 1
-        library.draw_finalists.argtypes = [
-            *[_POINTER] * 6, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT,
+        library.draw_tokens.argtypes = [
+            _POINTER, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT,
         ]  # fmt: skip
-        library.draw_finalists.restype = None
+        library.draw_tokens.restype = ctypes.c_int64
         library.gumbel_tokens.argtypes = [*[_POINTER] * 4, _LONG, _LONG, _POINTER]
         library.gumbel_tokens.restype = None
         library.rank_tokens.argtypes = [_POINTER, *[_LONG] * 4, *[_POINTER] * 4, _INT]
         library.rank_tokens.restype = None
         library.max_ranked.restype = _LONG
-        self._draw_finalists = library.draw_finalists
+        self._draw_tokens = library.draw_tokens
         self._gumbel_tokens = library.gumbel_tokens
         self._rank_tokens = library.rank_tokens
         self.max_ranked: int = library.max_ranked()
 
-    def finalists(
-        self,
-        logits: torch.Tensor,
-        maxima: torch.Tensor,
-        temperatures: torch.Tensor,
-        seeds: Seeds,
-        positions: Integers,
-        streams: Integers,
-    ) -> tuple[Integers, Integers]:
-        """See `cluster.spec.draw.FinalistSearch`."""
-        num_rows, vocab_size = logits.shape
-        finalists = np.empty((num_rows, _MAX_FINALISTS), dtype=np.int64)
-        counts = np.empty(num_rows, dtype=np.int64)
-        scores = torch.empty((num_rows, vocab_size))
-        keys = [np.ascontiguousarray(each) for each in (seeds, positions, streams)]
-        self._draw_finalists(
-            logits.data_ptr(), maxima.data_ptr(), temperatures.data_ptr(),
-            *(each.ctypes.data for each in keys), num_rows, vocab_size,
-            _FINALIST_MARGIN, _MAX_FINALISTS, scores.data_ptr(),
-            finalists.ctypes.data, counts.ctypes.data, self.num_threads,
+    def draw(self, shares: Sequence[DrawShare], vocab_size: int) -> Winners:
+        """The draw at every row of `shares`, whose laws truncate nothing."""
+        num_rows = sum(share.num_rows for share in shares)
+        # Not NumPy's: that takes longer to tell an array's address than such a draw lasts.
+        token_ids = (ctypes.c_int32 * num_rows)()
+        finalists = (ctypes.c_int64 * (num_rows * _MAX_FINALISTS))()
+        counts = (ctypes.c_int64 * num_rows)()
+        num_sampled = sum(share.num_rows for share in shares if share.temperature > 0.0)
+        # Waking the other threads takes as long as some rows.
+        num_threads = 1 + num_sampled * vocab_size // _NOISE_PER_THREAD
+        most = self._draw_tokens(
+            (DrawShare * len(shares))(*shares), len(shares), vocab_size, _FINALIST_MARGIN,
+            _MAX_FINALISTS, token_ids, finalists, counts, min(num_threads, self.num_threads),
         )  # fmt: skip
-        return finalists, counts
+        close: list[tuple[int, Integers | None]] = []
+        if most > 1:
+            found = np.frombuffer(finalists, dtype=np.int64).reshape(num_rows, _MAX_FINALISTS)
+            for row, count in enumerate(counts):
+                if count > 1:
+                    close.append((row, found[row, :count] if count <= _MAX_FINALISTS else None))
+        return Winners(np.frombuffer(token_ids, dtype=np.int32), close)
 
     def gumbel(
         self, seeds: Seeds, positions: Integers, token_ids: Integers, streams: Integers

@@ -15,7 +15,7 @@
 
 enum { VECTORS = 4, BLOCK = VECTORS * LANES, STRIP = 2 * LANES };
 /* Steps of the weights that are asked for ahead. */
-enum { AHEAD = 32 };
+enum { AHEAD = 64 };
 /* Rows that share a pass over a block: what the registers hold beside the weights. */
 #if defined(__AVX512F__) || defined(__aarch64__)
 enum { NARROW_ROWS = 6, LEAST_WIDE_ROWS = 6, WIDE_ROWS = 12 };
@@ -87,7 +87,7 @@ INLINE void load_weights(Vector (&weights)[num_vectors], const Item *w, long str
     for (int v = 0; v < num_vectors; v++) {
         const Item *from = w + v / 2 * strip + v % 2 * LANES;
         weights[v] = *(const Vector *)from;
-        __builtin_prefetch(from + ahead);
+        __builtin_prefetch(from + ahead, 0, 0);
     }
 }
 

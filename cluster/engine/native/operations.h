@@ -49,6 +49,16 @@ struct RankedDraw {
     double temperature, top_p, min_p;
 };
 
+/* Rows of logits and what the target's draws at them depend on; as in draws.py. */
+struct DrawShare {
+    const float *logits;    /* [num_rows, vocab] */
+    const int32_t *parents; /* [num_rows - 1] */
+    int64_t num_rows;
+    uint64_t seed;
+    int64_t position, stream; /* of the first row */
+    double temperature;
+};
+
 void attend(const Attention *call, long num_tasks, int is_bf16, int num_threads);
 
 extern "C" {
