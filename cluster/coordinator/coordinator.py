@@ -91,6 +91,8 @@ class Coordinator:
         self._tasks: dict[TargetSeat | DrafterReplica, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
+        self._num_forming = 0  # targets that wait for their next batch while it is formed
+        self._sent = asyncio.Event()
 
     async def start(self) -> None:
         """Start the watch over timeouts; idempotent."""
@@ -274,19 +276,41 @@ class Coordinator:
 
     async def _read_verdicts(self, seat: TargetSeat) -> None:
         async for frame in seat.link:
-            self._rounds.take(seat, frame, self._clock())
-            self._table.touched.add(seat)
-            self._table.admit()
-            if seat.tends_to_wait:
-                # The next batch may well wait, too: drafters begin while it is planned,
-                # when their frames are made (the first turn) and written (the second).
+            self._num_forming += 1
+            self._sent.clear()
+            try:
+                await self._answer(seat, frame)
+            finally:
+                self._num_forming -= 1
+                if not self._num_forming:
+                    self._sent.set()
+            # An in-process target reads its frame now, and ingresses send theirs; what follows
+            # runs beside the step.
+            for _ in range(3):
                 await asyncio.sleep(0)
-                await asyncio.sleep(0)
-            self._dispatch_touched()
-            await seat.flush()
-            # An in-process target reads its frame now; what follows runs beside its step.
-            await asyncio.sleep(0)
+            self._rounds.settle(seat)
             self._ledger.settle()
+
+    async def _answer(self, seat: TargetSeat, frame: VerdictFrame) -> None:
+        """Commit what a target has said, and send it the next batch."""
+        self._rounds.take(seat, frame, self._clock())
+        self._table.touched.add(seat)
+        self._table.admit()
+        if seat.tends_to_wait:
+            # The next batch may well wait, too: drafters begin while it is planned,
+            # when their frames are made (the first turn) and written (the second).
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        self._dispatch_touched()
+        await seat.flush()
+        # Its frame is written in the next turn.
+        await asyncio.sleep(0)
+
+    async def wait_sent(self) -> None:
+        """Return once no batch is being formed that a target waits for."""
+        await asyncio.sleep(0)
+        while self._num_forming:
+            await self._sent.wait()
 
     def _lose_target(self, seat: TargetSeat) -> None:
         if self._table.seats.get(seat.id) is seat:

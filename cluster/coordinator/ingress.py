@@ -28,6 +28,10 @@ class RequestTaker(Protocol):
 
     def cancel(self, session_id: str) -> None: ...
 
+    async def wait_sent(self) -> None:
+        """Return once no batch is being formed that a target waits for."""
+        ...
+
 
 class IngressLink:
     """Serves one link.  Request ids are the ingress's own; `prefix` keeps links apart."""
@@ -80,7 +84,7 @@ class IngressLink:
         while True:
             await self._wake.wait()
             # What the same verdicts let go to targets and drafters goes first.
-            await asyncio.sleep(0)
+            await self._taker.wait_sent()
             self._wake.clear()
             while self._events:
                 count = min(len(self._events), _MAX_EVENTS_PER_FRAME)

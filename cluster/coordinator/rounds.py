@@ -19,7 +19,7 @@ from cluster.coordinator.ledger import RoundLedger
 from cluster.coordinator.planner import DraftPlanner, Moment
 from cluster.coordinator.session import InFlight, Limits, Session, Status
 from cluster.coordinator.statistics import RoundTimes
-from cluster.coordinator.targets import OpenRound, TargetSeat
+from cluster.coordinator.targets import ClosedRound, OpenRound, TargetSeat
 from cluster.coordinator.verdicts import is_sound, is_stuck
 from cluster.coordinator.waits import DraftWaits
 from cluster.core import (
@@ -124,6 +124,18 @@ class RoundLoop:
             seat.post(batch, prefills)
         if not seat.decoding:
             seat.round = None  # the next round will not follow this one directly
+
+    def settle(self, seat: TargetSeat) -> None:
+        """Learn from the rounds of `seat` that have ended, once its next batch is under way."""
+        rounds, seat.unrecorded = seat.unrecorded, []
+        for each in rounds:
+            seat.is_silent = self._planner.record_step(
+                seat.id,
+                each.num_sequences,
+                each.num_nodes,
+                each.round_time_s,
+                is_quiet=each.is_quiet,
+            )
 
     def drafts_arrived(self, sessions: Iterable[Session]) -> None:
         """Go on where this is what a batch was waiting for."""
@@ -295,8 +307,8 @@ class RoundLoop:
         self._planner.settle_round(
             seat.id, opened.shares, round_time_s, opened.waited_s, is_quiet=seat.is_quiet
         )
-        seat.is_silent = self._planner.record_step(
-            seat.id, opened.num_sequences, opened.num_nodes, round_time_s, is_quiet=seat.is_quiet
+        seat.unrecorded.append(
+            ClosedRound(opened.num_sequences, opened.num_nodes, round_time_s, seat.is_quiet)
         )
 
     def _measured(

@@ -40,6 +40,19 @@ class OpenRound:
     shares: list[Share] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class ClosedRound:
+    """What the planner learns from a round.
+
+    round_time_s: None = it was not measured.  is_quiet: see `TargetSeat.is_quiet`.
+    """
+
+    num_sequences: int
+    num_nodes: int
+    round_time_s: float | None
+    is_quiet: bool | None
+
+
 # A target of which no batch has waited for so many rounds will not wait for the next one either.
 _WAITING_ROUNDS = 8
 
@@ -77,6 +90,7 @@ class TargetSeat:
         self.wire_time_s = 0.0  # running mean of the rounds' times outside their steps
         self.has_reported = False  # it has gauges of its own
         self.num_rounds = 0
+        self.unrecorded: list[ClosedRound] = []  # that the planner has not learned from yet
         self.is_silent = False  # its sessions' drafters are to be asked for nothing
         self.asked_in_round = 0  # the last one in which a drafter was asked for nodes
         self.waited_in_round = -_WAITING_ROUNDS  # the last one that waited for drafts

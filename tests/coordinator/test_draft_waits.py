@@ -246,17 +246,17 @@ async def test_a_trial_shows_what_comes_after_the_first_drafts() -> None:
 
 @dataclass
 class Fickle(TimedDrafter):
-    """Has a tree for every other text only, and says at once where it has none, if it `tells`."""
+    """Has a tree for two of three texts only, and says at once where it has none, if it `tells`."""
 
     tells: bool = True
 
     def answer(self, frame: CommitFrame) -> ProposalFrame:
         full = super().answer(frame)
-        kept = tuple(each for each in full.proposals if each.base_len % 2)
+        kept = tuple(each for each in full.proposals if each.base_len % 3)
         completions = tuple(
             Completion(each.request_id, each.generation, each.base_len)
             for each in full.proposals
-            if self.tells and not each.base_len % 2
+            if self.tells and not each.base_len % 3
         )
         return replace(full, proposals=kept, completions=completions)
 
@@ -276,7 +276,7 @@ async def test_nobody_waits_for_what_is_said_not_to_come(tells: bool) -> None:
         if tells:
             assert fickle.waits("late") == 0
         else:
-            assert fickle.waits("late") > 0
+            assert fickle.waits("late") > 20
 
 
 async def test_a_trial_ends_when_there_is_nothing_more_to_see() -> None:
