@@ -11,7 +11,7 @@ from cluster.errors import WorkerError
 from cluster.rpc.server import serve_drafter
 from cluster.worker.build import build_drafter
 from cluster.worker.draft import DraftWorker
-from cluster.worker.priority import hear_at_once
+from cluster.worker.priority import hear_at_once, keep_what_is_loaded
 from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
 
 
@@ -60,4 +60,6 @@ def _create(config: Config, name: str) -> DraftWorker:
 
         configure_threads(engine)
     hear_at_once()
-    return build_drafter(config, name, process_id(f"drafter-{name}"))
+    worker = build_drafter(config, name, process_id(f"drafter-{name}"))
+    keep_what_is_loaded()
+    return worker

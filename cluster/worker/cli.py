@@ -24,7 +24,7 @@ from cluster.errors import ConfigError, DrafthouseError, NotFoundError
 from cluster.rpc.server import serve_drafter, serve_target
 from cluster.rpc.standalone import run_until_signal
 from cluster.worker.build import build_drafter, build_target
-from cluster.worker.priority import hear_at_once
+from cluster.worker.priority import hear_at_once, keep_what_is_loaded
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -81,6 +81,7 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
     try:
         engine = await asyncio.to_thread(_load, config.target.engine, ranks.leader)
         worker = build_target(engine, config)
+        keep_what_is_loaded()
         worker.start()
         try:
             server = await serve_target(
@@ -108,6 +109,7 @@ async def _draft(config: Config, arguments: argparse.Namespace) -> None:
         _configure_threads(engine)
     hear_at_once()
     worker = await asyncio.to_thread(build_drafter, config, name)
+    keep_what_is_loaded()
     worker.start()
     try:
         server = await serve_drafter(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,14 @@ def test_a_session_without_a_group_costs_nothing(
     monkeypatch.setattr(priority.os, "getsid", lambda pid: priority.os.getpid())
     priority.stand_back(7)
     assert (group.read_text() if group.exists() else None) == text
+
+
+def test_what_is_loaded_is_not_looked_through_again() -> None:
+    loaded = [[index] for index in range(1000)]
+    try:
+        priority.keep_what_is_loaded()
+        assert gc.get_freeze_count() >= len(loaded)
+        # Only what was made since is.
+        assert len(gc.get_objects()) < len(loaded)
+    finally:
+        gc.unfreeze()
