@@ -6,7 +6,8 @@
 1. The device's copy bandwidth (read and written bytes both counted).
 2. Attention kernels against the reference: the largest error, which ends the run where it is too
    large, and the keys and values read per second.
-3. Grown Llamas of 1B and 8B shape: plain and speculative greedy decoding, see
+3. The fused draw against rows of noise in memory, token for token.
+4. Grown Llamas of 1B and 8B shape: plain and speculative greedy decoding, see
    `benchmarks.gpu_speed` for what is timed.  The limit is weight bytes / copy bandwidth per step.
 
 Writes docs/benchmarks/gpu-DEVICE.{json,md}, or below --out.
@@ -28,7 +29,7 @@ import torch
 from transformers import AutoTokenizer
 
 from benchmarks.gpu_grown import ROOT, SOURCE, load_grown, weight_bytes
-from benchmarks.gpu_kernels import Problem, attention_row, copy_bandwidth, tolerance
+from benchmarks.gpu_kernels import Problem, attention_row, copy_bandwidth, draw_row, tolerance
 from benchmarks.gpu_report import markdown
 from benchmarks.gpu_speed import WARM_UP_ROUNDS, Decoder, speculative_row
 from benchmarks.grow_layers import SHAPES, Shape
@@ -45,6 +46,8 @@ _PAGE_SIZE = 16
 _KEPT_NODES = 64
 _PROBLEMS = [Problem(1, 2048, 0), Problem(1, 2048, 16), Problem(8, 2048, 8),
              Problem(32, 1024, 8), Problem(64, 1024, 4), Problem(1, 32768, 16)]  # fmt: skip
+# Rows by vocabulary.
+_DRAWS, _TINY_DRAWS = [(1, 128_256), (17, 128_256), (320, 128_256)], [(3, 500)]
 _TINY_PROBLEMS = [Problem(1, 40, 5), Problem(2, 20, 3)]
 
 
@@ -58,6 +61,22 @@ def measure_kernels(
         _say(f"attention {problem}: {row['us']:.0f} us, error {row['largest_error']:.1e}")
         if not row["largest_error"] <= tolerance(device):
             raise SystemExit(f"error: the attention of {problem} is off: {row}")
+        rows.append(row)
+    return rows
+
+
+def measure_draws(sizes: Sequence[tuple[int, int]], device: torch.device) -> list[dict[str, Any]]:
+    """One row per (rows, vocabulary); SystemExit where the fused draw is another.
+
+    Two logarithms of float64 may differ in their last bit: then noise differs in a float's last bit
+    once in 2^28, and a draw hardly ever.
+    """
+    rows = []
+    for num_rows, vocab_size in sizes:
+        row = draw_row(num_rows, vocab_size, device)
+        _say(f"draw {num_rows} x {vocab_size}: {row['us']:.0f} us")
+        if row["different_tokens"]:
+            raise SystemExit(f"error: the fused draw is another: {row}")
         rows.append(row)
     return rows
 
@@ -203,6 +222,7 @@ def main() -> None:
         "tiny": arguments.tiny,
         "copy_bytes_per_s": bandwidth,
         "kernels": measure_kernels(problems, device, bandwidth),
+        "draws": measure_draws(_TINY_DRAWS if arguments.tiny else _DRAWS, device),
         "models": [
             measure_shape(name, shape, arguments, bandwidth)
             for name, shape in shapes_of(arguments).items()

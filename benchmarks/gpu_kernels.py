@@ -11,12 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.core import TokenTree, token_array
+from cluster.core import SamplingParams, TokenTree, token_array
 from cluster.engine.attention import AttentionBackend, AttentionOptions, create_backend
 from cluster.engine.batch import Batch, Pick, build_batch
 from cluster.engine.sdpa import SdpaBackend
 from cluster.engine.sequence import Pending, Sequence
 from cluster.engine.work import Work
+from cluster.spec.draw import DrawRows, Draws, FusedDraw, draw
+from cluster.spec.noise_torch import NoiseRows
+from cluster.spec.sampling import pack
+from cluster.worker.verifier import fused_draw
 
 PAGE_SIZE = 16
 _HEADS, _HEAD_DIM = 32, 128  # a layer of Llama 3's 8B
@@ -88,6 +92,31 @@ def attention_row(problem: Problem, device: torch.device, bandwidth: float) -> d
         "reference_us": reference_s * 1e6,
         "gb_per_s": read / own_s / 1e9,
         "share_of_copy_bandwidth": read / own_s / bandwidth,
+    }
+
+
+def draw_row(num_rows: int, vocab_size: int, device: torch.device) -> dict[str, Any]:
+    """The draw of so many rows at temperature 0.8: fused, where the device has that, against rows
+    of noise in memory, none of which is known from before."""
+    generator = torch.Generator(device).manual_seed(1)
+    logits = 4.0 * torch.randn((num_rows, vocab_size), generator=generator, device=device)
+    law = SamplingParams(0.8)
+    seeds = np.random.default_rng(2).integers(0, 2**63, num_rows, dtype=np.uint64)
+    rows = DrawRows(
+        np.array([pack(law)] * num_rows), np.zeros(num_rows, dtype=np.bool_), seeds,
+        np.arange(num_rows), np.zeros(num_rows, dtype=np.int64),
+    )  # fmt: skip
+
+    def call(fused: FusedDraw | None) -> Callable[[], Draws]:
+        return lambda: draw(logits, rows, NoiseRows(vocab_size, device), fused)
+
+    own, reference = call(fused_draw(device)), call(None)
+    return {
+        "rows": num_rows,
+        "vocab": vocab_size,
+        "different_tokens": int((own().token_ids != reference().token_ids).sum()),
+        "us": seconds(own, device, repeats=20) * 1e6,
+        "reference_us": seconds(reference, device, repeats=5) * 1e6,
     }
 
 

@@ -1,4 +1,4 @@
-"""The Markdown of `benchmarks.gpu`: the JSON's figures as three tables."""
+"""The Markdown of `benchmarks.gpu`: the JSON's figures as four tables."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"{report['copy_bytes_per_s'] / 1e9:.0f} GB/s, bytes read and written both counted.\n\n"
         "## Attention against the reference\n\n"
         f"{_kernels(report['kernels'])}\n"
+        "## Draw at temperature 0.8, against noise in memory\n\n"
+        f"{_draws(report['draws'])}\n"
         "## Plain decoding\n\n"
         "Greedy, engine and draw driven directly.  The limit is weight bytes / copy bandwidth per "
         "step.  All models are grown from the demonstration target.\n\n"
@@ -40,6 +42,19 @@ def _kernels(rows: Iterable[Mapping[str, Any]]) -> str:
                 row["batch"], row["context"], row["nodes"], f"{row['largest_error']:.1e}",
                 f"{row['us']:.1f}", f"{row['reference_us']:.1f}", f"{row['gb_per_s']:.0f}",
                 f"{row['share_of_copy_bandwidth']:.0%}",
+            ]
+            for row in rows
+        ),
+    )  # fmt: skip
+
+
+def _draws(rows: Iterable[Mapping[str, Any]]) -> str:
+    return _table(
+        ["rows", "vocabulary", "different tokens", "us", "reference us"],
+        (
+            [
+                row["rows"], row["vocab"], row["different_tokens"], f"{row['us']:.1f}",
+                f"{row['reference_us']:.1f}",
             ]
             for row in rows
         ),

@@ -13,7 +13,7 @@ import torch
 
 from cluster.core import EMPTY_TOKENS, SamplingParams, TokenArray, TokenTree, VerifyItem
 from cluster.engine.native.draws import DrawKernels, DrawShare
-from cluster.spec.draw import DrawRows, Indices, draw, winner_among
+from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
@@ -85,11 +85,14 @@ class Evaluated:
 
 
 def draw_all(
-    batch: Sequence[Evaluated], noise: NoiseRows, native: DrawKernels | None = None
+    batch: Sequence[Evaluated],
+    noise: NoiseRows,
+    native: DrawKernels | None = None,
+    fused: FusedDraw | None = None,
 ) -> list[TokenArray]:
     """The target's draws of each entry, int32[n + 1]; -1 where a row has no law to draw from.
 
-    native: for logits on the CPU; the draws are the same without it.
+    native: for logits on the CPU, fused: on a GPU; the draws are the same without them.
     """
     sizes = [len(entry.tree) + 1 for entry in batch]
     edges = [0, *itertools.accumulate(sizes)]
@@ -109,7 +112,7 @@ def draw_all(
         parts = [logits[start:stop] for start, stop in spans]
         token_ids = _draw_natively(batch, parts, spans, native)
     else:
-        draws = draw(logits, _draw_rows(batch, sizes), noise)
+        draws = draw(logits, _draw_rows(batch, sizes), noise, fused)
         token_ids = np.where(draws.valid, draws.token_ids, np.int32(-1))
     return [token_ids[start:stop] for start, stop in spans]
 

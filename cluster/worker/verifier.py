@@ -7,6 +7,7 @@ alone.  Tokens beyond a stop or max_tokens are the coordinator's business.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -29,6 +30,7 @@ from cluster.core import (
 from cluster.engine.native import kernels
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.spec.draw import FusedDraw
 from cluster.spec.logprobs import token_logprobs
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.params import check_params
@@ -82,6 +84,7 @@ class Verifier:
         self._noise = NoiseRows(engine.vocab_size, engine.device)
         native = kernels.load() if engine.device.type == "cpu" else None
         self._native = None if native is None else native.draws
+        self._fused = fused_draw(engine.device)
         self._sequences: dict[str, TargetSequence] = {}
         self._pending: dict[str, _Pending] = {}
 
@@ -133,7 +136,7 @@ class Verifier:
             else:
                 misses.append(self._miss(item, sequence, output.have_len or 0))
         verdicts: list[Verdict] = []
-        draws = draw_all(batch, self._noise, self._native) if batch else []
+        draws = draw_all(batch, self._noise, self._native, self._fused) if batch else []
         for pending, entry, drawn in zip(answered, batch, draws, strict=True):
             try:
                 verdicts.append(self._conclude(pending.item, entry, drawn))
@@ -273,6 +276,15 @@ class Verifier:
             pages_total=engine.pages_total,
             pages_cached=engine.pages_cached,
         )
+
+
+def fused_draw(device: torch.device) -> FusedDraw | None:
+    """The draw in one kernel; None where the device, or this installation, has none."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from cluster.engine.triton_draw import draw_tokens
+
+    return draw_tokens
 
 
 def _logprobs(

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.gpu import TINY, heldout_prompts
 from benchmarks.gpu_grown import SOURCE, load_grown
-from benchmarks.gpu_kernels import Problem, attention_row, tolerance
+from benchmarks.gpu_kernels import Problem, attention_row, draw_row, tolerance
 from cluster.config import EngineConfig
 from cluster.engine import attention
 
@@ -52,6 +52,7 @@ def test_the_tiny_run_reports_every_part_and_says_that_it_is_tiny(
     assert [row["batch"] for row in model["batches"]] == [1, 2]
     assert all(row["plain_tokens_per_s"] > 0 for row in model["batches"])
     assert len(report["kernels"]) == 2
+    assert [row["different_tokens"] for row in report["draws"]] == [0]
     (page,) = out.glob("gpu-*.md")
     assert "these figures say nothing about speed" in page.read_text("utf-8")
 
@@ -85,6 +86,15 @@ def test_a_kernel_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert attention_row(problem, CPU, 1e9)["largest_error"] <= tolerance(CPU)
     monkeypatch.setattr("benchmarks.gpu_kernels.create_backend", lambda name: Wrong())
     assert attention_row(problem, CPU, 1e9)["largest_error"] > tolerance(CPU)
+
+
+def test_a_draw_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(logits: torch.Tensor, *_: object) -> torch.Tensor:
+        return logits.argmin(dim=1)
+
+    assert draw_row(3, 500, CPU)["different_tokens"] == 0
+    monkeypatch.setattr("benchmarks.gpu_kernels.fused_draw", lambda device: wrong)
+    assert draw_row(3, 500, CPU)["different_tokens"] == 3
 
 
 def test_without_a_gpu_the_full_run_is_refused() -> None:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cluster.core import EMPTY_TREE, TokenTree, token_array
+from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.engine.attention import AttentionOptions
 from cluster.engine.batch import Batch, Pick, build_batch
 from cluster.engine.sequence import Pending, Sequence
 from cluster.engine.work import Work
+from cluster.spec.draw import DrawRows, FusedDraw, draw
+from cluster.spec.noise_torch import NoiseRows
+from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.tree import ancestor_mask
 from tests.engine.driver import random_tree
 
@@ -131,4 +134,40 @@ CASES = {
     # The interpreter cannot multiply it: this one meets the kernels on a GPU only.
     "bfloat16": Case(RAGGED, dtype=torch.bfloat16, num_programs=MANY_PROGRAMS),
     "float16": Case(RAGGED, dtype=torch.float16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DrawCase:
+    """Rows of logits, each with a law, a seed and a place of its own."""
+
+    vocab_size: int
+    temperatures: tuple[float, ...] = (0.8, 1.0, 0.01, 3.0)
+    top_k: int = 0
+    strided: bool = False
+
+    def drawn(self, fused: FusedDraw | None, device: str = "cpu") -> torch.Tensor:
+        """int64[rows]: the draws, by the kernel or by the reference."""
+        rows, generator = len(self.temperatures), torch.Generator().manual_seed(self.vocab_size)
+        logits = 4.0 * torch.randn((rows, self.vocab_size + self.strided), generator=generator)
+        logits = logits[:, : self.vocab_size].to(device)
+        laws = [SamplingParams(each, top_k=self.top_k) for each in self.temperatures]
+        draws = DrawRows(
+            np.array([pack(law) for law in laws]),
+            np.array([is_truncated(law) for law in laws]),
+            np.array([2**64 - 1 - row for row in range(rows)], dtype=np.uint64),
+            np.arange(rows) * 1000,
+            np.arange(rows) % 3,
+        )
+        noise = NoiseRows(self.vocab_size, logits.device)
+        return torch.from_numpy(draw(logits, draws, noise, fused).token_ids.astype(np.int64))
+
+
+DRAWS = {
+    "one block": DrawCase(100),
+    "a whole block": DrawCase(1024),
+    "many blocks": DrawCase(5000, temperatures=(0.8,) * 9),
+    "one token": DrawCase(1),
+    "truncated": DrawCase(3000, top_k=3),
+    "rows that lie apart": DrawCase(2000, strided=True),
 }

@@ -1,6 +1,7 @@
 """What the tests of the Triton kernels need a process of its own for.
 
     TRITON_INTERPRET=1 python -m tests.engine.triton_process attend OUT    every case's output
+    TRITON_INTERPRET=1 python -m tests.engine.triton_process draw OUT      every case's tokens
     python -m tests.engine.triton_process compile 90                       machine code for sm_90
 
 Triton decides at its first import whether functions are compiled or interpreted.
@@ -26,13 +27,27 @@ def attend(path: str) -> None:
     torch.save(found, path)
 
 
+def draw(path: str) -> None:
+    """Save {case: int64[rows]}."""
+    from cluster.engine.triton_draw import draw_tokens
+    from tests.engine.triton_cases import DRAWS
+
+    torch.save({name: case.drawn(draw_tokens) for name, case in DRAWS.items()}, path)
+
+
 def compile_kernels(capability: int) -> None:
-    """Compile both kernels as a bfloat16 Llama uses them, and say how large the code is."""
+    """Compile all kernels as a bfloat16 Llama uses them, and say how large the code is."""
+    from cluster.engine.triton_draw import draw_kernel
     from cluster.engine.triton_kernels import attend_kernel, combine_kernel
 
     common = {"HEAD_DIM": 128, "SHARING": 4, "SINKS": False, "BLOCK_M": 64, "BLOCK_D": 128}
     own = {"WINDOW": 64, "TREES": True, "CAPPED": True, "BLOCK_N": 64, "PRECISION": "tf32"}
-    for kernel, constants in ((attend_kernel, common | own), (combine_kernel, common)):
+    kernels = {
+        attend_kernel: common | own,
+        combine_kernel: common,
+        draw_kernel: {"TRUNCATED": True, "BLOCK": 1024},
+    }
+    for kernel, constants in kernels.items():
         code = _compiled(kernel, constants, capability)
         sys.stdout.write(f"{kernel.__name__} {len(code.asm['cubin'])}\n")
 
@@ -42,8 +57,25 @@ def _compiled(kernel: Any, constants: dict[str, Any], capability: int) -> Any:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    pointers = {"query": "bf16", "kv": "bf16", "output": "bf16", "sinks": "bf16",
-                "partials": "fp32", "partial_lse": "fp32", "layout": "i32"}  # fmt: skip
+    pointers = {
+        "query": "bf16",
+        "kv": "bf16",
+        "output": "bf16",
+        "sinks": "bf16",
+        "partials": "fp32",
+        "partial_lse": "fp32",
+        "layout": "i32",
+        "logits": "fp32",
+        "maxima": "fp32",
+        "temperatures": "fp32",
+        "cutoffs": "fp32",
+        "best_scores": "fp32",
+        "best_tokens": "i64",
+        "seeds": "i64",
+        "streams": "i64",
+    }
+    if kernel.__name__ == "draw_kernel":
+        pointers["positions"] = "i64"
     signature = {}
     for name in kernel.arg_names:
         if name in constants:
@@ -59,5 +91,7 @@ def _compiled(kernel: Any, constants: dict[str, Any], capability: int) -> Any:
 if __name__ == "__main__":
     if sys.argv[1] == "attend":
         attend(sys.argv[2])
+    elif sys.argv[1] == "draw":
+        draw(sys.argv[2])
     else:
         compile_kernels(int(sys.argv[2]))
