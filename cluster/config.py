@@ -129,6 +129,8 @@ class CoordinatorConfig:
     max_slowdown: share of plain decoding's time that speculation may cost when drafts fail.
     slowdown_slack: plain steps' time it may lose beyond that before it must have earned it; n
     sequences at a time may lose it divided by the root of n.
+    latency_classes: what a request's speed counts for when a step's draft nodes are shared out,
+    0.01 to 100, by the name that it gives in `speculation.latency_class`; 1 if it gives none.
     max_homogeneity_wait_ms: how long a ready group of one task may wait for its like.
     max_frame_bytes: refuse larger gRPC frames.
     breaker_failures, breaker_reset_s: a drafter that failed so often in a row rests for so long.
@@ -144,6 +146,9 @@ class CoordinatorConfig:
     max_draft_wait_ms: float = 16.0
     max_slowdown: float = 0.02
     slowdown_slack: float = 8.0
+    latency_classes: Mapping[str, float] = field(
+        default_factory=lambda: {"throughput": 1.0, "interactive": 4.0}
+    )
     max_homogeneity_wait_ms: float = 2.0
     max_frame_bytes: int = 4 * 1024 * 1024
     breaker_failures: int = 3

@@ -31,6 +31,8 @@ Range = tuple[float, float]
 _COUNT: Range = (1, math.inf)
 _OPTIONAL_COUNT: Range = (0, math.inf)
 _PORT: Range = (1, 65535)
+# Weights far apart leave the lighter requests without a node for good.
+_WEIGHT: Range = (0.01, 100)
 
 # Both ends are allowed.
 RANGES: Mapping[type, Mapping[str, Range]] = {
@@ -88,6 +90,9 @@ def check_rules(config: Config) -> None:
     for path, record in _records(config, ""):
         for name, (low, high) in RANGES.get(type(record), {}).items():
             _check_range(getattr(record, name), low, high, f"{path}.{name}")
+        if isinstance(record, CoordinatorConfig):
+            for name, weight in record.latency_classes.items():
+                _check_range(weight, *_WEIGHT, f"{path}.latency_classes.{name}")
         if isinstance(record, PlacementConfig):
             for resource, amount in record.resources.items():
                 _check_range(amount, 0, math.inf, f"{path}.resources.{resource}")
@@ -132,6 +137,12 @@ def _check_range(value: float, low: float, high: float, path: str) -> None:
 
 
 def _check_names(config: Config) -> None:
+    for name in config.coordinator.latency_classes:
+        if not _NAME.fullmatch(name):
+            path = f"coordinator.latency_classes.{name}"
+            raise ConfigError(
+                f"{path}: a class's name may hold letters, digits, '_' and '-' only", param=path
+            )
     for name in config.drafters:
         if not _NAME.fullmatch(name):
             path = f"drafters.{name}"

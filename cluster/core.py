@@ -111,11 +111,14 @@ class SpeculationOptions:
 
     max_draft_tokens: upper bound of draft nodes per step, None = the controller decides.
     drafters: names allowed for this request, None = those of its task.
+    latency_class: what its speed counts for when a step's nodes are shared out; a name in
+    `coordinator.latency_classes`, None = 1.
     """
 
     enabled: bool = True
     max_draft_tokens: int | None = None
     drafters: tuple[str, ...] | None = None
+    latency_class: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

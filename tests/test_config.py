@@ -112,6 +112,14 @@ def test_the_minimal_configuration_obeys_the_rules() -> None:
         ({"coordinator": {"max_running_sequences": 0}}, "must be at least 1"),
         ({"coordinator": {"max_draft_tokens": -1}}, "coordinator.max_draft_tokens: -1 is out of"),
         ({"coordinator": {"target_timeout_s": float("nan")}}, "nan is out of range"),
+        (
+            {"coordinator": {"latency_classes": {"interactive": 0}}},
+            "coordinator.latency_classes.interactive: 0 is out of range",
+        ),
+        (
+            {"coordinator": {"latency_classes": {"a b": 2}}},
+            "coordinator.latency_classes.a b: a class's name may hold",
+        ),
         ({"http": {"port": 70000}}, "http.port: 70000 is out of range; it must be between 1 and"),
         ({"ingress": {"replicas": 0}}, "ingress.replicas: 0 is out of range"),
         (

@@ -14,7 +14,11 @@ _MAX_TOKEN_ID = 2**31 - 1
 
 
 def check_request(
-    request: Request, limits: Limits, drafters: Iterable[str], max_frame_tokens: int
+    request: Request,
+    limits: Limits,
+    drafters: Iterable[str],
+    latency_classes: Iterable[str],
+    max_frame_tokens: int,
 ) -> None:
     """Raise the RequestError that names the first value that cannot be served, and the remedy."""
     prompt_len = len(request.prompt_ids) + len(request.output_ids)
@@ -37,6 +41,13 @@ def check_request(
                 f"no drafter is named {name!r}; served are: {', '.join(known) or 'none'}",
                 param="speculation.drafters",
             )
+    classes = tuple(latency_classes)
+    if options.latency_class is not None and options.latency_class not in classes:
+        raise NotFoundError(
+            f"no latency class is named {options.latency_class!r}; known are: "
+            f"{', '.join(classes) or 'none'}",
+            param="speculation.latency_class",
+        )
 
 
 def _check_length(prompt_len: int, limits: Limits, max_frame_tokens: int) -> None:

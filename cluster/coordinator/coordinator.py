@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 4
 # Timeouts are multiples of seconds; nothing on the round path depends on the watch.
 _WATCH_INTERVAL_S = 0.5
+# Turns of the event loop within which a verdict is committed and the next batch is under way.
+_FORMING_TURNS = 6
 
 
 class Coordinator:
@@ -92,7 +94,6 @@ class Coordinator:
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
         self._num_forming = 0  # targets that wait for their next batch while it is formed
-        self._sent = asyncio.Event()
 
     async def start(self) -> None:
         """Start the watch over timeouts; idempotent."""
@@ -277,13 +278,10 @@ class Coordinator:
     async def _read_verdicts(self, seat: TargetSeat) -> None:
         async for frame in seat.link:
             self._num_forming += 1
-            self._sent.clear()
             try:
                 await self._answer(seat, frame)
             finally:
                 self._num_forming -= 1
-                if not self._num_forming:
-                    self._sent.set()
             # An in-process target reads its frame now, and ingresses send theirs; what follows
             # runs beside the step.
             for _ in range(3):
@@ -307,10 +305,11 @@ class Coordinator:
         await asyncio.sleep(0)
 
     async def wait_sent(self) -> None:
-        """Return once no batch is being formed that a target waits for."""
-        await asyncio.sleep(0)
-        while self._num_forming:
-            await self._sent.wait()
+        """Return when no batch is being formed that a target waits for, or some turns later."""
+        for _ in range(_FORMING_TURNS):  # a target that takes nothing holds up nobody's events
+            await asyncio.sleep(0)
+            if not self._num_forming:
+                return
 
     def _lose_target(self, seat: TargetSeat) -> None:
         if self._table.seats.get(seat.id) is seat:

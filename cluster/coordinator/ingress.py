@@ -29,7 +29,7 @@ class RequestTaker(Protocol):
     def cancel(self, session_id: str) -> None: ...
 
     async def wait_sent(self) -> None:
-        """Return once no batch is being formed that a target waits for."""
+        """Return when no batch is being formed that a target waits for, or some turns later."""
         ...
 
 

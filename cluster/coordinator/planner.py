@@ -247,6 +247,9 @@ class DraftPlanner:
         else:
             forest = offers.forest
             drafts = rank_drafts(offers.survival, forest.owners, forest.starts, caps, guards)
+        weights = [session.weight for session in batch]
+        if any(weight != 1.0 for weight in weights):
+            drafts = replace(drafts, weights=np.array(weights))
         if moment.max_wait_s == 0.0:
             return drafts
         expected = self._promises.expected(batch, drafts.profiles(NUM_RANKS), moment.now)

@@ -256,6 +256,7 @@ class Session:
         # Drafters that declined this request, and until when they are not asked again.
         self.declined: dict[str, float] = {}
         self.max_draft_tokens = 0
+        self.weight = 1.0  # what its speed counts for beside that of others
         self.reach = Reach()  # where the budget is adaptive
         self.subscriptions: dict[str, Subscription] = {}
         self.statistics = RequestStatistics()

@@ -86,6 +86,8 @@ class SessionTable:
             session.drafters = (
                 self._config.drafters_of(request.task) if allowed is None else allowed
             )
+        if options.latency_class is not None:
+            session.weight = self._config.coordinator.latency_classes[options.latency_class]
         self.sessions[session_id] = session
         self._recorder.add(metrics.PROMPT_TOKENS, session.prompt_len, task=request.task)
         if session.remaining_tokens(self.limits) <= 0:  # resumed at its very end
@@ -170,7 +172,13 @@ class SessionTable:
     def _check(self, session_id: str, request: Request) -> None:
         if session_id in self.sessions:
             raise RequestError(f"a request with id {request.id!r} is running already", param="id")
-        check_request(request, self.limits, self._config.drafters, self._max_frame_tokens)
+        check_request(
+            request,
+            self.limits,
+            self._config.drafters,
+            self._config.coordinator.latency_classes,
+            self._max_frame_tokens,
+        )
         if len(request.output_ids):
             return  # accepted once already, by a coordinator that is gone
         limits = self._config.coordinator

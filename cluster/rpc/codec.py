@@ -148,7 +148,10 @@ def decode_params(message: pb.SamplingParams) -> SamplingParams:
 def encode_speculation(options: SpeculationOptions) -> pb.SpeculationOptions:
     names = None if options.drafters is None else pb.DrafterNames(names=options.drafters)
     return pb.SpeculationOptions(
-        enabled=options.enabled, max_draft_tokens=options.max_draft_tokens, drafters=names
+        enabled=options.enabled,
+        max_draft_tokens=options.max_draft_tokens,
+        drafters=names,
+        latency_class=options.latency_class,
     )
 
 
@@ -158,6 +161,7 @@ def decode_speculation(message: pb.SpeculationOptions) -> SpeculationOptions:
         enabled=message.enabled,
         max_draft_tokens=message.max_draft_tokens if has("max_draft_tokens") else None,
         drafters=tuple(message.drafters.names) if has("drafters") else None,
+        latency_class=message.latency_class if has("latency_class") else None,
     )
 
 

@@ -195,7 +195,10 @@ def _encode_sampling(options: SamplingOptions) -> generation_pb2.SamplingOptions
 def _encode_speculation(options: SpeculationOptions) -> generation_pb2.SpeculationRequest:
     names = None if options.drafters is None else common_pb2.DrafterNames(names=options.drafters)
     return generation_pb2.SpeculationRequest(
-        enabled=options.enabled, max_draft_tokens=options.max_draft_tokens, drafters=names
+        enabled=options.enabled,
+        max_draft_tokens=options.max_draft_tokens,
+        drafters=names,
+        latency_class=options.latency_class,
     )
 
 
@@ -205,6 +208,7 @@ def _decode_speculation(message: generation_pb2.SpeculationRequest) -> Speculati
         enabled=message.enabled if has("enabled") else True,
         max_draft_tokens=message.max_draft_tokens if has("max_draft_tokens") else None,
         drafters=tuple(message.drafters.names) if has("drafters") else None,
+        latency_class=message.latency_class if has("latency_class") else None,
     )
 
 

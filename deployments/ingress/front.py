@@ -48,6 +48,7 @@ class Front:
             max_logprobs=config.ingress.max_logprobs,
             max_stop_strings=config.ingress.max_stop_strings,
             max_draft_tokens=settings.max_draft_tokens,
+            latency_classes=tuple(settings.latency_classes),
         )
         self._connections: Connections[CoordinatorLink] = Connections(
             "coordinator", endpoints, self._connect, self._use

@@ -118,4 +118,5 @@ def _speculation(request: GenerationRequest) -> dict[str, Any]:
         "enabled": options.enabled,
         "max_draft_tokens": options.max_draft_tokens,
         "drafters": names,
+        "latency_class": options.latency_class,
     }

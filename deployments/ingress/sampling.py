@@ -140,11 +140,11 @@ def _task(fields: Fields) -> str:
 
 
 def parse_speculation(value: Any, limits: Limits) -> SpeculationOptions:
-    """The extension `speculation: {enabled, max_draft_tokens, drafters}`."""
+    """The extension `speculation: {enabled, max_draft_tokens, drafters, latency_class}`."""
     if value is None:
         return SpeculationOptions()
     fields = Fields.of(value, "speculation")
-    fields.refuse_unknown(("enabled", "max_draft_tokens", "drafters"))
+    fields.refuse_unknown(("enabled", "max_draft_tokens", "drafters", "latency_class"))
     drafters = fields.strings("drafters", 64)
     if drafters is not None:
         drafters = tuple(dict.fromkeys(drafters))
@@ -153,7 +153,20 @@ def parse_speculation(value: Any, limits: Limits) -> SpeculationOptions:
         enabled=fields.boolean("enabled", default=True),
         max_draft_tokens=fields.integer("max_draft_tokens", None, 0, limits.max_draft_tokens),
         drafters=drafters,
+        latency_class=_latency_class(fields.string("latency_class", "", max_len=64), limits),
     )
+
+
+def _latency_class(name: str, limits: Limits) -> str | None:
+    if not name:
+        return None
+    if name not in limits.latency_classes:
+        known = ", ".join(limits.latency_classes) or "none"
+        raise RequestError(
+            f"speculation.latency_class: {shown(name)} is not a class; known: {known}",
+            param="speculation.latency_class",
+        )
+    return name
 
 
 def check_drafters(drafters: tuple[str, ...] | None, limits: Limits) -> None:

@@ -74,6 +74,7 @@ class Limits:
     max_logprobs: int
     max_stop_strings: int
     max_draft_tokens: int
+    latency_classes: tuple[str, ...]
 
     def task_class(self, name: str) -> str:
         """`name` where it is configured.  Others are served alike, and must not become labels of

@@ -50,6 +50,11 @@ from tests.coordinator.toys import ToyTarget, plain_text
             RequestError,
             "max_draft_tokens is -1",
         ),
+        (
+            request(speculation=SpeculationOptions(latency_class="urgent")),
+            NotFoundError,
+            "'urgent'; known are: throughput, interactive",
+        ),
     ],
 )
 async def test_what_cannot_be_served_is_refused_with_the_value_before_any_work(

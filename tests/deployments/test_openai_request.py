@@ -21,6 +21,7 @@ LIMITS = Limits(
     max_logprobs=5,
     max_stop_strings=2,
     max_draft_tokens=16,
+    latency_classes=("throughput", "interactive"),
 )
 
 
@@ -181,6 +182,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"speculation": {"enabled": 1}}, "speculation.enabled"),
     ({"speculation": {"max_draft_tokens": 99}}, "speculation.max_draft_tokens"),
     ({"speculation": {"drafters": ["llm"]}}, "speculation.drafters"),
+    ({"speculation": {"latency_class": "urgent"}}, "speculation.latency_class"),
+    ({"speculation": {"latency_class": 4}}, "speculation.latency_class"),
     ({"speculation": []}, "speculation"),
     ({"temprature": 1}, "temprature"),
 ]
@@ -293,6 +296,12 @@ def test_a_drafter_named_twice_counts_once() -> None:
         completion(speculation={"drafters": ["lookup", "lm", "lookup"]}), LIMITS
     )
     assert request.spec.speculation.drafters == ("lookup", "lm")
+
+
+@pytest.mark.parametrize(("sent", "known"), [("interactive", "interactive"), ("", None)])
+def test_a_request_may_name_a_latency_class(sent: str, known: str | None) -> None:
+    request = parse_completion(completion(speculation={"latency_class": sent}), LIMITS)
+    assert request.spec.speculation.latency_class == known
 
 
 @pytest.mark.parametrize("metadata", [{"k" * 65: "v"}, {str(n): "v" for n in range(17)}])

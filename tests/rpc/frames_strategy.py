@@ -63,6 +63,7 @@ speculation = st.builds(
     enabled=st.booleans(),
     max_draft_tokens=st.none() | lengths,
     drafters=st.none() | st.lists(ids, max_size=3).map(tuple),
+    latency_class=st.none() | ids,
 )
 
 logprob = st.builds(

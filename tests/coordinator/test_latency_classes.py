@@ -1,0 +1,54 @@
+"""Whose speed counts for more gets more of a step's nodes; nobody's text is another."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from cluster.core import SpeculationOptions
+from tests.coordinator.house import collect, house, request, text_of
+from tests.coordinator.test_demand import LONG, CostlyTarget
+from tests.coordinator.toys import oracle_chain, plain_text
+from tests.coordinator.virtual_time import TimedDrafter, VirtualTime
+
+# Four rows more than the two sequences' own are for nothing, others take as long as a step.
+STEP = {"step_s": 0.010, "row_s": 0.010, "free_rows": 6}
+
+
+async def nodes_per_step(*classes: str | None) -> tuple[float, float]:
+    """Of two requests of these classes whose drafts are equally good, side by side."""
+    time = VirtualTime()
+    async with house(
+        drafters=("a",), clock=time, timer=time.timer, budget="adaptive", max_draft_wait_ms=4.0
+    ) as stage:
+        target = CostlyTarget(time=time, **STEP)  # type: ignore[arg-type]
+        stage.add_target(target)
+        stage.add_drafter(
+            TimedDrafter("a", oracle_chain(4), survival=0.9, time=time, delay_s=0.001)
+        )
+        asked = [
+            request(
+                [1, 2, 3 + i], LONG, f"r{i}", speculation=SpeculationOptions(latency_class=name)
+            )
+            for i, name in enumerate(classes)
+        ]
+        running = [asyncio.create_task(collect(stage.coordinator, each)) for each in asked]
+        await time.run_until(lambda: all(each.done() for each in running))
+        for i, each in enumerate(running):
+            assert text_of(await each) == plain_text([1, 2, 3 + i], LONG)
+        together = [frame.items for frame in target.frames if len(frame.items) == 2]
+        sizes = [{item.request_id[-2:]: len(item.tree) for item in items} for items in together]
+        assert len(sizes) > 50
+        return tuple(sum(each[f"r{i}"] for each in sizes) / len(sizes) for i in range(2))  # type: ignore[return-value]
+
+
+async def test_the_heavier_class_gets_more_of_the_nodes() -> None:
+    light, heavy = await nodes_per_step("throughput", "interactive")
+    assert heavy > 2.0 * light
+
+
+@pytest.mark.parametrize("name", [None, "throughput", "interactive"])
+async def test_equals_share_alike(name: str | None) -> None:
+    first, second = await nodes_per_step(name, name)
+    assert first == pytest.approx(second, rel=0.3)
