@@ -115,7 +115,7 @@ class DraftPlanner:
             if choice.is_trial:
                 self._learn_from(awaited)
             return Plan([], choice.wait_s, tuple(awaited), is_trial=choice.is_trial)
-        if len(choice.nodes) == 0 and moment.max_wait_s > 0.0 and moment.waited_s == 0.0:
+        if len(choice.nodes) < len(batch) and moment.max_wait_s > 0.0 and moment.waited_s == 0.0:
             awaited = [session for session in batch if self._promises.outstanding(session)]
             trial_s = 0.0
             if awaited:

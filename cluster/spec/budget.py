@@ -15,7 +15,6 @@ is misled.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -40,8 +39,7 @@ from cluster.spec.waits import Standing, WaitTrials, price_wait
 _PLAIN_INTERVAL = 16
 # A doubtful count is worth measuring if it would be the best at so many times its goodput.
 _HOPE = 1.5
-# A wait that is tried takes at most this share of a plain step, of n sequences divided by the root
-# of n, as what they may lose.
+# A wait that is tried takes at most this share of a plain step.
 _TRIAL_SHARE = 0.5
 
 
@@ -206,7 +204,7 @@ class BudgetController:
         step_s = self._model.plain_s(num_sequences)
         if step_s is None or not self._times.is_measured(num_sequences, 0):
             return 0.0
-        wait_s = min(max_wait_s, _TRIAL_SHARE * step_s / math.sqrt(bucket(num_sequences)))
+        wait_s = min(max_wait_s, _TRIAL_SHARE * step_s)
         return wait_s if self._model.allows(num_sequences, 0, wait_s) else 0.0
 
     def _ranked(self, batch: BatchDrafts) -> tuple[Indices, Gains]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,10 @@ _MIN_PROMISE = 0.1
 _PATIENCE = 2.0
 
 
-# Rounds without drafts after which one is tried to be waited for whatever is known, at first and at
-# most; twice as many each time while that leads to nothing.
+# Rounds with hardly a draft after which some are waited for whatever is known, at first and at
+# most; twice as many each time while that leads to nothing.  With n sequences the first ones are
+# multiplied by the root of n, as what they may lose is divided by it: a crowd's drafts take longer
+# to come, and a shorter wait would not show them.
 _FIRST_TRIAL = 4
 _LAST_TRIAL = 256
 # Of the waits that are bought one in so many is such a trial as well, beginning with the fourth:
@@ -39,13 +42,14 @@ class WaitTrials:
         self._num_paid: dict[int, int] = {}
 
     def is_due(self, num_sequences: int) -> bool:
-        """To be asked in every round that has no drafts while some are on their way."""
+        """To be asked in every round that has hardly a draft while some are on their way."""
         key = bucket(num_sequences)
-        left = self._left.get(key, _FIRST_TRIAL) - 1
+        first = math.ceil(_FIRST_TRIAL * math.sqrt(key))
+        left = self._left.get(key, first) - 1
         if left > 0:
             self._left[key] = left
             return False
-        interval = min(2 * self._intervals.get(key, _FIRST_TRIAL), _LAST_TRIAL)
+        interval = min(2 * self._intervals.get(key, first), _LAST_TRIAL)
         self._intervals[key] = self._left[key] = interval
         return True
 
