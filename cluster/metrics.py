@@ -108,8 +108,8 @@ CALIBRATION_ERROR = Metric(
     "drafthouse_survival_calibration_error",
     "gauge",
     "Expected calibration error of the drafter's survivals as the budget used them: mean "
-    "|predicted - accepted| over ten bins, of the last few thousand nodes.",
-    ("drafter", "task"),
+    "|predicted - accepted| over ten bins, of the last few thousand nodes. law: greedy or sampled.",
+    ("drafter", "task", "law"),
 )
 DRAFTER_UP = Metric("drafthouse_drafter_up", "gauge", "Live replicas.", ("drafter",))
 DRAFTER_FAULTS = Metric(

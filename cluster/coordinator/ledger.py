@@ -126,7 +126,7 @@ class RoundLedger:
         self._num_settled += 1
         first = -self._num_settled % stride
         return [
-            Lesson(answer.session.request.task, answer.in_flight, answer.path)
+            Lesson(answer.session.group, answer.in_flight, answer.path)
             for answer in answers[first::stride]
         ]
 

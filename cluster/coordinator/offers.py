@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cluster.coordinator.session import HeldTree, Place, Session, Subscription
+from cluster.coordinator.session import Group, HeldTree, Place, Session, Subscription
 from cluster.core import FloatArray
 from cluster.records import record
 from cluster.spec.forest import Forest, Mask
@@ -15,7 +15,7 @@ from cluster.spec.survival import Calibrator
 from cluster.spec.union import unite
 
 # By drafter and task.
-CalibratorOf = Callable[[str, str], Calibrator]
+CalibratorOf = Callable[[str, Group], Calibrator]  # by drafter and group
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -87,7 +87,7 @@ def _held(rows: Sequence[_Row], num_groups: int, calibrator: CalibratorOf) -> He
         [row.held.tree for row in rows],
         [row.held.survival for row in rows],
         [row.held.calibrated for row in rows],
-        [calibrator(row.name, row.session.request.task) for row in rows],
+        [calibrator(row.name, row.session.group) for row in rows],
         [row.session.tokens.since(row.held.base_len) for row in rows],
         [row.index for row in rows],
         [_or_nan(row.subscription.log_loss) for row in rows],

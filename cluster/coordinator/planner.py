@@ -11,7 +11,7 @@ from cluster import metrics
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.offers import Offers, gather
 from cluster.coordinator.promises import PromiseBook
-from cluster.coordinator.session import InFlight, Limits, Session
+from cluster.coordinator.session import Group, InFlight, Limits, Session
 from cluster.core import EMPTY_FLOATS, TokenArray
 from cluster.metrics import Recorder
 from cluster.spec import union
@@ -43,9 +43,9 @@ _SPELL_GAIN = 1.03
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
-    """A verified item of a request of the class `task`, and the path that was accepted."""
+    """A verified item of a request of that group, and the path that was accepted."""
 
-    task: str
+    group: Group
     in_flight: InFlight
     path: TokenArray
 
@@ -82,8 +82,10 @@ class DraftPlanner:
         self._budgets: dict[str, BudgetController] = {}  # by target: each has its own step times
         self._silent: dict[str, Silences] = {}  # by target
         self._profiles: dict[str, StepProfile | None] = {}  # by target
-        self._calibrators: dict[tuple[str, str], Calibrator] = {}  # by drafter and task
-        self._exported: set[tuple[str, str]] = set()  # those with a gauge
+        # Greedy text repeats itself where sampled text of the same task does not: what a drafter's
+        # claims are worth is learned apart.
+        self._calibrators: dict[tuple[str, Group], Calibrator] = {}  # by drafter
+        self._exported: set[tuple[str, Group]] = set()  # those with a gauge
         union.prepare()
 
     def plan(
@@ -192,14 +194,14 @@ class DraftPlanner:
 
     def record_calibration(self, recorder: Recorder) -> None:
         """Export how right each drafter's survivals were; not on the way of a round."""
-        for drafter, task in self._exported - self._calibrators.keys():
-            recorder.forget(metrics.CALIBRATION_ERROR, drafter=drafter, task=task)
+        for key in self._exported - self._calibrators.keys():
+            recorder.forget(metrics.CALIBRATION_ERROR, **_labels(*key))
         self._exported &= self._calibrators.keys()
-        for (drafter, task), calibrator in self._calibrators.items():
+        for key, calibrator in self._calibrators.items():
             if calibrator.num_observed:
-                self._exported.add((drafter, task))
+                self._exported.add(key)
                 error = calibrator.expected_error()
-                recorder.set(metrics.CALIBRATION_ERROR, error, drafter=drafter, task=task)
+                recorder.set(metrics.CALIBRATION_ERROR, error, **_labels(*key))
 
     def meet(self, target_id: str, profile: StepProfile | None) -> None:
         """A target has joined; profile: of its steps, None = it has not measured any."""
@@ -213,12 +215,12 @@ class DraftPlanner:
 
     def learn(self, lessons: Sequence[Lesson]) -> None:
         """Calibrate the drafters' claims by what the target accepted of their own nodes."""
-        groups: dict[tuple[tuple[str, ...], str], list[Lesson]] = {}
+        alike: dict[tuple[tuple[str, ...], Group], list[Lesson]] = {}
         for lesson in lessons:
             if lesson.in_flight.drafters:
-                key = (lesson.in_flight.drafters, lesson.task)
-                groups.setdefault(key, []).append(lesson)
-        for (drafters, task), members in groups.items():
+                key = (lesson.in_flight.drafters, lesson.group)
+                alike.setdefault(key, []).append(lesson)
+        for (drafters, group), members in alike.items():
             forest = join([lesson.in_flight.tree for lesson in members])
             starts = forest.starts.tolist()
             path = np.concatenate(
@@ -230,7 +232,7 @@ class DraftPlanner:
                 # A drafter's own nodes are closed under parents: NaN stands for no parent of any.
                 own = ~np.isnan(claimed[nodes])
                 conditionals = claimed_conditionals(forest.parents, claimed)[nodes[own]]
-                self._calibrator(drafter, task).observe(conditionals, accepted[own])
+                self._calibrator(drafter, group).observe(conditionals, accepted[own])
 
     def _drafts(
         self, batch: Sequence[Session], offers: Offers | None, caps: list[int], moment: Moment
@@ -281,8 +283,8 @@ class DraftPlanner:
             silences = self._silent[target_id] = Silences()
         return silences
 
-    def _calibrator(self, drafter: str, task: str) -> Calibrator:
-        key = (drafter, task)
+    def _calibrator(self, drafter: str, group: Group) -> Calibrator:
+        key = (drafter, group)
         calibrator = self._calibrators.get(key)
         if calibrator is None:
             if len(self._calibrators) >= _MAX_CALIBRATORS:
@@ -290,6 +292,11 @@ class DraftPlanner:
                 del self._calibrators[next(iter(self._calibrators))]
             calibrator = self._calibrators[key] = Calibrator()
         return calibrator
+
+
+def _labels(drafter: str, group: Group) -> dict[str, str]:
+    task, is_sampled = group
+    return {"drafter": drafter, "task": task, "law": "sampled" if is_sampled else "greedy"}
 
 
 def _within_reach(batch: Sequence[Session], offers: Offers, limits: Limits) -> Offers:

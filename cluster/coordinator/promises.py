@@ -11,7 +11,7 @@ import numpy as np
 
 from cluster import metrics
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.session import Growth, Session, Subscription
+from cluster.coordinator.session import Group, Growth, Session, Subscription
 from cluster.core import Completion, FloatArray, Proposal, TokenTree
 from cluster.metrics import Recorder
 from cluster.spec.forest import Floats, Mask, concatenated, join
@@ -19,7 +19,7 @@ from cluster.spec.promises import GRID_S, PromiseTable, grown
 from cluster.spec.survival import Calibrator
 
 _MAX_TABLES = 1024
-# The first commits of a (drafter, task) are all learned from, then one in so many: calibrating
+# The first commits of a (drafter, group) are all learned from, then one in so many: calibrating
 # every tree that is streamed would cost more than it tells.
 _NUM_LEARNED_AT_FIRST = 64
 _LEARNED_INTERVAL = 16
@@ -34,7 +34,7 @@ class _Entry:
 
 
 class PromiseBook:
-    """Price lists by drafter and task, and which drafters have lost their credit.
+    """Price lists by drafter and group, and which drafters have lost their credit.
 
     Everything between a commit and the next frame is O(1); lessons are kept for `settle`.
     """
@@ -44,8 +44,8 @@ class PromiseBook:
         if config.budget == "adaptive":
             self.max_wait_s = config.max_draft_wait_ms / 1000.0
         self._max_broken = config.breaker_failures
-        self._entries: dict[tuple[str, str], _Entry] = {}
-        self._lessons: list[tuple[str, str, Growth, float, float]] = []
+        self._entries: dict[tuple[str, Group], _Entry] = {}  # by drafter
+        self._lessons: list[tuple[str, Group, Growth, float, float]] = []
         self._num_looked: Counter[tuple[str, str, bool]] = Counter()  # drafter, task, a hit
 
     def committed(
@@ -55,14 +55,13 @@ class PromiseBook:
         context_len, former = len(session.tokens), subscription.growth
         if self.max_wait_s == 0.0 or (former and former.context_len == context_len):
             return
-        task = session.request.task
         if former and former.is_hit is not None:
-            self._num_looked[name, task, former.is_hit] += 1
+            self._num_looked[name, session.request.task, former.is_hit] += 1
         if former and former.is_learned and former.is_hit is not None:
             since = former.committed_at
             idle_s = max(session.dispatched_at - since, 0.0)
-            self._lessons.append((name, task, former, now - since, idle_s))
-        entry = self._entry(name, task)
+            self._lessons.append((name, session.group, former, now - since, idle_s))
+        entry = self._entry(name, session.group)
         entry.num_commits += 1
         is_learned = (
             entry.num_commits <= _NUM_LEARNED_AT_FIRST or entry.num_commits % _LEARNED_INTERVAL == 0
@@ -139,19 +138,19 @@ class PromiseBook:
         rows: list[int] = []
         slots: list[int] = []
         # Sessions that were committed to at the same time share an answer.
-        known: dict[tuple[str, str, bool | None, float], int | None] = {}
+        known: dict[tuple[str, Group, bool | None, float], int | None] = {}
         curves: list[Floats] = []
         for row, session in enumerate(sessions):
-            task = session.request.task
+            group = session.group
             for name, subscription in session.subscriptions.items():
                 growth = subscription.growth
                 if growth is None or growth.is_complete:
                     continue
                 if subscription.replica.num_broken_promises >= self._max_broken:
                     continue
-                key = (name, task, growth.is_hit, growth.committed_at)
+                key = (name, group, growth.is_hit, growth.committed_at)
                 if key not in known:
-                    found = self._curves(name, task, growth, now)
+                    found = self._curves(name, group, growth, now)
                     known[key] = None if found is None else len(curves)
                     if found is not None:
                         curves.append(found)
@@ -168,20 +167,20 @@ class PromiseBook:
         is_promised: Mask = np.any(promised > at_hand[:, np.newaxis], axis=(1, 2))
         return (promised, is_promised) if is_promised.any() else None
 
-    def _curves(self, name: str, task: str, growth: Growth, now: float) -> Floats | None:
+    def _curves(self, name: str, group: Group, growth: Growth, now: float) -> Floats | None:
         since_s = now - growth.committed_at
-        entry = self._entries.get((name, task))
+        entry = self._entries.get((name, group))
         if entry is None or since_s >= GRID_S[-1]:
             return None
         return entry.table.curves(hit=bool(growth.is_hit), since_s=since_s)
 
-    def settle(self, calibrator: Callable[[str, str], Calibrator]) -> None:
-        """Learn from the commits that are complete.  calibrator: by drafter and task."""
-        groups: dict[tuple[str, str], list[tuple[Growth, float, float]]] = {}
-        for name, task, growth, elapsed_s, idle_s in self._lessons:
-            groups.setdefault((name, task), []).append((growth, elapsed_s, idle_s))
+    def settle(self, calibrator: Callable[[str, Group], Calibrator]) -> None:
+        """Learn from the commits that are complete.  calibrator: by drafter and group."""
+        alike: dict[tuple[str, Group], list[tuple[Growth, float, float]]] = {}
+        for name, group, growth, elapsed_s, idle_s in self._lessons:
+            alike.setdefault((name, group), []).append((growth, elapsed_s, idle_s))
         self._lessons.clear()
-        for key, lessons in groups.items():
+        for key, lessons in alike.items():
             newest = [_newest_per_mark(growth, idle_s) for growth, _, idle_s in lessons]
             forest = join([tree for trees in newest for _, tree, _ in trees])
             claimed = concatenated([survival for trees in newest for _, _, survival in trees])
@@ -205,8 +204,8 @@ class PromiseBook:
             recorder.add(metrics.PRE_DRAFTED, count, drafter=drafter, task=task, outcome=outcome)
         self._num_looked.clear()
 
-    def _entry(self, name: str, task: str) -> _Entry:
-        key = (name, task)
+    def _entry(self, name: str, group: Group) -> _Entry:
+        key = (name, group)
         entry = self._entries.get(key)
         if entry is None:
             if len(self._entries) >= _MAX_TABLES:

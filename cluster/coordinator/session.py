@@ -40,6 +40,7 @@ _NO_CLAIMS: FloatArray = np.empty((0, 0), dtype=np.float32)
 _NO_CLAIMS.setflags(write=False)
 
 Deliver = Callable[[TokenEvent], None]
+Group = tuple[str, bool]  # task class; sampled, or greedy
 
 
 class Status(enum.StrEnum):
@@ -267,8 +268,8 @@ class Session:
         return len(self.tokens) - self.prompt_len
 
     @property
-    def group(self) -> tuple[str, bool]:
-        """What makes batches homogeneous: the task class, and whether it is sampled."""
+    def group(self) -> Group:
+        """What makes batches homogeneous, and drafts alike."""
         return self.request.task, self.request.params.temperature > 0.0
 
     def remaining_tokens(self, limits: Limits) -> int:

@@ -8,9 +8,9 @@ from cluster.config_file import load
 
 TEXT = """\
 # TYPE drafthouse_survival_calibration_error gauge
-drafthouse_survival_calibration_error{drafter="lm",task="code"} 0.02
-drafthouse_survival_calibration_error{drafter="lm",task="prose"} 0.08
-drafthouse_survival_calibration_error{drafter="ngram",task="code"} 0.5
+drafthouse_survival_calibration_error{drafter="lm",task="code",law="greedy"} 0.02
+drafthouse_survival_calibration_error{drafter="lm",task="prose",law="greedy"} 0.08
+drafthouse_survival_calibration_error{drafter="ngram",task="code",law="greedy"} 0.5
 # TYPE spec_decode_num_draft_tokens_total counter
 spec_decode_num_draft_tokens_total{drafter="lm",task="code"} 300
 spec_decode_num_draft_tokens_total{drafter="lm",task="prose"} 100
