@@ -118,11 +118,11 @@ class DraftPlanner:
                 self._learn_from(awaited)
             return Plan([], choice.wait_s, tuple(awaited), is_trial=choice.is_trial)
         if len(choice.nodes) < len(batch) and moment.max_wait_s > 0.0 and moment.waited_s == 0.0:
-            awaited = [session for session in batch if self._promises.outstanding(session)]
             trial_s = 0.0
-            if awaited:
+            if any(self._promises.outstanding(session) for session in batch):
                 trial_s = self._budget(target_id).trial_s(len(batch), moment.max_wait_s)
             if trial_s > 0.0:
+                awaited = [session for session in batch if self._promises.outstanding(session)]
                 self._learn_from(awaited)
                 return Plan([], trial_s, tuple(awaited), is_trial=True)
         if self._budget(target_id).num_declined(len(batch)) >= _MAX_DECLINED:

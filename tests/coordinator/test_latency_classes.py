@@ -12,17 +12,15 @@ from tests.coordinator.test_demand import LONG, CostlyTarget
 from tests.coordinator.toys import oracle_chain, plain_text
 from tests.coordinator.virtual_time import TimedDrafter, VirtualTime
 
-# Four rows more than the two sequences' own are for nothing, others take as long as a step.
-STEP = {"step_s": 0.010, "row_s": 0.010, "free_rows": 6}
 
-
-async def nodes_per_step(*classes: str | None) -> tuple[float, float]:
+async def nodes_per_step(*classes: str | None) -> list[float]:
     """Of two requests of these classes whose drafts are equally good, side by side."""
     time = VirtualTime()
     async with house(
         drafters=("a",), clock=time, timer=time.timer, budget="adaptive", max_draft_wait_ms=4.0
     ) as stage:
-        target = CostlyTarget(time=time, **STEP)  # type: ignore[arg-type]
+        # Four rows more than the two sequences' own are for nothing, others take a step each.
+        target = CostlyTarget(time=time, step_s=0.010, row_s=0.010, free_rows=6)
         stage.add_target(target)
         stage.add_drafter(
             TimedDrafter("a", oracle_chain(4), survival=0.9, time=time, delay_s=0.001)
@@ -40,7 +38,7 @@ async def nodes_per_step(*classes: str | None) -> tuple[float, float]:
         together = [frame.items for frame in target.frames if len(frame.items) == 2]
         sizes = [{item.request_id[-2:]: len(item.tree) for item in items} for items in together]
         assert len(sizes) > 50
-        return tuple(sum(each[f"r{i}"] for each in sizes) / len(sizes) for i in range(2))  # type: ignore[return-value]
+        return [sum(each[f"r{i}"] for each in sizes) / len(sizes) for i in range(2)]
 
 
 async def test_the_heavier_class_gets_more_of_the_nodes() -> None:

@@ -55,7 +55,7 @@ def test_draws_are_those_of_the_whole_noise(
 ) -> None:
     generator = np.random.default_rng(vocab_size)
     batch = []
-    for temperature in (0.0, 1e-3, 0.8, 1.0, 2.0, 1e-44):
+    for temperature in (0.0, 1e-3, 0.8, 1.0, 2.0, 1e-44, 1e-50):
         logits = torch.from_numpy(generator.standard_normal((9, vocab_size)).astype(np.float32))
         logits *= spread
         logits[3, 0] = torch.nan

@@ -147,6 +147,7 @@ void do_row(void *argument, long index) {
     }
     float best = -INFINITY;
     for (int i = 0; i < LANES; i++) best = highest[i] > best ? highest[i] : best;
+    if (best == -INFINITY) return; /* the temperature is nothing as a float: all but the greatest are out */
     long found = 0;
     int64_t *finalists = draw.finalists + index * draw.limit;
     const float least = best - draw.margin;
@@ -155,7 +156,6 @@ void do_row(void *argument, long index) {
             if (found < draw.limit) finalists[found] = token;
             found++;
         }
-    if (found == 0) return; /* a temperature that is nothing as a float */
     draw.token_ids[index] = (int32_t)finalists[0];
     draw.counts[index] = found;
 }
