@@ -39,7 +39,7 @@ Every key can be overridden on the command line, as often as needed; values are 
 
 ```
 drafthouse serve configs/local.yaml --set http.port=8123 --set target.engine.dtype=float32
-drafthouse serve configs/local.yaml --set 'tasks.code=[code, lookup]'
+drafthouse serve configs/local.yaml --set 'tasks.code=[code, suffix]'
 drafthouse serve configs/local.yaml --set 'target.placement.labels={ray.io/node-group: target}'
 ```
 

@@ -13,8 +13,8 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.committed_text import CommittedText, gram_keys
 from cluster.draft.count_drafter import CountDrafter, CountState, opening_params
 from cluster.draft.count_tree import Continuations
+from cluster.draft.gram_index import check_at_least, check_ngrams
 from cluster.draft.per_task import PerTask
-from cluster.errors import ConfigError
 
 _MASK64 = (1 << 64) - 1
 
@@ -37,17 +37,9 @@ class NgramCacheOptions:
     min_survival: float = 0.02
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_ngram <= self.max_ngram:
-            raise ConfigError(
-                f"min_ngram {self.min_ngram} and max_ngram {self.max_ngram}: expected "
-                "1 <= min_ngram <= max_ngram",
-                param="min_ngram",
-            )
-        for name in ("max_tasks", "max_continuations"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} is below 1", param=name)
-        if self.max_contexts < 2:
-            raise ConfigError(f"max_contexts: {self.max_contexts} is below 2", param="max_contexts")
+        check_ngrams(self.min_ngram, self.max_ngram)
+        check_at_least(1, max_tasks=self.max_tasks, max_continuations=self.max_continuations)
+        check_at_least(2, max_contexts=self.max_contexts)
 
 
 class GramStore:

@@ -40,6 +40,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "cluster.draft.prompt_lookup:PromptLookupDrafter",
             "cluster.draft.prompt_lookup:PromptLookupOptions",
         ),
+        "suffix": Kind("cluster.draft.suffix:SuffixDrafter", "cluster.draft.suffix:SuffixOptions"),
         "ngram_cache": Kind(
             "cluster.draft.ngram_cache:NgramCacheDrafter",
             "cluster.draft.ngram_cache:NgramCacheOptions",

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from cluster.core import SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.committed_text import CommittedText
-from cluster.draft.prompt_lookup import GramIndex, PromptLookupDrafter, PromptLookupOptions
+from cluster.draft.gram_index import GramIndex
+from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.draft.replay import Recording, replay
 from cluster.spec.tree import check_tree
 from tests.draft.author import GREEDY, Author, grow, write

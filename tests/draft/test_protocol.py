@@ -18,6 +18,7 @@ from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.lm import LMDrafter
 from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
 from cluster.spec.tree import check_tree
 from tests.draft.author import Author, grow, lm_drafter, write
@@ -180,8 +181,15 @@ class NgramConversation(Conversation):
         return NgramCacheDrafter(CONTEXT, NgramCacheOptions(max_contexts=64))
 
 
+class SuffixConversation(Conversation):
+    def make(self) -> Drafter:
+        return SuffixDrafter(CONTEXT, SuffixOptions(min_ngram=1, max_ngram=3, max_tokens=32))
+
+
 TestPromptLookup = LookupConversation.TestCase
 TestPromptLookup.settings = MANY
+TestSuffix = SuffixConversation.TestCase
+TestSuffix.settings = MANY
 TestNgramCache = NgramConversation.TestCase
 TestNgramCache.settings = MANY
 
@@ -209,6 +217,7 @@ def test_the_drafting_lm_keeps_the_protocol(noisy_engine: Engine) -> None:
 
 MAKERS = {
     "prompt_lookup": lambda engine: PromptLookupDrafter(CONTEXT, PromptLookupOptions()),
+    "suffix": lambda engine: SuffixDrafter(CONTEXT, SuffixOptions()),
     "ngram_cache": lambda engine: NgramCacheDrafter(CONTEXT, NgramCacheOptions()),
     "lm": lambda engine: lm_drafter(engine, MAX_NODES, MAX_REQUESTS),
 }

@@ -49,7 +49,7 @@ def test_an_unknown_kind_is_named_with_the_nearest_one() -> None:
         check("x", DrafterConfig(kind="ngram_cach"))
     assert caught.value.param == "drafters.x.kind"
     assert "did you mean ngram_cache?" in caught.value.message
-    with pytest.raises(ConfigError, match="missing; known kinds: lm, prompt_lookup, ngram_cache"):
+    with pytest.raises(ConfigError, match="missing; known kinds: lm, prompt_lookup, suffix"):
         check("x", DrafterConfig())
 
 
@@ -100,7 +100,7 @@ def test_checking_and_count_based_drafting_need_no_torch() -> None:
         "from cluster.draft.base import DrafterContext\n"
         "from cluster.draft.registry import KINDS, check, create\n"
         "for kind in KINDS: check('x', DrafterConfig(kind=kind))\n"
-        "for kind in ('prompt_lookup', 'ngram_cache'):\n"
+        "for kind in ('prompt_lookup', 'suffix', 'ngram_cache'):\n"
         "    create('x', DrafterConfig(kind=kind), DrafterContext('x', 4, 4))\n"
         "assert not {'torch', 'transformers', 'ray', 'grpc'} & set(sys.modules)\n"
     )

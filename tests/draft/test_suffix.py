@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from cluster.core import SamplingParams
+from cluster.draft.base import DrafterContext
+from cluster.draft.committed_text import CommittedText
+from cluster.draft.replay import Recording, replay
+from cluster.draft.suffix import PastOutputs, SuffixDrafter, SuffixOptions
+from cluster.errors import ConfigError
+from cluster.spec.tree import check_tree
+from tests.draft.author import GREEDY, Author, write
+
+
+def drafter(max_nodes: int = 16, **options: object) -> SuffixDrafter:
+    context = DrafterContext("suffix", max_nodes, 8)
+    return SuffixDrafter(context, SuffixOptions(**options))  # type: ignore[arg-type]
+
+
+def text_of(seed: int, length: int = 300) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 500, length).astype(np.int32)
+
+
+def finish(suffix: SuffixDrafter, author: Author, output: list[int]) -> None:
+    write(suffix, author, [])
+    write(suffix, author, output)
+    suffix.release([author.request_id])
+
+
+def test_a_past_output_is_drafted_again() -> None:
+    suffix = drafter(max_nodes=4)
+    finish(suffix, Author([7, 8, 9]), [50, 51, 52, 53, 54, 55, 56])
+    proposal = write(suffix, Author([1, 2, 52, 53], request_id="next"), [])
+    assert proposal is not None
+    assert proposal.tree.token_ids.tolist() == [54, 55, 56]
+    assert proposal.tree.parents.tolist() == [-1, 0, 1]
+
+
+def test_the_same_prompt_gets_the_same_output_from_its_first_token_on() -> None:
+    suffix = drafter(max_nodes=3)
+    finish(suffix, Author([7, 8, 9]), [50, 51, 52, 53])
+    proposal = write(suffix, Author([7, 8, 9], request_id="next"), [])
+    assert proposal is not None
+    assert proposal.tree.token_ids.tolist() == [50, 51, 52]
+
+
+def test_other_tasks_do_not_see_an_output_and_a_prompt_is_not_one() -> None:
+    suffix = drafter()
+    finish(suffix, Author([7, 8, 9, *range(100, 150), 3], task="code"), [50, 51, 52, 53, 54])
+    assert write(suffix, Author([1, 51, 52], task="prose", request_id="other"), []) is None
+    assert write(suffix, Author([1, 7, 8], task="code", request_id="same"), []) is None
+    assert write(suffix, Author([1, 51, 52], task="code", request_id="again"), []) is not None
+
+
+def test_a_draft_ends_where_the_past_output_ended() -> None:
+    suffix = drafter()
+    finish(suffix, Author([7, 8, 9]), [50, 51, 52])
+    finish(suffix, Author([7, 8, 9], request_id="second"), [60, 61, 62])
+    proposal = write(suffix, Author([1, 50, 51], request_id="next"), [])
+    assert proposal is not None
+    assert proposal.tree.token_ids.tolist() == [52]
+
+
+def test_the_longest_agreement_wins_whether_in_the_request_or_before_it() -> None:
+    suffix = drafter(max_nodes=1)
+    finish(suffix, Author([9]), [1, 2, 3, 70, 70, 70])
+    own = write(suffix, Author([0, 1, 2, 3, 60, 5, 0, 1, 2, 3], request_id="own"), [])
+    past = write(suffix, Author([0, 2, 3, 60, 5, 9, 1, 2, 3], request_id="past"), [])
+    assert own is not None
+    assert past is not None
+    assert own.tree.token_ids.tolist() == [60]
+    assert past.tree.token_ids.tolist() == [70]
+
+
+def test_texts_that_come_again_are_drafted_almost_whole() -> None:
+    """Long agreement is learned to be sure, greedy and sampled."""
+    for temperature in (0.0, 1.0):
+        params = dataclasses.replace(GREEDY, temperature=temperature, seed=3)
+        suffix = drafter()
+        recordings = [Recording(text_of(2 * i), text_of(2 * i + 1), params) for i in range(4)]
+        for recording in recordings:
+            replay(suffix, recording, 16)
+        again = [replay(suffix, recording, 16) for recording in recordings]
+        assert min(stats.mean_acceptance_length for stats in again) > 10.0
+
+
+def test_what_is_kept_is_bounded_and_the_newest_stays() -> None:
+    outputs = PastOutputs(SuffixOptions(max_tokens=100))
+    for seed in range(40):
+        outputs.add(text_of(seed, 23))
+        assert outputs.num_tokens <= 100
+    for seed, is_known in ((39, True), (0, False)):
+        text = CommittedText()
+        text.append(text_of(seed, 23)[:10])
+        assert any(places for _, places in outputs.find(text)) == is_known
+    outputs.add(text_of(41, 5000))
+    assert outputs.num_tokens <= 100
+
+
+def test_an_output_shorter_than_an_ngram_costs_nothing() -> None:
+    suffix = drafter()
+    finish(suffix, Author([7]), [50])
+    finish(suffix, Author([7, 8], request_id="empty"), [])
+    assert suffix.num_past_tokens <= 3
+    assert write(suffix, Author([1, 2, 3], request_id="next"), []) is None
+
+
+def test_every_tree_is_well_formed_while_outputs_gather() -> None:
+    suffix, rng = (
+        drafter(max_nodes=12, min_ngram=1, max_ngram=3, max_tokens=60),
+        np.random.default_rng(5),
+    )
+    for number in range(60):
+        params = SamplingParams(temperature=0.7 * (number % 2), seed=number, max_tokens=50)
+        author = Author(rng.integers(0, 4, 9).tolist(), params, request_id=f"r{number}")
+        write(suffix, author, [])
+        proposal = write(suffix, author, rng.integers(0, 4, 9).tolist())
+        suffix.release([author.request_id])
+        if proposal is not None:
+            check_tree(proposal.tree, 4)
+            assert 0 < len(proposal.tree) <= 12
+            assert (proposal.tree.token_ids >= 0).all()
+            above = np.where(
+                proposal.tree.parents < 0, 1.0, proposal.survival[proposal.tree.parents]
+            )
+            assert (proposal.survival <= above).all()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"min_ngram": 0}, {"min_ngram": 9}, {"max_matches": 0}, {"max_tokens": 1}, {"max_tasks": 0}],
+)
+def test_meaningless_options_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        SuffixOptions(**options)
