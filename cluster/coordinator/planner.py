@@ -126,7 +126,7 @@ class DraftPlanner:
                 self._learn_from(awaited)
                 return Plan([], trial_s, tuple(awaited), is_trial=True)
         if self._budget(target_id).num_declined(len(batch)) >= _MAX_DECLINED:
-            self._pause(target_id, len(batch))
+            self._pause(target_id, len(batch), tells=True)
             self._budget(target_id).forget_declined()
         return Plan(_in_flight(batch, offers, choice.nodes))
 
@@ -273,8 +273,10 @@ class DraftPlanner:
             self._budgets[target_id] = budget
         return budget
 
-    def _pause(self, target_id: str, num_sequences: int) -> None:
-        has_gained = self._budget(target_id).take_spell(num_sequences) > _SPELL_GAIN
+    def _pause(self, target_id: str, num_sequences: int, *, tells: bool = False) -> None:
+        """tells: a few rounds say enough, for nothing in them was worth verifying."""
+        gain = self._budget(target_id).take_spell(num_sequences)
+        has_gained = None if gain is None and not tells else (gain or 0.0) > _SPELL_GAIN
         self._silences(target_id).pause(num_sequences, has_gained=has_gained)
 
     def _silences(self, target_id: str) -> Silences:

@@ -119,9 +119,9 @@ class BudgetController:
         """See `GoodputModel.take_gain`."""
         return self._model.take_gain(num_sequences)
 
-    def take_spell(self, num_sequences: int) -> float:
+    def take_spell(self, num_sequences: int) -> float | None:
         """By what factor speculation has been faster than plain decoding at this load since this
-        was last asked, all rounds with drafters at work together; 1 where there were none."""
+        was last answered, all rounds with drafters at work together; None: too few to tell."""
         return self._model.take_spell(num_sequences)
 
     def forget_declined(self) -> None:

@@ -21,6 +21,8 @@ _RATE_WEIGHT = 0.05
 # leaves an error of some 3 %.  A loss so many standard errors below nothing is told sooner.
 _STRETCH_ROUNDS = 64
 _LOOK_ROUNDS = 16
+# Fewer say nothing at all.
+_FEWEST_ROUNDS = 8
 _BEYOND_DOUBT = 2.3
 # A first speculative step of many sequences verifies so many nodes, or one for each.
 _FIRST_NODES = 16
@@ -183,10 +185,13 @@ class GoodputModel:
         del self._stretches[bucket(num_sequences)]
         return stretch.plain_s / stretch.time_s
 
-    def take_spell(self, num_sequences: int) -> float:
+    def take_spell(self, num_sequences: int) -> float | None:
         """See `BudgetController.take_spell`."""
-        spell = self._spells.pop(bucket(num_sequences), None)
-        return spell.plain_s / spell.time_s if spell else 1.0
+        spell = self._spells.get(bucket(num_sequences))
+        if spell is None or spell.num_rounds < _FEWEST_ROUNDS:
+            return None
+        del self._spells[bucket(num_sequences)]
+        return spell.plain_s / spell.time_s
 
     def allows(self, num_sequences: int, num_nodes: int, wait_s: float = 0.0) -> bool:
         """Whether the target's account could lose such a round, the wait before it included."""

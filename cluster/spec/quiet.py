@@ -35,7 +35,9 @@ _LAST_INTERVAL = 16384
 _NO_DIFFERENCE = 0.97
 # A pause for drafters that are of no use, four times as long when they were of none since the last
 # one, and half as long when they were, all their rounds together: texts differ, and what fails now
-# may hold a few rounds later.  One that comes so many rounds after the last is a first one again.
+# may hold a few rounds later.  As long as the last one where the few rounds since then tell
+# nothing, for the account is overdrawn still.  One that comes so many rounds after the last is a
+# first one again.
 _FIRST_PAUSE = 32
 _SHORTEST_PAUSE = 8
 _LONGEST_PAUSE = 512
@@ -98,10 +100,11 @@ class Silences:
         self._num_silent = 0
         self._num_samples = 0
 
-    def pause(self, num_sequences: int, *, has_gained: bool = False) -> None:
+    def pause(self, num_sequences: int, *, has_gained: bool | None = False) -> None:
         """What the drafters offer at this load is of no use now.
 
-        has_gained: speculation was faster than plain decoding since the last pause.
+        has_gained: speculation was faster than plain decoding since the last pause; None: there
+        was too little of it to tell.
         """
         schedule = self._schedules.setdefault(bucket(num_sequences), _Schedule())
         schedule.former_pause = schedule.pause
@@ -109,6 +112,8 @@ class Silences:
         former = schedule.pause if is_again else 0
         if has_gained:
             length = max((former or _FIRST_PAUSE) // _GAIN_FACTOR, _SHORTEST_PAUSE)
+        elif has_gained is None:
+            length = former or _FIRST_PAUSE
         else:
             length = min(former * _PAUSE_FACTOR, _LONGEST_PAUSE) if former else _FIRST_PAUSE
         schedule.pause = length

@@ -24,6 +24,11 @@ _PATIENCE = 2.0
 # to come, and a shorter wait would not show them.
 _FIRST_TRIAL = 4
 _LAST_TRIAL = 256
+# A trial goes on over so many commits, and at most so many rounds: the first trees after a time in
+# which drafters had no turn are smaller than what comes once they are waited for, and what was
+# learned before is outvoted by a few of them only slowly.
+_TRIAL_COMMITS = 16
+_TRIAL_ROUNDS = 4
 # Of the waits that are bought one in so many is such a trial as well, beginning with the fourth:
 # they end with the first drafts, and what would have come after those is never seen otherwise.
 _BOUGHT_PER_TRIAL = 64
@@ -39,11 +44,15 @@ class WaitTrials:
     def __init__(self) -> None:
         self._intervals: dict[int, int] = {}
         self._left: dict[int, int] = {}
+        self._more: dict[int, int] = {}  # rounds that the trial under way goes on
         self._num_paid: dict[int, int] = {}
 
     def is_due(self, num_sequences: int) -> bool:
         """To be asked in every round that has hardly a draft while some are on their way."""
         key = bucket(num_sequences)
+        if self._more.get(key, 0) > 0:
+            self._more[key] -= 1
+            return True
         first = math.ceil(_FIRST_TRIAL * math.sqrt(key))
         left = self._left.get(key, first) - 1
         if left > 0:
@@ -51,6 +60,7 @@ class WaitTrials:
             return False
         interval = min(2 * self._intervals.get(key, first), _LAST_TRIAL)
         self._intervals[key] = self._left[key] = interval
+        self._more[key] = min(-(-_TRIAL_COMMITS // key), _TRIAL_ROUNDS) - 1
         return True
 
     def paid(self, num_sequences: int) -> bool:

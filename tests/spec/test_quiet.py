@@ -165,9 +165,20 @@ def test_a_budget_knows_whether_speculation_gained_since_it_was_last_asked() -> 
     controller = BudgetController(BudgetRules(max_draft_tokens=8))
     for _ in range(8):
         controller.record(2, 0, 0.010)
-    assert controller.take_spell(2) == 1.0
-    controller.settle([Share(2, 3), Share(2, 3)], 0.020)  # 6 tokens, of which plain steps make 4
-    controller.settle([Share(0, 1), Share(0, 1)], 0.010)
-    controller.settle([Share(0, 1), Share(0, 1)], 0.010, is_quiet=True)  # no drafters at work
+    assert controller.take_spell(2) is None
+    for _ in range(4):
+        assert controller.take_spell(2) is None  # too few to tell
+        controller.settle([Share(2, 3), Share(2, 3)], 0.020)  # 6 tokens; plain steps make 4
+        controller.settle([Share(0, 1), Share(0, 1)], 0.010)
+        controller.settle([Share(0, 1), Share(0, 1)], 0.010, is_quiet=True)  # no drafters at work
     assert controller.take_spell(2) == pytest.approx(0.040 / 0.030)
-    assert controller.take_spell(2) == 1.0
+    assert controller.take_spell(2) is None
+
+
+def test_a_pause_after_too_few_rounds_to_tell_is_as_long_as_the_last_one() -> None:
+    silences = Silences()
+    lengths = []
+    for has_gained in (None, None, False, None):
+        silences.pause(4, has_gained=has_gained)
+        lengths.append(silence_length(silences, 4))
+    assert lengths == [32, 32, 128, 128]

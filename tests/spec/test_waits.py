@@ -177,12 +177,23 @@ def test_trials_become_rare_until_a_wait_pays() -> None:
             if trials.is_due(1):
                 found.append(gap)
                 gap = 0
+                assert [trials.is_due(1) for _ in range(3)] == [True] * 3  # it goes on
         return found
 
     assert gaps(8) == [4, 8, 16, 32, 64, 128, 256, 256]
     trials.paid(1)
     assert gaps(3) == [256, 8, 16]
-    assert [trials.is_due(16) for _ in range(16)] == [False] * 15 + [True]
+    assert [trials.is_due(16) for _ in range(17)] == [False] * 15 + [True, False]
+
+
+@pytest.mark.parametrize(("num_sequences", "rounds"), [(1, 4), (4, 4), (8, 2), (16, 1), (64, 1)])
+def test_a_trial_is_as_many_rounds_as_it_takes_to_see_sixteen_commits(
+    num_sequences: int, rounds: int
+) -> None:
+    trials = WaitTrials()
+    while not trials.is_due(num_sequences):
+        continue
+    assert [trials.is_due(num_sequences) for _ in range(rounds)] == [True] * (rounds - 1) + [False]
 
 
 @given(
