@@ -67,6 +67,15 @@ class PinnedProcess:
         ids = [self._process.pid, *(child for child, _ in child_processes(self._process.pid))]
         return sum(_cpu_s(process_id) for process_id in ids)
 
+    def memory_bytes(self) -> tuple[int, int]:
+        """(resident now, the most that ever was) of the process itself."""
+        fields = dict(
+            line.split(":", 1)
+            for line in Path(f"/proc/{self._process.pid}/status").read_text("utf-8").splitlines()
+        )
+        now, peak = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+        return now, peak
+
     def pause(self) -> None:
         """Stop its whole process group where it stands, until `resume`; no error if it is gone."""
         self._signal_group(signal.SIGSTOP)

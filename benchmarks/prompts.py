@@ -53,6 +53,11 @@ def prompts(count: int, tokenizer: Any, kinds: Sequence[str] = ()) -> list[Promp
     return made
 
 
+def held_out_text() -> str:
+    """All excerpts, one after the other."""
+    return "\n".join(excerpt.text for excerpt in _excerpts())
+
+
 def _excerpts() -> list[Excerpt]:
     path = ROOT / "models" / "heldout.jsonl"
     found = [json.loads(line) for line in path.read_text("utf-8").splitlines()]
