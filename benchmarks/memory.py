@@ -2,8 +2,8 @@
 
     python -m benchmarks.memory --target work/grown-231m
 
-Target and coordinator by hand, no drafters.  The KV cache is given just the pages that --concurrency
-texts of --context tokens and their --max-tokens need, so that every page is used.  Reported, in MiB:
+Target and coordinator by hand, no drafters.  The KV cache has just the pages that --concurrency
+texts of --context tokens and their --max-tokens need, so every page is used.  Reported, in MiB:
 
   expected    weight bytes of the checkpoint, plus the KV cache's pages
   libraries   resident size of a process that has imported what a target imports, and nothing else
@@ -66,9 +66,7 @@ def long_prompts(count: int, length: int, tokenizer: Any) -> list[Prompt]:
     return [Prompt("long", "default", tuple(ids[start : start + length])) for start in starts]
 
 
-def figures(
-    weights: int, cache: int, libraries: int, resident: int, peak: int
-) -> dict[str, float]:
+def figures(weights: int, cache: int, libraries: int, resident: int, peak: int) -> dict[str, float]:
     """All in bytes; what is reported, in MiB and ratios."""
     expected = weights + cache
     return {
