@@ -62,6 +62,9 @@ class DraftDemand:
         """Whether no drafter needs to hear of the next commit of `session`: all are silent, and
         have heard lately.  To be asked for every commit, before `of`.
 
+        Those that know the session hear the first one, which tells them to stop.  Those that do
+        not know it would have to read its prompt: a short text is over before that is of use.
+
         To be woken for every step would cost the target as much as a little drafting, and to look
         at every drafter of every sequence a percent of a plain step.
         """
@@ -70,7 +73,8 @@ class DraftDemand:
             session.num_silent_commits = 0
             return False
         session.num_silent_commits += 1
-        if session.num_silent_commits % MAX_LAG == 1:
+        is_stop = session.num_silent_commits == 1 and bool(session.subscriptions)
+        if is_stop or session.num_silent_commits % MAX_LAG == 0:
             return False
         self._num_skipped[session.drafters, session.request.task] += 1
         return True

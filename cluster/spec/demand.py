@@ -165,6 +165,8 @@ class DemandBook:
         if asked is None:
             mode = Mode.PARKED if group.is_parked else Mode.GROWING
             asked = by_drafter[drafter] = Asked(mode, num_drops, Backoff())
+            # It has not read the prompt; where it is not asked anyway, that can wait.
+            asked.num_untold = int(group.is_parked)
         elif asked.num_drops != num_drops:
             asked.num_drops, asked.backoff = num_drops, Backoff()
         return asked

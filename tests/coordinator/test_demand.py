@@ -157,6 +157,29 @@ async def test_a_drafter_that_is_right_is_asked_for_drafts_all_the_time() -> Non
         assert right.counter("drafthouse_draft_demand_nodes") >= 4 * num_asked
 
 
+async def test_a_silenced_drafter_need_not_read_the_prompt_of_a_short_text() -> None:
+    async with stage({"a": random_tree(5)}) as random:
+        (seat,) = random.house.coordinator._seats()
+        drafts = random.house.coordinator._pool._demand
+
+        @dataclass
+        class Text:
+            target: Any
+            subscriptions: dict[str, Any]
+            num_silent_commits: int = 0
+            drafters: tuple[str, ...] = ("a",)
+            request: Any = None
+
+        known, new = (
+            Text(seat, subscriptions, request=request([1, 2])) for subscriptions in ({"a": 1}, {})
+        )
+        assert not drafts.skips(known)  # type: ignore[arg-type]
+        seat.is_silent = True
+        for text, told in ((known, {0, 15, 31}), (new, {15, 31})):
+            found = [not drafts.skips(text) for _ in range(40)]  # type: ignore[arg-type]
+            assert {place for place, each in enumerate(found) if each} == told
+
+
 async def test_a_useless_drafter_is_parked_beside_a_useful_one() -> None:
     async with stage({"a": oracle_chain(8), "b": random_tree(5)}, free_rows=6) as mixed:
         await mixed.run("first")

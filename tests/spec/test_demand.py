@@ -275,6 +275,17 @@ def test_a_parked_drafter_hears_at_once_that_it_is_and_of_the_text_now_and_then(
     assert all(each.is_told for each in rounds if each.max_nodes)
 
 
+def test_a_new_text_in_a_parked_group_is_told_when_it_has_become_longer() -> None:
+    """Its prompt would have to be read; eight tokens later it may be over."""
+    batch = Batch(8)
+    batch.run(30)
+    found = [batch.book.decide("new", "lm", Place("t", "code", 8), None, LIMIT)
+             for _ in range(2 * MAX_LAG)]  # fmt: skip
+    assert {demand.mode for demand in found} == {Mode.PARKED}
+    told = [index for index, demand in enumerate(found) if demand.is_told]
+    assert told == [MAX_LAG - 1, 2 * MAX_LAG - 1]
+
+
 def test_a_new_drafter_of_the_same_name_begins_anew() -> None:
     batch = Batch(2)
     batch.run(100)
