@@ -2,6 +2,10 @@
 
 Oliaro et al., "SuffixDecoding" (2024).  Agents, edits and templates repeat what was written
 before, word for word and for hundreds of tokens; the longer the agreement, the surer the copy.
+
+All requests of a task class share its outputs.  Nothing of them can reach another text, which the
+target alone draws; where not even its speed may tell of them, give those clients a task class of
+their own.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ class SuffixOptions:
     """min_ngram, max_ngram: shortest and longest suffix that is looked up, in tokens.
 
     max_matches: places in this request, and as many in past outputs, that are merged into one
-    tree, newest first.  max_tokens: tokens of past outputs kept per task class (about 350 bytes
+    tree, newest first.  max_tokens: tokens of past outputs kept per task class (about 250 bytes
     each); the older half is forgotten at a time.  max_tasks: task classes with outputs of their
     own, least recently used out.  min_survival: less likely nodes are left out.
     """
