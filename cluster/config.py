@@ -132,6 +132,8 @@ class CoordinatorConfig:
     latency_classes: what a request's speed counts for when a step's draft nodes are shared out,
     0.01 to 100, by the name that it gives in `speculation.latency_class`; 1 if it gives none.
     max_homogeneity_wait_ms: how long a ready group of one task may wait for its like.
+    cohorts: two = while one half of a target's sequences is verified the other half's batch is
+    planned and queued; one = all of them in one batch; auto = as its measured step times say pays.
     max_frame_bytes: refuse larger gRPC frames.
     breaker_failures, breaker_reset_s: a drafter that failed so often in a row rests for so long.
     target_timeout_s: a target that answers nothing for so long is given up.
@@ -150,6 +152,7 @@ class CoordinatorConfig:
         default_factory=lambda: {"throughput": 1.0, "interactive": 4.0}
     )
     max_homogeneity_wait_ms: float = 2.0
+    cohorts: Literal["auto", "one", "two"] = "auto"
     max_frame_bytes: int = 4 * 1024 * 1024
     breaker_failures: int = 3
     breaker_reset_s: float = 2.0

@@ -330,10 +330,14 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyFrame:
-    """Coordinator to target: a batch that runs as one step, and requests to forget."""
+    """Coordinator to target: a batch that runs as one step, and requests to forget.
+
+    is_apart: it does not join the step of frames that came before it.
+    """
 
     items: tuple[VerifyItem, ...] = ()
     released: tuple[str, ...] = ()
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -85,10 +85,9 @@ class Coordinator:
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
         planner = self._planner = DraftPlanner(settings, promises)
         self._ledger = RoundLedger(self.recorder, planner)
-        wait_s = settings.max_homogeneity_wait_ms / 1000.0
         waits = DraftWaits(promises, self.recorder, timer)
         self._rounds = RoundLoop(
-            self._table, self._pool, planner, self._ledger, waits, wait_s, clock
+            self._table, self._pool, planner, self._ledger, waits, settings, clock
         )
         self._tasks: dict[TargetSeat | DrafterReplica, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
@@ -133,6 +132,7 @@ class Coordinator:
                 log.error("drafter removed: %s", error.message)
                 self.remove_drafter(replica.name, replica.id)
         seat = TargetSeat(target_id, description, link, self._max_frame_tokens, self._clock())
+        seat.num_cohorts = 2 if self._config.coordinator.cohorts == "two" else 1
         self._table.seats[target_id] = seat
         self._planner.meet(
             target_id, StepProfile.of(description.step_rows, description.step_times_s)

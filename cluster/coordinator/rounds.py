@@ -13,20 +13,20 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from cluster.coordinator.batching import choose_batch, purity
+from cluster.config import CoordinatorConfig
+from cluster.coordinator.batching import choose_batch
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ledger import RoundLedger
 from cluster.coordinator.planner import DraftPlanner, Moment
+from cluster.coordinator.round_book import RoundBook
 from cluster.coordinator.session import InFlight, Limits, Session, Status
-from cluster.coordinator.statistics import RoundTimes
-from cluster.coordinator.targets import ClosedRound, OpenRound, TargetSeat
+from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.verdicts import is_sound, is_stuck
 from cluster.coordinator.waits import DraftWaits
 from cluster.core import (
     CacheMiss,
     FinishReason,
     Refusal,
-    StepReport,
     Verdict,
     VerdictFrame,
     VerifyItem,
@@ -72,7 +72,7 @@ class RoundLoop:
         planner: DraftPlanner,
         ledger: RoundLedger,
         waits: DraftWaits,
-        max_homogeneity_wait_s: float,
+        settings: CoordinatorConfig,
         clock: Callable[[], float],
     ) -> None:
         self._owner = owner
@@ -80,15 +80,15 @@ class RoundLoop:
         self._planner = planner
         self._ledger = ledger
         self._waits = waits
-        self._max_wait_s = max_homogeneity_wait_s
+        self._max_wait_s = settings.max_homogeneity_wait_ms / 1000.0
         self._clock = clock
+        self._book = RoundBook(planner, ledger, waits, settings, clock)
         self.limits = Limits()
 
     def take(self, seat: TargetSeat, frame: VerdictFrame, now: float) -> None:
         """Commit what the target answered.  The caller dispatches the seat afterwards."""
         seat.owed_since = now
-        was_decoding = len(seat.decoding)
-        was_stepping = set(seat.stepping)
+        was_stepping = [(each, set(each.stepping)) for each in seat.rounds]
         for verdict in frame.verdicts:
             session = self._answered(seat, verdict.request_id, verdict.generation)
             if session is not None:
@@ -101,11 +101,15 @@ class RoundLoop:
             session = self._answered(seat, refusal.request_id, refusal.generation)
             if session is not None:
                 self._take_refusal(seat, session, refusal)
-        if is_stuck(frame) or not was_stepping <= seat.decoding.keys():
-            seat.stepping.clear()
+        for opened, stepping in was_stepping:
+            if is_stuck(frame) or not stepping <= seat.decoding.keys():
+                opened.stepping.clear()
+        ended = [opened for opened, _ in was_stepping if not opened.pending]
+        seat.rounds = [opened for opened in seat.rounds if opened.pending]
         if frame.report is not None:
             self._ledger.note_report(seat, frame.report)
-            self._close_round(seat, frame.report, was_decoding, now)
+            for opened in ended:
+                self._book.close(seat, opened, frame.report, now)
 
     def dispatch(self, seat: TargetSeat) -> None:
         """Queue for `seat` whatever it can be sent now: prefills at once, a batch if it is free."""
@@ -113,29 +117,24 @@ class RoundLoop:
             seat.owed_since = self._clock()
         prefills = [self._start_prefill(seat, session) for session in seat.unsent.values()]
         seat.unsent.clear()
-        if prefills and seat.round is not None:
-            seat.round.is_clean = False
+        if prefills:
+            for opened in (*seat.rounds, *([seat.closed] if seat.closed else [])):
+                opened.is_clean = False
         batch: list[VerifyItem] = []
         if not seat.ready:
             self.abandon(seat)
-        elif seat.can_take and not self._waits.holds(seat):
+        elif seat.room and not self._waits.holds(seat):
             batch = self._form_batch(seat)
         if batch or prefills or seat.released:
             seat.post(batch, prefills)
+        if batch and seat.ready and seat.room:
+            seat.post(self._form_batch(seat), ())  # the other cohort begins
         if not seat.decoding:
-            seat.round = None  # the next round will not follow this one directly
+            seat.closed = None  # the next round will not follow this one directly
 
     def settle(self, seat: TargetSeat) -> None:
         """Learn from the rounds of `seat` that have ended, once its next batch is under way."""
-        rounds, seat.unrecorded = seat.unrecorded, []
-        for each in rounds:
-            seat.is_silent = self._planner.record_step(
-                seat.id,
-                each.num_sequences,
-                each.num_nodes,
-                each.round_time_s,
-                is_quiet=each.is_quiet,
-            )
+        self._book.settle(seat)
 
     def drafts_arrived(self, sessions: Iterable[Session]) -> None:
         """Go on where this is what a batch was waiting for."""
@@ -172,12 +171,13 @@ class RoundLoop:
         session.reach.record(len(in_flight.tree), len(verdict.path))
         session.in_flight = None
         session.num_misses = session.num_retries = 0
-        if seat.decoding.pop(session.id, None) and seat.round is not None:
+        opened = seat.answered(session.id)
+        if opened is not None:
             # A stop token is not part of the text, but plain decoding would have drawn it too.
             num_tokens = num_kept + (reason is FinishReason.STOP)
-            is_awaited = session.id in seat.round.awaited
+            is_awaited = session.id in opened.awaited
             share = Share(len(in_flight.tree), num_tokens, session.guard, is_awaited)
-            seat.round.shares.append(share)
+            opened.shares.append(share)
         seat.prefilling.pop(session.id, None)
         self._ledger.note_verdict(session, in_flight, verdict, now, num_kept)
         session.last_event_at = now
@@ -221,7 +221,7 @@ class RoundLoop:
 
     def _send_again(self, seat: TargetSeat, session: Session, have_len: int) -> None:
         """The target holds only the first have_len tokens; send it the rest."""
-        seat.decoding.pop(session.id, None)
+        seat.answered(session.id)
         seat.prefilling.pop(session.id, None)
         session.in_flight = None
         session.target_len = have_len
@@ -237,7 +237,7 @@ class RoundLoop:
 
     def _form_batch(self, seat: TargetSeat) -> list[VerifyItem]:
         now = self._clock()
-        limit = seat.description.max_running_sequences or len(seat.ready)
+        limit = min(seat.description.max_running_sequences or len(seat.ready), seat.room)
         # A step of unknown length may be longer than any wait: nobody sits it out.
         step_time_s = seat.step_time_s or math.inf
         batch = choose_batch(seat.ready.values(), now, self._max_wait_s, step_time_s, limit)
@@ -245,7 +245,8 @@ class RoundLoop:
         max_nodes = max(row_limit - len(batch), 0) if row_limit else None
         self._pool.check_trees(batch, self.limits.vocab_size, now)
         left_s = self._waits.left_s(seat, now)
-        if len(batch) < len(seat.ready):  # the others have a bound of their own to keep
+        if seat.num_cohorts > 1 or len(batch) < len(seat.ready):
+            # Drafts had another cohort's step to come in; others have a bound of their own to keep.
             left_s = 0.0
         moment = Moment(now, left_s, self._waits.waited_s(seat, now))
         plan = self._planner.plan(seat.id, batch, self.limits, max_nodes, moment)
@@ -264,66 +265,5 @@ class RoundLoop:
             session.dispatched_at = now
             num_nodes += len(in_flight.tree)
             items.append(session.item(in_flight.tree))
-        seat.stepping = {session.id for session in batch}
-        self._open_round(seat, batch, num_nodes)
+        self._book.open(seat, batch, num_nodes)
         return items
-
-    def _open_round(self, seat: TargetSeat, batch: list[Session], num_nodes: int) -> None:
-        now, last = self._clock(), seat.round
-        if last is not None and last.report is not None and last.is_clean:
-            times = RoundTimes(
-                sent_at=last.sent_at,
-                received_at=last.received_at,
-                next_sent_at=now,
-                num_sequences=last.num_sequences,
-                num_nodes=last.num_nodes,
-                step_time_s=last.report.step_time_s,
-                forward_time_s=last.report.forward_time_s,
-                queue_time_s=last.report.queue_time_s,
-            )
-            self._ledger.note_round(times)
-        waited_s, awaited = self._waits.end(seat, now)
-        if waited_s > 0.0:
-            seat.waited_in_round = seat.num_rounds
-        planned_s = 0.0
-        if last is not None and last.report is not None:  # else there was no verdict to plan after
-            planned_s = max(now - last.received_at - waited_s, 0.0)
-        seat.round = OpenRound(
-            now, len(batch), num_nodes, not seat.prefilling, waited_s, awaited, planned_s
-        )
-        self._ledger.note_batch(len(batch), purity(batch))
-
-    def _close_round(
-        self, seat: TargetSeat, report: StepReport, was_decoding: int, now: float
-    ) -> None:
-        """Note the step's times when this frame completed the batch in flight."""
-        opened = seat.round
-        if opened is None or was_decoding == 0 or seat.decoding:
-            return
-        opened.received_at = now
-        opened.report = report
-        round_time_s = self._measured(seat, opened, report, now)
-        seat.end_round()
-        self._planner.settle_round(
-            seat.id, opened.shares, round_time_s, opened.waited_s, is_quiet=seat.is_quiet
-        )
-        seat.unrecorded.append(
-            ClosedRound(opened.num_sequences, opened.num_nodes, round_time_s, seat.is_quiet)
-        )
-
-    def _measured(
-        self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float
-    ) -> float | None:
-        """What the round took; None when that says nothing about decoding alone."""
-        if report.num_prefill_tokens:
-            opened.is_clean = False
-            return None
-        # A batch that took several steps says nothing about the time of one.
-        if report.num_sequences != opened.num_sequences:
-            return None
-        # Beside prefills the batch may have waited for one of their steps: the way is the usual.
-        way_s: float | None = None
-        if opened.is_clean:
-            # This round's own: with drafts, frames and what is done with them take longer.
-            way_s = max(now - opened.sent_at - report.queue_time_s - report.step_time_s, 0.0)
-        return seat.record_step_time(report.step_time_s, opened.planned_s, way_s)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from cluster.coordinator.session import Session
 from cluster.core import StepReport, VerdictFrame, VerifyFrame, VerifyItem, WorkerDescription
 from cluster.rpc.link import Link
+from cluster.spec.cohorts import CohortChoice
 from cluster.spec.drafts import Share
 from cluster.spec.quiet import BUSY_ROUNDS, SETTLE_ROUNDS
+from cluster.spec.step_profile import StepProfile
 
 # Weight of the newest decode step in the running estimate of how long one takes.
 _STEP_TIME_WEIGHT = 0.2
@@ -21,7 +23,10 @@ _STEP_TIME_WEIGHT = 0.2
 class OpenRound:
     """A decode batch from the moment its frame was handed over.
 
+    pending: its sessions that are not answered yet.  stepping: the same until one of them is, or a
+    step says that it could do nothing: as long as the batch is taken to be computed as one.
     is_clean: no prefill was under way with it, so its round trip is that of decoding alone.
+    is_queued: another batch was under way when it was sent.
     waited_s: before it went, for the drafts of the sessions `awaited`.
     planned_s: what the coordinator took for it after the verdicts before it, without that wait.
     report: the last step report of the batch, once it is complete; received_at likewise.
@@ -31,7 +36,10 @@ class OpenRound:
     sent_at: float
     num_sequences: int
     num_nodes: int
+    pending: set[str]
+    stepping: set[str]
     is_clean: bool
+    is_queued: bool = False
     waited_s: float = 0.0
     awaited: frozenset[str] = frozenset()
     planned_s: float = 0.0
@@ -55,6 +63,9 @@ class ClosedRound:
 
 # A target of which no batch has waited for so many rounds will not wait for the next one either.
 _WAITING_ROUNDS = 8
+# While one of two batches is under way the other begins with at least such a share of its half of
+# the sequences: fewer rather wait for the first one's than read all weights for themselves.
+_MIN_COHORT = 0.5
 
 
 class TargetSeat:
@@ -75,6 +86,7 @@ class TargetSeat:
         self.id = target_id
         self.description = description
         self.devices = frozenset(description.devices)
+        self.is_on_cpu = any("/cpu" in device for device in description.devices)
         self.link = link
         self.sessions: dict[str, Session] = {}
         self.unsent: dict[str, Session] = {}
@@ -82,9 +94,11 @@ class TargetSeat:
         self.ready: dict[str, Session] = {}
         self.decoding: dict[str, Session] = {}
         self.released: list[str] = []
-        self.round: OpenRound | None = None
-        # The last batch, until one of it is answered or a step says that it could do nothing.
-        self.stepping: set[str] = set()
+        self.rounds: list[OpenRound] = []  # under way, oldest first
+        self.closed: OpenRound | None = None  # the last one that ended, if the next follows at once
+        self.received_at = now  # when the last one ended
+        self.num_cohorts = 1
+        self.cohorts = CohortChoice(StepProfile.of(description.step_rows, description.step_times_s))
         self.owed_since = now  # while is_owed: since when it has been silent
         self.step_time_s = 0.0  # running mean of decode steps, with the way there and back
         self.wire_time_s = 0.0  # running mean of the rounds' times outside their steps
@@ -124,16 +138,26 @@ class TargetSeat:
         return bool(self.decoding or self.prefilling)
 
     @property
-    def can_take(self) -> bool:
-        """Whether a batch may be sent.
+    def room(self) -> int:
+        """How many sequences the next batch may hold; 0: none may be sent now.
 
-        Not while the last one is being computed: sequences that become ready meanwhile share the
-        next step.  Answers to earlier batches do not count, so that two batches which ever came
-        to be under way together are one again after a round.  But what a step has left unanswered
-        (rows or pages ran out) holds up nobody: the pages that it waits for may be those of the
-        sequences that are ready.
+        None while as many batches as there are cohorts are being computed: sequences that become
+        ready meanwhile share the next step.  Answers to earlier batches do not count, so that
+        batches which ever came to be under way together are one again after a round.  But what a
+        step has left unanswered (rows or pages ran out) holds up nobody: the pages that it waits
+        for may be those of the sequences that are ready.
         """
-        return self.stepping.isdisjoint(self.decoding)
+        num_stepping = sum(not each.stepping.isdisjoint(self.decoding) for each in self.rounds)
+        if num_stepping >= self.num_cohorts:
+            return 0
+        if self.num_cohorts == 1:
+            return len(self.ready)
+        half = -(-(len(self.decoding) + len(self.ready)) // 2)
+        return 0 if num_stepping and len(self.ready) < _MIN_COHORT * half else half
+
+    def round_of(self, session_id: str) -> OpenRound | None:
+        """The batch under way in which the session is not answered yet."""
+        return next((each for each in self.rounds if session_id in each.pending), None)
 
     def has_room(self) -> bool:
         limit = self.description.max_running_sequences
@@ -143,7 +167,18 @@ class TargetSeat:
         """Forget `session` in every state; the target hears of it by `released`."""
         for table in (self.sessions, self.unsent, self.prefilling, self.ready, self.decoding):
             table.pop(session.id, None)
-        self.stepping.discard(session.id)
+        opened = self.round_of(session.id)
+        if opened is not None:
+            opened.stepping.discard(session.id)
+            self.answered(session.id)
+
+    def answered(self, session_id: str) -> OpenRound | None:
+        """The session is not in flight any more; returns the batch it was in."""
+        self.decoding.pop(session_id, None)
+        opened = self.round_of(session_id)
+        if opened is not None:
+            opened.pending.discard(session_id)
+        return opened
 
     def status(self) -> dict[str, object]:
         """A plain picture of the moment, for status reports."""
@@ -176,15 +211,16 @@ class TargetSeat:
     def post(self, batch: Sequence[VerifyItem], prefills: Sequence[VerifyItem]) -> None:
         """Queue frames: `batch` in one, prefills beside it as far as frame sizes allow."""
         items = list(batch)
+        is_apart = bool(batch) and self.num_cohorts > 1
         room = self._max_frame_tokens - sum(len(item.delta) + 3 * len(item.tree) for item in items)
         for item in prefills:
             if items and len(item.delta) > room:
-                self._outbox.append(VerifyFrame(tuple(items), self._take_released()))
-                items, room = [], self._max_frame_tokens
+                self._outbox.append(VerifyFrame(tuple(items), self._take_released(), is_apart))
+                items, room, is_apart = [], self._max_frame_tokens, False
             items.append(item)
             room -= len(item.delta)
         if items or self.released:
-            self._outbox.append(VerifyFrame(tuple(items), self._take_released()))
+            self._outbox.append(VerifyFrame(tuple(items), self._take_released(), is_apart))
         if self._outbox:
             self._wake.set()
 

@@ -60,7 +60,9 @@ def _decode_item(message: pb.VerifyItem) -> VerifyItem:
 
 
 def _encode_verify(frame: VerifyFrame) -> pb.VerifyFrame:
-    return pb.VerifyFrame(items=map(_encode_item, frame.items), released=frame.released)
+    return pb.VerifyFrame(
+        items=map(_encode_item, frame.items), released=frame.released, apart=frame.is_apart
+    )
 
 
 def _decode_verify(message: pb.VerifyFrame) -> Decoded[VerifyFrame]:
@@ -71,7 +73,8 @@ def _decode_verify(message: pb.VerifyFrame) -> Decoded[VerifyFrame]:
             items.append(_decode_item(item))
         except ProtocolError as error:
             refusals.append(refusal_of(item.request_id, item.generation, error))
-    return Decoded(VerifyFrame(tuple(items), tuple(message.released)), tuple(refusals))
+    frame = VerifyFrame(tuple(items), tuple(message.released), message.apart)
+    return Decoded(frame, tuple(refusals))
 
 
 def _encode_verdict(verdict: Verdict) -> pb.Verdict:

@@ -37,7 +37,7 @@ class StepProfile:
         smooth = isotonic(times_s, [1.0] * len(times_s))
         return cls(tuple(rows), tuple(smooth))
 
-    def at(self, rows: Sequence[int] | np.ndarray) -> Floats:
+    def at(self, rows: Sequence[float] | np.ndarray) -> Floats:
         """Seconds for each number of rows: interpolated, and beyond the last one in proportion to
         the rows that are added, as the last two were."""
         wanted = np.asarray(rows, dtype=np.float64)

@@ -146,9 +146,22 @@ class TargetWorker:
             self._condition.wait_for(lambda: self._inbound or self._is_stopping, timeout_s)
             if self._is_stopping:
                 return None
-            arrivals = list(self._inbound)
-            self._inbound.clear()
+            arrivals = self._next_arrivals()
         self._grace_s = 0.0
+        return arrivals
+
+    def _next_arrivals(self) -> list[tuple[TargetLease, VerifyFrame | None]]:
+        """What is there, up to a frame that is apart from those before it.
+
+        That one is taken after the step that they make, whatever is pending then: a long prefill
+        does not hold it up.
+        """
+        arrivals: list[tuple[TargetLease, VerifyFrame | None]] = []
+        while self._inbound:
+            _, frame = self._inbound[0]
+            if arrivals and frame is not None and frame.is_apart:
+                break
+            arrivals.append(self._inbound.popleft())
         return arrivals
 
     def _end(self, lease: TargetLease) -> None:

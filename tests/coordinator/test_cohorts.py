@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.core import CacheMiss, StepReport, VerdictFrame, VerifyFrame
+from cluster.core import CacheMiss, StepReport, VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.rpc.memory import MemoryLink, memory_pair
 from tests.coordinator.house import House, collect, house, request
 from tests.coordinator.toys import ToyTarget, target_description
@@ -52,12 +52,15 @@ class PlayedTarget:
 
 
 @asynccontextmanager
-async def played() -> AsyncIterator[PlayedTarget]:
-    async with house(drafters=()) as stage:
+async def played(
+    description: WorkerDescription | None = None, **settings: Any
+) -> AsyncIterator[PlayedTarget]:
+    async with house(drafters=(), **settings) as stage:
         ours, theirs = memory_pair()
         target = PlayedTarget(stage, theirs)
         stage.tasks.append(asyncio.create_task(target.read()))
-        stage.coordinator.add_target("played", target_description("played"), ours)
+        description = description or target_description("played")
+        stage.coordinator.add_target("played", description, ours)
         yield target
 
 

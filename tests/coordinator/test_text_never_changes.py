@@ -61,8 +61,9 @@ async def test_merged_drafters_do_not_change_the_text_and_save_steps(
     assert len(target.frames) < params.max_tokens
 
 
-async def test_many_requests_at_once_each_get_their_own_text() -> None:
-    async with house() as stage:
+@pytest.mark.parametrize("cohorts", ["one", "two"])
+async def test_many_requests_at_once_each_get_their_own_text(cohorts: str) -> None:
+    async with house(cohorts=cohorts) as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(7)))
         prompts = [[i, i + 1, (i * 7) % 32] for i in range(12)]

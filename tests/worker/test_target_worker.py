@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,13 @@ class FragileEngine(ToyEngine):
         super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
         self.failures: list[Exception] = []
         self.poison: list[int] = []
+        self.stepping = threading.Event()
+        self.gate = threading.Event()  # cleared, it holds steps up
+        self.gate.set()
 
     def step(self) -> list[Output]:
+        self.stepping.set()
+        self.gate.wait(10)
         if self.failures:
             raise self.failures.pop(0)
         if any(self.poison == work.delta.tolist() for work in self._queue.values()):
@@ -130,6 +136,33 @@ async def test_two_links_may_use_the_same_request_id() -> None:
             *(decode(link, "r", [i, 5], 10) for i, link in enumerate(links))
         )
     assert texts == [greedy([i, 5], 10) for i in range(2)]
+
+
+async def steps_of(built: Stage, frames: Sequence[VerifyFrame]) -> list[list[str]]:
+    """The requests of each step that answers these frames, which arrive during another step."""
+    link = built.connect()
+    built.engine.gate.clear()
+    await link.send(VerifyFrame((item("first", [7, 7]),)))
+    await asyncio.to_thread(built.engine.stepping.wait, 10)
+    for frame in frames:
+        await link.send(frame)
+    await asyncio.sleep(0.05)
+    built.engine.gate.set()
+    found: list[list[str]] = []
+    async with asyncio.timeout(10):
+        while sum(map(len, found)) < 1 + sum(len(frame.items) for frame in frames):
+            answer = await anext(link)
+            found.append([verdict.request_id for verdict in answer.verdicts])
+    return found[1:]
+
+
+async def test_frames_that_arrive_during_a_step_share_the_next_unless_they_are_apart() -> None:
+    frames = [VerifyFrame((item(name, [1, 3]),)) for name in "abcd"]
+    apart = [frames[0], frames[1], replace(frames[2], is_apart=True), frames[3]]
+    async with stage() as built:
+        assert await steps_of(built, frames) == [["a", "b", "c", "d"]]
+    async with stage() as built:
+        assert await steps_of(built, apart) == [["a", "b"], ["c", "d"]]
 
 
 async def test_the_items_of_a_frame_run_as_one_step() -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cluster.rpc.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64rafthouse/v1/target.proto\x12\rdrafthouse.v1\x1a\x1a\x64rafthouse/v1/common.proto\"I\n\x0bVerifyFrame\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.drafthouse.v1.VerifyItem\x12\x10\n\x08released\x18\x02 \x03(\t\"\xd5\x01\n\nVerifyItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\r\n\x05\x64\x65lta\x18\x05 \x01(\x0c\x12&\n\x04tree\x18\x06 \x01(\x0b\x32\x18.drafthouse.v1.TokenTree\x12\x12\n\nprompt_len\x18\x07 \x01(\r\x12-\n\x06params\x18\x08 \x01(\x0b\x32\x1d.drafthouse.v1.SamplingParams\"\xb7\x01\n\x0cVerdictFrame\x12(\n\x08verdicts\x18\x01 \x03(\x0b\x32\x16.drafthouse.v1.Verdict\x12(\n\x06misses\x18\x02 \x03(\x0b\x32\x18.drafthouse.v1.CacheMiss\x12(\n\x08refusals\x18\x03 \x03(\x0b\x32\x16.drafthouse.v1.Refusal\x12)\n\x06report\x18\x04 \x01(\x0b\x32\x19.drafthouse.v1.StepReport\"\xa6\x01\n\x07Verdict\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\x12\x0c\n\x04path\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x12\n\nnode_draws\x18\x06 \x01(\x0c\x12)\n\x08logprobs\x18\x07 \x01(\x0b\x32\x17.drafthouse.v1.Logprobs\"E\n\tCacheMiss\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08have_len\x18\x03 \x01(\r\"\xd6\x01\n\nStepReport\x12\x13\n\x0bstep_time_s\x18\x01 \x01(\x01\x12\x16\n\x0e\x66orward_time_s\x18\x02 \x01(\x01\x12\x14\n\x0cqueue_time_s\x18\x03 \x01(\x01\x12\x15\n\rnum_sequences\x18\x04 \x01(\r\x12\x11\n\tnum_nodes\x18\x05 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x06 \x01(\r\x12\x14\n\x0cpages_in_use\x18\x07 \x01(\r\x12\x13\n\x0bpages_total\x18\x08 \x01(\r\x12\x14\n\x0cpages_cached\x18\t \x01(\r2\x9d\x01\n\x06Target\x12L\n\x08\x44\x65scribe\x12\x1e.drafthouse.v1.DescribeRequest\x1a .drafthouse.v1.WorkerDescription\x12\x45\n\x06Verify\x12\x1a.drafthouse.v1.VerifyFrame\x1a\x1b.drafthouse.v1.VerdictFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x64rafthouse/v1/target.proto\x12\rdrafthouse.v1\x1a\x1a\x64rafthouse/v1/common.proto\"X\n\x0bVerifyFrame\x12(\n\x05items\x18\x01 \x03(\x0b\x32\x19.drafthouse.v1.VerifyItem\x12\x10\n\x08released\x18\x02 \x03(\t\x12\r\n\x05\x61part\x18\x03 \x01(\x08\"\xd5\x01\n\nVerifyItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\r\n\x05\x64\x65lta\x18\x05 \x01(\x0c\x12&\n\x04tree\x18\x06 \x01(\x0b\x32\x18.drafthouse.v1.TokenTree\x12\x12\n\nprompt_len\x18\x07 \x01(\r\x12-\n\x06params\x18\x08 \x01(\x0b\x32\x1d.drafthouse.v1.SamplingParams\"\xb7\x01\n\x0cVerdictFrame\x12(\n\x08verdicts\x18\x01 \x03(\x0b\x32\x16.drafthouse.v1.Verdict\x12(\n\x06misses\x18\x02 \x03(\x0b\x32\x18.drafthouse.v1.CacheMiss\x12(\n\x08refusals\x18\x03 \x03(\x0b\x32\x16.drafthouse.v1.Refusal\x12)\n\x06report\x18\x04 \x01(\x0b\x32\x19.drafthouse.v1.StepReport\"\xa6\x01\n\x07Verdict\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\x12\x0c\n\x04path\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x12\n\nnode_draws\x18\x06 \x01(\x0c\x12)\n\x08logprobs\x18\x07 \x01(\x0b\x32\x17.drafthouse.v1.Logprobs\"E\n\tCacheMiss\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08have_len\x18\x03 \x01(\r\"\xd6\x01\n\nStepReport\x12\x13\n\x0bstep_time_s\x18\x01 \x01(\x01\x12\x16\n\x0e\x66orward_time_s\x18\x02 \x01(\x01\x12\x14\n\x0cqueue_time_s\x18\x03 \x01(\x01\x12\x15\n\rnum_sequences\x18\x04 \x01(\r\x12\x11\n\tnum_nodes\x18\x05 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x06 \x01(\r\x12\x14\n\x0cpages_in_use\x18\x07 \x01(\r\x12\x13\n\x0bpages_total\x18\x08 \x01(\r\x12\x14\n\x0cpages_cached\x18\t \x01(\r2\x9d\x01\n\x06Target\x12L\n\x08\x44\x65scribe\x12\x1e.drafthouse.v1.DescribeRequest\x1a .drafthouse.v1.WorkerDescription\x12\x45\n\x06Verify\x12\x1a.drafthouse.v1.VerifyFrame\x1a\x1b.drafthouse.v1.VerdictFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,17 +33,17 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'drafthouse.v1.target_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VERIFYFRAME']._serialized_start=73
-  _globals['_VERIFYFRAME']._serialized_end=146
-  _globals['_VERIFYITEM']._serialized_start=149
-  _globals['_VERIFYITEM']._serialized_end=362
-  _globals['_VERDICTFRAME']._serialized_start=365
-  _globals['_VERDICTFRAME']._serialized_end=548
-  _globals['_VERDICT']._serialized_start=551
-  _globals['_VERDICT']._serialized_end=717
-  _globals['_CACHEMISS']._serialized_start=719
-  _globals['_CACHEMISS']._serialized_end=788
-  _globals['_STEPREPORT']._serialized_start=791
-  _globals['_STEPREPORT']._serialized_end=1005
-  _globals['_TARGET']._serialized_start=1008
-  _globals['_TARGET']._serialized_end=1165
+  _globals['_VERIFYFRAME']._serialized_end=161
+  _globals['_VERIFYITEM']._serialized_start=164
+  _globals['_VERIFYITEM']._serialized_end=377
+  _globals['_VERDICTFRAME']._serialized_start=380
+  _globals['_VERDICTFRAME']._serialized_end=563
+  _globals['_VERDICT']._serialized_start=566
+  _globals['_VERDICT']._serialized_end=732
+  _globals['_CACHEMISS']._serialized_start=734
+  _globals['_CACHEMISS']._serialized_end=803
+  _globals['_STEPREPORT']._serialized_start=806
+  _globals['_STEPREPORT']._serialized_end=1020
+  _globals['_TARGET']._serialized_start=1023
+  _globals['_TARGET']._serialized_end=1180
 # @@protoc_insertion_point(module_scope)

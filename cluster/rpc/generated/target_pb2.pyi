@@ -8,12 +8,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class VerifyFrame(_message.Message):
-    __slots__ = ("items", "released")
+    __slots__ = ("items", "released", "apart")
     ITEMS_FIELD_NUMBER: _ClassVar[int]
     RELEASED_FIELD_NUMBER: _ClassVar[int]
+    APART_FIELD_NUMBER: _ClassVar[int]
     items: _containers.RepeatedCompositeFieldContainer[VerifyItem]
     released: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, items: _Optional[_Iterable[_Union[VerifyItem, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
+    apart: bool
+    def __init__(self, items: _Optional[_Iterable[_Union[VerifyItem, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ..., apart: _Optional[bool] = ...) -> None: ...
 
 class VerifyItem(_message.Message):
     __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "delta", "tree", "prompt_len", "params")

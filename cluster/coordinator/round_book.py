@@ -1,0 +1,135 @@
+"""When the rounds of a target began and ended, and what is learned from that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cluster.config import CoordinatorConfig
+from cluster.coordinator.batching import purity
+from cluster.coordinator.ledger import RoundLedger
+from cluster.coordinator.planner import DraftPlanner
+from cluster.coordinator.session import Session
+from cluster.coordinator.statistics import RoundTimes
+from cluster.coordinator.targets import ClosedRound, OpenRound, TargetSeat
+from cluster.coordinator.waits import DraftWaits
+from cluster.core import StepReport
+
+
+class RoundBook:
+    """Opens and closes the rounds of targets and times them."""
+
+    def __init__(
+        self,
+        planner: DraftPlanner,
+        ledger: RoundLedger,
+        waits: DraftWaits,
+        settings: CoordinatorConfig,
+        clock: Callable[[], float],
+    ) -> None:
+        self._planner = planner
+        self._ledger = ledger
+        self._waits = waits
+        self._settings = settings
+        self._clock = clock
+
+    def open(self, seat: TargetSeat, batch: list[Session], num_nodes: int) -> None:
+        """`batch` is handed over now, with so many draft nodes."""
+        now, last = self._clock(), seat.closed
+        seat.closed = None
+        if last is not None and last.report is not None and last.is_clean and not last.is_queued:
+            times = RoundTimes(
+                sent_at=last.sent_at,
+                received_at=last.received_at,
+                next_sent_at=now,
+                num_sequences=last.num_sequences,
+                num_nodes=last.num_nodes,
+                step_time_s=last.report.step_time_s,
+                forward_time_s=last.report.forward_time_s,
+                queue_time_s=last.report.queue_time_s,
+            )
+            self._ledger.note_round(times)
+        waited_s, awaited = self._waits.end(seat, now)
+        if waited_s > 0.0:
+            seat.waited_in_round = seat.num_rounds
+        planned_s = 0.0
+        if last is not None and last.report is not None:  # else there was no verdict to plan after
+            planned_s = max(now - last.received_at - waited_s, 0.0)
+        names = {session.id for session in batch}
+        opened = OpenRound(
+            sent_at=now,
+            num_sequences=len(batch),
+            num_nodes=num_nodes,
+            pending=names,
+            stepping=set(names),
+            is_clean=not seat.prefilling,
+            is_queued=bool(seat.rounds),
+            waited_s=waited_s,
+            awaited=awaited,
+            planned_s=planned_s,
+        )
+        seat.rounds.append(opened)
+        self._ledger.note_batch(len(batch), purity(batch))
+
+    def close(self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float) -> None:
+        """Note the step's times: this frame completed the batch."""
+        opened.received_at = now
+        opened.report = report
+        round_time_s = self._measured(seat, opened, report, now)
+        seat.closed, seat.received_at = opened, now
+        seat.end_round()
+        self._planner.settle_round(
+            seat.id, opened.shares, round_time_s, opened.waited_s, is_quiet=seat.is_quiet
+        )
+        seat.unrecorded.append(
+            ClosedRound(opened.num_sequences, opened.num_nodes, round_time_s, seat.is_quiet)
+        )
+
+    def _measured(
+        self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float
+    ) -> float | None:
+        """What the round took; None when that says nothing about decoding alone."""
+        if report.num_prefill_tokens:
+            opened.is_clean = False
+            return None
+        # A batch that took several steps says nothing about the time of one.
+        if report.num_sequences != opened.num_sequences:
+            return None
+        # Beside prefills the batch may have waited for one of their steps: the way is the usual.
+        way_s: float | None = None
+        if opened.is_clean:
+            # This round's own: with drafts, frames and what is done with them take longer.
+            way_s = max(now - opened.sent_at - report.queue_time_s - report.step_time_s, 0.0)
+            self._choose_cohorts(seat, opened, opened.planned_s + way_s)
+        round_time_s = seat.record_step_time(report.step_time_s, opened.planned_s, way_s)
+        if opened.is_queued:
+            # What was done for it beside another batch's step cost no time of the target's.
+            since = max(opened.sent_at, seat.received_at)
+            return now - since if opened.is_clean else report.step_time_s
+        return round_time_s
+
+    def _choose_cohorts(self, seat: TargetSeat, opened: OpenRound, outside_s: float) -> None:
+        """Learn from a round whether two batches by turns would be faster than one."""
+        if self._settings.cohorts != "auto":
+            return
+        assert opened.report is not None
+        step_time_s = opened.report.step_time_s
+        # On its own cores the coordinator's work takes from the step whenever it is done.
+        seat.cohorts.record(
+            opened.num_sequences,
+            opened.num_nodes,
+            step_time_s,
+            0.0 if seat.is_on_cpu else outside_s,
+        )
+        seat.num_cohorts = seat.cohorts.num_cohorts
+
+    def settle(self, seat: TargetSeat) -> None:
+        """Learn from the rounds of `seat` that have ended, once its next batch is under way."""
+        rounds, seat.unrecorded = seat.unrecorded, []
+        for each in rounds:
+            seat.is_silent = self._planner.record_step(
+                seat.id,
+                each.num_sequences,
+                each.num_nodes,
+                each.round_time_s,
+                is_quiet=each.is_quiet,
+            )

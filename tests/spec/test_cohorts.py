@@ -1,0 +1,51 @@
+"""One cohort or two, by the measured curve."""
+
+from __future__ import annotations
+
+from cluster.spec.cohorts import CohortChoice
+from cluster.spec.step_profile import StepProfile
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+MEMORY_BOUND = StepProfile(ROWS, (0.010,) * 5 + (0.011, 0.013))
+COMPUTE_BOUND = StepProfile(ROWS, tuple(0.001 + 0.0005 * rows for rows in ROWS))
+OUTSIDE_S = 0.003
+
+
+def play(
+    choice: CohortChoice, profile: StepProfile, rows: int, outside_s: float, rounds: int = 64
+) -> int:
+    """Rounds of a target of that curve, all of whose sequences have so many rows together."""
+    for _ in range(rounds):
+        own = rows // choice.num_cohorts
+        choice.record(own // 2, own - own // 2, float(profile.at([own])[0]), outside_s)
+    return choice.num_cohorts
+
+
+def test_memory_bound_steps_are_not_divided() -> None:
+    assert play(CohortChoice(MEMORY_BOUND), MEMORY_BOUND, 32, OUTSIDE_S) == 1
+
+
+def test_compute_bound_steps_are_where_that_hides_something() -> None:
+    # By turns 2 * 17 ms instead of 33 + 3.
+    assert play(CohortChoice(COMPUTE_BOUND), COMPUTE_BOUND, 64, OUTSIDE_S) == 2
+    assert play(CohortChoice(COMPUTE_BOUND), COMPUTE_BOUND, 64, 0.0) == 1, (
+        "there is nothing to hide"
+    )
+
+
+def test_the_choice_follows_the_load_there_and_back() -> None:
+    choice = CohortChoice(COMPUTE_BOUND)
+    assert play(choice, COMPUTE_BOUND, 64, OUTSIDE_S) == 2
+    assert play(choice, COMPUTE_BOUND, 64, OUTSIDE_S) == 2, "two cohorts do not look like few rows"
+    assert play(choice, COMPUTE_BOUND, 64, 0.0005, rounds=256) == 1
+    assert play(choice, COMPUTE_BOUND, 64, OUTSIDE_S, rounds=256) == 2
+
+
+def test_a_target_that_is_slower_than_its_profile_is_judged_by_what_it_takes() -> None:
+    """Ten times as slow, the same time outside is a tenth of the gain."""
+    slow = StepProfile(ROWS, tuple(10.0 * time_s for time_s in COMPUTE_BOUND.times_s))
+    assert play(CohortChoice(COMPUTE_BOUND), slow, 64, OUTSIDE_S) == 1
+
+
+def test_without_a_curve_there_is_one() -> None:
+    assert play(CohortChoice(None), COMPUTE_BOUND, 64, OUTSIDE_S) == 1
