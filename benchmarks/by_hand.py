@@ -25,9 +25,10 @@ from cluster.core import (
     SpeculationOptions,
     SpeculationStats,
     TokenEvent,
+    WorkerDescription,
     token_array,
 )
-from cluster.rpc.channel import CoordinatorLink, connect_coordinator
+from cluster.rpc.channel import CoordinatorLink, connect_coordinator, connect_target
 from cluster.rpc.link import Link
 from cluster.rpc.messages import EventFrame, SubmitFrame
 
@@ -74,7 +75,7 @@ class Ours:
                 raise KeyError(f"{setup.config} has no drafter {name!r}, only {', '.join(known)}")
         self._setup = setup
         self._processes: dict[str, PinnedProcess] = {}
-        self._address = ""
+        self._address = self._target_address = ""
 
     @property
     def processes(self) -> dict[str, PinnedProcess]:
@@ -86,7 +87,8 @@ class Ours:
         self._start("target", "cluster.worker", "target", self._setup.config)
         for name in names:
             self._start(name, "cluster.worker", "draft", self._setup.config, name)
-        target = ["--target", self._ready("target")]
+        self._target_address = self._ready("target")
+        target = ["--target", self._target_address]
         drafters = [word for name in names for word in ("--drafter", f"{name}={self._ready(name)}")]
         self._start("lead", "cluster.lead", self._setup.config, *target, *drafters)
         self._address = self._ready("lead")
@@ -102,6 +104,10 @@ class Ours:
     ) -> Result:
         """Continue the prompts, `concurrency` at a time; the next one starts when one has ended."""
         return asyncio.run(self._run(prompts, max_tokens, law, concurrency, seed))
+
+    def describe_target(self) -> WorkerDescription:
+        """What the target says of itself."""
+        return asyncio.run(self._describe_target())
 
     def status(self) -> dict[str, Any]:
         """The coordinator's picture of the moment."""
@@ -126,6 +132,11 @@ class Ours:
             _, separator, address = self._processes[name].hear().partition(_READY)
             if separator:
                 return address.strip()
+
+    async def _describe_target(self) -> WorkerDescription:
+        description, link = await connect_target(self._target_address)
+        await link.close()
+        return description
 
     async def _wait_until_joined(self, num_drafters: int) -> None:
         deadline = time.monotonic() + _JOIN_S
