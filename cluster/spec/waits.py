@@ -68,6 +68,7 @@ class WaitTrials:
         trial."""
         key = bucket(num_sequences)
         self._intervals.pop(key, None)
+        self._more.pop(key, None)  # a trial under way has told what it was for
         num_paid = self._num_paid[key] = self._num_paid.get(key, 0) + 1
         return num_paid % _BOUGHT_PER_TRIAL == _FIRST_TRIAL
 

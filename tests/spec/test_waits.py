@@ -196,6 +196,14 @@ def test_a_trial_is_as_many_rounds_as_it_takes_to_see_sixteen_commits(
     assert [trials.is_due(num_sequences) for _ in range(rounds)] == [True] * (rounds - 1) + [False]
 
 
+def test_a_wait_that_is_bought_ends_a_trial_under_way() -> None:
+    trials = WaitTrials()
+    while not trials.is_due(1):
+        continue
+    trials.paid(1)
+    assert not trials.is_due(1), "what was to be found out is known"
+
+
 @given(
     seed=st.integers(0, 10**6),
     num_sequences=st.sampled_from([1, 3, 40]),
