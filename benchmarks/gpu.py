@@ -7,8 +7,9 @@
 2. Attention kernels against the reference: the largest error, which ends the run where it is too
    large, and the keys and values read per second.
 3. The fused draw against rows of noise in memory, token for token.
-4. Grown Llamas of 1B and 8B shape: plain and speculative greedy decoding, see
-   `benchmarks.gpu_speed` for what is timed.  The limit is weight bytes / copy bandwidth per step.
+4. Grown Llamas of 1B and 8B shape: plain and speculative greedy decoding, plain once more without
+   CUDA graphs; see `benchmarks.gpu_speed` for what is timed.  The limit is weight bytes / copy
+   bandwidth per step.
 
 Writes docs/benchmarks/gpu-DEVICE.{json,md}, or below --out.
 """
@@ -22,6 +23,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,34 +93,44 @@ def measure_shape(
     model = load_grown(shape, config, device)
     num_bytes = weight_bytes(model)
     engine = Engine(config, model)
+    engine.capture_ahead()
+    eager = Engine(replace(config, cuda_graphs=False), model)
     drafter = _drafter(dtype, arguments)
     # A new drafter claims little until it has learned how sure it may be; a server's has.
     calibrating = heldout_prompts(max(arguments.batches), arguments.prompt_len)
     Decoder(engine, calibrating, drafter, max(arguments.nodes)).run(arguments.tokens)
     rows = []
     for batch in arguments.batches:
-        row = measure_batch(engine, drafter, batch, arguments)
+        row = measure_batch(engine, eager, drafter, batch, arguments)
         row["limit_tokens_per_s"] = batch * bandwidth / num_bytes
         row["share_of_limit"] = row["plain_tokens_per_s"] / row["limit_tokens_per_s"]
         _say(f"{name} batch {batch}: plain {row['plain_tokens_per_s']:.1f} tokens/s, "
-             f"{row['share_of_limit']:.1%} of the limit")  # fmt: skip
+             f"{row['share_of_limit']:.1%} of the limit, "
+             f"{row['gain_of_graphs']:.2f}x of eager steps")  # fmt: skip
         rows.append(row)
     engine.close()
-    return {"shape": name, "grown": True, "dtype": dtype,
+    eager.close()
+    return {"shape": name, "grown": True, "dtype": dtype, "cuda_graphs": engine.uses_graphs,
             "weight_bytes": num_bytes, "batches": rows}  # fmt: skip
 
 
 def measure_batch(
-    engine: Engine, drafter: LMDrafter, batch: int, arguments: argparse.Namespace
+    engine: Engine, eager: Engine, drafter: LMDrafter, batch: int, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """The plain run, then one for each number of nodes."""
+    """The plain run, the same without CUDA graphs, then one for each number of nodes."""
     prompts = heldout_prompts(batch, arguments.prompt_len)
-    plain = Decoder(engine, prompts, None, 0).run(arguments.tokens)
+    plain, plain_eager = (
+        Decoder(each, prompts, None, 0).run(arguments.tokens) for each in (engine, eager)
+    )
+    eager_speed = plain_eager.num_tokens / plain_eager.verify_s
     return {
         "batch": batch,
         "plain_tokens_per_s": plain.num_tokens / plain.verify_s,
         "plain_round_ms": 1000 * plain.verify_s / plain.rounds,
         "plain_step_ms": 1000 * statistics.median(plain.step_times_s),
+        "eager_tokens_per_s": eager_speed,
+        "eager_step_ms": 1000 * statistics.median(plain_eager.step_times_s),
+        "gain_of_graphs": plain.num_tokens / plain.verify_s / eager_speed,
         "speculative": [
             speculative_row(Decoder(engine, prompts, drafter, nodes).run(arguments.tokens),
                             plain, nodes)

@@ -25,7 +25,8 @@ def markdown(report: Mapping[str, Any]) -> str:
         f"{_draws(report['draws'])}\n"
         "## Plain decoding\n\n"
         "Greedy, engine and draw driven directly.  The limit is weight bytes / copy bandwidth per "
-        "step.  All models are grown from the demonstration target.\n\n"
+        "step.  All models are grown from the demonstration target.  *Eager*: the same without "
+        "CUDA graphs.\n\n"
         f"{_plain(report['models'])}\n"
         "## Speculative decoding\n\n"
         "The demonstration drafter on the same device.  *In series*: drafting between two steps; "
@@ -63,13 +64,16 @@ def _draws(rows: Iterable[Mapping[str, Any]]) -> str:
 
 def _plain(models: Iterable[Mapping[str, Any]]) -> str:
     return _table(
-        ["shape", "GB", "batch", "tokens/s", "round ms", "step ms", "limit tokens/s", "of limit"],
+        ["shape", "GB", "batch", "CUDA graphs", "tokens/s", "round ms", "step ms",
+         "limit tokens/s", "of limit", "eager tokens/s", "eager step ms", "to eager"],
         (
             [
                 model["shape"], f"{model['weight_bytes'] / 1e9:.2f}", row["batch"],
-                f"{row['plain_tokens_per_s']:.1f}", f"{row['plain_round_ms']:.2f}",
-                f"{row['plain_step_ms']:.2f}", f"{row['limit_tokens_per_s']:.0f}",
-                f"{row['share_of_limit']:.1%}",
+                "yes" if model["cuda_graphs"] else "no", f"{row['plain_tokens_per_s']:.1f}",
+                f"{row['plain_round_ms']:.2f}", f"{row['plain_step_ms']:.2f}",
+                f"{row['limit_tokens_per_s']:.0f}", f"{row['share_of_limit']:.1%}",
+                f"{row['eager_tokens_per_s']:.1f}", f"{row['eager_step_ms']:.2f}",
+                f"{row['gain_of_graphs']:.2f}x",
             ]
             for model in models
             for row in model["batches"]

@@ -44,6 +44,8 @@ class EngineConfig:
     replica of the same processor type; on a CPU with a C++ compiler.
     compile: compile the forward at load, on a CPU with a C++ compiler: a minute at first, seconds
     from torch's cache; steps of small and medium models get faster.
+    cuda_graphs: replay steps of up to 256 rows as CUDA graphs, captured at load, where the whole
+    model is on one NVIDIA GPU and its code allows that.
     trust_remote_code: let transformers run code that comes with the checkpoint.
     """
 
@@ -64,6 +66,7 @@ class EngineConfig:
     attention: str = "auto"
     reproducible: bool = False
     compile: bool = False
+    cuda_graphs: bool = True
     trust_remote_code: bool = False
 
 

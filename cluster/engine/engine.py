@@ -15,15 +15,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from cluster.config import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenArray
 from cluster.engine import parallel, self_check
-from cluster.engine.attention import Step, create_backend
-from cluster.engine.batch import Pick, build_batch
+from cluster.engine.batch import Pick
+from cluster.engine.capture import Capture
+from cluster.engine.forward import Forward
+from cluster.engine.graphs import reserved_bytes
 from cluster.engine.identity import identify
 from cluster.engine.kv_cache import KVCache, derive_num_pages
 from cluster.engine.limits import Limits
@@ -35,15 +35,12 @@ from cluster.engine.residency import Residency
 from cluster.engine.scheduler import Scheduler
 from cluster.engine.sequence import Pending
 from cluster.engine.work import Output, StepSummary, Work
-from cluster.errors import ProtocolError, WorkerError
+from cluster.errors import ProtocolError
 from cluster.spec.step_profile import StepProfile
 
 __all__ = ["Engine", "Output", "StepSummary", "Work"]
 
 log = logging.getLogger(__name__)
-
-# On CPU a matrix product of one row can take a far slower path than one of two.
-_MIN_ROWS_ON_CPU = 2
 
 
 class Engine:
@@ -56,9 +53,14 @@ class Engine:
         *,
         group: RankGroup | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        capture: Capture | None = None,
     ) -> None:
+        """capture: how graphs are captured; None = by CUDA, where that can be."""
         num_pages = derive_num_pages(
-            config, model.layers, model.max_context_len, model.activation_bytes
+            config,
+            model.layers,
+            model.max_context_len,
+            model.activation_bytes + reserved_bytes(config, model),
         )
         if group is not None:
             num_pages = group.minimum(num_pages)
@@ -77,9 +79,8 @@ class Engine:
         self._cache = KVCache(model.layers, num_pages, config.page_size)
         self._residency = Residency(self._cache, prefix_cache=config.prefix_cache)
         self._scheduler = Scheduler(self._residency, config)
-        self._backend = create_backend(config.attention, self.device)
+        self._forward = Forward(config, model, self._cache)
         self._clock = clock
-        self._min_rows = _MIN_ROWS_ON_CPU if self.device.type == "cpu" else 1
         # The sequences with a pending work, in order of submission.
         self._waiting: dict[str, None] = {}
         # Works that can never run, answered by the next step.
@@ -89,6 +90,7 @@ class Engine:
         self._blocked = False
         self._group: RankGroup | None = None
         self_check.check(self, model)
+        self._forward.use_graphs(capture, lambda: self_check.check(self, model))
         self._residency.forget_prefixes()
         # After the check, whose steps showed whether they run natively.
         self._grower: TreeGrower | None = None
@@ -103,13 +105,26 @@ class Engine:
         `parallel.init_rank`.  Raises ConfigError, naming the architecture and the remedy."""
         model = load_model(config)
         group = RankGroup() if config.tensor_parallel > 1 else None
-        return cls(config, model, group=group)
+        engine = cls(config, model, group=group)
+        engine.capture_ahead()
+        return engine
 
     @property
     def has_pending(self) -> bool:
         """Whether a step would do anything.  False while every work waits for pages that only a
         release or retain can free."""
         return bool(self._refused) or (bool(self._waiting) and not self._blocked)
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether steps that are not too wide replay captured graphs."""
+        graphs = self._forward.graphs
+        return graphs is not None and not graphs.has_failed
+
+    def capture_ahead(self) -> None:
+        """Capture all graphs now, so that no step waits for it; nothing where there are none."""
+        if self._forward.graphs is not None:
+            self._forward.graphs.capture_ahead()
 
     @property
     def pages_in_use(self) -> int:
@@ -250,40 +265,6 @@ class Engine:
             return False
         residency.reserve(sequence, length)
         return True
-
-    def _forward(self, picks: Sequence[Pick]) -> torch.Tensor:
-        """float32 [wanted rows, vocab], in the order of the picks."""
-        if not any(pick.num_rows for pick in picks):
-            return torch.empty((0, self.vocab_size), device=self.device)
-        batch = build_batch(
-            picks,
-            min_rows=self._min_rows,
-            scratch_slot=self._cache.scratch_slot,
-            max_context_len=self.max_context_len,
-        )
-        plan = Step(
-            self._cache,
-            self._model.layers,
-            self._backend.plan(batch, self._cache.scratch_slot),
-            self._on_device(batch.slots),
-        )
-        try:
-            with torch.inference_mode():
-                logits = self._model.forward(
-                    self._on_device(batch.token_ids),
-                    self._on_device(batch.positions),
-                    self._on_device(batch.logit_rows),
-                    plan,
-                )
-                if logits.is_cuda:
-                    # Errors and times of asynchronous kernels belong to the step that ran them.
-                    torch.cuda.synchronize(self.device)
-        except RuntimeError as error:
-            raise WorkerError(f"the forward of {batch.num_rows} rows failed: {error}") from error
-        return logits
-
-    def _on_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device)
 
     def _commit(self, picks: Sequence[Pick], logits: torch.Tensor) -> list[Output]:
         """Record what has been written, and answer the works that are over."""

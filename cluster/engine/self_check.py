@@ -52,7 +52,8 @@ def check(engine: Steps, model: LoadedModel) -> None:
         raise ConfigError(
             f"{model.architecture} cannot be served: {error.message}", param="model"
         ) from error
-    engine.release(_REQUEST)
+    finally:
+        engine.release(_REQUEST)
 
     paths = [[], [0], [1], [0, 2], [0, 3], [0, 3, 4], [0, 5]]
     expected = _reference(model, [np.concatenate((context, drafts[path])) for path in paths])

@@ -14,11 +14,11 @@ import torch
 import triton
 from triton import knobs
 
-from cluster.engine.attention import AttentionOptions, WritesByIndex
+from cluster.engine.attention import AttentionOptions, AttentionPlan, WritesByIndex
 from cluster.engine.batch import Batch
 from cluster.engine.sdpa import SdpaPlan
 from cluster.engine.triton_kernels import attend_kernel, combine_kernel
-from cluster.engine.triton_layout import Layout, Tiling, lay_out
+from cluster.engine.triton_layout import Frame, Tiling, Words, lay_out, num_words
 from cluster.errors import ConfigError
 
 _MAX_HEAD_DIM = 256
@@ -36,7 +36,7 @@ _PROGRAMS_WITHOUT_GPU = 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class Shape:
     """What the layout depends on besides the batch: one layer's heads and where they are."""
 
     heads: int
@@ -44,6 +44,10 @@ class _Shape:
     head_dim: int
     dtype: torch.dtype
     device: torch.device
+
+    @classmethod
+    def of(cls, query: torch.Tensor, kv: torch.Tensor) -> Shape:
+        return cls(query.shape[0], kv.shape[2], query.shape[2], query.dtype, query.device)
 
     @property
     def sharing(self) -> int:
@@ -64,52 +68,92 @@ class _Shape:
         fewest = max(_MIN_LINES, _power_of_two(self.sharing))
         return max(fewest, min(_power_of_two(max_rows * self.sharing), _MAX_LINES))
 
+    def tiling(self, block_lines: int, num_programs: int | None) -> Tiling:
+        return Tiling(
+            rows_per_tile=block_lines // self.sharing,
+            block_keys=self.block_keys,
+            num_kv_heads=self.kv_heads,
+            num_programs=num_programs or _busy_programs(self.device),
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Placed:
-    """A layout on its device, and the tile size it was made for."""
+    """A layout's words on their device, and the tile size it was made for."""
 
-    layout: Layout
+    frame: Frame
     words: torch.Tensor
     block_lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class TritonForm:
+    """A `cluster.engine.graphs.StepForm` of this backend."""
+
+    shape: Shape
+    block_lines: int
+    tiling: Tiling
+    frame: Frame
+
+    def num_words(self, batch: Batch) -> int:
+        return num_words(batch, self.frame)
+
+    def lay_out(self, batch: Batch, out: Words) -> None:
+        lay_out(batch, self.tiling, self.frame, out)
+
+    def plan(self, words: torch.Tensor) -> AttentionPlan:
+        return _FormPlan(self.shape, _Placed(self.frame, words, self.block_lines))
+
+
+class _FormPlan(WritesByIndex):
+    """Attends by whatever the words say when the kernels run."""
+
+    def __init__(self, shape: Shape, placed: _Placed) -> None:
+        self._shape = shape
+        self._placed = placed
+
+    def attend(
+        self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
+    ) -> torch.Tensor:
+        shape = Shape.of(query, kv)
+        if shape != self._shape:
+            raise ValueError(f"a layer of {shape} in a graph for {self._shape}")
+        return _launch(self._placed, shape, query, kv, window, options)
 
 
 class TritonPlan(WritesByIndex):
     """One step's layouts, made when a layer first needs them; most models need one."""
 
-    def __init__(self, batch: Batch, scratch_slot: int, num_programs: int | None) -> None:
+    def __init__(
+        self, batch: Batch, scratch_slot: int, num_programs: int | None, seen: set[Shape]
+    ) -> None:
         self._batch = batch
         self._num_programs = num_programs
+        self._seen = seen
         self._max_rows = max((share.num_rows for share in batch.shares), default=1)
         self._reference = SdpaPlan(batch, scratch_slot)
-        self._placed: dict[_Shape, _Placed] = {}
+        self._placed: dict[Shape, _Placed] = {}
 
     def attend(
         self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
     ) -> torch.Tensor:
-        shape = _Shape(query.shape[0], kv.shape[2], query.shape[2], query.dtype, query.device)
-        if not _serves(shape):
-            return self._reference.attend(query, kv, window, options)
+        shape = Shape.of(query, kv)
         placed = self._placed.get(shape)
         if placed is None:
+            self._seen.add(shape)
+            if not _serves(shape):
+                return self._reference.attend(query, kv, window, options)
             placed = self._placed[shape] = self._place(shape)
-        with _current(shape.device):
-            return _launch(placed, shape, query, kv, window, options)
+        return _launch(placed, shape, query, kv, window, options)
 
-    def _place(self, shape: _Shape) -> _Placed:
+    def _place(self, shape: Shape) -> _Placed:
         block_lines = shape.block_lines(self._max_rows)
-        tiling = Tiling(
-            rows_per_tile=block_lines // shape.sharing,
-            block_keys=shape.block_keys,
-            num_kv_heads=shape.kv_heads,
-            num_programs=self._num_programs or _busy_programs(shape.device),
-        )
-        layout = lay_out(self._batch, tiling)
+        layout = lay_out(self._batch, shape.tiling(block_lines, self._num_programs))
         words = torch.from_numpy(layout.words)
         if shape.device.type == "cuda":
             # From pinned memory the copy joins the stream instead of stopping the host.
             words = words.pin_memory().to(shape.device, non_blocking=True)
-        return _Placed(layout, words, block_lines)
+        return _Placed(layout.frame, words, block_lines)
 
 
 class TritonBackend:
@@ -125,25 +169,39 @@ class TritonBackend:
                 "attention triton needs an NVIDIA GPU; use auto or sdpa", param="attention"
             )
         self._num_programs = num_programs
+        # Of the layers that have attended so far.
+        self._seen: set[Shape] = set()
 
     def plan(self, batch: Batch, scratch_slot: int) -> TritonPlan:
-        return TritonPlan(batch, scratch_slot, self._num_programs)
+        return TritonPlan(batch, scratch_slot, self._num_programs, self._seen)
+
+    def form(self, num_rows: int, max_rows: int) -> TritonForm | None:
+        """See `cluster.engine.graphs.FormBackend`.  None before the first step, and for models
+        whose layers differ in their heads or are not all served by the kernels."""
+        if len(self._seen) != 1:
+            return None
+        (shape,) = self._seen
+        if not _serves(shape):
+            return None
+        block_lines = shape.block_lines(max_rows)
+        tiling = shape.tiling(block_lines, self._num_programs)
+        return TritonForm(shape, block_lines, tiling, Frame.holding(num_rows, tiling))
 
 
 def _launch(
     placed: _Placed,
-    shape: _Shape,
+    shape: Shape,
     query: torch.Tensor,
     kv: torch.Tensor,
     window: int | None,
     options: AttentionOptions,
 ) -> torch.Tensor:
     """[rows, heads, head_dim]"""
-    layout, words = placed.layout, placed.words
+    frame, words = placed.frame, placed.words
     if query.stride(2) != 1:
         query = query.contiguous()
     output = query.new_empty(query.shape[1], shape.heads, shape.head_dim)
-    partials_shape = (layout.num_partials, shape.kv_heads, placed.block_lines)
+    partials_shape = (frame.num_partials, shape.kv_heads, placed.block_lines)
     lse = torch.empty(partials_shape, dtype=torch.float32, device=query.device)
     partials = torch.empty(
         (*partials_shape, shape.head_dim), dtype=torch.float32, device=query.device
@@ -156,26 +214,26 @@ def _launch(
         "BLOCK_M": placed.block_lines,
         "BLOCK_D": shape.block_dim,
     }
-    attend_kernel[(layout.num_items, shape.kv_heads)](
-        query, kv, output, partials, lse, sinks, words,
-        layout.tiles, layout.positions, layout.slots, layout.bits, layout.node_positions,
-        query.stride(0), query.stride(1), kv.stride(0), kv.stride(1), kv.stride(2),
-        options.scaling, options.softcap or 1.0,
-        WINDOW=window or 0, TREES=layout.trees, CAPPED=options.softcap is not None,
-        BLOCK_N=shape.block_keys,
-        # Tensor cores would round float32 to 10 bits of mantissa.
-        PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-        **common,
-    )  # fmt: skip
-    if layout.num_split_tiles:
-        grid = (layout.num_split_tiles, shape.kv_heads, placed.block_lines)
-        combine_kernel[grid](
-            output, partials, lse, sinks, words, layout.tiles, layout.split_tiles, **common
-        )
+    with _current(shape.device):
+        attend_kernel[(frame.num_items, shape.kv_heads)](
+            query, kv, output, partials, lse, sinks, words,
+            frame.tiles, frame.positions,
+            query.stride(0), query.stride(1), kv.stride(0), kv.stride(1), kv.stride(2),
+            options.scaling, options.softcap or 1.0,
+            WINDOW=window or 0, TREES=frame.trees, CAPPED=options.softcap is not None,
+            BLOCK_N=shape.block_keys,
+            # Tensor cores would round float32 to 10 bits of mantissa.
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+            **common,
+        )  # fmt: skip
+        if frame.num_split_rows:
+            combine_kernel[(frame.num_split_rows, shape.kv_heads, shape.sharing)](
+                output, partials, lse, sinks, words, frame.tiles, frame.split_rows, **common
+            )
     return output
 
 
-def _serves(shape: _Shape) -> bool:
+def _serves(shape: Shape) -> bool:
     """Whether the kernels do; else the reference does."""
     if shape.head_dim > _MAX_HEAD_DIM:
         return False

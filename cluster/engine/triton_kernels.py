@@ -18,8 +18,10 @@ import triton.language as tl
 ITEM_WORDS = tl.constexpr(4)
 # int32 words per tile: first batch row; rows; where its sequence's slots start; context length;
 # where the visibility words of its first row start; such words per row; where the sequence's node
-# positions start; its first partial result; how many there are.
+# positions start; its first partial result; how many there are.  A tile of no rows has no effect.
 TILE_WORDS = tl.constexpr(9)
+# int32 words per row of a split tile: the tile, and which of its rows.
+SPLIT_WORDS = tl.constexpr(2)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -64,7 +66,7 @@ def _visible(
 
 @triton.jit(  # type: ignore[untyped-decorator]
     # Offsets that change from step to step; specialised, they would compile anew.
-    do_not_specialize=["tiles", "positions", "slots", "bits", "node_positions"]
+    do_not_specialize=["tiles", "positions"]
 )
 def attend_kernel(
     query: tl.tensor,
@@ -76,9 +78,6 @@ def attend_kernel(
     layout: tl.tensor,
     tiles: tl.tensor,
     positions: tl.tensor,
-    slots: tl.tensor,
-    bits: tl.tensor,
-    node_positions: tl.tensor,
     query_head_stride: tl.tensor,
     query_row_stride: tl.tensor,
     slot_stride: tl.tensor,
@@ -99,7 +98,7 @@ def attend_kernel(
 ) -> None:
     """Grid (items, key heads).  Line m of a tile is query head m % SHARING of row m // SHARING.
 
-    layout: the int32 words of a step; `tiles` .. `node_positions` are where its sections start.
+    layout: the int32 words of a step; `tiles` and `positions` are where these sections start.
     partials: float32[partials, key heads, BLOCK_M, HEAD_DIM]; partial_lse: the same without the
     last dimension.  output: [rows, heads, HEAD_DIM].
     """
@@ -109,9 +108,9 @@ def attend_kernel(
     start, stop, partial = tl.load(item + 1), tl.load(item + 2), tl.load(item + 3)
     tile = layout + tiles + tl.load(item) * TILE_WORDS
     row_start, num_rows, context_len = tl.load(tile), tl.load(tile + 1), tl.load(tile + 3)
-    slots_of = layout + slots + tl.load(tile + 2)
-    bits_of, words_per_row = layout + bits + tl.load(tile + 4), tl.load(tile + 5)
-    node_positions_of = layout + node_positions + tl.load(tile + 6)
+    slots_of = layout + tl.load(tile + 2)
+    bits_of, words_per_row = layout + tl.load(tile + 4), tl.load(tile + 5)
+    node_positions_of = layout + tl.load(tile + 6)
 
     line, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     row, head = line // SHARING, kv_head * SHARING + line % SHARING
@@ -180,7 +179,7 @@ def attend_kernel(
         )
 
 
-@triton.jit(do_not_specialize=["tiles", "split_tiles"])  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["tiles", "split_rows"])  # type: ignore[untyped-decorator]
 def combine_kernel(
     output: tl.tensor,
     partials: tl.tensor,
@@ -188,20 +187,21 @@ def combine_kernel(
     sinks: tl.tensor,
     layout: tl.tensor,
     tiles: tl.tensor,
-    split_tiles: tl.tensor,
+    split_rows: tl.tensor,
     HEAD_DIM: tl.constexpr,
     SHARING: tl.constexpr,
     SINKS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ) -> None:
-    """Grid (tiles with several items, key heads, BLOCK_M): one row and head each."""
-    tile = layout + tiles + tl.load(layout + split_tiles + tl.program_id(0)) * TILE_WORDS
-    kv_head, line = tl.program_id(1), tl.program_id(2)
+    """Grid (rows of tiles with several items, key heads, SHARING): one row and head each."""
+    split = layout + split_rows + tl.program_id(0) * SPLIT_WORDS
+    tile, row = layout + tiles + tl.load(split) * TILE_WORDS, tl.load(split + 1)
+    kv_head = tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
+    head, line = kv_head * SHARING + tl.program_id(2), row * SHARING + tl.program_id(2)
     row_start, num_rows = tl.load(tile), tl.load(tile + 1)
     first, count = tl.load(tile + 7).to(tl.int64), tl.load(tile + 8)
-    row, head = line // SHARING, kv_head * SHARING + line % SHARING
     if row >= num_rows:
         return
     dim = tl.arange(0, BLOCK_D)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,8 @@ Words = npt.NDArray[np.int32]
 # Sections start at multiples of 64 bytes, so that loads of a row's words are aligned.
 _ALIGNMENT = 16
 _BITS_PER_WORD = 32
-_NO_WORDS: Words = np.empty(0, np.int32)
+# As in `cluster.engine.triton_kernels`, whose constants are Triton's.
+_ITEM_WORDS, _TILE_WORDS, _SPLIT_WORDS = 4, 9, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +38,66 @@ class Tiling:
     num_programs: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Layout:
-    """words: the items first, then the sections that start where the other fields say.
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """How many entries each section of fixed place has room for; the launch grids follow from it.
 
-    trees: whether any row is a node.  num_partials: partial results of the tiles that are split.
+    num_partials: partial results of the tiles that are split.  trees: whether any row may be a
+    node.  The words are the items, then the sections that start at the properties below, each
+    behind the one before; from `rest` on slots, visibility and node positions of the shares stand,
+    to which the tiles point, so that no context and no tree moves what stands before them.
     """
 
-    words: Words
     num_items: int
-    num_split_tiles: int
+    num_tiles: int
+    num_rows: int
+    num_split_rows: int
     num_partials: int
-    tiles: int
-    positions: int
-    slots: int
-    bits: int
-    node_positions: int
-    split_tiles: int
     trees: bool
+
+    @classmethod
+    def holding(cls, num_rows: int, tiling: Tiling) -> Frame:
+        """Room for whatever batch of `num_rows` rows, padding included, its contexts any length."""
+        # Every tile has a row of its own: there are at most `num_rows`.  An item's keys are at
+        # least all tiles' keys * num_kv_heads / num_programs (`_items`), so that all keys make up
+        # at most x = num_programs / num_kv_heads items.  A tile's share of x, rounded up and at
+        # least 1, is its number of items: together x + tiles.  Split are those whose share is above
+        # 1: fewer than x of them, which have less than x + as many items.
+        whole = tiling.num_programs // tiling.num_kv_heads
+        num_split = min(num_rows, whole)
+        return cls(
+            num_items=num_rows + whole,
+            num_tiles=num_rows,
+            num_rows=num_rows,
+            num_split_rows=min(num_rows, num_split * tiling.rows_per_tile),
+            num_partials=whole + num_split,
+            trees=True,
+        )
+
+    @property
+    def tiles(self) -> int:
+        return _aligned(self.num_items * _ITEM_WORDS)
+
+    @property
+    def positions(self) -> int:
+        # One tile more than there are: nobody's, of no rows, at which idle entries point.
+        return self.tiles + _aligned((self.num_tiles + 1) * _TILE_WORDS)
+
+    @property
+    def split_rows(self) -> int:
+        return self.positions + _aligned(self.num_rows)
+
+    @property
+    def rest(self) -> int:
+        return self.split_rows + _aligned(self.num_split_rows * _SPLIT_WORDS)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Layout:
+    """A step's words, and where in them what stands."""
+
+    frame: Frame
+    words: Words
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +110,52 @@ class _Tile:
     key_stop: int
 
 
-def lay_out(batch: Batch, tiling: Tiling) -> Layout:
-    """Cut the batch's rows into tiles and the tiles' keys into items."""
+def lay_out(
+    batch: Batch, tiling: Tiling, frame: Frame | None = None, out: Words | None = None
+) -> Layout:
+    """Cut the batch's rows into tiles and the tiles' keys into items.
+
+    frame: `Frame.holding` the batch, for launches that were fixed before; None: just what it needs.
+    out: where the words go, at least `num_words` of them; None: memory of their own.
+    """
     tiles = [*_tiles(batch.shares, tiling.rows_per_tile), *_padding_tiles(batch, tiling)]
-    items, partials, split = _items(tiles, tiling)
-    sections = [
-        items,
-        _tile_words(tiles, batch.shares, partials),
-        _positions(batch),
-        _concatenated([share.slots for share in batch.shares]),
-        _concatenated([_packed(share.node_mask) for share in batch.shares]),
-        _concatenated([share.node_positions for share in batch.shares]),
-        np.array(split, np.int32),
-    ]
-    lengths = [-(-len(section) // _ALIGNMENT) * _ALIGNMENT for section in sections]
-    starts = np.cumsum([0, *lengths]).tolist()
-    words = np.zeros(max(starts[-1], 1), np.int32)
-    for start, section in zip(starts, sections, strict=False):
-        words[start : start + len(section)] = section
-    return Layout(
-        words=words,
-        num_items=len(items) // 4,
-        num_split_tiles=len(split),
-        num_partials=sum(count for _, count in partials),
-        tiles=starts[1],
-        positions=starts[2],
-        slots=starts[3],
-        bits=starts[4],
-        node_positions=starts[5],
-        split_tiles=starts[6],
-        trees=any(len(share.node_mask) for share in batch.shares),
+    items, partials = _items(tiles, tiling)
+    split_rows = _split_rows(tiles, partials)
+    if frame is None:
+        frame = Frame(
+            num_items=len(items) // _ITEM_WORDS,
+            num_tiles=len(tiles),
+            num_rows=batch.num_rows,
+            num_split_rows=len(split_rows) // _SPLIT_WORDS,
+            num_partials=sum(count for _, count in partials),
+            trees=any(len(share.node_mask) for share in batch.shares),
+        )
+    length = num_words(batch, frame)
+    words = (np.empty(length, np.int32) if out is None else out)[:length]
+    words[: frame.rest] = 0
+    nobody = frame.num_tiles
+    _put(words[: frame.num_items * _ITEM_WORDS], items, (nobody, 0, 0, -1))
+    tile_words = _tile_words(tiles, batch.shares, partials, frame.rest)
+    words[frame.tiles : frame.tiles + len(tile_words)] = tile_words
+    words[frame.positions : frame.positions + batch.num_rows] = _positions(batch)
+    split_end = frame.split_rows + frame.num_split_rows * _SPLIT_WORDS
+    _put(words[frame.split_rows : split_end], split_rows, (nobody, 0))
+    if batch.shares:
+        np.concatenate(_rest(batch.shares), out=words[frame.rest :], casting="same_kind")
+    return Layout(frame, words)
+
+
+def num_words(batch: Batch, frame: Frame) -> int:
+    """How many words `lay_out` makes of the batch in this frame."""
+    return frame.rest + sum(
+        share.key_len + _num_bit_words(share) + len(share.node_positions) for share in batch.shares
     )
+
+
+def _put(section: Words, entries: Words, idle: tuple[int, ...]) -> None:
+    """Fill a section with its entries, the room behind them with idle ones."""
+    section[: len(entries)] = entries
+    section[len(entries) :].reshape(-1, len(idle))[:] = idle
 
 
 def _tiles(shares: Sequence[Share], rows_per_tile: int) -> Iterator[_Tile]:
@@ -116,10 +175,8 @@ def _padding_tiles(batch: Batch, tiling: Tiling) -> Iterator[_Tile]:
         yield _Tile(None, start, min(start + tiling.rows_per_tile, batch.num_rows), 0)
 
 
-def _items(
-    tiles: Sequence[_Tile], tiling: Tiling
-) -> tuple[Words, list[tuple[int, int]], list[int]]:
-    """The items' words, each tile's (first partial, partials), and the tiles that are split.
+def _items(tiles: Sequence[_Tile], tiling: Tiling) -> tuple[Words, list[tuple[int, int]]]:
+    """The items' words, and each tile's (first partial, partials): none where it is not split.
 
     Every item has the same number of keys, so long contexts get more of them and all programs
     take equally long.
@@ -129,7 +186,6 @@ def _items(
     keys_per_item = max(blocks, 1) * tiling.block_keys
     items: list[int] = []
     partials: list[tuple[int, int]] = []
-    split: list[int] = []
     num_partials = 0
     for index, tile in enumerate(tiles):
         count = -(-tile.key_stop // keys_per_item)
@@ -142,20 +198,43 @@ def _items(
             stop = min(start + keys_per_item, tile.key_stop)
             items += (index, start, stop, num_partials + part)
         partials.append((num_partials, count))
-        split.append(index)
         num_partials += count
-    return np.array(items, np.int32), partials, split
+    return np.array(items, np.int32), partials
+
+
+def _split_rows(tiles: Sequence[_Tile], partials: Sequence[tuple[int, int]]) -> Words:
+    """The rows whose partial results are to be added up."""
+    rows: list[int] = []
+    for index, (tile, (_, count)) in enumerate(zip(tiles, partials, strict=True)):
+        if count:
+            for row in range(tile.row_stop - tile.row_start):
+                rows += (index, row)
+    return np.array(rows, np.int32)
+
+
+def _rest(shares: Sequence[Share]) -> list[npt.NDArray[np.signedinteger[Any]]]:
+    """What the tiles point to, in the order of `_tile_words`."""
+    return [
+        *(share.slots for share in shares),
+        *(_packed(share.node_mask) for share in shares),
+        *(share.node_positions for share in shares),
+    ]
 
 
 def _tile_words(
-    tiles: Sequence[_Tile], shares: Sequence[Share], partials: Sequence[tuple[int, int]]
+    tiles: Sequence[_Tile],
+    shares: Sequence[Share],
+    partials: Sequence[tuple[int, int]],
+    rest: int,
 ) -> Words:
     starts: dict[int, tuple[int, int, int]] = {}
-    slots = bits = node_positions = 0
+    slots = rest
+    bits = slots + sum(share.key_len for share in shares)
+    node_positions = bits + sum(_num_bit_words(share) for share in shares)
     for share in shares:
         starts[id(share)] = (slots, bits, node_positions)
         slots += share.key_len
-        bits += len(share.node_mask) * _words_per_row(share.node_mask)
+        bits += _num_bit_words(share)
         node_positions += len(share.node_positions)
     rows: list[int] = []
     for tile, (first_partial, num_partials) in zip(tiles, partials, strict=True):
@@ -196,5 +275,9 @@ def _packed(mask: npt.NDArray[np.bool_]) -> Words:
     return packed.reshape(-1).view(np.dtype("<i4")).astype(np.int32, copy=False)
 
 
-def _concatenated(parts: Sequence[npt.NDArray[np.generic]]) -> Words:
-    return np.concatenate(parts).astype(np.int32) if parts else _NO_WORDS
+def _num_bit_words(share: Share) -> int:
+    return len(share.node_mask) * _words_per_row(share.node_mask)
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGNMENT) * _ALIGNMENT

@@ -51,10 +51,13 @@ def test_the_tiny_run_reports_every_part_and_says_that_it_is_tiny(
     (model,) = report["models"]
     assert [row["batch"] for row in model["batches"]] == [1, 2]
     assert all(row["plain_tokens_per_s"] > 0 for row in model["batches"])
+    assert all(row["eager_tokens_per_s"] > 0 for row in model["batches"])
+    assert model["cuda_graphs"] is torch.cuda.is_available()
     assert len(report["kernels"]) == 2
     assert [row["different_tokens"] for row in report["draws"]] == [0]
     (page,) = out.glob("gpu-*.md")
     assert "these figures say nothing about speed" in page.read_text("utf-8")
+    assert f"| {'yes' if model['cuda_graphs'] else 'no'} |" in page.read_text("utf-8")
 
 
 def test_trees_are_accepted_and_do_not_change_the_text(report: dict[str, Any]) -> None:

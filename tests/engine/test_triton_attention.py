@@ -12,10 +12,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cluster.engine.attention import create_backend
+from cluster.engine.batch import Batch, Share
 from cluster.engine.native import kernels
 from cluster.engine.sdpa import SdpaBackend
 from cluster.errors import ConfigError
@@ -74,6 +78,62 @@ def test_interpreted_kernels_equal_the_reference(
     _check(CASES[name], interpreted[name])
 
 
+@needs_triton
+@pytest.mark.parametrize("name", CASES)
+def test_a_layout_with_room_for_any_batch_of_its_width_gives_the_same_bits(
+    interpreted: dict[str, torch.Tensor], name: str
+) -> None:
+    in_form = interpreted.get(f"{name}, in a form")
+    if in_form is None:
+        # The interpreter leaves these to the reference, which has no forms.
+        assert CASES[name].head_dim > 256 or CASES[name].dtype == torch.bfloat16
+        return
+    assert torch.equal(in_form, interpreted[name])
+
+
+@needs_triton
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(1, 40)), max_size=8),
+    st.integers(0, 20),
+    st.sampled_from([1, 4, 16]),
+    st.sampled_from([(1, 1), (2, 1), (2, 7), (8, 100), (1, 4096), (3, 64)]),
+)
+@settings(deadline=None)
+def test_a_frame_holds_every_batch_of_its_width(
+    shares: list[tuple[int, int]], padding: int, rows_per_tile: int, programs: tuple[int, int]
+) -> None:
+    from cluster.engine.triton_layout import Frame, Tiling, lay_out, num_words
+
+    num_rows = sum(new for _, new in shares) + padding
+    batch = _plain_batch(shares, num_rows)
+    tiling = Tiling(rows_per_tile, 16, *programs)
+    tight, roomy = lay_out(batch, tiling).frame, Frame.holding(num_rows, tiling)
+    fields = ("num_items", "num_tiles", "num_rows", "num_split_rows", "num_partials")
+    for name in fields:
+        assert getattr(tight, name) <= getattr(roomy, name), name
+    words = lay_out(batch, tiling, roomy, np.full(num_words(batch, roomy), 77, np.int32)).words
+    own, all_items = tight.num_items * 4, roomy.num_items * 4
+    assert words[:own].tolist() == lay_out(batch, tiling).words[:own].tolist()
+    idle = words[own:all_items].reshape(-1, 4)
+    assert (idle == (roomy.num_tiles, 0, 0, -1)).all()
+    nobody = roomy.tiles + roomy.num_tiles * 9
+    assert not words[nobody : nobody + 9].any()
+
+
+def _plain_batch(specs: list[tuple[int, int]], num_rows: int) -> Batch:
+    """specs: cached tokens and new ones of each share."""
+    shares, row = [], 0
+    for cached, new in specs:
+        length = cached + new
+        shares.append(
+            Share(row, new, length, np.arange(length), np.arange(cached, length),
+                  np.empty(0, np.int64), np.empty((0, 0), np.bool_))
+        )  # fmt: skip
+        row += new
+    zeros = np.zeros(num_rows, np.int64)
+    return Batch(shares, zeros, zeros, zeros, zeros[:0])
+
+
 @needs_gpu
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_on_the_gpu_equal_the_reference(name: str) -> None:
@@ -101,7 +161,7 @@ def test_long_contexts_are_cut_into_more_items_than_short_ones() -> None:
     from cluster.engine.triton_layout import Tiling, lay_out
 
     layout = lay_out(RAGGED, Tiling(16, 16, num_kv_heads=2, num_programs=20))
-    items = layout.words[: layout.num_items * 4].reshape(-1, 4)
+    items = layout.words[: layout.frame.num_items * 4].reshape(-1, 4)
     keys = [items[items[:, 0] == tile] for tile in range(3)]
     assert [len(own) for own in keys] == [1, 3, 7]
     # Together the items of a tile cover its keys once, in order.
@@ -109,7 +169,7 @@ def test_long_contexts_are_cut_into_more_items_than_short_ones() -> None:
         assert own[0, 1] == 0
         assert own[-1, 2] == share.key_len
         assert own[1:, 1].tolist() == own[:-1, 2].tolist()
-    assert sorted(items[items[:, 3] >= 0, 3]) == list(range(layout.num_partials))
+    assert sorted(items[items[:, 3] >= 0, 3]) == list(range(layout.frame.num_partials))
 
 
 @needs_triton
@@ -117,7 +177,7 @@ def test_rows_of_a_prompt_are_given_no_keys_behind_them() -> None:
     from cluster.engine.triton_layout import Tiling, lay_out
 
     layout = lay_out(CHUNK, Tiling(16, 16, num_kv_heads=1, num_programs=1))
-    items = layout.words[: layout.num_items * 4].reshape(-1, 4)
+    items = layout.words[: layout.frame.num_items * 4].reshape(-1, 4)
     assert items[:, 2].tolist() == [66, 80]
 
 

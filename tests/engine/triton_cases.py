@@ -20,7 +20,7 @@ from tests.engine.driver import random_tree
 
 NUM_SLOTS, PAGE_SIZE = 1024, 16
 SCRATCH_SLOT = NUM_SLOTS - PAGE_SIZE
-MANY_PROGRAMS = 4096  # so many that every block of keys is an item of its own
+MANY_PROGRAMS = 64  # so many that every block of keys is an item of its own
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,18 +12,27 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
 import torch
 
 
 def attend(path: str) -> None:
-    """Save {case: [rows, heads, head_dim]}."""
+    """Save {case: [rows, heads, head_dim]}, and where it has a form, the same attended in that."""
     from cluster.engine.triton_attention import TritonBackend
     from tests.engine.triton_cases import CASES, SCRATCH_SLOT
 
     found = {}
     for name, case in CASES.items():
-        plan = TritonBackend(case.num_programs).plan(case.batch, SCRATCH_SLOT)
-        found[name] = plan.attend(case.query(), case.kv(), case.window, case.options())
+        batch, backend = case.batch, TritonBackend(case.num_programs)
+        tensors = case.query(), case.kv(), case.window, case.options()
+        found[name] = backend.plan(batch, SCRATCH_SLOT).attend(*tensors)
+        form = backend.form(batch.num_rows, max(share.num_rows for share in batch.shares))
+        if form is not None:
+            # What an earlier step left behind must do nothing.
+            words = np.full(form.num_words(batch) + 64, 77_777, np.int32)
+            form.lay_out(batch, words)
+            plan = form.plan(torch.from_numpy(words))
+            found[f"{name}, in a form"] = plan.attend(*tensors)
     torch.save(found, path)
 
 
