@@ -9,6 +9,7 @@ the second.  One request at a time.  Reported, each as the median of the runs:
                         took: 1 where everything else is hidden, waits for drafts included
   drafting over step    what a drafter computed per commit that asked for drafts, over the step
   pre-drafted           share of commits behind which the drafter's former tree went on
+  tokens/s              of decoding: what a broader tree brings, or costs
 
 Bars: at most 1.15, with at least 0.40 of a step per tree, and at least 0.85 (greedy) or 0.75
 (T = 0.8) pre-drafted on code.  The status is 1 where one is missed.
@@ -27,7 +28,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.answers import Law
+from benchmarks.answers import Law, figures
 from benchmarks.by_hand import Ours, Setup, add_hand_options
 from benchmarks.prompts import Prompt, prompts
 from benchmarks.serving import write_report
@@ -155,12 +156,13 @@ def _runs(
     for number in range(arguments.runs + 1):
         group = asked[number * arguments.prompts : (number + 1) * arguments.prompts]
         before = series_of(ours.metrics())
-        ours.run(group, arguments.max_tokens, law, 1, seed=number)
+        result = ours.run(group, arguments.max_tokens, law, 1, seed=number)
         after = series_of(ours.metrics())
         if number:
             num_rounds = int(gained(before, after, "drafthouse_target_steps"))
             recent = ours.status()["recent_rounds"][-num_rounds:]
-            found.append(shares(recent, before, after, names))
+            speed = figures(result, 1)["tokens_per_s"]
+            found.append({"tokens/s": speed, **shares(recent, before, after, names)})
     return found
 
 
