@@ -71,7 +71,8 @@ def split(frame: F) -> tuple[F, F] | None:
     """Two frames that together say what `frame` says, in order; None for at most one item.
 
     The items are the tuple fields of the dataclass.  Scalar fields go with the second half: they
-    tell the state after the items.  All of `released` goes first, as the receiver of one frame
+    tell the state after the items; but `is_apart`, which parts them from what came before, with the
+    first.  All of `released` goes first, as the receiver of one frame
     takes it: a frame may release a request and open it anew.
     """
     first: dict[str, Any] = {}
@@ -82,7 +83,8 @@ def split(frame: F) -> tuple[F, F] | None:
     for field in dataclasses.fields(frame):  # type: ignore[arg-type]
         value = getattr(frame, field.name)
         if not isinstance(value, tuple):
-            second[field.name] = value
+            half = first if field.name == "is_apart" else second
+            half[field.name] = value
             continue
         num_items += len(value)
         if field.name == "released":

@@ -233,6 +233,20 @@ def test_a_split_frame_keeps_its_scalars_with_the_last_part() -> None:
     assert second.report == StepReport(step_time_s=1.0)
 
 
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_of_a_split_frame_the_first_part_alone_is_apart_from_what_came_before(
+    is_apart: bool,
+) -> None:
+    items = tuple(verify_item(f"r{index}", delta_len=30) for index in range(4))
+    frame = VerifyFrame(items, is_apart=is_apart)
+    (whole,) = VERIFY.encode(frame)
+    assert VERIFY.decode(whole).frame.is_apart is is_apart
+    first, *others = [VERIFY.decode(part).frame for part in VERIFY.encode(frame, max_bytes=200)]
+    assert first.is_apart is is_apart
+    assert others
+    assert not any(part.is_apart for part in others), "they belong to the same step"
+
+
 @pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7])
 def test_a_split_frame_releases_before_it_opens_anew(num_items: int) -> None:
     names = tuple(f"r{index}" for index in range(num_items))
