@@ -11,7 +11,8 @@ target reports in each verdict how long its frame waited, the step took and the 
   forward      the model
   draw         draw and walk: the step less its forward
   wire, codec  the round trip less the above, both ways
-  coordinator  from the last verdict to the next frame: commit, re-root, merge, budget, encode
+  drafts       a wait for drafts that the budget has bought
+  coordinator  from the last verdict to the next frame, less that: commit, re-root, merge, budget
 
 The codec's part is measured by encoding and decoding frames of the same batch size; what is left is
 the wire.  Shares of merge and budget in the coordinator's CPU time stand with the capacity, which
@@ -81,8 +82,12 @@ def shares(rounds: Sequence[Mapping[str, float]], codec_s: float) -> dict[str, A
         "draw": median_ms([each["step_time_s"] - each["forward_time_s"] for each in rounds]),
         "codec": round(1e3 * codec_s, 3),
         "wire": round(1e3 * (statistics.median(transit) - codec_s), 3),
-        "coordinator": median_ms([each["coordinator_s"] for each in rounds]),
+        "drafts": median_ms([each["waited_s"] for each in rounds]),
+        "coordinator": median_ms([each["coordinator_s"] - each["waited_s"] for each in rounds]),
         "all but the forward": median_ms([each["outside_s"] for each in rounds]),
+        "the same, less bought waits": median_ms(
+            [each["outside_s"] - each["waited_s"] for each in rounds]
+        ),
     }
 
 

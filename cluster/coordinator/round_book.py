@@ -36,6 +36,7 @@ class RoundBook:
         """`batch` is handed over now, with so many draft nodes."""
         now, last = self._clock(), seat.closed
         seat.closed = None
+        waited_s, awaited = self._waits.end(seat, now)
         if last is not None and last.report is not None and last.is_clean and not last.is_queued:
             times = RoundTimes(
                 sent_at=last.sent_at,
@@ -46,9 +47,9 @@ class RoundBook:
                 step_time_s=last.report.step_time_s,
                 forward_time_s=last.report.forward_time_s,
                 queue_time_s=last.report.queue_time_s,
+                waited_s=waited_s,
             )
             self._ledger.note_round(times)
-        waited_s, awaited = self._waits.end(seat, now)
         if waited_s > 0.0:
             seat.waited_in_round = seat.num_rounds
         planned_s = 0.0

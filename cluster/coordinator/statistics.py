@@ -104,7 +104,8 @@ class RoundTimes:
     """The timestamps of one decode round, in seconds of the coordinator's clock.
 
     sent_at: its verify frame was handed to the link.  received_at: its last verdict was read.
-    next_sent_at: the next round's verify frame was handed over in the same call path.
+    next_sent_at: the next round's verify frame was handed over in the same call path, after a wait
+    of waited_s for drafts, if one was bought.
     """
 
     sent_at: float
@@ -115,6 +116,7 @@ class RoundTimes:
     step_time_s: float
     forward_time_s: float
     queue_time_s: float
+    waited_s: float = 0.0
 
     @property
     def outside_s(self) -> float:
@@ -123,7 +125,7 @@ class RoundTimes:
 
     @property
     def coordinator_s(self) -> float:
-        """From the verdict's arrival to the next frame: the coordinator's own share."""
+        """From the verdict's arrival to the next frame: the coordinator's share, waits included."""
         return self.next_sent_at - self.received_at
 
 
@@ -147,6 +149,7 @@ class RecentRounds:
                 "queue_time_s": times.queue_time_s,
                 "outside_s": times.outside_s,
                 "coordinator_s": times.coordinator_s,
+                "waited_s": times.waited_s,
                 "round_trip_s": times.received_at - times.sent_at,
             }
             for times in self._rounds

@@ -64,10 +64,12 @@ def test_the_codec_is_measured_on_frames_of_the_whole_batch() -> None:
 def test_the_shares_of_a_round_add_up_to_the_round() -> None:
     times = {
         "num_sequences": 2, "num_nodes": 8, "queue_time_s": 0.001, "step_time_s": 0.020,
-        "forward_time_s": 0.015, "round_trip_s": 0.024, "coordinator_s": 0.002,
-        "outside_s": 0.011,
+        "forward_time_s": 0.015, "round_trip_s": 0.024, "coordinator_s": 0.003,
+        "waited_s": 0.001, "outside_s": 0.012,
     }  # fmt: skip
     report = shares([times] * 3, codec_s=0.0005)
     outside = sum(report[name] for name in ("wait", "draw", "codec", "wire", "coordinator"))
-    assert outside == pytest.approx(report["all but the forward"])
+    assert outside == pytest.approx(report["the same, less bought waits"])
+    assert report["drafts"] == pytest.approx(1.0)
+    assert outside + report["drafts"] == pytest.approx(report["all but the forward"])
     assert report["wire"] == pytest.approx(2.5)
