@@ -29,6 +29,9 @@ _NUM_SAMPLES = 3
 _MAX_SAMPLES = 5
 # A silence that brings no samples in so many rounds (prompts come in all the time) is given up.
 _MAX_ROUNDS = 16
+# Rounds in a row at another load that end it.  Where a request ends the next one's prompt has to be
+# read first: fewer rounds are no change of load.
+_ELSEWHERE_ROUNDS = 4
 # Rounds between two silences; twice as many each time while it turns out to make no difference.
 _FIRST_INTERVAL = 512
 _LAST_INTERVAL = 16384
@@ -78,14 +81,12 @@ class _Schedule:
     """Of one bucket of sequences.
 
     due_at: the round from which on a silence is due.  interval: until the one after.
-    pause: length of the last pause, in rounds; former_pause: of the one before; paused_until: the
-    round with which it ends.
+    pause: length of the last pause, in rounds; paused_until: the round with which it ends.
     """
 
     due_at: int = 0
     interval: int = _FIRST_INTERVAL
     pause: int = 0
-    former_pause: int = 0
     paused_until: int = 0
 
 
@@ -99,6 +100,7 @@ class Silences:
         self._bucket = 0
         self._num_silent = 0
         self._num_samples = 0
+        self._num_elsewhere = 0  # rounds in a row at another load than the silence is for
 
     def pause(self, num_sequences: int, *, has_gained: bool | None = False) -> None:
         """What the drafters offer at this load is of no use now.
@@ -107,7 +109,6 @@ class Silences:
         was too little of it to tell.
         """
         schedule = self._schedules.setdefault(bucket(num_sequences), _Schedule())
-        schedule.former_pause = schedule.pause
         is_again = self._num_rounds <= schedule.paused_until + _FORGOTTEN and schedule.pause > 0
         former = schedule.pause if is_again else 0
         if has_gained:
@@ -118,8 +119,7 @@ class Silences:
             length = min(former * _PAUSE_FACTOR, _LONGEST_PAUSE) if former else _FIRST_PAUSE
         schedule.pause = length
         schedule.paused_until = self._num_rounds + length
-        self.is_silent, self._bucket = True, bucket(num_sequences)
-        self._num_silent = self._num_samples = 0
+        self._begin(bucket(num_sequences))
 
     def round_ended(self, num_sequences: int, *, is_sample: bool, factor: float) -> None:
         """One more round of decoding is over.
@@ -130,26 +130,41 @@ class Silences:
         key = bucket(num_sequences)
         schedule = self._schedules.setdefault(key, _Schedule())
         if not self.is_silent:
-            if self._num_rounds >= schedule.due_at:
-                self.is_silent, self._bucket = True, key
-                self._num_silent = self._num_samples = 0
+            if self._num_rounds >= schedule.due_at or schedule.paused_until > self._num_rounds:
+                self._begin(key)
             return
         self._num_silent += 1
-        self._num_samples += is_sample and key == self._bucket
-        is_measured = self._num_samples >= _NUM_SAMPLES
-        if key == self._bucket and self._num_rounds < schedule.paused_until:
+        if key != self._bucket:
+            self._num_elsewhere += 1
+            if self._num_elsewhere < _ELSEWHERE_ROUNDS:
+                return
+            if schedule.paused_until > self._num_rounds:
+                self._begin(key)
+                return
+            self._end(None)
             return
-        if not is_measured and key == self._bucket and self._num_silent < _MAX_ROUNDS:
+        self._num_elsewhere = 0
+        self._num_samples += is_sample
+        if self._num_rounds < schedule.paused_until:
             return
+        if self._num_samples >= _NUM_SAMPLES or self._num_silent >= _MAX_ROUNDS:
+            self._end(factor)
+
+    def _begin(self, key: int) -> None:
+        self.is_silent, self._bucket = True, key
+        self._num_silent = self._num_samples = self._num_elsewhere = 0
+
+    def _end(self, factor: float | None) -> None:
+        """factor: as of `round_ended`; None = the load has changed.
+
+        A pause that this has cut short goes on when the load is back.
+        """
         self.is_silent = False
         ended = self._schedules[self._bucket]
-        if self._num_rounds < ended.paused_until:  # cut short: it says nothing of the next one
-            ended.paused_until = self._num_rounds
-            ended.pause = ended.former_pause
-        if is_measured and factor > _NO_DIFFERENCE:
-            ended.interval = min(2 * ended.interval, _LAST_INTERVAL)
-        elif is_measured:
-            ended.interval = _FIRST_INTERVAL
+        is_measured = self._num_samples >= _NUM_SAMPLES
+        if is_measured and factor is not None:
+            longer = min(2 * ended.interval, _LAST_INTERVAL)
+            ended.interval = longer if factor > _NO_DIFFERENCE else _FIRST_INTERVAL
         # After one that came to nothing the next is tried sooner.
         wait = ended.interval if is_measured else _FIRST_INTERVAL // 8
         ended.due_at = self._num_rounds + wait

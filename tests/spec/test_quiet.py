@@ -76,8 +76,7 @@ def test_a_silence_without_samples_is_given_up() -> None:
 def test_another_load_ends_a_silence_and_begins_its_own() -> None:
     silences = Silences()
     rounds_until_silence(silences, 2)
-    silences.round_ended(16, is_sample=False, factor=1.0)
-    assert not silences.is_silent
+    assert silence(silences, 16, 1.0) == 4
     assert rounds_until_silence(silences, 16) == 1
 
 
@@ -123,11 +122,36 @@ def silence_length(silences: Silences, sequences: int) -> int:
     raise AssertionError("it never ended")
 
 
-def test_a_pause_ends_when_the_load_changes() -> None:
+def test_a_pause_ends_when_the_load_changes_and_goes_on_when_it_is_back() -> None:
     silences = Silences()
+    silence(silences, 2, 0.7)  # what is measured once at any load
     silences.pause(16)
-    silences.round_ended(2, is_sample=False, factor=1.0)
-    assert not silences.is_silent
+    assert silence_length(silences, 2) == 4
+    for _ in range(8):
+        silences.round_ended(2, is_sample=False, factor=0.7)
+        assert not silences.is_silent
+    silences.round_ended(16, is_sample=False, factor=0.7)
+    assert silences.is_silent
+    assert silence_length(silences, 16) == 32 - 4 - 8 - 1
+
+
+def test_a_pause_outlasts_the_end_of_a_request_and_the_prompt_of_the_next() -> None:
+    silences = Silences()
+    silences.pause(4)
+    for count in range(1, 32):
+        silences.round_ended(3 if count % 5 < 3 else 4, is_sample=True, factor=0.7)
+        assert silences.is_silent
+    assert silence_length(silences, 4) == 1
+
+
+def test_a_load_that_is_paused_as_well_goes_on_in_silence() -> None:
+    silences = Silences()
+    silences.pause(2)
+    silences.pause(16)
+    for _ in range(31):
+        silences.round_ended(2, is_sample=True, factor=0.7)
+        assert silences.is_silent
+    assert silence_length(silences, 2) == 1
 
 
 def test_a_budget_counts_what_it_declines() -> None:
@@ -141,14 +165,6 @@ def test_a_budget_counts_what_it_declines() -> None:
         assert controller.num_declined(1) == count
     controller.forget_declined()
     assert controller.num_declined(1) == 0
-
-
-def test_a_pause_that_was_cut_short_makes_the_next_no_longer() -> None:
-    silences = Silences()
-    silences.pause(16)
-    silences.round_ended(2, is_sample=False, factor=1.0)
-    silences.pause(16)
-    assert silence_length(silences, 16) == 32
 
 
 def test_pauses_get_shorter_while_speculation_gains_between_them() -> None:
