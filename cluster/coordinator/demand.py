@@ -69,7 +69,7 @@ class DraftDemand:
         at every drafter of every sequence a percent of a plain step.
         """
         seat = session.target
-        if self._book is None or seat is None or not seat.is_silent:
+        if self._book is None or seat is None or not seat.silences(session):
             session.num_silent_commits = 0
             return False
         session.num_silent_commits += 1

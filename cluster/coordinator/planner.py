@@ -79,11 +79,12 @@ class DraftPlanner:
     def __init__(self, config: CoordinatorConfig, promises: PromiseBook) -> None:
         self._config = config
         self._promises = promises
-        self._budgets: dict[str, BudgetController] = {}  # by target: each has its own step times
-        self._silent: dict[str, Silences] = {}  # by target
+        # By target, for each has its own step times, and by law: greedy text repeats itself, and
+        # what speculation gains there says little of sampled text.
+        self._budgets: dict[tuple[str, bool], BudgetController] = {}
+        self._silent: dict[tuple[str, bool], Silences] = {}  # likewise
         self._profiles: dict[str, StepProfile | None] = {}  # by target
-        # Greedy text repeats itself where sampled text of the same task does not: what a drafter's
-        # claims are worth is learned apart.
+        # What a drafter's claims are worth is learned apart, too.
         self._calibrators: dict[tuple[str, Group], Calibrator] = {}  # by drafter
         self._exported: set[tuple[str, Group]] = set()  # those with a gauge
         union.prepare()
@@ -97,8 +98,9 @@ class DraftPlanner:
         moment: Moment,
     ) -> Plan:
         """One item's worth of drafts per session; max_nodes: over the whole batch."""
+        key = target_id, any_sampled(batch)
         has_drafters = any(session.subscriptions for session in batch)
-        if self._silences(target_id).is_silent or not has_drafters:
+        if self._silences(key).is_silent or not has_drafters:
             return Plan([InFlight(len(session.tokens)) for session in batch])
         offers = gather(batch, self._calibrator)
         if offers is not None:
@@ -111,7 +113,8 @@ class DraftPlanner:
         reaches = (session.reach.max_nodes for session in batch)
         caps = [min(cap, reach) for cap, reach in zip(caps, reaches, strict=True)]
         drafts = self._drafts(batch, offers, caps, moment)
-        choice = self._budget(target_id).decide(drafts, moment.max_wait_s, moment.waited_s)
+        budget = self._budget(key)
+        choice = budget.decide(drafts, moment.max_wait_s, moment.waited_s)
         if choice.wait_s > 0.0:
             awaited = [batch[index] for index in choice.awaited]
             if choice.is_trial:
@@ -120,14 +123,14 @@ class DraftPlanner:
         if len(choice.nodes) < len(batch) and moment.max_wait_s > 0.0 and moment.waited_s == 0.0:
             trial_s = 0.0
             if any(self._promises.outstanding(session) for session in batch):
-                trial_s = self._budget(target_id).trial_s(len(batch), moment.max_wait_s)
+                trial_s = budget.trial_s(len(batch), moment.max_wait_s)
             if trial_s > 0.0:
                 awaited = [session for session in batch if self._promises.outstanding(session)]
                 self._learn_from(awaited)
                 return Plan([], trial_s, tuple(awaited), is_trial=True)
-        if self._budget(target_id).num_declined(len(batch)) >= _MAX_DECLINED:
-            self._pause(target_id, len(batch), tells=True)
-            self._budget(target_id).forget_declined()
+        if budget.num_declined(len(batch)) >= _MAX_DECLINED:
+            self._pause(key, len(batch), tells=True)
+            budget.forget_declined()
         return Plan(_in_flight(batch, offers, choice.nodes))
 
     def _learn_from(self, sessions: Iterable[Session]) -> None:
@@ -142,27 +145,30 @@ class DraftPlanner:
         round_time_s: float | None,
         *,
         is_quiet: bool | None,
+        is_sampled: bool = False,
     ) -> bool:
         """A step of decoding alone took so long, the way there and back included; None = it was
-        not measured.  is_quiet: without drafters at work; None = perhaps.
+        not measured.  is_quiet: without drafters at work; None = perhaps.  is_sampled: see
+        `any_sampled`.
 
-        Returns whether the target's drafters are to be silent now.
+        Returns whether the target's drafters are to be silent now, as to batches of this law.
         """
-        budget = self._budget(target_id)
+        key = target_id, is_sampled
+        budget = self._budget(key)
         if round_time_s is not None:
             budget.record(num_sequences, num_nodes, round_time_s, is_quiet=is_quiet)
         if self._config.budget == "fixed":
             return False
-        silences = self._silences(target_id)
+        silences = self._silences(key)
         if not silences.is_silent and budget.is_exhausted(num_sequences):
             # What drafters take from plain steps is a loss as well.
-            self._pause(target_id, num_sequences)
+            self._pause(key, num_sequences)
             return True
         gain = budget.take_gain(num_sequences)
         if gain is not None and gain < _MIN_GAIN and not silences.is_silent:
             # Round by round they looked worth it, and taken together they are not: what they cost
             # when there is nothing to verify counts as well.
-            self._pause(target_id, num_sequences)
+            self._pause(key, num_sequences)
             return True
         silences.round_ended(
             num_sequences,
@@ -179,9 +185,11 @@ class DraftPlanner:
         waited_s: float,
         *,
         is_quiet: bool | None,
+        is_sampled: bool = False,
     ) -> None:
         """Enter a finished round into the accounts; see `BudgetController.settle`."""
-        self._budget(target_id).settle(shares, round_time_s, waited_s, is_quiet=is_quiet)
+        budget = self._budget((target_id, is_sampled))
+        budget.settle(shares, round_time_s, waited_s, is_quiet=is_quiet)
 
     def settle_promises(self) -> None:
         """Learn what drafters have sent so long after the last commits."""
@@ -189,8 +197,11 @@ class DraftPlanner:
 
     def take_account(self, target_id: str) -> tuple[float, int]:
         """(deficit in seconds, refusals of the guard since this was last asked) of a target."""
-        budget = self._budget(target_id)
-        return budget.deficit_s, budget.take_refusals()
+        budgets = [self._budget((target_id, law)) for law in (False, True)]
+        return (
+            sum(budget.deficit_s for budget in budgets),
+            sum(budget.take_refusals() for budget in budgets),
+        )
 
     def record_calibration(self, recorder: Recorder) -> None:
         """Export how right each drafter's survivals were; not on the way of a round."""
@@ -209,8 +220,9 @@ class DraftPlanner:
 
     def forget(self, target_id: str) -> None:
         """The target has left; its step times are of no more use."""
-        self._budgets.pop(target_id, None)
-        self._silent.pop(target_id, None)
+        for law in (False, True):
+            self._budgets.pop((target_id, law), None)
+            self._silent.pop((target_id, law), None)
         self._profiles.pop(target_id, None)
 
     def learn(self, lessons: Sequence[Lesson]) -> None:
@@ -260,29 +272,31 @@ class DraftPlanner:
         promised, is_promised = expected
         return replace(drafts, promised=promised, is_promised=is_promised & (drafts.caps > 0))
 
-    def _budget(self, target_id: str) -> BudgetController:
-        budget = self._budgets.get(target_id)
+    def _budget(self, key: tuple[str, bool]) -> BudgetController:
+        """key: the target, and whether the batch is sampled."""
+        budget = self._budgets.get(key)
         if budget is None:
+            target_id, law = key
             rules = BudgetRules(
                 self._config.max_draft_tokens,
                 max_slowdown=self._config.max_slowdown,
                 slack_steps=self._config.slowdown_slack,
                 profile=self._profiles.get(target_id),
             )
-            budget = BudgetController(rules, WAITS_S)
-            self._budgets[target_id] = budget
+            sibling = self._budgets.get((target_id, not law))
+            budget = self._budgets[key] = BudgetController(rules, WAITS_S, sibling)
         return budget
 
-    def _pause(self, target_id: str, num_sequences: int, *, tells: bool = False) -> None:
+    def _pause(self, key: tuple[str, bool], num_sequences: int, *, tells: bool = False) -> None:
         """tells: a few rounds say enough, for nothing in them was worth verifying."""
-        gain = self._budget(target_id).take_spell(num_sequences)
+        gain = self._budget(key).take_spell(num_sequences)
         has_gained = None if gain is None and not tells else (gain or 0.0) > _SPELL_GAIN
-        self._silences(target_id).pause(num_sequences, has_gained=has_gained)
+        self._silences(key).pause(num_sequences, has_gained=has_gained)
 
-    def _silences(self, target_id: str) -> Silences:
-        silences = self._silent.get(target_id)
+    def _silences(self, key: tuple[str, bool]) -> Silences:
+        silences = self._silent.get(key)
         if silences is None:
-            silences = self._silent[target_id] = Silences()
+            silences = self._silent[key] = Silences()
         return silences
 
     def _calibrator(self, drafter: str, group: Group) -> Calibrator:
@@ -294,6 +308,11 @@ class DraftPlanner:
                 del self._calibrators[next(iter(self._calibrators))]
             calibrator = self._calibrators[key] = Calibrator()
         return calibrator
+
+
+def any_sampled(batch: Iterable[Session]) -> bool:
+    """The law of a batch, which is of one law where that can be."""
+    return any(session.is_sampled for session in batch)
 
 
 def _labels(drafter: str, group: Group) -> dict[str, str]:

@@ -32,8 +32,10 @@ class RoundBook:
         self._settings = settings
         self._clock = clock
 
-    def open(self, seat: TargetSeat, batch: list[Session], num_nodes: int) -> None:
-        """`batch` is handed over now, with so many draft nodes."""
+    def open(
+        self, seat: TargetSeat, batch: list[Session], num_nodes: int, *, is_sampled: bool
+    ) -> None:
+        """`batch` is handed over now, with so many draft nodes.  is_sampled: its law."""
         now, last = self._clock(), seat.closed
         seat.closed = None
         waited_s, awaited = self._waits.end(seat, now)
@@ -67,6 +69,7 @@ class RoundBook:
             waited_s=waited_s,
             awaited=awaited,
             planned_s=planned_s,
+            is_sampled=is_sampled,
         )
         seat.rounds.append(opened)
         self._ledger.note_batch(len(batch), purity(batch))
@@ -79,10 +82,21 @@ class RoundBook:
         seat.closed, seat.received_at = opened, now
         seat.end_round()
         self._planner.settle_round(
-            seat.id, opened.shares, round_time_s, opened.waited_s, is_quiet=seat.is_quiet
+            seat.id,
+            opened.shares,
+            round_time_s,
+            opened.waited_s,
+            is_quiet=seat.is_quiet,
+            is_sampled=opened.is_sampled,
         )
         seat.unrecorded.append(
-            ClosedRound(opened.num_sequences, opened.num_nodes, round_time_s, seat.is_quiet)
+            ClosedRound(
+                num_sequences=opened.num_sequences,
+                num_nodes=opened.num_nodes,
+                round_time_s=round_time_s,
+                is_quiet=seat.is_quiet,
+                is_sampled=opened.is_sampled,
+            )
         )
 
     def _measured(
@@ -127,10 +141,15 @@ class RoundBook:
         """Learn from the rounds of `seat` that have ended, once its next batch is under way."""
         rounds, seat.unrecorded = seat.unrecorded, []
         for each in rounds:
-            seat.is_silent = self._planner.record_step(
+            is_silent = self._planner.record_step(
                 seat.id,
                 each.num_sequences,
                 each.num_nodes,
                 each.round_time_s,
                 is_quiet=each.is_quiet,
+                is_sampled=each.is_sampled,
             )
+            if is_silent:
+                seat.silent_laws.add(each.is_sampled)
+            else:
+                seat.silent_laws.discard(each.is_sampled)

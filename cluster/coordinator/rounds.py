@@ -17,7 +17,7 @@ from cluster.config import CoordinatorConfig
 from cluster.coordinator.batching import choose_batch
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ledger import RoundLedger
-from cluster.coordinator.planner import DraftPlanner, Moment
+from cluster.coordinator.planner import DraftPlanner, Moment, any_sampled
 from cluster.coordinator.round_book import RoundBook
 from cluster.coordinator.session import InFlight, Limits, Session, Status
 from cluster.coordinator.targets import TargetSeat
@@ -257,13 +257,15 @@ class RoundLoop:
             return []
         items: list[VerifyItem] = []
         num_nodes = 0
+        is_sampled = any_sampled(batch)
         for session, in_flight in zip(batch, plan.in_flight, strict=True):
             del seat.ready[session.id]
             seat.decoding[session.id] = session
             session.in_flight = in_flight
             session.status = Status.DECODING
             session.dispatched_at = now
+            session.in_sampled_batch = is_sampled
             num_nodes += len(in_flight.tree)
             items.append(session.item(in_flight.tree))
-        self._book.open(seat, batch, num_nodes)
+        self._book.open(seat, batch, num_nodes, is_sampled=is_sampled)
         return items

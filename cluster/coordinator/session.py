@@ -239,6 +239,8 @@ class Session:
         self.dispatched_at = now  # with the last batch
         # Commits since its target's drafters were silenced.
         self.num_silent_commits = 0
+        self.is_sampled = request.params.temperature > 0.0
+        self.in_sampled_batch = self.is_sampled  # the law of its last batch
         self.last_event_at: float | None = None
         self.prompt_len = len(request.prompt_ids)
         resumed = np.concatenate([request.prompt_ids, request.output_ids])
@@ -270,7 +272,7 @@ class Session:
     @property
     def group(self) -> Group:
         """What makes batches homogeneous, and drafts alike."""
-        return self.request.task, self.request.params.temperature > 0.0
+        return self.request.task, self.is_sampled
 
     def remaining_tokens(self, limits: Limits) -> int:
         """How many more tokens may be emitted."""

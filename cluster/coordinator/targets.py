@@ -30,7 +30,7 @@ class OpenRound:
     waited_s: before it went, for the drafts of the sessions `awaited`.
     planned_s: what the coordinator took for it after the verdicts before it, without that wait.
     report: the last step report of the batch, once it is complete; received_at likewise.
-    shares: of the sessions that were answered.
+    shares: of the sessions that were answered.  is_sampled: the law of the batch.
     """
 
     sent_at: float
@@ -46,19 +46,22 @@ class OpenRound:
     received_at: float = 0.0
     report: StepReport | None = None
     shares: list[Share] = field(default_factory=list)
+    is_sampled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedRound:
     """What the planner learns from a round.
 
-    round_time_s: None = it was not measured.  is_quiet: see `TargetSeat.is_quiet`.
+    round_time_s: None = it was not measured.  is_quiet: see `TargetSeat.is_quiet`.  is_sampled: the
+    law of its batch.
     """
 
     num_sequences: int
     num_nodes: int
     round_time_s: float | None
     is_quiet: bool | None
+    is_sampled: bool
 
 
 # A target of which no batch has waited for so many rounds will not wait for the next one either.
@@ -105,7 +108,8 @@ class TargetSeat:
         self.has_reported = False  # it has gauges of its own
         self.num_rounds = 0
         self.unrecorded: list[ClosedRound] = []  # that the planner has not learned from yet
-        self.is_silent = False  # its sessions' drafters are to be asked for nothing
+        # Laws of which the sessions' drafters are to be asked for nothing: True = sampled.
+        self.silent_laws: set[bool] = set()
         self.asked_in_round = 0  # the last one in which a drafter was asked for nodes
         self.waited_in_round = -_WAITING_ROUNDS  # the last one that waited for drafts
         self._num_busy = 0  # rounds in a row in which drafters were asked for nodes
@@ -126,6 +130,10 @@ class TargetSeat:
         if self.num_rounds - self.asked_in_round > SETTLE_ROUNDS:
             return True
         return False if self._num_busy >= BUSY_ROUNDS else None
+
+    def silences(self, session: Session) -> bool:
+        """Whether the drafters of `session` are to be asked for nothing."""
+        return session.in_sampled_batch in self.silent_laws
 
     @property
     def tends_to_wait(self) -> bool:

@@ -61,13 +61,19 @@ class BudgetController:
     """Chooses draft nodes for each step and learns what steps cost.
 
     waits_s: the waits, ascending, that `SequenceDraft.promised` speaks of.
+    sibling: of the same target, for requests of another law: they share what steps take.
     There is no clock and no randomness in it: equal calls give equal answers.
     """
 
-    def __init__(self, rules: BudgetRules, waits_s: Sequence[float] = ()) -> None:
+    def __init__(
+        self,
+        rules: BudgetRules,
+        waits_s: Sequence[float] = (),
+        sibling: BudgetController | None = None,
+    ) -> None:
         self._rules = rules
         self._waits_s = tuple(waits_s)
-        self._model = GoodputModel(rules)
+        self._model: GoodputModel = GoodputModel(rules, sibling._model if sibling else None)
         self._times = self._model.times
         self._modes: dict[int, _Mode] = {}
         self._trials = WaitTrials()

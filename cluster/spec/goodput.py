@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
@@ -69,9 +69,14 @@ class _Stretch:
 
 @dataclass(slots=True)
 class GoodputModel:
-    """Step times as measured, rounds as they turned out, and the accounts kept of both."""
+    """Step times as measured, rounds as they turned out, and the accounts kept of both.
+
+    sibling: of the same target under another law: a step takes what it takes under either, so step
+    times are learned together, and all that depends on how drafts turn out apart.
+    """
 
     rules: BudgetRules
+    sibling: InitVar[GoodputModel | None] = None
     times: StepTimes = field(init=False)
     quiet: QuietTimes = field(init=False, default_factory=QuietTimes)
     # By bucket of sequences, as everything that is learned: what a crowd has lost, in steps of a
@@ -84,7 +89,10 @@ class GoodputModel:
     _plain_s: dict[int, float | None] = field(init=False, default_factory=dict)
     _plain_as_of: tuple[int, int] = field(init=False, default=(-1, -1))
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, sibling: GoodputModel | None) -> None:
+        if sibling is not None:
+            self.times, self.quiet = sibling.times, sibling.quiet
+            return
         self.times = StepTimes(
             stale_after=self.rules.probe_interval // 2, profile=self.rules.profile
         )

@@ -167,6 +167,7 @@ async def test_a_silenced_drafter_need_not_read_the_prompt_of_a_short_text() -> 
             target: Any
             subscriptions: dict[str, Any]
             num_silent_commits: int = 0
+            in_sampled_batch: bool = False
             drafters: tuple[str, ...] = ("a",)
             request: Any = None
 
@@ -174,7 +175,9 @@ async def test_a_silenced_drafter_need_not_read_the_prompt_of_a_short_text() -> 
             Text(seat, subscriptions, request=request([1, 2])) for subscriptions in ({"a": 1}, {})
         )
         assert not drafts.skips(known)  # type: ignore[arg-type]
-        seat.is_silent = True
+        seat.silent_laws.add(True)  # of sampled text, which these are not
+        assert not drafts.skips(known)  # type: ignore[arg-type]
+        seat.silent_laws.add(False)
         for text, told in ((known, {0, 15, 31}), (new, {15, 31})):
             found = [not drafts.skips(text) for _ in range(40)]  # type: ignore[arg-type]
             assert {place for place, each in enumerate(found) if each} == told

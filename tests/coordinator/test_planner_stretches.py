@@ -59,10 +59,12 @@ def test_only_a_gain_beyond_doubt_shortens_the_next_pause(
 ) -> None:
     planner = planner_with_quiet_times()
     spells = [0.90, spell]
-    monkeypatch.setattr(planner._budget("t"), "take_spell", lambda num_sequences: spells.pop(0))
-    planner._pause("t", 4)
+    monkeypatch.setattr(
+        planner._budget(("t", False)), "take_spell", lambda num_sequences: spells.pop(0)
+    )
+    planner._pause(("t", False), 4)
     assert silent_rounds(planner) == 32
-    planner._pause("t", 4)
+    planner._pause(("t", False), 4)
     assert silent_rounds(planner) == expected
 
 
@@ -71,6 +73,27 @@ def silent_rounds(planner: DraftPlanner) -> int:
         if not planner.record_step("t", 4, 0, PLAIN_S, is_quiet=True):
             return count
     raise AssertionError("it never ended")
+
+
+def test_what_sampled_text_loses_does_not_silence_greedy_text() -> None:
+    planner = planner_with_quiet_times()
+    record = {"is_quiet": False, "is_sampled": True}
+    for _ in range(400):
+        planner.settle_round("t", [Share(2, 1)] * 4, 0.038, 0.0, **record)
+        if planner.record_step("t", 4, 8, 0.038, **record):
+            break
+    else:
+        raise AssertionError("a loss in every round brought no pause")
+    assert planner._silences(("t", True)).is_silent
+    assert rounds_until_pause(planner, 10, 0.040) is None
+    assert planner._silences(("t", True)).is_silent  # nor do greedy rounds end that pause
+
+
+def test_both_laws_learn_what_steps_take_from_each_other() -> None:
+    planner = planner_with_quiet_times()
+    greedy, sampled = (planner._budget(("t", is_sampled)) for is_sampled in (False, True))
+    assert sampled.estimate(4, 0) == greedy.estimate(4, 0) == pytest.approx(1.1 * PLAIN_S)
+    assert sampled.quiet_factor(4) == greedy.quiet_factor(4) < 1.0
 
 
 def test_a_fixed_budget_is_never_silenced() -> None:
