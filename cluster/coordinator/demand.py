@@ -69,7 +69,7 @@ class DraftDemand:
         at every drafter of every sequence a percent of a plain step.
         """
         seat = session.target
-        if self._book is None or seat is None or not seat.silences(session):
+        if self._book is None or seat is None or not seat.silence_of(session):
             session.num_silent_commits = 0
             return False
         session.num_silent_commits += 1
@@ -77,6 +77,22 @@ class DraftDemand:
         if is_stop or session.num_silent_commits % MAX_LAG == 0:
             return False
         self._num_skipped[session.drafters, session.request.task] += 1
+        return True
+
+    def passes_over(self, session: Session, name: str, *, is_model: bool) -> bool:
+        """Whether drafter `name` needs to hear nothing of this commit, after `skips`: it is silent
+        for a long time still, and a model, which learns nothing from texts that are over by then.
+
+        Look-ups hear: what they are told now is what they will draft from.
+        """
+        num_silent = session.num_silent_commits
+        if not (is_model and num_silent) or session.target is None:
+            return False
+        if num_silent == 1 and name in session.subscriptions:
+            return False  # it hears that it is to stop
+        if session.target.silence_of(session) <= MAX_LAG:
+            return False
+        self._num_skipped[(name,), session.request.task] += 1
         return True
 
     def of(

@@ -115,6 +115,8 @@ class DrafterPool:
         if in_flight and verdict and self._demand.learns:
             used = used_by_drafter(in_flight, verdict.path)
         for name in session.drafters:
+            if self._demand.passes_over(session, name, is_model=self._is_model(name)):
+                continue
             subscription = session.subscriptions.get(name)
             if subscription is None:
                 subscription = self._subscribe(session, name, now)
@@ -253,6 +255,10 @@ class DrafterPool:
             key=lambda replica: (replica.is_stalled(now, patience_s), len(replica.sessions)),
             default=None,
         )
+
+    def _is_model(self, name: str) -> bool:
+        replica = next(iter(self._replicas.get(name, {}).values()), None)
+        return replica is not None and bool(replica.description.model_hash)
 
     def _subscribe(self, session: Session, name: str, now: float) -> Subscription | None:
         if now < session.declined.get(name, now):

@@ -146,36 +146,37 @@ class DraftPlanner:
         *,
         is_quiet: bool | None,
         is_sampled: bool = False,
-    ) -> bool:
+    ) -> int:
         """A step of decoding alone took so long, the way there and back included; None = it was
         not measured.  is_quiet: without drafters at work; None = perhaps.  is_sampled: see
         `any_sampled`.
 
-        Returns whether the target's drafters are to be silent now, as to batches of this law.
+        Returns in how many rounds at least, as to batches of this law, the target's drafters are to
+        be silent now; 0: they are not.
         """
         key = target_id, is_sampled
         budget = self._budget(key)
         if round_time_s is not None:
             budget.record(num_sequences, num_nodes, round_time_s, is_quiet=is_quiet)
         if self._config.budget == "fixed":
-            return False
+            return 0
         silences = self._silences(key)
         if not silences.is_silent and budget.is_exhausted(num_sequences):
             # What drafters take from plain steps is a loss as well.
             self._pause(key, num_sequences)
-            return True
+            return silences.num_left
         gain = budget.take_gain(num_sequences)
         if gain is not None and gain < _MIN_GAIN and not silences.is_silent:
             # Round by round they looked worth it, and taken together they are not: what they cost
             # when there is nothing to verify counts as well.
             self._pause(key, num_sequences)
-            return True
+            return silences.num_left
         silences.round_ended(
             num_sequences,
             is_sample=bool(is_quiet) and num_nodes == 0 and round_time_s is not None,
             factor=budget.quiet_factor(num_sequences),
         )
-        return silences.is_silent
+        return silences.num_left
 
     def settle_round(
         self,

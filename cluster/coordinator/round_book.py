@@ -141,7 +141,7 @@ class RoundBook:
         """Learn from the rounds of `seat` that have ended, once its next batch is under way."""
         rounds, seat.unrecorded = seat.unrecorded, []
         for each in rounds:
-            is_silent = self._planner.record_step(
+            seat.silences[each.is_sampled] = self._planner.record_step(
                 seat.id,
                 each.num_sequences,
                 each.num_nodes,
@@ -149,7 +149,3 @@ class RoundBook:
                 is_quiet=each.is_quiet,
                 is_sampled=each.is_sampled,
             )
-            if is_silent:
-                seat.silent_laws.add(each.is_sampled)
-            else:
-                seat.silent_laws.discard(each.is_sampled)

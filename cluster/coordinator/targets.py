@@ -108,8 +108,9 @@ class TargetSeat:
         self.has_reported = False  # it has gauges of its own
         self.num_rounds = 0
         self.unrecorded: list[ClosedRound] = []  # that the planner has not learned from yet
-        # Laws of which the sessions' drafters are to be asked for nothing: True = sampled.
-        self.silent_laws: set[bool] = set()
+        # By law (True = sampled): in how many rounds at least its sessions' drafters are to be
+        # asked for nothing.
+        self.silences = {False: 0, True: 0}
         self.asked_in_round = 0  # the last one in which a drafter was asked for nodes
         self.waited_in_round = -_WAITING_ROUNDS  # the last one that waited for drafts
         self._num_busy = 0  # rounds in a row in which drafters were asked for nodes
@@ -131,9 +132,9 @@ class TargetSeat:
             return True
         return False if self._num_busy >= BUSY_ROUNDS else None
 
-    def silences(self, session: Session) -> bool:
-        """Whether the drafters of `session` are to be asked for nothing."""
-        return session.in_sampled_batch in self.silent_laws
+    def silence_of(self, session: Session) -> int:
+        """In how many rounds at least the drafters of `session` are to be asked for nothing."""
+        return self.silences[session.in_sampled_batch]
 
     @property
     def tends_to_wait(self) -> bool:

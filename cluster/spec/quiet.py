@@ -102,6 +102,13 @@ class Silences:
         self._num_samples = 0
         self._num_elsewhere = 0  # rounds in a row at another load than the silence is for
 
+    @property
+    def num_left(self) -> int:
+        """In how many rounds at least the drafters are still to be silent; 0: they are not."""
+        if not self.is_silent:
+            return 0
+        return max(self._schedules[self._bucket].paused_until - self._num_rounds, 1)
+
     def pause(self, num_sequences: int, *, has_gained: bool | None = False) -> None:
         """What the drafters offer at this load is of no use now.
 

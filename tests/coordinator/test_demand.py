@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from cluster.coordinator.session import Session
 from cluster.core import Commit, StepReport, VerdictFrame, VerifyFrame
 from cluster.errors import WorkerError
 from cluster.rpc.link import Link
@@ -175,12 +176,44 @@ async def test_a_silenced_drafter_need_not_read_the_prompt_of_a_short_text() -> 
             Text(seat, subscriptions, request=request([1, 2])) for subscriptions in ({"a": 1}, {})
         )
         assert not drafts.skips(known)  # type: ignore[arg-type]
-        seat.silent_laws.add(True)  # of sampled text, which these are not
+        seat.silences[True] = 1  # of sampled text, which these are not
         assert not drafts.skips(known)  # type: ignore[arg-type]
-        seat.silent_laws.add(False)
+        seat.silences[False] = 1
         for text, told in ((known, {0, 15, 31}), (new, {15, 31})):
             found = [not drafts.skips(text) for _ in range(40)]  # type: ignore[arg-type]
             assert {place for place, each in enumerate(found) if each} == told
+
+
+@pytest.mark.parametrize(
+    ("is_model", "num_left", "is_known", "told"),
+    [
+        (True, 100, True, [0]),  # it hears that it is to stop, and then nothing more
+        (True, 100, False, []),
+        (False, 100, True, [0, 15, 31]),  # a look-up learns from what it hears
+        (True, 16, True, [0, 15, 31]),  # soon it is to draft again
+        (True, 16, False, [15, 31]),
+    ],
+)
+async def test_a_model_hears_nothing_of_a_text_while_it_is_silent_for_long(
+    is_model: bool, num_left: int, is_known: bool, told: list[int]
+) -> None:
+    async with stage({"a": random_tree(5)}) as random:
+        (seat,) = random.house.coordinator._seats()
+        drafts = random.house.coordinator._pool._demand
+        session = Session("s", request([1, 2]), lambda event: None, 0, 0.0)
+        session.target, session.drafters = seat, ("a",)
+        if is_known:
+            session.subscriptions["a"] = object()  # type: ignore[assignment]
+        seat.silences[session.is_sampled] = num_left
+        heard = [
+            place
+            for place in range(40)
+            if not (drafts.skips(session) or drafts.passes_over(session, "a", is_model=is_model))
+        ]
+        assert heard == told
+        seat.silences[session.is_sampled] = 0
+        assert not drafts.skips(session)
+        assert not drafts.passes_over(session, "a", is_model=is_model)
 
 
 async def test_a_useless_drafter_is_parked_beside_a_useful_one() -> None:

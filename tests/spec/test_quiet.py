@@ -132,7 +132,9 @@ def test_a_pause_ends_when_the_load_changes_and_goes_on_when_it_is_back() -> Non
         assert not silences.is_silent
     silences.round_ended(16, is_sample=False, factor=0.7)
     assert silences.is_silent
+    assert silences.num_left == 32 - 4 - 8 - 1
     assert silence_length(silences, 16) == 32 - 4 - 8 - 1
+    assert silences.num_left == 0
 
 
 def test_a_pause_outlasts_the_end_of_a_request_and_the_prompt_of_the_next() -> None:
