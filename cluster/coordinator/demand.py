@@ -80,15 +80,15 @@ class DraftDemand:
         return True
 
     def passes_over(self, session: Session, name: str, *, is_model: bool) -> bool:
-        """Whether drafter `name` needs to hear nothing of this commit, after `skips`: it is silent
-        for a long time still, and a model, which learns nothing from texts that are over by then.
+        """Whether drafter `name`, which is silent, needs to hear nothing of a commit that is not
+        skipped: it is silent for a long time still, and a model, which learns nothing from texts
+        that are over by then.
 
         Look-ups hear: what they are told now is what they will draft from.
         """
-        num_silent = session.num_silent_commits
-        if not (is_model and num_silent) or session.target is None:
+        if not is_model or session.target is None:
             return False
-        if num_silent == 1 and name in session.subscriptions:
+        if session.num_silent_commits == 1 and name in session.subscriptions:
             return False  # it hears that it is to stop
         if session.target.silence_of(session) <= MAX_LAG:
             return False

@@ -115,7 +115,9 @@ class DrafterPool:
         if in_flight and verdict and self._demand.learns:
             used = used_by_drafter(in_flight, verdict.path)
         for name in session.drafters:
-            if self._demand.passes_over(session, name, is_model=self._is_model(name)):
+            if session.num_silent_commits and self._demand.passes_over(
+                session, name, is_model=self._is_model(name)
+            ):
                 continue
             subscription = session.subscriptions.get(name)
             if subscription is None:
