@@ -159,12 +159,18 @@ def prompts_by_concurrency(
     }
 
 
+def within_repository(path: str) -> str:
+    """`path` as seen from the repository's root, where it lies below it."""
+    absolute = Path(path).absolute()
+    return str(absolute.relative_to(ROOT)) if absolute.is_relative_to(ROOT) else path
+
+
 def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
     config = json.loads((Path(arguments.target) / "config.json").read_text("utf-8"))
     return {
         "target": arguments.target,
         "grown_from": config.get("grown_from"),
-        "draft": arguments.draft,
+        "draft": within_repository(arguments.draft),
         "dtype": arguments.dtype,
         "prompts": arguments.prompts,
         "kinds": arguments.kinds,

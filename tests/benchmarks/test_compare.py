@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from benchmarks.answers import Answer, Law, Result
-from benchmarks.compare import Comparison, measure
+from benchmarks.compare import Comparison, measure, within_repository
 from benchmarks.peers import Circumstances, Turns, can_run, system_of
 from benchmarks.processes import PinnedProcess
 from benchmarks.prompts import Prompt
+from benchmarks.serving import ROOT
 
 _LAWS = [Law.parse("greedy"), Law.parse("t0.8")]
 _ASKED = {level: [Prompt("code", "code", (1, 2, level))] * level for level in (1, 4)}
@@ -158,3 +159,9 @@ def test_speculation_in_transformers_is_for_one_sequence() -> None:
     assert can_run("transformers-assisted@float32", 1)
     assert not can_run("transformers-assisted@float32", 4)
     assert can_run("transformers-plain", 4)
+
+
+def test_a_report_names_what_lies_in_the_repository_without_the_machines_folders() -> None:
+    assert within_repository(str(ROOT / "models" / "demo-draft")) == "models/demo-draft"
+    assert within_repository("models/demo-draft") == "models/demo-draft"
+    assert within_repository("/elsewhere/draft") == "/elsewhere/draft"
