@@ -12,9 +12,9 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.grow_layers import Grower, Shape, Weights, shape_of
 from cluster.config import EngineConfig
-from cluster.engine import attention
-from cluster.engine.model import LoadedModel
-from cluster.engine.probe import probe_layers
+from cluster.engine.attention import seam
+from cluster.engine.loading.model import LoadedModel
+from cluster.engine.loading.probe import probe_layers
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "models" / "demo-target"
@@ -25,13 +25,13 @@ _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 def load_grown(shape: Shape, config: EngineConfig, device: torch.device) -> LoadedModel:
     """The demonstration target grown to `shape`; config.dtype must be a key of DTYPES."""
-    attention.register()
+    seam.register()
     grower = Grower(SOURCE, shape, seed=0)
     with torch.device(device):
         module = AutoModelForCausalLM.from_config(
             grower.grown_config,
             dtype=DTYPES[config.dtype],
-            attn_implementation=attention.IMPLEMENTATION,
+            attn_implementation=seam.IMPLEMENTATION,
         )
     parameters = dict(module.named_parameters())
     with torch.no_grad():

@@ -12,10 +12,12 @@ import numpy as np
 import torch
 
 from cluster.core import SamplingParams, TokenTree, token_array
-from cluster.engine.attention import AttentionBackend, AttentionOptions, create_backend
-from cluster.engine.batch import Batch, Pick, build_batch
-from cluster.engine.sdpa import SdpaBackend
-from cluster.engine.sequence import Pending, Sequence
+from cluster.engine.attention.backends import create_backend
+from cluster.engine.attention.sdpa import SdpaBackend
+from cluster.engine.attention.seam import AttentionBackend
+from cluster.engine.memory.sequence import Pending, Sequence
+from cluster.engine.schedule.batch import Batch, Pick, build_batch
+from cluster.engine.types import AttentionOptions
 from cluster.engine.work import Work
 from cluster.spec.draw import DrawRows, Draws, FusedDraw, draw
 from cluster.spec.noise_torch import NoiseRows

@@ -56,7 +56,7 @@ def _create(config: Config, name: str) -> DraftWorker:
     options = registry.check(name, config.drafters[name])
     engine = getattr(options, "engine", None)
     if engine is not None:
-        from cluster.engine.device import configure_threads
+        from cluster.engine.cpu.threads import configure_threads
 
         configure_threads(engine)
     hear_at_once()

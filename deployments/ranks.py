@@ -29,7 +29,7 @@ class RankActor:
 
 
 def _follow(config: EngineConfig, rank: int, address: str) -> None:
-    from cluster.engine.device import configure_threads
+    from cluster.engine.cpu.threads import configure_threads
     from cluster.engine.engine import Engine
     from cluster.engine.parallel import init_rank, leave_group
 

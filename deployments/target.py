@@ -65,7 +65,7 @@ class TargetDeployment:
 
 def _load(config: Config, ranks: RankGroup) -> Engine:
     # torch is imported in the replica only: the application is built without it.
-    from cluster.engine.device import configure_threads
+    from cluster.engine.cpu.threads import configure_threads
     from cluster.engine.engine import Engine
     from cluster.engine.parallel import init_rank
 

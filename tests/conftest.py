@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.checkpoints import noisy_copy, tiny_checkpoint
+from tests.support.checkpoints import noisy_copy, tiny_checkpoint
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,7 @@ from cluster.rpc.generation import (
     Usage,
 )
 from cluster.rpc.status import status_code, trailing_metadata
-from tests.rpc.frames_strategy import same, speculation, token_ids, tokens
+from tests.support.rpc.frames_strategy import same, speculation, token_ids, tokens
 
 NUM_TOKENS = 12
 PATIENCE_S = 20.0

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 
+import grimp
 import pytest
 
 LIST_MODULES = "import sys, importlib; importlib.import_module({!r}); print(*sys.modules)"
@@ -33,3 +35,10 @@ def modules_after_importing(name: str) -> set[str]:
 )
 def test_a_module_loads_nothing_that_its_layer_forbids(name: str, forbidden: set[str]) -> None:
     assert modules_after_importing(name) & forbidden == set()
+
+
+def test_no_modules_of_the_engine_import_each_other_in_a_circle() -> None:
+    graph = grimp.build_graph("cluster.engine")
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
+    assert "cluster.engine.engine" in imports

@@ -13,8 +13,8 @@ from cluster.coordinator.coordinator import Coordinator
 from cluster.lead import join_drafter, join_target, keep_joined
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.server import serve_drafter, serve_target
-from tests.coordinator.house import GREEDY, collect, request, text_of
-from tests.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
+from tests.support.coordinator.house import GREEDY, collect, request, text_of
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 
 LONG = replace(GREEDY, max_tokens=300)
 

@@ -13,8 +13,8 @@ from cluster.config import Config, CoordinatorConfig
 from cluster.core import FinishReason, SamplingParams, SpeculationOptions
 from cluster.errors import NotFoundError, RequestError, WorkerError
 from cluster.local import LLM
-from tests.checkpoints import noisy_copy
-from tests.local_models import PROMPTS, drafters, hf_greedy, target
+from tests.support.checkpoints import noisy_copy
+from tests.support.local_models import PROMPTS, drafters, hf_greedy, target
 
 ARCHITECTURES = ["llama", "qwen3", "mistral-sliding", "mixtral", "starcoder2"]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)

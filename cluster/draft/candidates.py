@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from cluster.core import FloatArray, SamplingParams
-from cluster.engine.native import kernels
-from cluster.engine.native.draws import RankedDraw
-from cluster.engine.native.kernels import Kernels
+from cluster.engine.cpu import kernels
+from cluster.engine.cpu.kernels import Kernels
+from cluster.engine.draw.native import RankedDraw
 from cluster.spec.noise import gumbel
 
 Array = npt.NDArray[np.float64]

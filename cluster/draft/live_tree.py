@@ -12,7 +12,7 @@ import numpy as np
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
 from cluster.draft.candidates import Ranking
-from cluster.engine.native.growth import Grown, Leaves
+from cluster.engine.cpu.growth import Grown, Leaves
 
 ROOT = 0
 

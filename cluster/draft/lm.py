@@ -25,8 +25,8 @@ from cluster.draft.lm_request import LMRequest
 from cluster.draft.per_task import PerTask
 from cluster.draft.root_counts import RootCounts
 from cluster.draft.sharpness import Sharpness, conditionals
+from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
-from cluster.engine.native.growth import Growing, GrowthRules
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)

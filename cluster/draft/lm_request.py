@@ -14,7 +14,7 @@ from cluster.draft.candidates import Ranking, RowContext, are_unprocessed, ranke
 from cluster.draft.committed_text import RequestState
 from cluster.draft.coupling import is_useful
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.engine.native.growth import Growing, Grown
+from cluster.engine.cpu.growth import Growing, Grown
 from cluster.engine.work import Output, Work
 
 # So much missing text is read natively; more of it is the scheduler's affair.

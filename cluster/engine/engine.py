@@ -19,21 +19,22 @@ import torch
 
 from cluster.config import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenArray
-from cluster.engine import parallel, self_check
-from cluster.engine.batch import Pick
-from cluster.engine.capture import Capture
-from cluster.engine.forward import Forward
-from cluster.engine.graphs import reserved_bytes
-from cluster.engine.identity import identify
-from cluster.engine.kv_cache import KVCache, derive_num_pages
+from cluster.engine import parallel
+from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
+from cluster.engine.graphs.capture import Capture
+from cluster.engine.graphs.forward import reserved_bytes
 from cluster.engine.limits import Limits
-from cluster.engine.model import LoadedModel, load_model
-from cluster.engine.native.growth import Growing, Grown, GrowthRules, TreeGrower
+from cluster.engine.loading import self_check
+from cluster.engine.loading.identity import identify
+from cluster.engine.loading.model import LoadedModel, load_model
+from cluster.engine.loading.profile import profile_steps
+from cluster.engine.memory.kv_cache import KVCache, derive_num_pages
+from cluster.engine.memory.residency import Residency
+from cluster.engine.memory.sequence import Pending
 from cluster.engine.parallel import RankGroup
-from cluster.engine.profile import profile_steps
-from cluster.engine.residency import Residency
-from cluster.engine.scheduler import Scheduler
-from cluster.engine.sequence import Pending
+from cluster.engine.schedule.batch import Pick
+from cluster.engine.schedule.scheduler import Scheduler
+from cluster.engine.step import Forward
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import ProtocolError
 from cluster.spec.step_profile import StepProfile

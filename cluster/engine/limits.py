@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.config import EngineConfig
-from cluster.engine import self_check
+from cluster.engine.loading import self_check
 from cluster.engine.work import Work
 from cluster.errors import ConfigError, RequestError
 

@@ -144,7 +144,7 @@ def _follow(config: EngineConfig, rank: int, leader: str) -> None:
 
 
 def _configure_threads(config: EngineConfig) -> None:
-    from cluster.engine.device import configure_threads
+    from cluster.engine.cpu.threads import configure_threads
 
     configure_threads(config)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from cluster.core import EMPTY_TOKENS, SamplingParams, TokenArray, TokenTree, VerifyItem
-from cluster.engine.native.draws import DrawKernels, DrawShare
+from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise

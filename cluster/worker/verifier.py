@@ -27,7 +27,7 @@ from cluster.core import (
     VerdictFrame,
     VerifyItem,
 )
-from cluster.engine.native import kernels
+from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.spec.draw import FusedDraw
@@ -282,7 +282,7 @@ def fused_draw(device: torch.device) -> FusedDraw | None:
     """The draw in one kernel; None where the device, or this installation, has none."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from cluster.engine.triton_draw import draw_tokens
+    from cluster.engine.draw.triton import draw_tokens
 
     return draw_tokens
 

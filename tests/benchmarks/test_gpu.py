@@ -17,7 +17,7 @@ from benchmarks.gpu import TINY, heldout_prompts
 from benchmarks.gpu_grown import SOURCE, load_grown
 from benchmarks.gpu_kernels import Problem, attention_row, draw_row, tolerance
 from cluster.config import EngineConfig
-from cluster.engine import attention
+from cluster.engine.attention import seam
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -113,5 +113,5 @@ def test_without_a_gpu_the_full_run_is_refused() -> None:
 def test_tree_attention_is_what_the_grown_target_runs_with() -> None:
     config = EngineConfig(model=str(SOURCE), dtype="float32", device="cpu")
     model = load_grown(TINY, config, CPU)
-    assert model.module.config._attn_implementation == attention.IMPLEMENTATION
+    assert model.module.config._attn_implementation == seam.IMPLEMENTATION
     assert len(model.layers) == TINY.layers

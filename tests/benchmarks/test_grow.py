@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.grow import grow, saved_parts
 from benchmarks.grow_layers import Shape, place_heads
-from tests.checkpoints import tiny_checkpoint
+from tests.support.checkpoints import tiny_checkpoint
 
 # 6 query heads over 2 key/value heads of dimension 8, like the demonstration target's.
 _TINY: dict[str, Any] = {

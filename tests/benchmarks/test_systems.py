@@ -21,7 +21,7 @@ from cluster.config import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import Request, SamplingParams
 from cluster.rpc.memory import memory_pair
-from tests.checkpoints import tiny_checkpoint
+from tests.support.checkpoints import tiny_checkpoint
 
 CORE = min(os.sched_getaffinity(0))
 _SAY_AND_WAIT = "import os, sys; print(sorted(os.sched_getaffinity(0)), flush=True); input()"

@@ -25,8 +25,8 @@ from cluster.errors import (
     TooLargeError,
     UnavailableError,
 )
-from tests.coordinator.house import GREEDY, FakeClock, collect, house, request, text_of
-from tests.coordinator.toys import ToyTarget, plain_text
+from tests.support.coordinator.house import GREEDY, FakeClock, collect, house, request, text_of
+from tests.support.coordinator.toys import ToyTarget, plain_text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.coordinator.batching import choose_batch, purity
 from cluster.coordinator.session import Session
-from tests.coordinator.house import GREEDY, SEEDED, request
+from tests.support.coordinator.house import GREEDY, SEEDED, request
 
 
 def ready(name: str, task: str, since: float, *, sampled: bool = False) -> Session:

@@ -12,8 +12,8 @@ import pytest
 
 from cluster.core import CacheMiss, StepReport, VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.rpc.memory import MemoryLink, memory_pair
-from tests.coordinator.house import House, collect, house, request
-from tests.coordinator.toys import ToyTarget, target_description
+from tests.support.coordinator.house import House, collect, house, request
+from tests.support.coordinator.toys import ToyTarget, target_description
 
 
 class PlayedTarget:

@@ -21,9 +21,9 @@ from cluster.core import Commit, StepReport, VerdictFrame, VerifyFrame
 from cluster.errors import WorkerError
 from cluster.rpc.link import Link
 from cluster.spec.demand import APART_NODES
-from tests.coordinator.house import GREEDY, House, collect, house, request, text_of
-from tests.coordinator.toys import Grow, ToyTarget, oracle_chain, plain_text, random_tree
-from tests.coordinator.virtual_time import TimedDrafter, VirtualTime
+from tests.support.coordinator.house import GREEDY, House, collect, house, request, text_of
+from tests.support.coordinator.toys import Grow, ToyTarget, oracle_chain, plain_text, random_tree
+from tests.support.coordinator.virtual_time import TimedDrafter, VirtualTime
 
 LONG = replace(GREEDY, max_tokens=400)
 

@@ -25,9 +25,9 @@ from cluster.core import (
     TokenTree,
 )
 from cluster.rpc.link import Link
-from tests.coordinator.house import GREEDY, House, collect, house, request, text_of
-from tests.coordinator.toys import oracle_chain, plain_text
-from tests.coordinator.virtual_time import TimedDrafter, TimedTarget, VirtualTime
+from tests.support.coordinator.house import GREEDY, House, collect, house, request, text_of
+from tests.support.coordinator.toys import oracle_chain, plain_text
+from tests.support.coordinator.virtual_time import TimedDrafter, TimedTarget, VirtualTime
 
 LONG = replace(GREEDY, max_tokens=400)
 

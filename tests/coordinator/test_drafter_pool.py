@@ -18,8 +18,8 @@ from cluster.core import (
 )
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from cluster.rpc.memory import memory_pair
-from tests.coordinator.house import GREEDY, collect, house, request, text_of
-from tests.coordinator.toys import (
+from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
+from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
     drafter_description,

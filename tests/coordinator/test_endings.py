@@ -18,8 +18,8 @@ from cluster.core import (
     VerifyItem,
 )
 from cluster.errors import RequestError, WorkerError
-from tests.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
-from tests.coordinator.toys import (
+from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
+from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
     oracle_chain,

@@ -10,8 +10,8 @@ import pytest
 from cluster.core import SamplingParams
 from cluster.rpc.faulty import FaultPlan, FaultyLink
 from cluster.rpc.memory import memory_pair
-from tests.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
-from tests.coordinator.toys import (
+from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
+from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
     drafter_description,

@@ -10,8 +10,8 @@ from cluster.core import FinishReason, TokenEvent
 from cluster.errors import RequestError
 from cluster.rpc.memory import MemoryLink, memory_pair
 from cluster.rpc.messages import SubmitFrame
-from tests.coordinator.house import GREEDY, House, house, request, text_of
-from tests.coordinator.toys import ToyTarget, plain_text
+from tests.support.coordinator.house import GREEDY, House, house, request, text_of
+from tests.support.coordinator.toys import ToyTarget, plain_text
 
 LONG = replace(GREEDY, max_tokens=4000)
 

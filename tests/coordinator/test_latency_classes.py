@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from cluster.core import SpeculationOptions
-from tests.coordinator.house import collect, house, request, text_of
 from tests.coordinator.test_demand import LONG, CostlyTarget
-from tests.coordinator.toys import oracle_chain, plain_text
-from tests.coordinator.virtual_time import TimedDrafter, VirtualTime
+from tests.support.coordinator.house import collect, house, request, text_of
+from tests.support.coordinator.toys import oracle_chain, plain_text
+from tests.support.coordinator.virtual_time import TimedDrafter, VirtualTime
 
 
 async def nodes_per_step(*classes: str | None) -> list[float]:

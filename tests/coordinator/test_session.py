@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cluster.coordinator.breaker import CircuitBreaker
 from cluster.coordinator.session import Limits, Session, TokenLog
 from cluster.core import FinishReason, SamplingParams, prefix_hash, prefix_hashes, token_array
-from tests.coordinator.house import request
+from tests.support.coordinator.house import request
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cluster.core import FinishReason, Proposal, SamplingParams, TokenTree
-from tests.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
-from tests.coordinator.toys import (
+from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
+from tests.support.coordinator.toys import (
     Grow,
     ToyDrafter,
     ToyTarget,

@@ -6,10 +6,10 @@ import asyncio
 from dataclasses import replace
 
 from cluster.core import CacheMiss, StepReport, VerdictFrame, VerifyFrame
-from tests.coordinator.house import collect, house, request
 from tests.coordinator.test_cohorts import PlayedTarget, names, played, prefill_newcomer
-from tests.coordinator.toys import target_description
-from tests.coordinator.virtual_time import TimedTarget, VirtualTime
+from tests.support.coordinator.house import collect, house, request
+from tests.support.coordinator.toys import target_description
+from tests.support.coordinator.virtual_time import TimedTarget, VirtualTime
 
 
 async def start(target: PlayedTarget, *wanted: str) -> list[VerifyFrame]:

@@ -81,7 +81,7 @@ def long_folder(checkpoint_factory: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def long_draft_folder(long_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.checkpoints import noisy_copy
+    from tests.support.checkpoints import noisy_copy
 
     return noisy_copy(long_folder, tmp_path_factory.mktemp("drafter") / "noisy")
 

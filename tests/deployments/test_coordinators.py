@@ -22,9 +22,9 @@ from cluster.rpc.memory import MemoryLink
 from cluster.rpc.messages import EventFrame, SubmitFrame
 from deployments.ingress.coordinators import Coordinators, Ticket
 from deployments.ingress.openai_error import error_response
-from tests.coordinator.house import house, request
-from tests.coordinator.toys import ToyTarget, plain_text
-from tests.deployments.stage import stage
+from tests.support.coordinator.house import house, request
+from tests.support.coordinator.toys import ToyTarget, plain_text
+from tests.support.deployments.stage import stage
 
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=60)
 

@@ -14,10 +14,10 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.spec import GenerationSpec, Prompt
-from tests.coordinator.house import house
-from tests.coordinator.toys import plain_text
-from tests.deployments.stage import stage
-from tests.text.tokenizers_for_tests import byte_level_folder
+from tests.support.coordinator.house import house
+from tests.support.coordinator.toys import plain_text
+from tests.support.deployments.stage import stage
+from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cluster.engine.engine import Engine
-from tests.draft.author import draft_engine
+from tests.support.draft.author import draft_engine
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,7 +10,7 @@ import torch
 
 from cluster.core import SamplingParams
 from cluster.draft.candidates import RowContext, rank_rows
-from cluster.engine.native import kernels
+from cluster.engine.cpu import kernels
 from cluster.spec.noise import gumbel
 
 VOCAB = 64

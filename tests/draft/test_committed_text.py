@@ -12,7 +12,7 @@ from cluster.draft.committed_text import (
     common_len,
     gram_keys,
 )
-from tests.draft.author import GREEDY, Author
+from tests.support.draft.author import GREEDY, Author
 
 tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=60)
 

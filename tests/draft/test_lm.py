@@ -21,7 +21,7 @@ from cluster.draft.sharpness import Sharpness
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.spec.tree import walk
-from tests.draft.author import (
+from tests.support.draft.author import (
     GREEDY,
     Author,
     draft_engine,

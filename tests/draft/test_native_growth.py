@@ -12,11 +12,11 @@ import pytest
 from cluster.core import Proposal, SamplingParams
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_request import LMRequest
+from cluster.engine.cpu import kernels
+from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
-from cluster.engine.native import kernels
-from cluster.engine.native.growth import Growing, GrowthRules
-from tests.checkpoints import noisy_copy
-from tests.draft.author import GREEDY, Author, draft_engine, grow, lm_drafter, target_text
+from tests.support.checkpoints import noisy_copy
+from tests.support.draft.author import GREEDY, Author, draft_engine, grow, lm_drafter, target_text
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
 

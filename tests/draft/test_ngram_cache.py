@@ -10,7 +10,7 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.ngram_cache import GramStore, NgramCacheDrafter, NgramCacheOptions
 from cluster.draft.replay import Recording, replay
 from cluster.errors import ConfigError
-from tests.draft.author import GREEDY, Author, write
+from tests.support.draft.author import GREEDY, Author, write
 
 
 def drafter(max_nodes: int = 16, **options: object) -> NgramCacheDrafter:

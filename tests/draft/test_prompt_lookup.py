@@ -14,7 +14,7 @@ from cluster.draft.gram_index import GramIndex
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.draft.replay import Recording, replay
 from cluster.spec.tree import check_tree
-from tests.draft.author import GREEDY, Author, grow, write
+from tests.support.draft.author import GREEDY, Author, grow, write
 
 
 def drafter(max_nodes: int = 16, **options: object) -> PromptLookupDrafter:

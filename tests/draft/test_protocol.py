@@ -21,7 +21,7 @@ from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
 from cluster.spec.tree import check_tree
-from tests.draft.author import Author, grow, lm_drafter, write
+from tests.support.draft.author import Author, grow, lm_drafter, write
 
 VOCAB = 288
 MAX_NODES = 12

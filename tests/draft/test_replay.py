@@ -9,7 +9,7 @@ import pytest
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, token_array
 from cluster.draft.replay import Recording, ReplayStats, replay
 from cluster.errors import ProtocolError
-from tests.draft.author import GREEDY
+from tests.support.draft.author import GREEDY
 
 TEXT = list(range(100, 131))
 RECORDING = Recording(token_array([1, 2, 3]), token_array(TEXT), GREEDY)

@@ -12,7 +12,7 @@ from cluster.draft.replay import Recording, replay
 from cluster.draft.suffix import PastOutputs, SuffixDrafter, SuffixOptions
 from cluster.errors import ConfigError
 from cluster.spec.tree import check_tree
-from tests.draft.author import GREEDY, Author, write
+from tests.support.draft.author import GREEDY, Author, write
 
 
 def drafter(max_nodes: int = 16, **options: object) -> SuffixDrafter:

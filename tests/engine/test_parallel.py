@@ -16,8 +16,8 @@ import pytest
 from cluster.config import EngineConfig
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
-from tests.engine.driver import GreedyDecoder, load_engine
-from tests.engine.rank_process import NUM_TOKENS, PROMPTS
+from tests.support.engine.driver import GreedyDecoder, load_engine
+from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS
 
 ARCHITECTURES = ("llama", "qwen3", "mixtral", "starcoder2")
 # Starting two interpreters that import torch on a busy core takes most of it.
@@ -42,7 +42,15 @@ def session(checkpoint_factory: Callable[..., Path]) -> Iterator[Session]:
     folders = [str(checkpoint_factory(architecture)) for architecture in ARCHITECTURES]
     leader, follower = (
         subprocess.Popen(
-            [sys.executable, "-m", "tests.engine.rank_process", rank, "2", address, *folders],
+            [
+                sys.executable,
+                "-m",
+                "tests.support.engine.rank_process",
+                rank,
+                "2",
+                address,
+                *folders,
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

@@ -12,7 +12,7 @@ import yaml
 
 from cluster.config import Config
 from cluster.config_file import ServeFile, load
-from tests.k8s.manifests import (
+from tests.support.manifests import (
     REPOSITORY,
     SCHEMAS,
     NodeShape,

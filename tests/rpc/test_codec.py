@@ -36,8 +36,8 @@ from cluster.rpc.conversations import ANSWER_AS_COORDINATOR, ANSWER_AS_DRAFTER, 
 from cluster.rpc.frames import FrameCodec, split
 from cluster.rpc.generated import common_pb2, coordinator_pb2, draft_pb2, target_pb2
 from cluster.rpc.messages import EventFrame
-from tests.rpc import frames_strategy as frames
-from tests.rpc.frames_strategy import same
+from tests.support.rpc import frames_strategy as frames
+from tests.support.rpc.frames_strategy import same
 
 ROUND_TRIPS = [
     pytest.param(VERIFY, frames.verify_frames, id="verify"),

@@ -14,7 +14,7 @@ from cluster.core import PROTOCOL_VERSION
 from cluster.errors import ConfigError, ProtocolError, WorkerError
 from cluster.rpc.channel import Expectations, connect_drafter, connect_target
 from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
-from tests.rpc.toys import TARGET, EchoCoordinator, EchoDrafter, EchoTarget, stopping
+from tests.support.rpc.toys import TARGET, EchoCoordinator, EchoDrafter, EchoTarget, stopping
 
 
 async def test_an_expected_worker_is_connected() -> None:

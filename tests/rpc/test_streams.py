@@ -24,7 +24,7 @@ from cluster.rpc.channel import connect_coordinator, connect_drafter, connect_ta
 from cluster.rpc.generated import target_pb2
 from cluster.rpc.messages import SubmitFrame
 from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
-from tests.rpc.toys import (
+from tests.support.rpc.toys import (
     EchoCoordinator,
     EchoDrafter,
     EchoTarget,

@@ -15,7 +15,7 @@ from cluster.spec.budget import BudgetController
 from cluster.spec.drafts import BudgetRules, SequenceDraft, marginal_gains
 from cluster.spec.step_times import EDGES, StepTimes, bucket
 from cluster.spec.tree import monotone
-from tests.spec.trees import token_trees
+from tests.support.spec.trees import token_trees
 
 StepTime = Callable[[int, int], float]
 

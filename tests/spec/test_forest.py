@@ -15,7 +15,7 @@ from cluster.core import EMPTY_TREE, FloatArray, TokenTree
 from cluster.errors import ProtocolError
 from cluster.spec import forest as forests
 from cluster.spec import tree as trees_
-from tests.spec.trees import token_trees
+from tests.support.spec.trees import token_trees
 
 
 @pytest.fixture(scope="module", params=[1 << 30, -1], ids=["few nodes", "many"], autouse=True)

@@ -14,7 +14,7 @@ import pytest
 from cluster.core import SamplingParams, TokenTree
 from cluster.spec.tree import merge, prune, reroot
 from cluster.spec.verify import walk_draws
-from tests.spec.toy_law import (
+from tests.support.spec.toy_law import (
     NUM_SEEDS,
     NUM_TOKENS,
     VOCAB_SIZE,

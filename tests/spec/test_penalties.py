@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cluster.core import SamplingParams, TokenTree, token_array
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
-from tests.spec.trees import paths, token_trees
+from tests.support.spec.trees import paths, token_trees
 
 CPU = torch.device("cpu")
 VOCAB_SIZE = 6

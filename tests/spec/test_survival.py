@@ -19,7 +19,7 @@ from cluster.spec.survival import (
 )
 from cluster.spec.tree import monotone
 from cluster.spec.verify import walk_draws
-from tests.spec.trees import token_trees
+from tests.support.spec.trees import token_trees
 
 
 def log_loss(claims: np.ndarray, outcomes: np.ndarray) -> float:

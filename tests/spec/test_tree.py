@@ -23,7 +23,7 @@ from cluster.spec.tree import (
     reroot,
     walk,
 )
-from tests.spec.trees import paths, token_trees
+from tests.support.spec.trees import paths, token_trees
 
 
 def survival_of(tree: TokenTree, seed: int) -> np.ndarray:

@@ -16,7 +16,7 @@ from cluster.spec.held_trees import HeldTrees, United
 from cluster.spec.native import union as native
 from cluster.spec.survival import Calibrator
 from cluster.spec.tree import path_to
-from tests.spec.trees import token_trees
+from tests.support.spec.trees import token_trees
 
 needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler")
 

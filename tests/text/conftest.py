@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.text.tokenizer import Tokenizer
-from tests.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
+from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
 
 FOLDERS = {"byte_level": byte_level_folder, "byte_fallback": byte_fallback_folder}
 

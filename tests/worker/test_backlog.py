@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
-from tests.worker.draft_peer import PATIENCE_S, CountingDrafter, extension, house, opening
+from tests.support.worker.draft_peer import PATIENCE_S, CountingDrafter, extension, house, opening
 
 
 class Busy(CountingDrafter):

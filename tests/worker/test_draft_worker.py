@@ -18,9 +18,9 @@ from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.engine.engine import Engine
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from cluster.rpc.faulty import FaultPlan, FaultyLink
-from tests.draft.author import lm_drafter
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
-from tests.worker.draft_peer import CountingDrafter, Peer, extension, house, opening
+from tests.support.draft.author import lm_drafter
+from tests.support.worker.draft_peer import CountingDrafter, Peer, extension, house, opening
 
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7]
 

@@ -28,7 +28,7 @@ from cluster.errors import WorkerError
 from cluster.rpc.memory import MemoryLink, memory_pair
 from cluster.worker.target import TargetWorker
 from cluster.worker.verifier import Verifier
-from tests.worker.toy_engine import ToyEngine, hashed_law
+from tests.support.worker.toy_engine import ToyEngine, hashed_law
 
 VOCAB_SIZE = 32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=64)

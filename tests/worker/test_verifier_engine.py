@@ -10,8 +10,8 @@ import pytest
 from cluster.core import SamplingParams
 from cluster.engine.engine import Engine
 from cluster.worker.verifier import Verifier
-from tests.engine.driver import generate, load_engine, load_oracle, prompt
-from tests.worker.rounds import (
+from tests.support.engine.driver import generate, load_engine, load_oracle, prompt
+from tests.support.worker.rounds import (
     Drafter,
     Session,
     chain_of_the_truth,

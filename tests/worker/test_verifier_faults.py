@@ -17,8 +17,8 @@ from cluster.core import (
     token_array,
 )
 from cluster.worker.verifier import Verifier
-from tests.worker.rounds import Session, decode, decode_all, no_drafts, random_drafts
-from tests.worker.toy_engine import ToyEngine, hashed_law
+from tests.support.worker.rounds import Session, decode, decode_all, no_drafts, random_drafts
+from tests.support.worker.toy_engine import ToyEngine, hashed_law
 
 VOCAB_SIZE = 12
 PROMPT = [3, 1, 4, 1, 5]

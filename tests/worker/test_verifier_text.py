@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
 from cluster.worker.verifier import Verifier
-from tests.worker.rounds import (
+from tests.support.worker.rounds import (
     Session,
     chain_of_the_truth,
     decode,
@@ -18,7 +18,7 @@ from tests.worker.rounds import (
     no_drafts,
     random_drafts,
 )
-from tests.worker.toy_engine import ToyEngine, hashed_law
+from tests.support.worker.toy_engine import ToyEngine, hashed_law
 
 VOCAB_SIZE = 12
 PROMPT = [3, 1, 4, 1, 5]

@@ -18,7 +18,7 @@ from cluster.rpc.channel import connect_coordinator
 from cluster.rpc.link import Link
 from cluster.rpc.messages import EventFrame, SubmitFrame
 from cluster.worker.cli import main as worker_main
-from tests.local_models import PROMPTS, hf_greedy
+from tests.support.local_models import PROMPTS, hf_greedy
 
 READY_TIMEOUT_S = 180.0
 STOP_IDS = (0, 1, 2)

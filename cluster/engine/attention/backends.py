@@ -1,0 +1,60 @@
+"""The attention backends by name: the only module that knows all implementations."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+
+import torch
+
+from cluster.engine.attention.cpu import NativeBackend
+from cluster.engine.attention.sdpa import SdpaBackend
+from cluster.engine.attention.seam import AttentionBackend
+from cluster.engine.cpu import kernels
+from cluster.errors import ConfigError
+
+
+def create_backend(name: str, device: torch.device | None = None) -> AttentionBackend:
+    """The backend of that name; `auto` is the best one for `device` (None = the machine's GPU,
+    else its CPU)."""
+    factories = _backends()
+    if name == "auto":
+        # Layers that are not on the GPU are left to the reference by the Triton backend itself.
+        if torch.cuda.is_available() if device is None else device.type == "cuda":
+            name = "triton" if importlib.util.find_spec("triton") is not None else "sdpa"
+        else:
+            name = "sdpa" if kernels.load() is None else "native"
+    if name not in factories:
+        raise ConfigError(
+            f"attention {name!r} is unknown; use auto or one of: {', '.join(sorted(factories))}",
+            param="attention",
+        )
+    return factories[name]()
+
+
+def _backends() -> dict[str, Callable[[], AttentionBackend]]:
+    return {"sdpa": SdpaBackend, "native": _native_backend, "triton": _triton_backend}
+
+
+def _native_backend() -> AttentionBackend:
+    loaded = kernels.load()
+    if loaded is None:
+        raise ConfigError(
+            "attention native needs a C++ compiler (on Debian and Ubuntu: apt install g++); "
+            "install one, or use auto or sdpa",
+            param="attention",
+        )
+    return NativeBackend(loaded)
+
+
+def _triton_backend() -> AttentionBackend:
+    try:
+        from cluster.engine.attention.triton.backend import TritonBackend
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ConfigError(
+            "attention triton needs the triton package; install it, or use auto or sdpa",
+            param="attention",
+        ) from error
+    return TritonBackend()

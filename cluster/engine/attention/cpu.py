@@ -1,0 +1,128 @@
+"""The attention backend of the native kernels: no copies of keys, and a row's bits are its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from cluster.engine.attention.sdpa import SdpaBackend
+from cluster.engine.attention.seam import AttentionPlan
+from cluster.engine.cpu.kernels import Kernels, RowPointers
+from cluster.engine.schedule.batch import Batch, IndexArray, Share
+from cluster.engine.types import AttentionOptions
+
+# What one task of the kernel takes: the keys stay in the cache for so many rows.
+_MAX_TASK_ROWS = 16
+_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class NativePlan:
+    """One step's rows; other devices and shapes are left to the reference."""
+
+    def __init__(self, kernels: Kernels, batch: Batch, scratch_slot: int) -> None:
+        self._kernels = kernels
+        self._batch = batch
+        self._scratch_slot = scratch_slot
+        self._rows: _Rows | None = None
+        self._reference: AttentionPlan | None = None
+
+    def write(
+        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> bool:
+        is_ours = (
+            kv.device.type == "cpu"
+            and kv.dtype == key.dtype == value.dtype == torch.float32
+            and kv.is_contiguous()
+            and slots.device.type == "cpu"
+            and key.stride(2) == value.stride(2) == 1
+        )
+        if is_ours:
+            self._kernels.write_rows(kv, slots, key, value)
+        return is_ours
+
+    def attend(
+        self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
+    ) -> torch.Tensor:
+        if not self._is_ours(query, kv):
+            if self._reference is None:
+                self._reference = SdpaBackend().plan(self._batch, self._scratch_slot)
+            return self._reference.attend(query, kv, window, options)
+        dtype = query.dtype
+        query = query.float()
+        if query.stride(2) != 1:
+            query = query.contiguous()
+        sinks = None if options.sinks is None else options.sinks.float().contiguous()
+        output = self._kernels.attention(
+            query, kv, self.row_pointers, options.scaling, options.softcap, sinks, window
+        )
+        return output.to(dtype)
+
+    @property
+    def row_pointers(self) -> RowPointers:
+        """The step's rows; valid as long as this plan is."""
+        if self._rows is None:
+            self._rows = _Rows(self._batch.shares)
+        return self._rows.pointers
+
+    def _is_ours(self, query: torch.Tensor, kv: torch.Tensor) -> bool:
+        return (
+            kv.device.type == "cpu"
+            and kv.dtype in _DTYPES
+            and kv.is_contiguous()
+            and query.shape[2] % self._kernels.lanes == 0
+            and query.shape[0] // kv.shape[2] <= self._kernels.max_sharing
+        )
+
+
+class NativeBackend:
+    """Makes NativePlans."""
+
+    def __init__(self, kernels: Kernels) -> None:
+        self._kernels = kernels
+
+    def plan(self, batch: Batch, scratch_slot: int) -> NativePlan:
+        return NativePlan(self._kernels, batch, scratch_slot)
+
+
+class _Rows:
+    """For each row, int64 all: the address of its sequence's slots, how many tokens of context it
+    sees, where its path begins in `path_slots`, and how many nodes that has; and where tasks begin.
+    """
+
+    def __init__(self, shares: Sequence[Share]) -> None:
+        slots: list[int] = []
+        counts: list[int] = []
+        contexts: list[IndexArray] = []
+        paths: list[IndexArray] = [np.empty(0, np.int64)]
+        path_lens: list[IndexArray] = []
+        tasks: list[int] = []
+        for share in shares:
+            assert share.slots.flags.c_contiguous, "slots are a view of one array"
+            slots.append(share.slots.ctypes.data)
+            counts.append(share.num_rows)
+            num_nodes = len(share.node_mask)
+            contexts.append(share.positions[: share.num_delta] + 1)
+            path_lens.append(np.zeros(share.num_delta, np.int64))
+            if num_nodes:
+                contexts.append(np.full(num_nodes, share.context_len))
+                # Ascending in each row: ancestors come before their descendants.
+                nodes = share.node_mask.nonzero()[1]
+                paths.append(share.slots[share.context_len + nodes])
+                path_lens.append(share.node_mask.sum(axis=1))
+            tasks.extend(range(share.row_start, share.row_stop, _MAX_TASK_ROWS))
+        lens = np.concatenate(path_lens)
+        starts = np.cumsum(lens) - lens
+        self._shares = shares  # whose slots are pointed at
+        self._arrays = (
+            np.concatenate(paths),
+            np.repeat(np.array(slots, np.int64), counts),
+            np.concatenate(contexts),
+            starts,
+            lens,
+            np.array([*tasks, shares[-1].row_stop], np.int64),
+        )
+        assert all(array.dtype == np.int64 for array in self._arrays)
+        addresses = tuple(array.ctypes.data for array in self._arrays)
+        self.pointers = RowPointers(shares[-1].row_stop, len(tasks), addresses)

@@ -1,0 +1,168 @@
+"""The seam between transformers' models and our attention.
+
+Models run unmodified: `tree_paged` is registered as an attention implementation, and the forward's
+`plan` argument reaches it in every layer.  What happens there is the plan's affair: `Step` writes
+keys and values into the cache and attends by a backend; the probe at load time takes notes.
+A backend turns a Batch into an AttentionPlan once per step; `cluster.engine.attention.sdpa` is the
+reference that every other one is tested against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from transformers import AttentionInterface
+
+from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.schedule.batch import Batch
+from cluster.engine.types import AttentionOptions, LayerSpec
+from cluster.errors import ConfigError
+
+IMPLEMENTATION = "tree_paged"
+
+
+class AttentionPlan(Protocol):
+    """One step's attention, for all layers."""
+
+    def write(
+        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> bool:
+        """Write key and value, [kv_heads, rows, head_dim], to int64[rows] slots of the layer `kv`.
+        False: nothing was done, the caller is to do it."""
+        ...
+
+    def attend(
+        self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
+    ) -> torch.Tensor:
+        """query: [heads, rows, head_dim].  kv: a layer of the cache.  Returns [rows, heads,
+        head_dim]: each row attends to the keys of its sequence that the Batch says it sees."""
+        ...
+
+
+class WritesByIndex:
+    """For plans that leave writing to the cache to torch."""
+
+    def write(
+        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> bool:
+        return False
+
+
+class AttentionBackend(Protocol):
+    """A way to compute tree attention over paged keys."""
+
+    def plan(self, batch: Batch, scratch_slot: int) -> AttentionPlan: ...
+
+
+class LayerPlan(Protocol):
+    """What `tree_paged` hands a layer's tensors to."""
+
+    def attend_layer(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """query [1, heads, rows, head_dim], key and value [1, kv_heads, rows, head_dim], rotated.
+        Returns [1, rows, heads, head_dim]."""
+        ...
+
+
+class Step:
+    """The plan of a real step: write, then attend.
+
+    cache: of all layers, as is attention.  write_slots: int64[rows].
+    """
+
+    def __init__(
+        self, cache: KVCache, layers: Sequence[LayerSpec], attention: AttentionPlan,
+        write_slots: torch.Tensor,
+    ) -> None:  # fmt: skip
+        self._layers = layers
+        self.cache = cache
+        self.attention = attention
+        self.write_slots = write_slots
+
+    def kv(self, layer: int) -> torch.Tensor:
+        """The layer's cache, [slots, 2, kv_heads, head_dim]."""
+        return self.cache.layers[layer]
+
+    def window(self, layer: int) -> int | None:
+        return self._layers[layer].window
+
+    def attend_layer(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        kv = self.kv(layer)
+        window = self.window(layer)
+        if self.attention.write(kv, self.write_slots, key[0], value[0]):
+            return self.attention.attend(query[0], kv, window, options).unsqueeze(0)
+        fresh = torch.stack((key[0], value[0]), dim=1)  # [kv_heads, 2, rows, head_dim]
+        slots = self.write_slots
+        if slots.device != kv.device:
+            slots = slots.to(kv.device)
+        kv.index_copy_(0, slots, fresh.permute(2, 1, 0, 3).to(kv.dtype))
+        return self.attention.attend(query[0], kv, window, options).unsqueeze(0)
+
+
+def tree_paged(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    plan: LayerPlan | int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function transformers calls in every layer; see `LayerPlan` for shapes.
+
+    attention_mask is always None: no mask function is registered under this name.  A layer's
+    window was learned at load (`cluster.engine.loading.probe`).
+    """
+    if plan is None:
+        raise ConfigError(
+            f"{type(module).__name__} does not pass keyword arguments through to its attention; "
+            "this architecture cannot be served",
+            param="model",
+        )
+    if scaling is None:
+        scaling = float(query.shape[-1]) ** -0.5
+    if isinstance(plan, int):  # the number of a `CompiledForward`, which holds the plan
+        layer = layer_index(module)
+        opaque: torch.Tensor = torch.ops.drafthouse.attend(
+            query, key, value, s_aux, plan, layer, scaling, softcap
+        )
+        return opaque, None
+    options = AttentionOptions(scaling, softcap, s_aux)
+    output = plan.attend_layer(layer_index(module), query, key, value, options)
+    # Some models view the result instead of reshaping it.
+    return output.contiguous(), None
+
+
+def layer_index(module: torch.nn.Module) -> int:
+    """Which layer an attention module belongs to."""
+    index = getattr(module, "layer_idx", None)
+    if not isinstance(index, int):
+        raise ConfigError(
+            f"{type(module).__name__} does not know its layer index; this architecture cannot be "
+            "served",
+            param="model",
+        )
+    return index
+
+
+def register() -> None:
+    """Make `tree_paged` known to transformers; a second call changes nothing."""
+    AttentionInterface.register(IMPLEMENTATION, tree_paged)

@@ -1,0 +1,261 @@
+"""The GPU backend: tree attention over paged keys by Triton kernels.
+
+What a step's layers share is laid out once on the host and copied to each device in one transfer.
+Layers the kernels do not serve (on a CPU, or with heads wider than 256) are attended by the
+reference, `cluster.engine.attention.sdpa`, which is also the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton import knobs
+
+from cluster.engine.attention.sdpa import SdpaPlan
+from cluster.engine.attention.seam import AttentionPlan, WritesByIndex
+from cluster.engine.attention.triton.kernels import attend_kernel, combine_kernel
+from cluster.engine.attention.triton.layout import Frame, Tiling, Words, lay_out, num_words
+from cluster.engine.schedule.batch import Batch
+from cluster.engine.types import AttentionOptions
+from cluster.errors import ConfigError
+
+_MAX_HEAD_DIM = 256
+# Tensor cores multiply tiles of at least 16 lines; more than 64 of wide heads overflow the
+# registers.
+_MIN_LINES, _MAX_LINES = 16, 64
+# Bytes of one block of keys: with its values, and one block in flight, it fits the shared memory of
+# every GPU since Ampere.
+_BLOCK_BYTES = 16 * 1024
+_MIN_BLOCK_KEYS, _MAX_BLOCK_KEYS = 16, 64
+# Enough programs per multiprocessor that some compute while others wait for memory.
+_PROGRAMS_PER_PROCESSOR = 2
+# Without a GPU (the interpreter) nothing is gained by splitting.
+_PROGRAMS_WITHOUT_GPU = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the layout depends on besides the batch: one layer's heads and where they are."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, query: torch.Tensor, kv: torch.Tensor) -> Shape:
+        return cls(query.shape[0], kv.shape[2], query.shape[2], query.dtype, query.device)
+
+    @property
+    def sharing(self) -> int:
+        """Query heads per key head."""
+        return self.heads // self.kv_heads
+
+    @property
+    def block_dim(self) -> int:
+        return max(16, _power_of_two(self.head_dim))
+
+    @property
+    def block_keys(self) -> int:
+        fitting = _BLOCK_BYTES // (self.block_dim * self.dtype.itemsize)
+        return min(max(fitting, _MIN_BLOCK_KEYS), _MAX_BLOCK_KEYS)
+
+    def block_lines(self, max_rows: int) -> int:
+        """Lines (rows times query heads) of a tile, for shares of up to `max_rows` rows."""
+        fewest = max(_MIN_LINES, _power_of_two(self.sharing))
+        return max(fewest, min(_power_of_two(max_rows * self.sharing), _MAX_LINES))
+
+    def tiling(self, block_lines: int, num_programs: int | None) -> Tiling:
+        return Tiling(
+            rows_per_tile=block_lines // self.sharing,
+            block_keys=self.block_keys,
+            num_kv_heads=self.kv_heads,
+            num_programs=num_programs or _busy_programs(self.device),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Placed:
+    """A layout's words on their device, and the tile size it was made for."""
+
+    frame: Frame
+    words: torch.Tensor
+    block_lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class TritonForm:
+    """A `cluster.engine.graphs.forward.StepForm` of this backend."""
+
+    shape: Shape
+    block_lines: int
+    tiling: Tiling
+    frame: Frame
+
+    def num_words(self, batch: Batch) -> int:
+        return num_words(batch, self.frame)
+
+    def lay_out(self, batch: Batch, out: Words) -> None:
+        lay_out(batch, self.tiling, self.frame, out)
+
+    def plan(self, words: torch.Tensor) -> AttentionPlan:
+        return _FormPlan(self.shape, _Placed(self.frame, words, self.block_lines))
+
+
+class _FormPlan(WritesByIndex):
+    """Attends by whatever the words say when the kernels run."""
+
+    def __init__(self, shape: Shape, placed: _Placed) -> None:
+        self._shape = shape
+        self._placed = placed
+
+    def attend(
+        self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
+    ) -> torch.Tensor:
+        shape = Shape.of(query, kv)
+        if shape != self._shape:
+            raise ValueError(f"a layer of {shape} in a graph for {self._shape}")
+        return _launch(self._placed, shape, query, kv, window, options)
+
+
+class TritonPlan(WritesByIndex):
+    """One step's layouts, made when a layer first needs them; most models need one."""
+
+    def __init__(
+        self, batch: Batch, scratch_slot: int, num_programs: int | None, seen: set[Shape]
+    ) -> None:
+        self._batch = batch
+        self._num_programs = num_programs
+        self._seen = seen
+        self._max_rows = max((share.num_rows for share in batch.shares), default=1)
+        self._reference = SdpaPlan(batch, scratch_slot)
+        self._placed: dict[Shape, _Placed] = {}
+
+    def attend(
+        self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
+    ) -> torch.Tensor:
+        shape = Shape.of(query, kv)
+        placed = self._placed.get(shape)
+        if placed is None:
+            self._seen.add(shape)
+            if not _serves(shape):
+                return self._reference.attend(query, kv, window, options)
+            placed = self._placed[shape] = self._place(shape)
+        return _launch(placed, shape, query, kv, window, options)
+
+    def _place(self, shape: Shape) -> _Placed:
+        block_lines = shape.block_lines(self._max_rows)
+        layout = lay_out(self._batch, shape.tiling(block_lines, self._num_programs))
+        words = torch.from_numpy(layout.words)
+        if shape.device.type == "cuda":
+            # From pinned memory the copy joins the stream instead of stopping the host.
+            words = words.pin_memory().to(shape.device, non_blocking=True)
+        return _Placed(layout.frame, words, block_lines)
+
+
+class TritonBackend:
+    """Makes TritonPlans.
+
+    num_programs: into how many the keys of a step are cut, None = as the device needs.
+    Raises ConfigError where no device could run them.
+    """
+
+    def __init__(self, num_programs: int | None = None) -> None:
+        if not torch.cuda.is_available() and not knobs.runtime.interpret:
+            raise ConfigError(
+                "attention triton needs an NVIDIA GPU; use auto or sdpa", param="attention"
+            )
+        self._num_programs = num_programs
+        # Of the layers that have attended so far.
+        self._seen: set[Shape] = set()
+
+    def plan(self, batch: Batch, scratch_slot: int) -> TritonPlan:
+        return TritonPlan(batch, scratch_slot, self._num_programs, self._seen)
+
+    def form(self, num_rows: int, max_rows: int) -> TritonForm | None:
+        """See `cluster.engine.graphs.forward.FormBackend`.  None before the first step, and for
+        models whose layers differ in their heads or are not all served by the kernels."""
+        if len(self._seen) != 1:
+            return None
+        (shape,) = self._seen
+        if not _serves(shape):
+            return None
+        block_lines = shape.block_lines(max_rows)
+        tiling = shape.tiling(block_lines, self._num_programs)
+        return TritonForm(shape, block_lines, tiling, Frame.holding(num_rows, tiling))
+
+
+def _launch(
+    placed: _Placed,
+    shape: Shape,
+    query: torch.Tensor,
+    kv: torch.Tensor,
+    window: int | None,
+    options: AttentionOptions,
+) -> torch.Tensor:
+    """[rows, heads, head_dim]"""
+    frame, words = placed.frame, placed.words
+    if query.stride(2) != 1:
+        query = query.contiguous()
+    output = query.new_empty(query.shape[1], shape.heads, shape.head_dim)
+    partials_shape = (frame.num_partials, shape.kv_heads, placed.block_lines)
+    lse = torch.empty(partials_shape, dtype=torch.float32, device=query.device)
+    partials = torch.empty(
+        (*partials_shape, shape.head_dim), dtype=torch.float32, device=query.device
+    )
+    sinks = output if options.sinks is None else options.sinks
+    common = {
+        "HEAD_DIM": shape.head_dim,
+        "SHARING": shape.sharing,
+        "SINKS": options.sinks is not None,
+        "BLOCK_M": placed.block_lines,
+        "BLOCK_D": shape.block_dim,
+    }
+    with _current(shape.device):
+        attend_kernel[(frame.num_items, shape.kv_heads)](
+            query, kv, output, partials, lse, sinks, words,
+            frame.tiles, frame.positions,
+            query.stride(0), query.stride(1), kv.stride(0), kv.stride(1), kv.stride(2),
+            options.scaling, options.softcap or 1.0,
+            WINDOW=window or 0, TREES=frame.trees, CAPPED=options.softcap is not None,
+            BLOCK_N=shape.block_keys,
+            # Tensor cores would round float32 to 10 bits of mantissa.
+            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
+            **common,
+        )  # fmt: skip
+        if frame.num_split_rows:
+            combine_kernel[(frame.num_split_rows, shape.kv_heads, shape.sharing)](
+                output, partials, lse, sinks, words, frame.tiles, frame.split_rows, **common
+            )
+    return output
+
+
+def _serves(shape: Shape) -> bool:
+    """Whether the kernels do; else the reference does."""
+    if shape.head_dim > _MAX_HEAD_DIM:
+        return False
+    # The interpreter multiplies bfloat16 as if its bits were integers.
+    return shape.device.type == "cuda" or (
+        bool(knobs.runtime.interpret) and shape.dtype != torch.bfloat16
+    )
+
+
+def _busy_programs(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _PROGRAMS_WITHOUT_GPU
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.multi_processor_count) * _PROGRAMS_PER_PROCESSOR
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Triton launches on the current device, which need not be the layer's."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _power_of_two(number: int) -> int:
+    """The least power of two that is not below `number`."""
+    return int(triton.next_power_of_2(number))

@@ -1,0 +1,202 @@
+"""A whole model's forward around the native layers: embedding, layers, norm, output layer.
+
+transformers' own takes more than a millisecond a step to find its way to the layers, which is as
+much as a small drafting model computes for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from typing import Any, NamedTuple
+
+import torch
+
+from cluster.engine.attention.cpu import NativePlan
+from cluster.engine.attention.seam import LayerPlan, Step
+from cluster.engine.cpu.decoder_layer import NativeLayer, Weights, check_step, is_close
+from cluster.engine.cpu.kernels import Format, Kernels
+from cluster.engine.cpu.layers import NativeRMSNorm
+from cluster.engine.cpu.packed_linear import PackedLinear
+from cluster.engine.memory.kv_cache import KVCache
+
+log = logging.getLogger(__name__)
+
+_CHECKED_ROWS = 5
+_CACHE_DTYPES = (torch.float32, torch.bfloat16)
+_BASE_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
+
+
+class _Rotations:
+    """What a model's rotary embedding gives for each position, looked up where that depends on
+    nothing else."""
+
+    # Those whose frequencies never change; others look at how long the text is.
+    _FIXED = frozenset({"default", "linear", "llama3", "yarn"})
+    _FIRST_LEN = 1024
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._is_fixed = getattr(module, "rope_type", None) in self._FIXED
+        self._table: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def __call__(
+        self, hidden: torch.Tensor, positions: torch.Tensor, end: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines of int64[rows] positions below `end`, [1, rows, head_dim] each."""
+        if not self._is_fixed:
+            cosines, sines = self._module(hidden, position_ids=positions.unsqueeze(0))
+            return cosines, sines
+        cosines, sines = self.table(hidden, end)
+        return cosines.index_select(1, positions), sines.index_select(1, positions)
+
+    @property
+    def is_fixed(self) -> bool:
+        return self._is_fixed
+
+    def table(self, hidden: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of all positions below `end`, and more, where they are fixed."""
+        table = self._table
+        if table is None or table[0].shape[1] < end:
+            length = max(2 * end, self._FIRST_LEN)
+            table = self._module(hidden, position_ids=torch.arange(length).unsqueeze(0))
+            self._table = table
+        return table
+
+
+class ForwardParts(NamedTuple):
+    """What grow.cpp's GrowingModel tells of a forward.
+
+    addresses: layers, caches, windows, embedding, cosines, sines, norm, output bias and weight.
+    sizes: layers, hidden, head_dim, output.  row_size: floats of scratch memory that a layer takes
+    per row.  output_format: a `Format`.  rotations: the tables that two of the addresses are of.
+    """
+
+    addresses: tuple[int | None, ...]
+    sizes: tuple[int, int, int, int]
+    row_size: int
+    output_format: Format
+    is_cache_bf16: bool
+    norm_epsilon: float
+    rotations: tuple[torch.Tensor, torch.Tensor]
+
+
+class NativeForward:
+    """The forward of a transformers model whose layers are all native ones."""
+
+    def __init__(self, module: Any, layers: list[NativeLayer], kernels: Kernels) -> None:
+        base = module.model
+        self.kernels = kernels
+        self._layers = layers  # own what the addresses below are of
+        self._embedding: torch.Tensor = base.embed_tokens.weight
+        self._rotations = _Rotations(base.rotary_emb)
+        self._norm: NativeRMSNorm = base.norm
+        self._output: PackedLinear = module.lm_head
+        self._row_size = max(layer.row_size for layer in layers)
+        pointers = [ctypes.pointer(layer.weights) for layer in layers]
+        self._weights = (ctypes.POINTER(Weights) * len(layers))(*pointers)
+        self._cache: KVCache | None = None
+        self._kvs = (ctypes.c_void_p * len(layers))()
+        self._windows = (ctypes.c_int64 * len(layers))()
+        self._is_cache_native = False
+
+    def __call__(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        logit_rows: torch.Tensor,
+        plan: LayerPlan,
+    ) -> torch.Tensor | None:
+        """As `LoadedModel.forward`; None for a step that it is not made for."""
+        if not isinstance(plan, Step) or not isinstance(plan.attention, NativePlan):
+            return None
+        if plan.cache is not self._cache:
+            self._take_cache(plan)
+        hidden = self._embedding.index_select(0, token_ids).unsqueeze(0)
+        cosines, sines = self._rotations(hidden, positions, int(positions.max()) + 1)
+        first = self._layers[0]
+        if not self._is_cache_native or not first.takes(hidden, cosines, sines, plan.kv(0)):
+            return None
+        size = self._row_size * len(token_ids)
+        rows = first.scratch.rows(plan, plan.attention, cosines, sines, size)
+        self.kernels.decoder_layers(
+            self._weights, rows, self._kvs, self._windows, hidden.data_ptr()
+        )
+        wanted = hidden[0].index_select(0, logit_rows)
+        return self._output.product(self._norm(wanted))
+
+    def grows_on(self, cache: KVCache) -> bool:
+        """Whether steps on this cache run natively whatever their rows: it was the last one's."""
+        return self._cache is cache and self._is_cache_native and self._rotations.is_fixed
+
+    def part_addresses(self, end: int) -> ForwardParts:
+        """Where the parts lie, for native calls that run the layers themselves."""
+        cosines, sines = self._rotations.table(self._embedding[:1].unsqueeze(0), end)
+        bias = self._output.float_bias
+        arrays = (self._weights, self._kvs, self._windows)
+        return ForwardParts(
+            (
+                *(ctypes.addressof(each) for each in arrays), self._embedding.data_ptr(),
+                cosines.data_ptr(), sines.data_ptr(), self._norm.weight.data_ptr(),
+                None if bias is None else bias.data_ptr(), self._output.packed.data_ptr(),
+            ),
+            (len(self._layers), self._embedding.shape[1], cosines.shape[-1],
+             self._output.out_features),
+            self._row_size,
+            self._output.format,
+            self._cache is not None and self._cache.layers[0].dtype == torch.bfloat16,
+            self._norm.variance_epsilon,
+            (cosines, sines),
+        )  # fmt: skip
+
+    def _take_cache(self, step: Step) -> None:
+        layers = step.cache.layers
+        self._cache = step.cache
+        self._is_cache_native = all(
+            kv.dtype == layers[0].dtype and kv.dtype in _CACHE_DTYPES and kv.is_contiguous()
+            for kv in layers
+        )
+        for index, kv in enumerate(layers):
+            self._kvs[index] = kv.data_ptr()
+            self._windows[index] = step.window(index) or 0
+
+
+def native_forward(module: Any, kernels: Kernels) -> NativeForward | None:
+    """The module's forward, if it is that of a plain decoder and computes the same."""
+    base = getattr(module, "model", None)
+    if (
+        {name for name, _ in module.named_children()} != {"model", "lm_head"}
+        or base is None
+        or {name for name, _ in base.named_children()} != _BASE_CHILDREN
+        or type(base.embed_tokens) is not torch.nn.Embedding
+        or not isinstance(base.norm, NativeRMSNorm)
+        or not isinstance(module.lm_head, PackedLinear)
+        or not module.lm_head.is_native
+        or any(each._forward_hooks or each._forward_pre_hooks for each in (module, base))
+    ):
+        return None
+    layers = [getattr(layer, "forward", None) for layer in base.layers]
+    native = [layer for layer in layers if isinstance(layer, NativeLayer)]
+    if not native or len(native) < len(layers):
+        return None
+    forward = NativeForward(module, native, kernels)
+    is_same = _is_same(module, forward, native, kernels)
+    native[0].scratch.forget()
+    log.info("forward native=%s", is_same)
+    return forward if is_same else None
+
+
+def _is_same(
+    module: Any, forward: NativeForward, layers: list[NativeLayer], kernels: Kernels
+) -> bool:
+    specs = [layer.spec for layer in layers]
+    ids = torch.arange(_CHECKED_ROWS) * 7919 % module.lm_head.out_features
+    positions = torch.arange(_CHECKED_ROWS)
+    with torch.inference_mode():
+        first, second = (check_step(Step, specs, _CHECKED_ROWS, kernels) for _ in range(2))
+        expected = module(
+            input_ids=ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False,
+            logits_to_keep=positions, plan=first,
+        ).logits  # fmt: skip
+        found = forward(ids, positions, positions, second)
+    return found is not None and is_close(expected, found.unsqueeze(0))

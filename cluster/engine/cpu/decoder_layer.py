@@ -1,0 +1,338 @@
+"""A decoder layer's forward as one native call, for the layers that most models share.
+
+Recognised are layers of the Llama family: RMS norm, q k v, rotation by halves, attention, residual,
+RMS norm, gated feed-forward, residual; with biases or norms of queries and keys where a model has
+them.  A layer that only looks like one is found out by comparing results, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from cluster.engine.attention.cpu import NativeBackend, NativePlan
+from cluster.engine.attention.seam import Step
+from cluster.engine.cpu.kernels import Kernels
+from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm, SiblingLinear
+from cluster.engine.cpu.packed_linear import PackedLinear
+from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.schedule.batch import Batch, Share
+from cluster.engine.types import AttentionOptions, LayerSpec
+
+log = logging.getLogger(__name__)
+
+_CHECKED_ROWS = 5
+_TOLERANCE = 1e-5
+_CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+_PRODUCTS = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_product"}
+_OWN_NORMS = {"q_norm", "k_norm"}
+_PRODUCT_NAMES = ("qkv", "out", "gate_up", "down")
+_POINTER, _INT64, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class Weights(ctypes.Structure):
+    """decoder_layer.cpp's DecoderLayer."""
+
+    _fields_ = (
+        *((f"{name}_norm", _POINTER) for name in ("input", "post", "query", "key")),
+        *((name, _POINTER) for name in _PRODUCT_NAMES),
+        *((f"{name}_bias", _POINTER) for name in _PRODUCT_NAMES),
+        *((name, _INT64) for name in ("size", "num_heads", "num_kv_heads", "head_dim")),
+        ("inner_size", _INT64),
+        *((f"{name}_format", _INT32) for name in _PRODUCT_NAMES),
+        *((f"{name}_epsilon", _FLOAT) for name in ("input", "post", "query", "key")),
+        ("scaling", _FLOAT),
+    )
+
+
+class _Rows(ctypes.Structure):
+    """decoder_layer.cpp's Rows."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("cosines", "sines", "slots")),
+        *((name, _POINTER) for name in ("path_slots", "row_slots", "row_contexts", "row_paths")),
+        *((name, _POINTER) for name in ("row_path_lens", "task_rows")),
+        *((name, _INT64) for name in ("num_rows", "num_seen", "num_tasks")),
+        ("scratch", _POINTER),
+        ("cache_is_bf16", _INT32),
+    )
+
+
+class _Parts(NamedTuple):
+    """What a recognised layer consists of."""
+
+    input_norm: NativeRMSNorm
+    post_norm: NativeRMSNorm
+    query_norm: NativeRMSNorm | None
+    key_norm: NativeRMSNorm | None
+    qkv: PackedLinear
+    out: PackedLinear
+    mlp: NativeMLP
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layer: int
+
+
+class Scratch:
+    """Memory between a layer's operations, shared by a model's layers; it grows to the largest
+    step.  Also the rows of the step under way."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+        self._step: Step | None = None
+        self._cosines: torch.Tensor | None = None
+        self._sines: torch.Tensor | None = None
+        self._rows = _Rows()
+
+    def rows(
+        self, step: Step, plan: NativePlan, cosines: torch.Tensor, sines: torch.Tensor, size: int
+    ) -> _Rows:
+        """The step's rows as the kernel takes them, with `size` floats of scratch memory."""
+        if size > len(self._memory):
+            self._memory = torch.empty(size)
+            self._step = None
+        if step is not self._step or cosines is not self._cosines or sines is not self._sines:
+            # Kept as long as their addresses are in use.
+            self._step, self._cosines, self._sines = step, cosines, sines
+            seen = plan.row_pointers
+            self._rows = _Rows(
+                cosines.data_ptr(), sines.data_ptr(), step.write_slots.data_ptr(), *seen.pointers,
+                len(step.write_slots), seen.num_rows, seen.num_tasks, self._memory.data_ptr(),
+                step.kv(0).dtype == torch.bfloat16,
+            )  # fmt: skip
+        return self._rows
+
+    def forget(self) -> None:
+        """Keep no step alive."""
+        self._step = self._cosines = self._sines = None
+
+
+class NativeLayer:
+    """A decoder layer's `forward`; what it is not made for goes to the original one.
+
+    weights: as the kernel takes them.  spec: what it caches.  row_size: floats of scratch memory
+    per row.
+    """
+
+    def __init__(
+        self, layer: Any, parts: _Parts, scaling: float, kernels: Kernels, scratch: Scratch
+    ) -> None:
+        self._original = layer.forward
+        self._kernels = kernels
+        self._parts = parts  # owns what the addresses below are of
+        self._head_dim = parts.head_dim
+        self._index = parts.layer
+        self.scratch = scratch
+        self.weights = _weights(parts, scaling)
+        self.spec = _spec(parts)
+        self.row_size = kernels.decoder_layer_scratch(self.weights, 1)
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        *args: Any,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        plan: Any = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """hidden_states [1, rows, size] -> the same shape."""
+        if isinstance(plan, Step) and position_embeddings is not None and not args:
+            attention = plan.attention
+            cosines, sines = position_embeddings
+            kv = plan.kv(self._index)
+            if isinstance(attention, NativePlan) and self.takes(hidden_states, cosines, sines, kv):
+                return self._run(plan, attention, hidden_states, cosines, sines, kv)
+        output: torch.Tensor = self._original(
+            hidden_states, *args, position_embeddings=position_embeddings, plan=plan, **kwargs
+        )
+        return output
+
+    def take_formats(self) -> None:
+        """Multiply as the packed weights now say."""
+        for name, product in zip(_PRODUCT_NAMES, _products(self._parts), strict=True):
+            setattr(self.weights, f"{name}_format", product.format)
+
+    def takes(
+        self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor
+    ) -> bool:
+        """Whether this is what the kernel is made for."""
+        return (
+            hidden.dtype == cosines.dtype == sines.dtype == torch.float32
+            and kv.dtype in (torch.float32, torch.bfloat16)
+            and hidden.shape[0] == 1
+            and cosines.shape == sines.shape == (1, hidden.shape[1], self._head_dim)
+            and hidden.is_contiguous()
+            and cosines.is_contiguous()
+            and sines.is_contiguous()
+            and kv.is_contiguous()
+        )
+
+    def _run(
+        self, step: Step, plan: NativePlan, hidden: torch.Tensor, cosines: torch.Tensor,
+        sines: torch.Tensor, kv: torch.Tensor,
+    ) -> torch.Tensor:  # fmt: skip
+        size = self.row_size * hidden.shape[1]
+        rows = self.scratch.rows(step, plan, cosines, sines, size)
+        output = torch.empty_like(hidden)
+        self._kernels.decoder_layer(
+            self.weights, rows, kv.data_ptr(), step.window(self._index) or 0,
+            hidden.data_ptr(), output.data_ptr(),
+        )  # fmt: skip
+        return output
+
+
+def fuse_decoder_layers(module: torch.nn.Module, kernels: Kernels) -> int:
+    """Give every layer that is recognised a native forward; returns how many.
+
+    To be called when the layer's parts are fused and packed.  The modules themselves stay.
+    """
+    num_fused = 0
+    scratch = Scratch()
+    for layer in module.modules():
+        parts = _recognised(layer, kernels)
+        if parts is None:
+            continue
+        native = _checked(layer, parts, kernels, scratch)
+        if native is not None:
+            layer.forward = native
+            num_fused += 1
+    scratch.forget()
+    log.info("decoder layers fused count=%d", num_fused)
+    return num_fused
+
+
+def _spec(parts: _Parts) -> LayerSpec:
+    return LayerSpec(parts.num_kv_heads, parts.head_dim, torch.float32, torch.device("cpu"))
+
+
+def _products(parts: _Parts) -> tuple[PackedLinear, ...]:
+    return parts.qkv, parts.out, parts.mlp.gate_up, parts.mlp.down
+
+
+def _weights(parts: _Parts, scaling: float) -> Weights:
+    norms = (parts.input_norm, parts.post_norm, parts.query_norm, parts.key_norm)
+    products = _products(parts)
+    return Weights(
+        *(None if norm is None else norm.weight.data_ptr() for norm in norms),
+        *(product.packed.data_ptr() for product in products),
+        *(None if bias is None else bias.data_ptr() for bias in (p.float_bias for p in products)),
+        parts.qkv.in_features, parts.num_heads, parts.num_kv_heads, parts.head_dim,
+        parts.mlp.down.in_features,
+        *(product.format for product in products),
+        *(0.0 if norm is None else norm.variance_epsilon for norm in norms),
+        scaling,
+    )  # fmt: skip
+
+
+def _recognised(layer: torch.nn.Module, kernels: Kernels) -> _Parts | None:
+    children = dict(layer.named_children())
+    if children.keys() != _CHILDREN or layer._forward_hooks or layer._forward_pre_hooks:
+        return None
+    attention: Any = children["self_attn"]
+    parts = dict(attention.named_children())
+    if parts.keys() - _OWN_NORMS != _PRODUCTS:
+        return None
+    index, head_dim = (getattr(attention, name, None) for name in ("layer_idx", "head_dim"))
+    input_norm, post_norm = children["input_layernorm"], children["post_attention_layernorm"]
+    query_norm, key_norm = parts.get("q_norm"), parts.get("k_norm")
+    qkv, out, mlp = parts["qkv_product"], parts["o_proj"], children["mlp"]
+    query, key = parts["q_proj"], parts["k_proj"]
+    if (
+        not isinstance(index, int)
+        or not isinstance(head_dim, int)
+        or not isinstance(mlp, NativeMLP)
+        or not isinstance(input_norm, NativeRMSNorm)
+        or not isinstance(post_norm, NativeRMSNorm)
+        or not isinstance(query_norm, NativeRMSNorm | None)
+        or not isinstance(key_norm, NativeRMSNorm | None)
+        or not isinstance(query, SiblingLinear)
+        or not isinstance(key, SiblingLinear)
+        or not isinstance(qkv, PackedLinear)
+        or not isinstance(out, PackedLinear)
+        or not out.is_native
+        or head_dim % kernels.lanes
+    ):
+        return None
+    num_heads, num_kv_heads = query.out_features // head_dim, key.out_features // head_dim
+    if num_heads // num_kv_heads > kernels.max_sharing:
+        return None
+    return _Parts(
+        input_norm, post_norm, query_norm, key_norm, qkv, out, mlp,
+        num_heads, num_kv_heads, head_dim, index,
+    )  # fmt: skip
+
+
+AnyStep = TypeVar("AnyStep", bound=Step)
+
+
+def check_step(
+    step_type: type[AnyStep], specs: Sequence[LayerSpec], count: int, kernels: Kernels
+) -> AnyStep:
+    """A step of `count` rows, one new sequence, with a cache of its own."""
+    positions = np.arange(count)
+    share = Share(0, count, count, positions, positions, positions[:0], np.empty((0, 0), np.bool_))
+    batch = Batch([share], positions, positions, positions, positions)
+    cache = KVCache(specs, 1, count)
+    plan = NativeBackend(kernels).plan(batch, cache.scratch_slot)
+    return step_type(cache, specs, plan, torch.from_numpy(positions))
+
+
+class _NotedStep(Step):
+    """Keeps the options that the original layer attends with."""
+
+    options: AttentionOptions | None = None
+
+    def attend_layer(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:  # fmt: skip
+        self.options = options
+        return super().attend_layer(layer, query, key, value, options)
+
+
+def _checked(
+    layer: torch.nn.Module, parts: _Parts, kernels: Kernels, scratch: Scratch
+) -> NativeLayer | None:
+    """The layer's native forward, if it computes what the original does: outputs and cache."""
+    count, size = _CHECKED_ROWS, parts.qkv.in_features
+    hidden = torch.linspace(-1, 1, count * size).mul(97.0).sin().view(1, count, size)
+    hidden *= torch.tensor([1e-3, 1.0, 30.0, 0.1, 5.0]).view(1, count, 1)
+    angles = torch.arange(count).view(1, count, 1) * torch.linspace(1.0, 0.01, parts.head_dim // 2)
+    angles = torch.cat((angles, angles), dim=-1)
+    arguments: dict[str, Any] = {
+        "attention_mask": None,
+        "position_ids": torch.arange(count).unsqueeze(0),
+        "past_key_values": None,
+        "use_cache": False,
+        "position_embeddings": (angles.cos(), angles.sin()),
+    }
+
+    specs = [_spec(parts)] * (parts.layer + 1)
+    with torch.inference_mode():
+        first, second = (check_step(_NotedStep, specs, count, kernels) for _ in range(2))
+        try:
+            expected = layer(hidden, plan=first, **arguments)
+        except (RuntimeError, TypeError, ValueError, AttributeError):  # it takes something else
+            return None
+        options = first.options
+        if options is None or options.softcap is not None or options.sinks is not None:
+            return None
+        native = NativeLayer(layer, parts, options.scaling, kernels, scratch)
+        found = native(hidden, plan=second, **arguments)
+        is_ours = second.options is None
+        pairs = [(expected, found), (first.kv(parts.layer), second.kv(parts.layer))]
+        return native if is_ours and all(is_close(*pair) for pair in pairs) else None
+
+
+def is_close(expected: Any, found: torch.Tensor) -> bool:
+    """Whether every row of the two, [1, rows, ...], is the same but for rounding."""
+    if not isinstance(expected, torch.Tensor) or expected.shape != found.shape:
+        return False
+    error = (found - expected).flatten(1, -2).norm(dim=-1)
+    return bool((error <= _TOLERANCE * expected.flatten(1, -2).norm(dim=-1)).all())

@@ -1,0 +1,283 @@
+"""A drafting LM's trees, grown for several passes in one native call: see grow.cpp.
+
+The same as passes of engine steps between which a drafter ranks candidates and chooses leaves; what
+is saved is the way around a small model's pass, which takes longer than the pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cluster.core import TokenArray, TokenTree
+from cluster.engine.cpu.causal_lm import ForwardParts, NativeForward
+from cluster.engine.draw.native import RankedDraw
+
+_POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
+
+Ints = npt.NDArray[np.int32]
+
+
+class _Model(ctypes.Structure):
+    """grow.cpp's GrowingModel."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("layers", "caches", "windows")),
+        *((name, _POINTER) for name in ("embedding", "cosines", "sines", "norm", "output_bias")),
+        ("output", _POINTER),
+        *((name, _INT64) for name in ("num_layers", "size", "head_dim", "output_size")),
+        *((name, _INT64) for name in ("max_context_len", "row_size")),
+        ("output_format", _INT32),
+        ("cache_is_bf16", _INT32),
+        ("norm_epsilon", _FLOAT),
+    )
+
+
+class _Growth(ctypes.Structure):
+    """grow.cpp's Growth."""
+
+    _fields_ = (
+        *((name, _INT64) for name in ("num_candidates", "num_children", "width", "max_rows")),
+        ("vocab_size", _INT64),
+        *((name, _DOUBLE) for name in ("min_survival", "max_seconds")),
+        *((name, _POINTER) for name in ("interrupted", "scratch")),
+    )
+
+
+class _Tree(ctypes.Structure):
+    """grow.cpp's GrowingTree."""
+
+    _fields_ = (
+        ("draw", RankedDraw),
+        *((name, _DOUBLE) for name in ("tau", "coverage")),
+        *((name, _INT64) for name in ("max_tokens", "min_tokens", "num_stop_tokens")),
+        *((name, _POINTER) for name in ("stop_tokens", "slots", "delta")),
+        *((name, _INT64) for name in ("context_len", "num_delta", "max_slots", "num_slots")),
+        *((name, _INT64) for name in ("num_leaves", "num_nodes", "num_expanded")),
+        *((name, _POINTER) for name in ("slot_tokens", "slot_parents")),
+        *((name, _POINTER) for name in ("leaves", "leaf_tokens", "leaf_parents", "leaf_depths")),
+        ("leaf_survivals", _POINTER),
+        *((name, _POINTER) for name in ("expanded", "num_children", "children", "survivals")),
+        *((name, _POINTER) for name in ("token_ids", "scores", "log_probs")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthRules:
+    """How trees grow, as in `LMOptions`.
+
+    vocab_size: tokens below it are candidates.  max_seconds: after so much of a call no pass
+    begins.
+    """
+
+    num_candidates: int
+    num_children: int
+    width: int
+    max_rows: int
+    vocab_size: int
+    min_survival: float
+    max_seconds: float
+
+
+@dataclass(slots=True, eq=False)
+class Leaves:
+    """Nodes that wait to be expanded, as a heap of (-survival, node); the other lists are parallel.
+
+    parent_slots: -1 = the root.
+    """
+
+    heap: list[tuple[float, int]]
+    token_ids: list[int]
+    parent_slots: list[int]
+    depths: list[int]
+
+
+@dataclass(slots=True, eq=False)
+class Growing:
+    """A request's tree before a call, and what it is grown by.
+
+    base_len, delta, prefix_hash: the text as in `Work`; with a delta there is no tree yet, and its
+    last token is the root.  tree: expanded nodes in the order of their slots.  leaves: see there.
+    num_nodes: the root, expanded nodes and leaves.  max_slots: nodes that may have one.  draw: of
+    the token after the root.  tau, coverage: see `cluster.draft.sharpness`.  stop_token_ids end the
+    text from output position min_tokens on, as its length does at max_tokens.
+    """
+
+    request_id: str
+    base_len: int
+    delta: TokenArray
+    prefix_hash: int
+    tree: TokenTree
+    leaves: Leaves
+    num_nodes: int
+    max_slots: int
+    draw: RankedDraw
+    tau: float
+    coverage: float
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grown:
+    """What a call did to one tree.
+
+    expanded: nodes in the order of their slots, the root (0) first where it is among them.
+    num_children: of each; their tokens and survivals stand side by side, and they are numbered on
+    from Growing.num_nodes.  leaves: the new heap.  token_ids to log_probs: [expanded, candidates],
+    the rankings, as `DrawKernels.rank` has them.  tree: now.
+    """
+
+    expanded: list[int]
+    num_children: list[int]
+    children: list[int]
+    survivals: list[float]
+    leaves: list[tuple[float, int]]
+    token_ids: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.float64]
+    log_probs: npt.NDArray[np.float64]
+    tree: TokenTree
+
+
+class TreeGrower:
+    """Grows trees of the requests of one engine."""
+
+    def __init__(self, forward: NativeForward, max_context_len: int) -> None:
+        self._forward = forward
+        self._max_context_len = max_context_len
+        self._kernels = forward.kernels
+        self._model = _Model()
+        self._scratch = torch.empty(0)
+        self._parts: ForwardParts | None = None  # owns what the model's addresses are of
+        self._end = 0  # positions that it has rotations of
+        self._interrupted = ctypes.c_int32(0)
+
+    @property
+    def max_candidates(self) -> int:
+        return self._kernels.draws.max_ranked
+
+    def interrupt(self) -> None:
+        """End the call under way, or else the next one, after a pass; from any thread."""
+        self._interrupted.value = 1
+
+    def resume(self) -> None:
+        """What interrupted is dealt with: the next call goes on to its bounds."""
+        self._interrupted.value = 0
+
+    def grow(
+        self,
+        trees: Sequence[Growing],
+        texts: Sequence[tuple[npt.NDArray[np.int64], int]],
+        rules: GrowthRules,
+    ) -> list[Grown]:
+        """Make passes until a bound of the rules, an interruption, or no leaf is left to expand.
+
+        texts: of each tree's sequence (slot by position, tokens with KV); positions for the delta
+        and max_slots nodes have a slot.
+        """
+        end = max(tree.base_len + len(tree.delta) + tree.max_slots + 1 for tree in trees)
+        self._prepare(min(end, self._max_context_len))
+        num_rows = rules.max_rows + sum(len(tree.delta) for tree in trees)
+        size = self._kernels.growth_scratch(self._model, num_rows)
+        if size > len(self._scratch):
+            self._scratch = torch.empty(size)
+        states = [
+            _State(tree, slots, cached, rules)
+            for tree, (slots, cached) in zip(trees, texts, strict=True)
+        ]
+        growth = _Growth(
+            rules.num_candidates, rules.num_children, rules.width, rules.max_rows,
+            rules.vocab_size, rules.min_survival, rules.max_seconds,
+            ctypes.addressof(self._interrupted), self._scratch.data_ptr(),
+        )  # fmt: skip
+        pointers = (ctypes.c_void_p * len(states))(*(ctypes.addressof(s.tree) for s in states))
+        self._kernels.grow_trees(self._model, growth, pointers)
+        self.resume()
+        return [state.grown() for state in states]
+
+    def _prepare(self, end: int) -> None:
+        """The model with the rotations of positions below `end`."""
+        if end <= self._end:
+            return
+        self._parts = parts = self._forward.part_addresses(end)
+        self._end = parts.rotations[0].shape[1]
+        self._model = _Model(
+            *parts.addresses, *parts.sizes, self._max_context_len, parts.row_size,
+            parts.output_format, parts.is_cache_bf16, parts.norm_epsilon,
+        )  # fmt: skip
+
+
+class _State:
+    """One tree's arrays during a call."""
+
+    def __init__(
+        self,
+        growing: Growing,
+        slots: npt.NDArray[np.int64],
+        cached_len: int,
+        rules: GrowthRules,
+    ) -> None:
+        self._growing = growing
+        tree, leaves = growing.tree, growing.leaves
+        num_slots, num_leaves = len(tree), len(leaves.heap)
+        most = max(growing.max_slots - num_slots, 0) + 1  # nodes that can be expanded here
+        most_children = most * rules.num_children
+        self._tree = np.empty((2, num_slots + most), np.int32)
+        self._tree[0, :num_slots], self._tree[1, :num_slots] = tree.token_ids, tree.parents
+        most_leaves = num_leaves + most_children
+        ints = np.empty((4, most_leaves), np.int32)
+        self._leaves, self._leaf_survivals = ints[0], np.empty(most_leaves)
+        if num_leaves:
+            ints[0, :num_leaves] = [node for _, node in leaves.heap]
+            ints[1, :num_leaves] = leaves.token_ids
+            ints[2, :num_leaves] = leaves.parent_slots
+            ints[3, :num_leaves] = leaves.depths
+            self._leaf_survivals[:num_leaves] = [-cost for cost, _ in leaves.heap]
+        self._expanded = np.empty((2, most), np.int32)
+        self._children = np.empty(most_children, np.int32)
+        self._survivals = np.empty(most_children)
+        self._token_ids = np.empty((most, rules.num_candidates), np.int64)
+        self._ranked = np.empty((2, most, rules.num_candidates))
+        self._stop_tokens = np.array(growing.stop_token_ids, np.int32)
+        self._delta = np.ascontiguousarray(growing.delta[cached_len - growing.base_len :], np.int32)
+        self._slots = slots
+        assert slots.flags.c_contiguous, "slots are a view of one array"
+        self.tree = _Tree(
+            growing.draw, growing.tau, growing.coverage, growing.max_tokens, growing.min_tokens,
+            len(self._stop_tokens), self._stop_tokens.ctypes.data, slots.ctypes.data,
+            self._delta.ctypes.data, cached_len, len(self._delta), growing.max_slots, num_slots,
+            num_leaves, growing.num_nodes, 0, *_rows(self._tree), *_rows(ints),
+            self._leaf_survivals.ctypes.data,
+            *_rows(self._expanded), self._children.ctypes.data, self._survivals.ctypes.data,
+            self._token_ids.ctypes.data, *_rows(self._ranked),
+        )  # fmt: skip
+
+    def grown(self) -> Grown:
+        tree = self.tree
+        count, num_children = tree.num_expanded, tree.num_nodes - self._growing.num_nodes
+        survivals = self._leaf_survivals[: tree.num_leaves]
+        leaves = zip((-survivals).tolist(), self._leaves[: tree.num_leaves].tolist(), strict=True)
+        return Grown(
+            self._expanded[0, :count].tolist(),
+            self._expanded[1, :count].tolist(),
+            self._children[:num_children].tolist(),
+            self._survivals[:num_children].tolist(),
+            list(leaves),
+            self._token_ids[:count],
+            self._ranked[0, :count],
+            self._ranked[1, :count],
+            TokenTree(*self._tree[:, : tree.num_slots].copy()),
+        )
+
+
+def _rows(arrays: npt.NDArray[np.int32] | npt.NDArray[np.float64]) -> list[int]:
+    """The addresses of an array's rows."""
+    first, stride = arrays.ctypes.data, arrays.strides[0]
+    return [first + index * stride for index in range(len(arrays))]

@@ -1,0 +1,269 @@
+"""Products and attention of few rows on a CPU, in C++: compiled once per machine, then loaded.
+
+Why our own: a step of 1 to 16 rows is bound by reading the weights.  No library here multiplies
+bfloat16 weights by several rows at that cost, with the processor's bfloat16 instructions or
+without, none gives a row the same bits whatever stands beside it, and all wait for every thread at
+every layer.
+The sources say how; without a compiler everything runs as before, by torch's libraries.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import logging
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cluster import cpp
+from cluster.engine.device import empty_in_huge_pages
+from cluster.engine.draw.native import DrawKernels
+from cluster.engine.types import LayerSpec
+
+log = logging.getLogger(__name__)
+
+_SOURCES = (
+    "pool.h", "vectors.h", "operations.h", "pool.cpp", "linear.cpp", "attention.cpp",
+    "elementwise.cpp", "decoder_layer.cpp", "draw.cpp", "rank.cpp", "grow.cpp",
+)  # fmt: skip
+
+_POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+
+
+class Format(enum.IntEnum):
+    """Of a packed weight, and what it is multiplied by; operations.h's.
+
+    FLOAT32, BF16: by float32.  BF16_PRODUCTS: by rows rounded to bfloat16, as the processor
+    multiplies them; sums are float32's all the same.
+    """
+
+    FLOAT32 = 0
+    BF16 = 1
+    BF16_PRODUCTS = 2
+
+
+class Kernels:
+    """The compiled functions.
+
+    num_threads: that one call may use.  lanes: floats in a vector; attention wants heads of a
+    multiple of it.  max_sharing: query heads per key head at most.  block: outputs that a packed
+    weight's blocks hold.  multiplies_bf16: whether BF16_PRODUCTS has instructions here; without
+    any it gives nearly the same numbers, slowly.  draws: those over the vocabulary.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        library.linear.argtypes = [_POINTER] * 5 + [_LONG] * 3 + [_INT] * 2
+        library.linear.restype = None
+        library.linear_block.restype = _LONG
+        library.attention_limit.argtypes = [_INT]
+        library.attention_limit.restype = _LONG
+        library.attention.argtypes = [
+            _POINTER, _LONG, _LONG, _POINTER, *[_LONG] * 3, *[_POINTER] * 6, _LONG, *[_POINTER] * 2,
+            _FLOAT, _FLOAT, _LONG, _INT, _INT,
+        ]  # fmt: skip
+        library.attention.restype = None
+        library.rms_norm.argtypes = [*[_POINTER] * 3, _LONG, _LONG, _FLOAT]
+        library.rms_norm.restype = None
+        library.silu_product.argtypes = [_POINTER, _POINTER, _LONG, _LONG]
+        library.silu_product.restype = None
+        library.write_rows.argtypes = [
+            _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *[_LONG] * 3,
+        ]  # fmt: skip
+        library.write_rows.restype = None
+        library.decoder_layer.argtypes = [*[_POINTER] * 3, _LONG, *[_POINTER] * 2, _INT]
+        library.decoder_layer.restype = None
+        library.decoder_layers.argtypes = [*[_POINTER] * 4, _LONG, _POINTER, _INT]
+        library.decoder_layers.restype = None
+        library.decoder_layer_scratch.argtypes = [_POINTER, ctypes.c_int64]
+        library.decoder_layer_scratch.restype = ctypes.c_int64
+        library.growth_scratch.argtypes = [_POINTER, ctypes.c_int64]
+        library.growth_scratch.restype = ctypes.c_int64
+        library.grow_trees.argtypes = [*[_POINTER] * 3, ctypes.c_int64, _INT]
+        library.grow_trees.restype = ctypes.c_int64
+        self.draws = DrawKernels(library)
+        self.num_threads = 1
+        self._linear = library.linear
+        self._attention = library.attention
+        self._rms_norm = library.rms_norm
+        self._silu_product = library.silu_product
+        self._write_rows = library.write_rows
+        self._decoder_layer = library.decoder_layer
+        self._decoder_layers = library.decoder_layers
+        self._decoder_layer_scratch = library.decoder_layer_scratch
+        self._growth_scratch = library.growth_scratch
+        self._grow_trees = library.grow_trees
+        self.block: int = library.linear_block()
+        self.lanes: int = library.attention_limit(0)
+        self.max_sharing: int = library.attention_limit(1)
+        self.multiplies_bf16 = bool(library.multiplies_bf16())
+
+    @property
+    def num_threads(self) -> int:
+        return self._num_threads
+
+    @num_threads.setter
+    def num_threads(self, num_threads: int) -> None:
+        self._num_threads = self.draws.num_threads = num_threads
+
+    def attends(self, num_heads: int, layer: LayerSpec) -> bool:
+        """Whether `attention` can compute a layer with so many query heads."""
+        return (
+            layer.device.type == "cpu"
+            and layer.dtype in (torch.float32, torch.bfloat16)
+            and layer.head_dim % self.lanes == 0
+            and num_heads // layer.num_kv_heads <= self.max_sharing
+        )
+
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
+        """weight [out, in], float32 or bfloat16 -> the layout that `linear` reads, same dtype."""
+        num_outputs, num_inputs = weight.shape
+        is_bf16 = weight.dtype == torch.bfloat16
+        num_blocks = -(-num_outputs // self.block)
+        padding = (0, num_inputs % 2 if is_bf16 else 0, 0, num_blocks * self.block - num_outputs)
+        padded = torch.nn.functional.pad(weight, padding)
+        if is_bf16:
+            strips = padded.view(num_blocks, 2, 2, self.lanes, -1, 2).permute(0, 1, 4, 2, 3, 5)
+        else:
+            strips = padded.view(num_blocks, 2, 2, self.lanes, -1).permute(0, 1, 4, 2, 3)
+        return empty_in_huge_pages(strips.shape, weight.dtype).copy_(strips)
+
+    def linear(
+        self, rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int,
+        format: Format,
+    ) -> torch.Tensor:  # fmt: skip
+        """rows float32 [..., in], bias float32 [out] -> float32 [..., out]; a row's result depends
+        on that row alone, to the bit."""
+        rows = rows.contiguous()
+        num_inputs = rows.shape[-1]
+        num_rows = rows.numel() // num_inputs
+        output = torch.empty((*rows.shape[:-1], num_outputs))
+        panels = torch.empty_like(rows)
+        self._linear(
+            rows.data_ptr(), panels.data_ptr(), packed.data_ptr(),
+            None if bias is None else bias.data_ptr(), output.data_ptr(),
+            num_rows, num_inputs, num_outputs, format, self.num_threads,
+        )  # fmt: skip
+        return output
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        kv: torch.Tensor,
+        rows: RowPointers,
+        scaling: float,
+        softcap: float | None,
+        sinks: torch.Tensor | None,
+        window: int | None,
+    ) -> torch.Tensor:
+        """query float32 [heads, rows, head_dim], each head's row contiguous; kv [slots, 2,
+        kv_heads, head_dim], contiguous, float32 or bfloat16.  Returns float32 [rows, heads,
+        head_dim], zero where no share has the row."""
+        num_heads, num_rows, head_dim = query.shape
+        output = torch.empty((num_rows, num_heads, head_dim))
+        if rows.num_rows < num_rows:
+            output[rows.num_rows :].zero_()
+        self._attention(
+            query.data_ptr(), query.stride(0), query.stride(1), kv.data_ptr(),
+            kv.shape[2], num_heads, head_dim, *rows.pointers, rows.num_tasks, output.data_ptr(),
+            None if sinks is None else sinks.data_ptr(), scaling, softcap or 0.0, window or 0,
+            kv.dtype == torch.bfloat16, self.num_threads,
+        )  # fmt: skip
+        return output
+
+    def rms_norm(self, rows: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+        """weight * rows / sqrt(mean(rows^2) + epsilon): rows [..., size], weight float32."""
+        dtype = rows.dtype
+        rows = rows.float().contiguous()
+        output = torch.empty_like(rows)
+        size = rows.shape[-1]
+        num_rows = rows.numel() // size
+        self._rms_norm(
+            rows.data_ptr(), weight.data_ptr(), output.data_ptr(), num_rows, size, epsilon
+        )
+        return output.to(dtype)
+
+    def silu_product(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows float32 [..., 2 * size], gates first -> silu(gates) * the others, [..., size]."""
+        rows = rows.float().contiguous()
+        size = rows.shape[-1] // 2
+        output = torch.empty((*rows.shape[:-1], size))
+        self._silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
+        return output
+
+    def write_rows(
+        self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> None:
+        """key, value: float32 [kv_heads, rows, head_dim], each head's row contiguous, into the
+        slots int64[rows] of kv [slots, 2, kv_heads, head_dim], float32 and contiguous."""
+        num_heads, num_rows, head_dim = key.shape
+        self._write_rows(
+            key.data_ptr(), key.stride(0), key.stride(1),
+            value.data_ptr(), value.stride(0), value.stride(1),
+            slots.data_ptr(), kv.data_ptr(), num_rows, num_heads, head_dim,
+        )  # fmt: skip
+
+    def decoder_layer(
+        self, weights: ctypes.Structure, rows: ctypes.Structure, kv: int, window: int,
+        hidden: int, output: int,
+    ) -> None:  # fmt: skip
+        """A whole layer; the structures are `decoder_layer.py`'s, all else addresses."""
+        self._decoder_layer(
+            ctypes.byref(weights), ctypes.byref(rows), kv, window, hidden, output, self.num_threads
+        )
+
+    def decoder_layers(
+        self, weights: ctypes.Array[Any], rows: ctypes.Structure, kvs: ctypes.Array[Any],
+        windows: ctypes.Array[Any], hidden: int,
+    ) -> None:  # fmt: skip
+        """Layers one after the other, in place; arrays of one entry per layer."""
+        self._decoder_layers(
+            weights, ctypes.byref(rows), kvs, windows, len(weights), hidden, self.num_threads
+        )
+
+    def decoder_layer_scratch(self, weights: ctypes.Structure, num_rows: int) -> int:
+        """Floats of scratch memory that a layer takes for so many rows."""
+        return int(self._decoder_layer_scratch(ctypes.byref(weights), num_rows))
+
+    def growth_scratch(self, model: ctypes.Structure, num_rows: int) -> int:
+        """Floats of scratch memory that `grow_trees` takes for passes of so many rows."""
+        return int(self._growth_scratch(ctypes.byref(model), num_rows))
+
+    def grow_trees(
+        self, model: ctypes.Structure, growth: ctypes.Structure, trees: ctypes.Array[Any]
+    ) -> int:
+        """Passes made; the structures are `growth.py`'s, trees an array of pointers to some."""
+        return int(
+            self._grow_trees(
+                ctypes.byref(model), ctypes.byref(growth), trees, len(trees), self.num_threads
+            )
+        )
+
+
+class RowPointers:
+    """Where the attention kernel finds what each row of a batch sees; addresses, so the arrays
+    behind them must outlive it."""
+
+    __slots__ = ("num_rows", "num_tasks", "pointers")
+
+    def __init__(self, num_rows: int, num_tasks: int, pointers: tuple[int, ...]) -> None:
+        self.num_rows = num_rows
+        self.num_tasks = num_tasks
+        self.pointers = pointers
+
+
+@cache
+def load() -> Kernels | None:
+    """The kernels for this machine; None where they cannot be built, see `cpp.load`."""
+    library = cpp.load(Path(__file__).parent, _SOURCES)
+    if library is None:
+        return None
+    try:
+        kernels = Kernels(library)
+    except AttributeError as error:
+        log.info("no native kernels, torch's libraries are used: %s", error)
+        return None
+    kernels.num_threads = torch.get_num_threads()
+    return kernels

@@ -1,0 +1,226 @@
+"""A layer's small parts for our kernels: norms, gated feed-forwards, and products of one input.
+
+Between the products of a decoding step torch spends most of its time on starting tiny operations.
+The parts that nearly every model has are recognised by what they hold, replaced, and compared with
+the original on random rows first: an unusual variant stays as it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeGuard
+
+import torch
+
+from cluster.engine.cpu.kernels import Kernels
+from cluster.engine.cpu.packed_linear import PackedLinear, is_packable
+
+log = logging.getLogger(__name__)
+
+# Layers that are given the same input, by the names that transformers' models use.
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"),)
+_CHECKED_ROWS = 3
+_TOLERANCE = 1e-5
+
+
+class NativeRMSNorm(torch.nn.Module):
+    """weight * x / sqrt(mean(x^2) + epsilon) in float32."""
+
+    def __init__(self, kernels: Kernels, weight: torch.nn.Parameter, epsilon: float) -> None:
+        super().__init__()
+        self._kernels = kernels
+        self.weight = weight
+        self.variance_epsilon = epsilon
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [..., size] -> the same shape."""
+        return self._kernels.rms_norm(rows, self.weight, self.variance_epsilon)
+
+
+class NativeMLP(torch.nn.Module):
+    """down(silu(gate(x)) * up(x)), the two first products in one pass over their weights."""
+
+    def __init__(self, kernels: Kernels, mlp: torch.nn.Module) -> None:
+        super().__init__()
+        self._kernels = kernels
+        children = dict(mlp.named_children())
+        self.gate_up = joined([children["gate_proj"], children["up_proj"]], kernels)
+        self.down = PackedLinear(_linear(children["down_proj"]), kernels)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [..., size] -> the same shape."""
+        return self.down.product(self._kernels.silu_product(self.gate_up.product(rows)))
+
+
+class _Siblings:
+    """Layers with one input: whoever is asked first computes for all.
+
+    What was computed is kept until everyone has taken his part, for that very tensor only.
+    """
+
+    def __init__(self, product: PackedLinear, num_parts: int) -> None:
+        self._product = product
+        self._num_parts = num_parts
+        self._rows: torch.Tensor | None = None
+        self._version = 0
+        self._output: torch.Tensor | None = None
+        self._left: set[int] = set()
+
+    def part(self, index: int, rows: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        version = 0 if rows.is_inference() else rows._version
+        is_same = rows is self._rows and version == self._version
+        if self._output is None or not is_same or index not in self._left:
+            self._rows, self._version = rows, version
+            self._output = self._product.product(rows)
+            self._left = set(range(self._num_parts))
+        output = self._output[..., start:stop]
+        self._left.discard(index)
+        if not self._left:
+            self._rows = self._output = None
+        return output
+
+
+class SiblingLinear(torch.nn.Module):
+    """One of several linear layers that are given the same input."""
+
+    weight: torch.Tensor
+
+    def __init__(
+        self, linear: torch.nn.Linear, siblings: _Siblings, index: int, start: int
+    ) -> None:
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self._siblings = siblings
+        self._index = index
+        self._start = start
+        # As PackedLinear's: shape and dtype without the numbers.
+        empty = linear.weight.detach().new_zeros(1, 1).expand(linear.weight.shape)
+        self.register_buffer("weight", empty, False)
+        self.bias = linear.bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [..., in_features] -> [..., out_features], a view of all siblings' output."""
+        stop = self._start + self.out_features
+        return self._siblings.part(self._index, rows, self._start, stop)
+
+
+def fuse_layers(module: torch.nn.Module, kernels: Kernels) -> int:
+    """Replace what our kernels compute in one go, in float32 models on the CPU; returns how many.
+
+    To be called before the remaining linear layers are packed.
+    """
+    num_fused = 0
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            fused = _fused(child, kernels)
+            if fused is not None:
+                setattr(parent, name, fused)
+                num_fused += 1
+        for names in _SIBLINGS:
+            num_fused += _join_siblings(parent, names, kernels)
+    log.info("layers fused count=%d", num_fused)
+    return num_fused
+
+
+def joined(layers: Sequence[torch.nn.Module], kernels: Kernels) -> PackedLinear:
+    """Linear layers of one input as one, outputs side by side."""
+    linears = [_linear(layer) for layer in layers]
+    first = linears[0]
+    num_outputs = sum(linear.out_features for linear in linears)
+    has_bias = first.bias is not None
+    both = torch.nn.Linear(first.in_features, num_outputs, bias=has_bias, device="meta")
+    both.weight = torch.nn.Parameter(torch.cat([each.weight for each in linears]), False)
+    if has_bias:
+        both.bias = torch.nn.Parameter(torch.cat([each.bias for each in linears]), False)
+    return PackedLinear(both, kernels)
+
+
+def _linear(module: torch.nn.Module) -> torch.nn.Linear:
+    assert isinstance(module, torch.nn.Linear)
+    return module
+
+
+def _fused(module: torch.nn.Module, kernels: Kernels) -> torch.nn.Module | None:
+    for candidate in _candidates(module, kernels):
+        make, size = candidate
+        made = make()
+        if _agree(module, made, size):
+            return made
+    return None
+
+
+def _candidates(
+    module: torch.nn.Module, kernels: Kernels
+) -> Iterator[tuple[Callable[[], torch.nn.Module], int]]:
+    """(how to make what could replace the module, the size of its input)."""
+    if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
+        return
+    children = dict(module.named_children())
+    if type(module).__name__.endswith("RMSNorm") and not children:
+        weight = getattr(module, "weight", None)
+        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        if _is_plain_vector(weight) and isinstance(epsilon, float):
+            yield lambda: NativeRMSNorm(kernels, weight, epsilon), len(weight)
+    elif {"gate_proj", "up_proj", "down_proj"} <= children.keys():
+        parts = [children[name] for name in ("gate_proj", "up_proj", "down_proj")]
+        if not all(isinstance(part, torch.nn.Linear) for part in parts):
+            return
+        others = [child for child in children.values() if child not in parts]
+        gate, up = _linear(parts[0]), _linear(parts[1])
+        if (
+            all(is_packable(part) and part.weight.dtype == torch.float32 for part in parts)
+            and (gate.bias is None) == (up.bias is None)
+            and gate.weight.shape == up.weight.shape
+            and not any(each.numel() for other in others for each in other.parameters())
+        ):
+            yield lambda: NativeMLP(kernels, module), gate.in_features
+
+
+def _is_plain_vector(weight: Any) -> TypeGuard[torch.nn.Parameter]:
+    return (
+        type(weight) is torch.nn.Parameter
+        and weight.dim() == 1
+        and weight.dtype == torch.float32
+        and weight.device.type == "cpu"
+        and weight.is_contiguous()
+    )
+
+
+def _agree(original: torch.nn.Module, fused: torch.nn.Module, size: int) -> bool:
+    """Whether the two compute the same for a few rows, one of them large and one of them small."""
+    rows = torch.linspace(-1, 1, _CHECKED_ROWS * size).mul(97.0).sin().view(1, _CHECKED_ROWS, size)
+    rows = rows * torch.tensor([1e-3, 1.0, 30.0]).view(1, _CHECKED_ROWS, 1)
+    with torch.inference_mode():
+        try:
+            expected = original(rows)
+        except (RuntimeError, TypeError, ValueError):  # it takes something else than rows
+            return False
+        if not isinstance(expected, torch.Tensor) or expected.shape != rows.shape:
+            return False
+        error = (fused(rows) - expected).norm(dim=-1)
+        return bool((error <= _TOLERANCE * expected.norm(dim=-1)).all())
+
+
+def _join_siblings(parent: torch.nn.Module, names: Sequence[str], kernels: Kernels) -> int:
+    children = dict(parent.named_children())
+    layers = [children[name] for name in names if name in children]
+    if len(layers) < len(names) or not all(
+        is_packable(layer)
+        and layer.weight.dtype == torch.float32
+        and layer.in_features == layers[0].in_features
+        and (layer.bias is None) == (layers[0].bias is None)
+        for layer in layers
+    ):
+        return 0
+    product = joined(layers, kernels)
+    siblings = _Siblings(product, len(names))
+    start = 0
+    for index, name in enumerate(names):
+        linear = _linear(children[name])
+        setattr(parent, name, SiblingLinear(linear, siblings, index, start))
+        start += linear.out_features
+    # Kept where the other products are found, and freed with the parent.
+    parent.register_module("qkv_product", product)
+    return 1

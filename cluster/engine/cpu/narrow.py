@@ -1,0 +1,90 @@
+"""bfloat16 on a CPU by our own kernels: weights, keys and values are kept in it, sums in float32.
+
+torch's libraries take a model in bfloat16 operation by operation, with a result rounded after
+each, and with more time between the products than in them.  Our kernels take a float32 model: so
+the model's numbers are widened, its layers fused and packed, and what is only kept (weights, cache)
+becomes bfloat16 again.  Where the processor multiplies bfloat16, rows are rounded to it before a
+product, as they would be in a bfloat16 model; norms, attention and residuals stay in float32.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cluster.config import EngineConfig
+from cluster.engine.cpu import kernels
+from cluster.engine.cpu.decoder_layer import NativeLayer
+from cluster.engine.cpu.kernels import Format, Kernels
+from cluster.engine.cpu.packed_linear import PackedLinear, linear_share
+from cluster.engine.types import LayerSpec
+
+log = logging.getLogger(__name__)
+
+# Of a model's weights: what is not in plain linear layers would take twice the memory.
+_LINEAR_SHARE = 0.99
+# Rounding to 8 bits, against the exact product; a wrong instruction is off by about 1.
+_TOLERANCE = 2e-2
+_CHECKED_ROWS = (1, 2, 7, 13, 30)
+
+
+def widen(
+    module: torch.nn.Module, config: EngineConfig, num_heads: int, layers: Sequence[LayerSpec]
+) -> bool:
+    """Make a bfloat16 model one of float32 where our kernels will bring it back to bfloat16.
+
+    num_heads: of queries.  layers: as probed.  False: the kernels cannot serve it, nothing is
+    changed.
+    """
+    native = kernels.load()
+    if (
+        {each.dtype for each in module.parameters()} != {torch.bfloat16}
+        or native is None
+        or not all(native.attends(num_heads, layer) for layer in layers)
+        or config.compile
+        or config.tensor_parallel > 1
+        or config.attention not in ("auto", "native")
+        or linear_share(module) < _LINEAR_SHARE
+    ):
+        return False
+    module.float()
+    return True
+
+
+def multiply_in_bf16(module: torch.nn.Module, native: Kernels) -> int:
+    """Let the packed bfloat16 weights of a widened model be multiplied in bfloat16, where the
+    processor does that; returns how many there are."""
+    layers = [
+        child
+        for child in module.modules()
+        if isinstance(child, PackedLinear) and child.format == Format.BF16
+    ]
+    if not native.multiplies_bf16 or not layers or not _agrees(layers[0]):
+        return 0
+    for layer in layers:
+        layer.format = Format.BF16_PRODUCTS
+    for each in module.modules():
+        forward: Any = each.forward
+        if isinstance(forward, NativeLayer):
+            forward.take_formats()
+    log.info("products in bfloat16 count=%d", len(layers))
+    return len(layers)
+
+
+def _agrees(layer: PackedLinear) -> bool:
+    """Whether the rounded products are the exact ones but for rounding."""
+    with torch.inference_mode():
+        for num_rows in _CHECKED_ROWS:
+            rows = torch.linspace(-1, 1, num_rows * layer.in_features).mul(97.0).sin()
+            rows = rows.view(num_rows, layer.in_features)
+            layer.format = Format.BF16
+            exact = layer.product(rows)
+            layer.format = Format.BF16_PRODUCTS
+            error = (layer.product(rows) - exact).norm()
+            layer.format = Format.BF16
+            if not error <= _TOLERANCE * exact.norm():
+                return False
+    return True

@@ -1,0 +1,210 @@
+"""Linear layers whose weights are laid out for few rows, on a CPU.
+
+A step of decoding or verification multiplies 1 to 64 rows with every weight: it is bound by memory,
+so 8 rows should cost hardly more than one.  torch's own linear layer calls a matrix product that
+rearranges the weights in every call, which for a few rows is most of its time.  Here they are
+arranged once, at load: for our own kernels where they can be built, else by MKL (float32) or
+oneDNN (bfloat16), the libraries torch computes with anyway, through the operators its compiler
+uses.  Results differ by rounding only.
+
+Our kernels keep a float32 weight as bfloat16 where that loses nothing, as with every checkpoint
+that was published in bfloat16: the results are float32's, to the bit, for half the memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable
+from typing import TypeGuard
+from weakref import WeakValueDictionary
+
+import torch
+
+from cluster.engine.cpu import kernels
+from cluster.engine.cpu.kernels import Format, Kernels
+from cluster.engine.device import computes
+
+log = logging.getLogger(__name__)
+
+# What the libraries are told about the number of rows when they choose the layout.  It is good
+# from 1 row to hundreds; layouts chosen for fewer rows get slow beyond those.
+_EXPECTED_ROWS = 64
+# Rows for which a packed layer is compared with the plain one before any is trusted.
+_CHECKED_ROWS = (1, 2, 3, 8, 17, 64, 100)
+# Weights in our kernels, of all those that are multiplied, from which a model counts as native.
+_NATIVE_SHARE = 0.99
+_TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+_numbers = itertools.count()
+# A compiled graph names a packed layer by its number: the compiler does not know such weights.
+packed_layers: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
+
+
+class PackedLinear(torch.nn.Module):
+    """A linear layer for inference: y = x W^T + b.
+
+    `weight` has the shape, dtype and device of W and none of its numbers (it takes no memory);
+    they are in the packed form.  `format`: how our kernels multiply them.
+    """
+
+    weight: torch.Tensor
+    format: Format
+
+    def __init__(self, linear: torch.nn.Linear, native: Kernels | None = None) -> None:
+        """native: pack for these kernels; None = for torch's libraries."""
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        weight = linear.weight.detach()
+        self._native = native
+        self.uses_mkl = weight.dtype == torch.float32 and torch._C.has_mkl
+        self.bias = linear.bias
+        self.float_bias: torch.Tensor | None = None
+        packed: torch.Tensor
+        if native is not None:
+            packed = native.pack(_narrowed(weight))
+            if linear.bias is not None:
+                self.float_bias = linear.bias.detach().float()
+        elif self.uses_mkl:
+            packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, _EXPECTED_ROWS)
+        else:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, _EXPECTED_ROWS)
+        self.packed = packed
+        self.format = Format.BF16 if packed.dtype == torch.bfloat16 else Format.FLOAT32
+        self.register_buffer("weight", weight.new_zeros(1, 1).expand(weight.shape), False)
+        self.number = next(_numbers)
+        packed_layers[self.number] = self
+
+    @property
+    def is_native(self) -> bool:
+        """Whether our own kernel computes it: then a row's bits do not depend on other rows."""
+        return self._native is not None
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """rows [..., in_features] -> [..., out_features]."""
+        if torch.compiler.is_compiling():
+            opaque: torch.Tensor = torch.ops.drafthouse.packed_linear(
+                rows, self.number, self.out_features
+            )
+            return opaque
+        return self.product(rows)
+
+    def product(self, rows: torch.Tensor) -> torch.Tensor:
+        """What `forward` returns, by the library that packed the weights."""
+        product: torch.Tensor
+        if self._native is not None:
+            product = self._native.linear(
+                rows.float(), self.packed, self.float_bias, self.out_features, self.format
+            )
+            return product.to(rows.dtype)
+        if self.uses_mkl:
+            num_rows = rows.numel() // self.in_features
+            product = torch.ops.mkl._mkl_linear(rows, self.packed, self.weight, self.bias, num_rows)
+        else:
+            product = torch.ops.mkldnn._linear_pointwise(
+                rows, self.packed, self.bias, "none", [], ""
+            )
+        return product
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+def choose_kernels(module: torch.nn.Module, *, only_native: bool = False) -> Kernels | None:
+    """Our kernels, if they are to compute the module's linear layers; None = torch's libraries are.
+
+    only_native: whatever is faster.
+    """
+    native = kernels.load()
+    first = next((child for child in module.modules() if is_packable(child)), None)
+    if native is None or first is None:
+        return None
+    # Where the processor itself multiplies the format, oneDNN makes use of that.
+    is_wanted = only_native or _is_emulated(first.weight.dtype)
+    return native if is_wanted and _agrees(first, native) else None
+
+
+def pack_linears(module: torch.nn.Module, native: Kernels | None = None) -> int:
+    """Replace every plain linear layer on the CPU by a packed one; returns how many there were.
+
+    Layers with hooks (tensor parallelism, offloading), quantised ones and other subclasses stay.
+    A weight that is shared, as an output layer's with the embedding, gets a copy.  Where torch's
+    libraries cannot do it, or a packed product is not the plain one's, every layer stays.
+    native: kernels to pack for, as chosen by `choose_kernels`; None = torch's libraries.
+    """
+    num_packed = 0
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            if not is_packable(child):
+                continue
+            if native is None and num_packed == 0 and not _agrees(child, None):
+                log.warning("linear layers stay as they are: packed ones do not work here")
+                return 0
+            setattr(parent, name, PackedLinear(child, native))
+            num_packed += 1
+    log.info("linear layers packed count=%d native=%s", num_packed, native is not None)
+    return num_packed
+
+
+def is_native(module: torch.nn.Module) -> bool:
+    """Whether our kernels compute (nearly) all products with the module's weights."""
+    share = _share(module, lambda child: isinstance(child, PackedLinear) and child.is_native)
+    return share > _NATIVE_SHARE
+
+
+def linear_share(module: torch.nn.Module) -> float:
+    """The part of the module's weights, embeddings aside, that `pack_linears` could pack."""
+    return _share(module, is_packable)
+
+
+def _share(module: torch.nn.Module, is_meant: Callable[[torch.nn.Module], bool]) -> float:
+    meant = other = 0
+    for child in module.modules():
+        if isinstance(child, torch.nn.Linear | PackedLinear) and is_meant(child):
+            meant += child.in_features * child.out_features
+        elif not isinstance(child, torch.nn.Embedding):
+            own = child.parameters(recurse=False)
+            other += sum(each.numel() for each in own if each.dim() > 1)
+    return meant / max(meant + other, 1)
+
+
+def _is_emulated(dtype: torch.dtype) -> bool:
+    return dtype == torch.float32 or not computes(dtype)
+
+
+def _narrowed(weight: torch.Tensor) -> torch.Tensor:
+    """The weight as bfloat16 where that loses nothing, else as it is."""
+    narrow = weight.to(torch.bfloat16)
+    return narrow if torch.equal(narrow.to(weight.dtype), weight) else weight
+
+
+def is_packable(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
+    """Whether this is a plain linear layer on the CPU, which nobody else has plans with."""
+    return (
+        type(module) is torch.nn.Linear
+        and type(module.weight) is torch.nn.Parameter
+        and module.weight.device.type == "cpu"
+        and module.weight.dtype in _TOLERANCES
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+        and not hasattr(module, "_hf_hook")  # accelerate's, which replaces the forward itself
+    )
+
+
+def _agrees(linear: torch.nn.Linear, way: Kernels | None) -> bool:
+    """Whether a packed copy of `linear` gives its products, for all the row counts checked."""
+    weight = linear.weight
+    with torch.inference_mode():
+        try:
+            packed = PackedLinear(linear, way)
+            for num_rows in _CHECKED_ROWS:
+                rows = torch.linspace(-1, 1, num_rows * linear.in_features, dtype=weight.dtype)
+                rows = rows.view(num_rows, linear.in_features).sin()
+                expected = linear(rows).float()
+                error = (packed(rows).float() - expected).norm()
+                if not error <= _TOLERANCES[weight.dtype] * expected.norm():
+                    return False
+        except (RuntimeError, AttributeError):  # a build of torch without these operators
+            return False
+    return True

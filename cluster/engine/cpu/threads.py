@@ -1,0 +1,47 @@
+"""The threads of a worker process: how many, and whose."""
+
+from __future__ import annotations
+
+import torch
+
+from cluster.config import EngineConfig
+from cluster.engine.cpu import kernels
+from cluster.engine.device import num_cores, resolve_device
+
+# Whether this process's threads were set by us.
+_are_ours = False
+
+
+def configure_threads(config: EngineConfig) -> int:
+    """Set the threads of this process's products and return how many there are.
+
+    Call it once at the start of a worker process, never in a library: it is process-wide, and
+    Ray starts actors of less than one CPU with OMP_NUM_THREADS=1.  0 = all cores where our own
+    kernels run, for they lose little to what else wants a core, otherwise half of them; shared by
+    the ranks of a tensor-parallel group, at least one.
+    """
+    global _are_ours
+    native = kernels.load() if resolve_device(config.device).type == "cpu" else None
+    threads = config.threads
+    if threads == 0:
+        cores = num_cores() if native is not None else num_cores() // 2
+        threads = max(1, cores // config.tensor_parallel)
+    torch.set_num_threads(threads)
+    if native is not None:
+        native.num_threads = threads
+    _are_ours = True
+    return threads
+
+
+def spare_torch_threads() -> None:
+    """All that is worth several threads is in our kernels: torch's own would only wait for each
+    other.  Changes nothing in a process whose threads `configure_threads` did not set."""
+    if _are_ours:
+        torch.set_num_threads(1)
+
+
+def spare_cores(config: EngineConfig) -> None:
+    """Torch's own kernels do the work after all: they get half the cores, as without ours.
+    Changes nothing in a process whose threads `configure_threads` did not set."""
+    if _are_ours and config.threads == 0:
+        torch.set_num_threads(max(1, num_cores() // 2 // config.tensor_parallel))

@@ -1,0 +1,238 @@
+"""The model's forward as CUDA graphs, one for each of a few widths of a step.
+
+An eager step of a transformers model launches hundreds of kernels from Python, which takes a GPU
+longer to be told than to do.  A graph is told once.  It fixes addresses and launch grids, so a step
+is padded to a width that has one, everything it needs is written to the same words on the device,
+in one copy, and the sections of the attention's layout have room for any batch of that width
+(`Frame` of attention/triton/layout.py).  What is captured is the forward of eager steps itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from cluster.config import EngineConfig
+from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, Step
+from cluster.engine.graphs.capture import Capture, CudaCapture, Replay, Staging, Words
+from cluster.engine.loading.model import LoadedModel
+from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.schedule.batch import Batch
+from cluster.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# Rows of a step that has a graph.  Wider ones compute for longer than their launches take.
+WIDTHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# token_ids, positions, slots, logit_rows: an int64 for each row.
+_NUM_INDICES = 4
+_WORDS_PER_INDEX = 2
+# Slots and trees of a step, 16 MiB of them at most; where a step has more it runs eagerly.
+_MAX_REST_WORDS = 2**22
+# Of one sequence's tree; 128 nodes take three quarters of them.
+_TREE_WORDS = 1024
+# Beyond the largest eager step's: the graphs' own pool, and their logits.
+_ACTIVATIONS = 2
+
+
+class StepForm(Protocol):
+    """What a graph fixes of the attention of its steps.  Equal forms can share one; hashable."""
+
+    def num_words(self, batch: Batch) -> int:
+        """How many words `lay_out` writes."""
+        ...
+
+    def lay_out(self, batch: Batch, out: Words) -> None:
+        """Write what the plan reads of this step."""
+        ...
+
+    def plan(self, words: torch.Tensor) -> AttentionPlan:
+        """Attends by what `words`, int32 on the device, say at that time."""
+        ...
+
+
+@runtime_checkable
+class FormBackend(Protocol):
+    """A backend whose steps can be brought into a form."""
+
+    def form(self, num_rows: int, max_rows: int) -> StepForm | None:
+        """The form of batches of `num_rows` rows, at most `max_rows` of one sequence.  None where
+        the model's layers have none; they are known once a step has run."""
+        ...
+
+
+class GraphedForward:
+    """Steps of a model as graphs, each captured when its form is first met; one thread at a time.
+
+    Where anything goes wrong with that, a warning says so once and every step runs eagerly.
+    """
+
+    def __init__(
+        self, model: LoadedModel, cache: KVCache, backend: FormBackend, capture: Capture,
+        *, widths: tuple[int, ...], rest_words: int,
+    ) -> None:  # fmt: skip
+        """widths: ascending.  rest_words: of slots and trees, that a step may have."""
+        self.has_failed = False
+        self._model = model
+        self._cache = cache
+        self._backend = backend
+        self._capture = capture
+        self._widths = widths
+        self._replays: dict[StepForm, Replay] = {}
+        widest = backend.form(widths[-1], widths[-1])
+        assert widest is not None, "the backend knows no form of this model's steps"
+        fixed = _num_index_words(widths[-1]) + widest.num_words(self._padding(widths[-1]))
+        self._staging = Staging(fixed + rest_words, model.device)
+        # Outside the pool: one result may be read while no graph may have it overwritten.
+        self._logits = torch.zeros(
+            (widths[-1], model.vocab_size), dtype=torch.float32, device=model.device
+        )
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self._replays)
+
+    def width(self, num_rows: int) -> int:
+        """To how many rows to pad a step of so many; the same where it has no graph."""
+        fitting = () if self.has_failed else (each for each in self._widths if each >= num_rows)
+        return next(iter(fitting), num_rows)
+
+    def __call__(self, batch: Batch) -> torch.Tensor | None:
+        """float32 [wanted rows, vocab], the caller's own; None: run the step eagerly.
+
+        batch: padded to its `width`.  Call in inference mode.  Raises RuntimeError when the device
+        fails."""
+        if self.has_failed or batch.num_rows not in self._widths:
+            return None
+        max_rows = max((share.num_rows for share in batch.shares), default=1)
+        form = self._backend.form(batch.num_rows, max_rows)
+        if form is None or not self._stage(batch, form):
+            return None
+        replay = self._replays.get(form) or self._captured(form, batch.num_rows)
+        if replay is None:
+            return None
+        replay()
+        return self._logits[: len(batch.logit_rows)].clone()
+
+    def capture_ahead(self, max_width: int = WIDTHS[-1]) -> None:
+        """Capture every form of up to so many rows now, on padding: it writes to the scratch slot
+        alone."""
+        with torch.inference_mode():
+            for width in (each for each in self._widths if each <= max_width):
+                for max_rows in (each for each in self._widths if each <= width):
+                    form = self._backend.form(width, max_rows)
+                    if self.has_failed or form is None:
+                        return
+                    if form not in self._replays and self._stage(self._padding(width), form):
+                        self._captured(form, width)
+        log.info("graphs captured max_width=%d graphs=%d", max_width, self.num_graphs)
+
+    def keep_if(self, check: Callable[[], None]) -> None:
+        """Go on only if `check`, which runs steps, raises no ConfigError."""
+        try:
+            check()
+        except ConfigError as error:
+            self._give_up(error)
+
+    def _stage(self, batch: Batch, form: StepForm) -> bool:
+        """Bring the batch to the device; False: it has too many words."""
+        start = _num_index_words(batch.num_rows)
+        num_words = start + form.num_words(batch)
+        if num_words > len(self._staging.words):
+            return False
+        area = self._staging.area()
+        indices = area[:start].view(np.int64).reshape(_NUM_INDICES, -1)
+        indices[0], indices[1], indices[2] = batch.token_ids, batch.positions, batch.slots
+        indices[3] = 0
+        indices[3, : len(batch.logit_rows)] = batch.logit_rows
+        form.lay_out(batch, area[start:])
+        self._staging.send(num_words)
+        return True
+
+    def _captured(self, form: StepForm, width: int) -> Replay | None:
+        try:
+            replay = self._capture(self._run(form, width))
+        except Exception as error:  # noqa: BLE001 - a model's own code may do what no graph can
+            self._give_up(error)
+            return None
+        self._replays[form] = replay
+        return replay
+
+    def _run(self, form: StepForm, width: int) -> Callable[[], None]:
+        """The forward of a staged step; it knows the words on the device, and no batch."""
+        words = self._staging.words
+        start = _num_index_words(width)
+        token_ids, positions, slots, logit_rows = (
+            words[:start].view(torch.int64).view(_NUM_INDICES, width)
+        )
+        plan = Step(self._cache, self._model.layers, form.plan(words[start:]), slots)
+        logits = self._logits[:width]
+
+        def run() -> None:
+            logits.copy_(self._model.forward(token_ids, positions, logit_rows, plan))
+
+        return run
+
+    def _give_up(self, error: Exception) -> None:
+        lines = str(error).strip().splitlines()
+        log.warning(
+            "steps run without CUDA graphs: %s: %s", type(error).__name__, lines[0] if lines else ""
+        )
+        self.has_failed = True
+        self._replays.clear()  # and with them their memory
+
+    def _padding(self, width: int) -> Batch:
+        """A step of nobody."""
+        zeros = np.zeros(width, np.int64)
+        return Batch((), zeros, zeros, np.full_like(zeros, self._cache.scratch_slot), zeros[:0])
+
+
+def create_graphs(
+    config: EngineConfig,
+    model: LoadedModel,
+    cache: KVCache,
+    backend: AttentionBackend,
+    capture: Capture | None = None,
+) -> GraphedForward | None:
+    """None where there can be no graphs.
+
+    To be called after eager steps, in which the backend has met all layers.  capture: as a machine
+    without a GPU has it; None: CUDA's.
+    """
+    if not config.cuda_graphs or config.tensor_parallel > 1 or not isinstance(backend, FormBackend):
+        return None
+    if capture is None and not is_on_one_gpu(model):
+        return None
+    widths = tuple(width for width in WIDTHS if width <= config.max_batch_tokens)
+    if backend.form(widths[-1], widths[-1]) is None:
+        return None
+    each = model.max_context_len + _TREE_WORDS
+    rest_words = min(config.max_running_sequences * each, _MAX_REST_WORDS)
+    return GraphedForward(
+        model, cache, backend, capture or CudaCapture(model.device),
+        widths=widths, rest_words=rest_words,
+    )  # fmt: skip
+
+
+def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
+    """Memory to leave for graphs beside what an eager step takes."""
+    if not config.cuda_graphs or config.tensor_parallel > 1 or not is_on_one_gpu(model):
+        return 0
+    return model.activation_bytes * _ACTIVATIONS
+
+
+def is_on_one_gpu(model: LoadedModel) -> bool:
+    """Whether all of the model is where its inputs go, and that is a GPU."""
+    if model.device.type != "cuda":
+        return False
+    devices = {parameter.device for parameter in model.module.parameters()}
+    devices.update(buffer.device for buffer in model.module.buffers())
+    return devices == {model.device}
+
+
+def _num_index_words(width: int) -> int:
+    return width * _NUM_INDICES * _WORDS_PER_INDEX

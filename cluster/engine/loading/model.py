@@ -1,0 +1,280 @@
+"""Loads any Hugging Face causal LM, unmodified, and runs its forward on a laid-out batch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.quantizers.auto import AutoQuantizationConfig
+
+from cluster.config import EngineConfig
+from cluster.engine.attention import seam
+from cluster.engine.attention.seam import LayerPlan
+from cluster.engine.cpu.causal_lm import NativeForward, native_forward
+from cluster.engine.cpu.decoder_layer import fuse_decoder_layers
+from cluster.engine.cpu.layers import fuse_layers
+from cluster.engine.cpu.narrow import multiply_in_bf16, widen
+from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
+from cluster.engine.cpu.threads import spare_cores, spare_torch_threads
+from cluster.engine.device import (
+    resolve_device,
+    resolve_dtype,
+    return_freed_memory,
+    warn_of_emulation,
+)
+from cluster.engine.graphs.compiled import CompiledForward
+from cluster.engine.loading.probe import probe_layers
+from cluster.engine.loading.refusals import check_servable, check_splittable, context_limit
+from cluster.engine.loading.reproducible import check_reproducible
+from cluster.engine.types import LayerSpec
+from cluster.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_LOADING_ERRORS = (
+    OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, SafetensorError
+)  # fmt: skip
+_REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadedModel:
+    """A model ready for tree attention.
+
+    module: the transformers model, in eval mode.  source: folder or hub name it came from.
+    layers: what each attention layer caches on this rank.  device: where inputs go.
+    activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
+    compiled: the forward to prefer, as long as it works.  native: one that is preferred to all.
+    """
+
+    module: Any
+    source: str
+    architecture: str
+    layers: tuple[LayerSpec, ...]
+    device: torch.device
+    vocab_size: int
+    max_context_len: int
+    eos_token_ids: tuple[int, ...]
+    activation_bytes: int
+    compiled: CompiledForward | None = None
+    native: NativeForward | None = None
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        logit_rows: torch.Tensor,
+        plan: LayerPlan,
+    ) -> torch.Tensor:
+        """token_ids, positions: int64[rows].  Returns float32 [len(logit_rows), vocab]."""
+        if self.native is not None:
+            native_logits = self.native(token_ids, positions, logit_rows, plan)
+            if native_logits is not None:
+                return native_logits
+        if self.compiled is not None and not self.compiled.has_failed:
+            compiled_logits = self.compiled(token_ids, positions, logit_rows, plan)
+            if compiled_logits is not None:
+                return compiled_logits
+        output = self.module(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=logit_rows,
+            plan=plan,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits.float()
+
+
+def resolve_source(model: str) -> str:
+    """A folder (absolute, below the working directory, or below the repository) or a hub name."""
+    if not model:
+        raise ConfigError("model is empty; name a Hugging Face folder or hub model", param="model")
+    for folder in (Path(model).expanduser(), _REPOSITORY / model):
+        if folder.is_dir():
+            if not (folder / "config.json").is_file():
+                raise ConfigError(
+                    f"model {model!r}: {folder} has no config.json; name a Hugging Face folder",
+                    param="model",
+                )
+            return str(folder.resolve())
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        raise ConfigError(
+            f"model {model!r}: no such folder (seen from {Path.cwd()} and {_REPOSITORY}), and not "
+            "a hub name of the form owner/name",
+            param="model",
+        )
+    return model
+
+
+def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
+    """Load `config.model`; raises ConfigError with the remedy when it cannot be served."""
+    seam.register()
+    source = resolve_source(config.model)
+    model_config = _load_config(source, config)
+    text_config = model_config.get_text_config(decoder=True)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
+    check_servable(text_config, model_class)
+    check_splittable(text_config, config.tensor_parallel)
+    max_context_len = context_limit(text_config, config.max_context_len)
+    device = resolve_device(config.device, rank)
+    dtype = resolve_dtype(config.dtype, device, getattr(text_config, "dtype", None))
+    module = _load_module(source, config, device, dtype)
+    module.eval()
+    module.requires_grad_(False)
+    input_device = module.get_input_embeddings().weight.device
+    with torch.inference_mode():
+        layers, activation_bytes = probe_layers(module, config, input_device)
+    forward: NativeForward | None = None
+    is_widened = False
+    if config.tensor_parallel == 1:
+        is_widened = widen(module, config, int(text_config.num_attention_heads), layers)
+        forward = _fused(module, config, is_widened=is_widened)
+    if device.type == "cpu":
+        if not is_widened:
+            warn_of_emulation(layers[0].dtype)
+        return_freed_memory()
+        if is_native(module):
+            spare_torch_threads()
+        else:
+            spare_cores(config)
+    if config.reproducible:
+        check_reproducible(module, config, device, text_config, layers)
+    loaded = LoadedModel(
+        module=module,
+        source=source,
+        architecture=type(module).__name__,
+        layers=layers,
+        device=torch.device(input_device),
+        vocab_size=int(text_config.vocab_size),
+        max_context_len=max_context_len,
+        eos_token_ids=_eos_token_ids(source, text_config),
+        activation_bytes=activation_bytes,
+        compiled=_compiled(module, config, device),
+        native=forward,
+    )
+    log.info(
+        "model loaded model=%s architecture=%s layers=%d device=%s dtype=%s",
+        source, loaded.architecture, len(layers), loaded.device, layers[0].dtype,
+    )  # fmt: skip
+    return loaded
+
+
+def _fused(module: Any, config: EngineConfig, *, is_widened: bool) -> NativeForward | None:
+    """Pack and fuse what our kernels or torch's libraries compute faster; returns the forward, if
+    all of it is ours."""
+    forward: NativeForward | None = None
+    native = choose_kernels(module, only_native=config.reproducible)
+    fusing = None if config.compile else native  # a compiler fuses by itself
+    if fusing is not None:
+        fuse_layers(module, fusing)
+    pack_linears(module, native)
+    if fusing is not None and fuse_decoder_layers(module, fusing):
+        forward = native_forward(module, fusing)
+    if is_widened and native is not None:
+        multiply_in_bf16(module, native)
+    return forward
+
+
+def _load_config(source: str, config: EngineConfig) -> Any:
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model {config.model!r}: its config cannot be read: {error}", param="model"
+        ) from error
+
+
+def _load_module(
+    source: str, config: EngineConfig, device: torch.device, dtype: torch.dtype | str
+) -> Any:
+    arguments: dict[str, Any] = {
+        "dtype": dtype,
+        "attn_implementation": seam.IMPLEMENTATION,
+        "trust_remote_code": config.trust_remote_code,
+    }
+    if config.quantization is not None:
+        arguments["quantization_config"] = _quantization(config)
+    if config.tensor_parallel > 1:
+        if config.device_map is not None:
+            raise ConfigError(
+                "device_map and tensor_parallel exclude each other: a device map spreads one "
+                "process over devices; remove one of the two",
+                param="device_map",
+            )
+        from cluster.engine.parallel import distributed_config
+
+        arguments["distributed_config"] = distributed_config(config.tensor_parallel)
+    elif config.device_map is not None:
+        arguments["device_map"] = config.device_map
+    else:
+        arguments["device_map"] = {"": device}
+    try:
+        module, report = AutoModelForCausalLM.from_pretrained(
+            source, output_loading_info=True, **arguments
+        )
+    except _LOADING_ERRORS as error:
+        raise ConfigError(
+            f"model {config.model!r} cannot be loaded: {error}", param="model"
+        ) from error
+    absent = sorted(report["missing_keys"])
+    if absent:
+        # transformers would go on with random numbers in their place.
+        raise ConfigError(
+            f"model {config.model!r} lacks {len(absent)} of its weights, {absent[0]} among them; "
+            "the checkpoint is incomplete or of another architecture",
+            param="model",
+        )
+    return module
+
+
+def _compiled(
+    module: torch.nn.Module, config: EngineConfig, device: torch.device
+) -> CompiledForward | None:
+    if not config.compile:
+        return None
+    if device.type != "cpu" or config.tensor_parallel > 1 or config.device_map is not None:
+        raise ConfigError(
+            f"compile is for one process on a CPU, not for {device} with tensor_parallel "
+            f"{config.tensor_parallel} and device_map {config.device_map}; remove it",
+            param="compile",
+        )
+    return CompiledForward(module)
+
+
+def _quantization(config: EngineConfig) -> Any:
+    """transformers' quantisation config of the configured method."""
+    assert config.quantization is not None
+    fields = dict(config.quantization)
+    if "quant_method" not in fields:
+        raise ConfigError(
+            "quantization lacks quant_method; name one, for instance torchao or bitsandbytes",
+            param="quantization.quant_method",
+        )
+    try:
+        return AutoQuantizationConfig.from_dict(fields)
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(
+            f"quantization {fields['quant_method']!r} is refused by transformers: {error}",
+            param="quantization",
+        ) from error
+
+
+def _eos_token_ids(source: str, text_config: Any) -> tuple[int, ...]:
+    """Where generation ends: the generation config's tokens, else the model config's."""
+    try:
+        found = GenerationConfig.from_pretrained(source).eos_token_id
+    except OSError:  # the file is optional
+        found = None
+    if found is None:
+        found = getattr(text_config, "eos_token_id", None)
+    if found is None:
+        return ()
+    return tuple(int(token) for token in np.atleast_1d(found))

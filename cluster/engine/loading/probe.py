@@ -1,0 +1,136 @@
+"""Learns, from one forward, what each attention layer caches and how far it looks back.
+
+Configurations name windows in many ways, and some models keep theirs to themselves.  But every
+model asks transformers for its masks, so the probe registers an attention implementation whose
+"mask" is one number, the window, and reads it where the layer attends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from cluster.config import EngineConfig
+from cluster.engine.attention.seam import IMPLEMENTATION, layer_index
+from cluster.engine.types import LayerSpec
+from cluster.errors import ConfigError
+
+_IMPLEMENTATION = "tree_paged_probe"
+_NUM_ROWS = 4
+# Logits a step asks for at most, per sequence, when its memory is measured.
+_ROWS_PER_SEQUENCE = 16
+
+
+class Probe:
+    """Takes notes of the layers it is shown; the forward's own result is of no use."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, LayerSpec] = {}
+
+    def note(self, module: torch.nn.Module, shape: torch.Size, key: torch.Tensor,
+             value: torch.Tensor, window: int | None) -> None:  # fmt: skip
+        index = layer_index(module)
+        if index in self.layers:
+            raise _refusal(f"layer {index} attends twice per forward")
+        if key.shape != value.shape or key.shape[-1] != shape[-1]:
+            raise _refusal(
+                f"keys and values of layer {index} differ in shape ({list(key.shape)} and "
+                f"{list(value.shape)})"
+            )
+        self.layers[index] = LayerSpec(key.shape[1], key.shape[3], key.dtype, key.device, window)
+
+
+def probe_layers(
+    module: Any, config: EngineConfig, device: torch.device
+) -> tuple[tuple[LayerSpec, ...], int]:
+    """The layers in order, and the GPU memory a step of max_batch_tokens rows takes (CPU: 0).
+
+    module: the transformers model.  Raises ConfigError, naming it, if it cannot be served.
+    """
+    AttentionInterface.register(_IMPLEMENTATION, _attend)
+    AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
+    on_gpu = device.type == "cuda"
+    num_rows = config.max_batch_tokens if on_gpu else _NUM_ROWS
+    probe = Probe()
+    before = 0
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+    module.set_attn_implementation(_IMPLEMENTATION)
+    try:
+        module(
+            input_ids=torch.zeros((1, num_rows), dtype=torch.int64, device=device),
+            position_ids=(torch.arange(num_rows, device=device) % _NUM_ROWS).unsqueeze(0),
+            use_cache=False,
+            logits_to_keep=min(num_rows, config.max_running_sequences * _ROWS_PER_SEQUENCE),
+            probe=probe,
+        )
+    except ConfigError as error:
+        raise ConfigError(
+            f"{type(module).__name__} cannot be served: {error.message}", param="model"
+        ) from error
+    except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+        raise ConfigError(
+            f"{type(module).__name__} cannot be served: its forward does not accept a paged step: "
+            f"{error}",
+            param="model",
+        ) from error
+    finally:
+        module.set_attn_implementation(IMPLEMENTATION)
+    peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else 0
+    found = sorted(probe.layers)
+    if not found or found != list(range(len(found))):
+        raise ConfigError(
+            f"{type(module).__name__} cannot be served: only its layers {found} attend through "
+            "transformers' AttentionInterface; all must",
+            param="model",
+        )
+    return tuple(probe.layers[index] for index in found), peak
+
+
+def _mask(
+    mask_function: Callable[..., torch.Tensor],
+    local_size: int | None = None,
+    device: torch.device | str = "cpu",
+    **_: Any,
+) -> torch.Tensor:
+    """The window as an int64[1, 1, 1, 1], 0 for none, after a look at the mask it stands for."""
+    positions = torch.arange(_NUM_ROWS, device=device)
+    rows, keys = positions[:, None], positions[None, :]
+    expected = keys <= rows
+    if local_size is not None:
+        expected &= rows - keys < local_size
+    zero = torch.zeros((), dtype=torch.int64, device=device)
+    found = mask_function(zero, zero, rows, keys)
+    if not torch.equal(found.expand_as(expected), expected):
+        raise _refusal("its attention mask is neither causal nor a sliding window")
+    return torch.full((1, 1, 1, 1), local_size or 0, dtype=torch.int64, device=device)
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    probe: Probe | None = None,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function of the probe."""
+    if probe is None:
+        raise _refusal("it does not pass keyword arguments through to its attention")
+    window = sliding_window
+    if attention_mask is not None:
+        if attention_mask.dtype != torch.int64 or attention_mask.numel() != 1:
+            raise _refusal("it alters its attention mask from layer to layer")
+        window = int(attention_mask) or None
+    probe.note(module, query.shape, key, value, window)
+    return query.transpose(1, 2).contiguous(), None
+
+
+def _refusal(reason: str) -> ConfigError:
+    return ConfigError(reason, param="model")

@@ -1,0 +1,117 @@
+"""What the engine knows of one request: its tokens, its slots, its live nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree, prefix_hash, prefix_hashes
+from cluster.engine.memory.prefix_cache import CachedPage
+from cluster.engine.work import Work
+
+Number = TypeVar("Number", np.int32, np.int64, np.uint64)
+
+# Below this many new tokens a Python loop hashes faster than the vectorised form.
+_SHORT_HASH = 24
+_INITIAL_CAPACITY = 256
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A submitted work.  order: grows with every submission.  opened: checked against the cache,
+    so that the sequence holds a prefix of the work's context from here on."""
+
+    work: Work
+    order: int
+    opened: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request's state.
+
+    arrival: grows with first submissions; a lower one has the right of way, and keeps it through
+    preemption.  pages: the block table; token i lies in page i // page_size.  Nodes follow the
+    context: node j lies at position cached_len + j of the same table.
+    shared: the prefix-cache entries of the first len(shared) pages; these pages are read-only.
+    """
+
+    request_id: str
+    arrival: int
+    page_size: int
+    cached_len: int = 0
+    pages: list[int] = field(default_factory=list)
+    shared: list[CachedPage] = field(default_factory=list)
+    tree: TokenTree = EMPTY_TREE  # the live nodes; all of them hold KV
+    pending: Pending | None = None
+    _tokens: TokenArray = field(default_factory=lambda: np.empty(_INITIAL_CAPACITY, np.int32))
+    _hashes: npt.NDArray[np.uint64] = field(
+        default_factory=lambda: np.zeros(_INITIAL_CAPACITY + 1, np.uint64)
+    )
+    _slots: npt.NDArray[np.int64] = field(
+        default_factory=lambda: np.empty(_INITIAL_CAPACITY, np.int64)
+    )
+
+    @property
+    def tokens(self) -> TokenArray:
+        """int32[cached_len], the committed tokens; a view that the next step may overwrite."""
+        return self._tokens[: self.cached_len]
+
+    @property
+    def slots(self) -> npt.NDArray[np.int64]:
+        """int64[len(pages) * page_size], slot by position; a view."""
+        return self._slots[: len(self.pages) * self.page_size]
+
+    @property
+    def num_slots_used(self) -> int:
+        return self.cached_len + len(self.tree)
+
+    def hash_at(self, length: int) -> int:
+        """poly64 of the first `length` <= cached_len tokens."""
+        return int(self._hashes[length])
+
+    def append(self, token_ids: TokenArray) -> None:
+        """Commit tokens whose KV lies at the following positions; drops the nodes."""
+        start, stop = self.cached_len, self.cached_len + len(token_ids)
+        if stop > len(self._tokens):
+            capacity = max(stop, 2 * len(self._tokens))
+            self._tokens = _grown(self._tokens, capacity)
+            self._hashes = _grown(self._hashes, capacity + 1)
+        self._tokens[start:stop] = token_ids
+        value = int(self._hashes[start])
+        if len(token_ids) >= _SHORT_HASH:
+            self._hashes[start + 1 : stop + 1] = prefix_hashes(token_ids, value)
+        else:
+            for offset, token in enumerate(token_ids.tolist()):
+                value = prefix_hash((token,), value)
+                self._hashes[start + 1 + offset] = value
+        self.cached_len = stop
+        self.tree = EMPTY_TREE
+
+    def add_page(self, page: int) -> None:
+        start = len(self.pages) * self.page_size
+        stop = start + self.page_size
+        if stop > len(self._slots):
+            self._slots = _grown(self._slots, max(stop, 2 * len(self._slots)))
+        self.pages.append(page)
+        self._write_slots(len(self.pages) - 1)
+
+    def replace_page(self, index: int, page: int) -> int:
+        """Put `page` into the block table; returns the one that stood there."""
+        former, self.pages[index] = self.pages[index], page
+        self._write_slots(index)
+        return former
+
+    def _write_slots(self, index: int) -> None:
+        first = self.pages[index] * self.page_size
+        start = index * self.page_size
+        self._slots[start : start + self.page_size] = np.arange(first, first + self.page_size)
+
+
+def _grown(array: npt.NDArray[Number], capacity: int) -> npt.NDArray[Number]:
+    larger = np.zeros(capacity, dtype=array.dtype)
+    larger[: len(array)] = array
+    return larger

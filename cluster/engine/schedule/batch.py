@@ -1,0 +1,184 @@
+"""One forward's rows, laid out in numpy: tokens, positions, slots, and who sees whom.
+
+Rows of one sequence are neighbours: first those of the delta (or of a chunk of it), then the new
+nodes of the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Shares
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import TokenArray
+from cluster.engine.memory.sequence import Sequence
+from cluster.engine.work import Work
+from cluster.spec.tree import ancestor_mask
+
+IndexArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Share:
+    """One sequence's rows.
+
+    row_start: its first row in the batch.  num_delta: tokens of the delta among the rows.
+    context_len: committed tokens after them; keys below it are the context's.
+    slots: int64[key_len], slot by position, nodes behind the context.
+    positions: int64[rows], absolute.  node_positions: int64[nodes], those of all nodes, cached
+    ones first.  node_mask: bool[new nodes, nodes], which nodes each new node sees, itself included.
+    """
+
+    row_start: int
+    num_delta: int
+    context_len: int
+    slots: IndexArray
+    positions: IndexArray
+    node_positions: IndexArray
+    node_mask: BoolArray
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.positions)
+
+    @property
+    def key_len(self) -> int:
+        return len(self.slots)
+
+    @property
+    def row_stop(self) -> int:
+        return self.row_start + len(self.positions)
+
+    def key_start(self, window: int | None) -> int:
+        """The first key that any row sees; nodes are never left out."""
+        if window is None:
+            return 0
+        return min(max(0, int(self.positions.min()) - window + 1), self.context_len)
+
+    def visible(self, window: int | None) -> BoolArray:
+        """bool[rows, key_len - key_start]: which keys each row attends to."""
+        start = self.key_start(window)
+        rows = self.positions[:, None]
+        context = np.arange(start, self.context_len)
+        mask = np.zeros((self.num_rows, self.key_len - start), dtype=np.bool_)
+        mask[:, : len(context)] = context <= rows
+        if len(self.node_mask):
+            mask[self.num_delta :, len(context) :] = self.node_mask
+        if window is not None:
+            mask &= np.concatenate((context, self.node_positions)) > rows - window
+        return mask
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """token_ids, positions, slots: int64[rows].  slots: where each row's keys and values go.
+    logit_rows: int64[wanted], the rows whose logits are asked for, in the order of the shares."""
+
+    shares: Shares[Share]
+    token_ids: IndexArray
+    positions: IndexArray
+    slots: IndexArray
+    logit_rows: IndexArray
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pick:
+    """What the scheduler chose for one sequence: the `num_delta` tokens of the work that follow
+    the cached ones, then all new nodes if it completes the work.
+
+    is_prefill: longer than a decoding step.
+    """
+
+    sequence: Sequence
+    work: Work
+    num_delta: int
+    completes: bool
+    is_prefill: bool = False
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_delta + (self.work.num_new_nodes if self.completes else 0)
+
+    @property
+    def num_logit_rows(self) -> int:
+        """A completed work's rows of logits; an unfinished one has none."""
+        return self.work.num_new_nodes + (self.num_delta > 0) if self.completes else 0
+
+    def delta(self) -> TokenArray:
+        """The tokens of this step's chunk; to be asked before they are committed."""
+        start = self.sequence.cached_len - self.work.base_len
+        return self.work.delta[start : start + self.num_delta]
+
+
+def build_batch(
+    picks: Iterable[Pick], *, min_rows: int, scratch_slot: int, max_context_len: int
+) -> Batch:
+    """Lay out the picks; pages for them are reserved.
+
+    min_rows: pad to so many rows with token 0 at position 0, which nobody sees: its keys and
+    values go to `scratch_slot`, and it belongs to no share.
+    """
+    shares: list[Share] = []
+    token_ids: list[npt.NDArray[np.int32]] = []
+    positions: list[IndexArray] = []
+    slots: list[IndexArray] = []
+    logit_rows: list[IndexArray] = []
+    row = 0
+    for pick in picks:
+        share, tokens = _share(pick, row)
+        shares.append(share)
+        token_ids.append(tokens)
+        positions.append(share.positions)
+        start = share.key_len - share.num_rows  # new rows take the last positions
+        slots.append(share.slots[start:])
+        row = share.row_stop
+        logit_rows.append(np.arange(row - pick.num_logit_rows, row))
+    if row < min_rows:
+        padding = np.zeros(min_rows - row, dtype=np.int64)
+        token_ids.append(padding.astype(np.int32))
+        positions.append(padding)
+        slots.append(np.full_like(padding, scratch_slot))
+    return Batch(
+        shares,
+        np.concatenate(token_ids).astype(np.int64),
+        # A tree may reach beyond the limit, where learned position tables end.  Nothing drawn there
+        # is ever emitted, so any position does.
+        np.minimum(np.concatenate(positions), max_context_len - 1),
+        np.concatenate(slots),
+        np.concatenate(logit_rows),
+    )
+
+
+def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
+    sequence, work = pick.sequence, pick.work
+    start = sequence.cached_len
+    context_len = start + pick.num_delta
+    positions = np.arange(start, context_len)
+    tokens = pick.delta()
+    if not pick.completes or not len(work.tree):
+        share = Share(
+            row_start, pick.num_delta, context_len, sequence.slots[:context_len], positions,
+            np.empty(0, np.int64), np.empty((0, 0), np.bool_),
+        )  # fmt: skip
+        return share, tokens
+    mask = ancestor_mask(work.tree.parents)
+    node_positions = context_len + mask.sum(axis=1) - 1
+    first_new = work.num_cached_nodes
+    share = Share(
+        row_start,
+        pick.num_delta,
+        context_len,
+        sequence.slots[: context_len + len(work.tree)],
+        np.concatenate((positions, node_positions[first_new:])),
+        node_positions,
+        mask[first_new:],
+    )
+    return share, np.concatenate((tokens, work.tree.token_ids[first_new:]))

@@ -1,0 +1,188 @@
+"""Chooses which works run in the next forward, and finds pages for them.
+
+Decoding steps come first, in the order they were submitted; prefills get a reserved share of the
+rows, in the order their requests arrived, cut into chunks.  When pages run out, younger requests
+lose their caches; the oldest request can take every page, so it always progresses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cluster.config import EngineConfig
+from cluster.engine.memory.residency import Residency, common_prefix_len
+from cluster.engine.memory.sequence import Sequence
+from cluster.engine.schedule.batch import Pick
+from cluster.engine.work import Output
+
+# A work that brings more tokens than these is a prefill; its tree says nothing of that.
+_SHORT_ROWS = 64
+
+
+@dataclass(slots=True)
+class Schedule:
+    """picks: what runs now.  answers: works that are over without running."""
+
+    picks: list[Pick] = field(default_factory=list)
+    answers: list[Output] = field(default_factory=list)
+    num_rows: int = 0
+    num_preempted: int = 0
+    num_prefix_hit_tokens: int = 0
+
+
+class Scheduler:
+    """Deterministic: equal calls in equal order give equal schedules, on every rank."""
+
+    def __init__(self, residency: Residency, config: EngineConfig) -> None:
+        self._residency = residency
+        self._max_rows = config.max_batch_tokens
+        self._max_sequences = config.max_running_sequences
+        self._page_size = config.page_size
+        # Prefills get at least so many rows of every step, or decoding would starve them.
+        self._prefill_rows = max(1, self._max_rows // 4)
+        self._short_rows = min(_SHORT_ROWS, self._max_rows - self._prefill_rows)
+
+    def schedule(self, waiting: list[Sequence]) -> Schedule:
+        """Pick from the sequences with a pending work, given in order of submission."""
+        schedule = Schedule()
+        short: list[Sequence] = []
+        long: list[Sequence] = []
+        for sequence in waiting:
+            if self._open(sequence, schedule):
+                kind = short if self._goes_with_decoding(sequence) else long
+                kind.append(sequence)
+        long.sort(key=lambda sequence: sequence.arrival)
+        short_rows = self._max_rows - self._rows_for_prefill(long)
+        for sequence in short:
+            self._pick(sequence, short_rows, schedule)
+        for sequence in long:
+            self._pick(sequence, self._max_rows, schedule)
+        return schedule
+
+    def _is_prefill(self, sequence: Sequence) -> bool:
+        return _num_delta_left(sequence) > self._short_rows
+
+    def _goes_with_decoding(self, sequence: Sequence) -> bool:
+        """Not if it could never run beside the rows that are reserved for prefills."""
+        fits = _num_rows_left(sequence) <= self._max_rows - self._prefill_rows
+        return fits and not self._is_prefill(sequence)
+
+    def _open(self, sequence: Sequence, schedule: Schedule) -> bool:
+        """Whether the work may run; answers it where the cache lacks what it presumes."""
+        pending = sequence.pending
+        if pending is None:  # preempted for an earlier one of this step
+            return False
+        if not pending.opened:
+            have_len = self._residency.open(pending.work, sequence)
+            if have_len is not None:
+                sequence.pending = None
+                schedule.answers.append(Output(sequence.request_id, have_len=have_len))
+                return False
+            pending.opened = True
+        return True
+
+    def _rows_for_prefill(self, long: list[Sequence]) -> int:
+        if not long:
+            return 0
+        rows = min(self._prefill_rows, sum(_num_rows_left(sequence) for sequence in long))
+        first = long[0]
+        if _num_delta_left(first) == 1:
+            # Its last token and its tree run in one piece; a smaller share would never do.
+            rows = max(rows, _num_rows_left(first))
+        return rows
+
+    def _pick(self, sequence: Sequence, max_rows: int, schedule: Schedule) -> None:
+        """Add the sequence to the schedule if rows and pages allow."""
+        rows = max_rows - schedule.num_rows
+        if rows <= 0 or len(schedule.picks) >= self._max_sequences:
+            return
+        if not self._open(sequence, schedule):
+            return
+        pending = sequence.pending
+        assert pending is not None
+        if _num_delta_left(sequence) > self._page_size:
+            start = sequence.cached_len - pending.work.base_len
+            schedule.num_prefix_hit_tokens += self._residency.adopt_prefix(
+                sequence, pending.work.delta[start:]
+            )
+            if self._waits_for_prefix(sequence, schedule):
+                return
+        num_delta, completes = _cut(sequence, rows)
+        may_be_cut = _num_rows_left(sequence) > self._short_rows
+        if not completes and (num_delta == 0 or not may_be_cut):
+            return
+        is_prefill = self._is_prefill(sequence)
+        length = sequence.cached_len + num_delta + (len(pending.work.tree) if completes else 0)
+        if self._find_pages(sequence, length, schedule):
+            self._residency.reserve(sequence, length)
+            pick = Pick(sequence, pending.work, num_delta, completes, is_prefill)
+            schedule.picks.append(pick)
+            schedule.num_rows += pick.num_rows
+
+    def _waits_for_prefix(self, sequence: Sequence, schedule: Schedule) -> bool:
+        """Whether most of this prompt is being computed in this very step for another request.
+
+        Then waiting costs one step and saves the whole computation and its pages.
+        """
+        assert sequence.pending is not None
+        work = sequence.pending.work
+        if work.base_len or not self._residency.shares_prefixes:
+            return False
+        worthwhile = max(self._page_size, _num_delta_left(sequence) // 2)
+        for pick in schedule.picks:
+            other = pick.work
+            if other.base_len == 0 and pick.num_delta >= self._page_size:
+                common = common_prefix_len(work.delta[:-1], other.delta)
+                if common - sequence.cached_len >= worthwhile:
+                    return True
+        return False
+
+    def _find_pages(self, sequence: Sequence, length: int, schedule: Schedule) -> bool:
+        """Make enough pages available, at the cost of younger requests where that suffices."""
+        residency = self._residency
+        missing = residency.num_pages_missing(sequence, length)
+        if missing <= residency.pool.num_available:
+            return True
+        victims = residency.younger_holders(sequence.arrival)
+        if missing > residency.pool.num_available + residency.num_reclaimable(victims):
+            return False
+        for victim in victims:
+            self._preempt(victim, schedule)
+            if residency.num_pages_missing(sequence, length) <= residency.pool.num_available:
+                break
+        return True
+
+    def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
+        self._residency.evacuate(victim)
+        schedule.num_preempted += 1
+        for pick in schedule.picks:
+            if pick.sequence is victim:
+                schedule.num_rows -= pick.num_rows
+        schedule.picks = [pick for pick in schedule.picks if pick.sequence is not victim]
+        pending = victim.pending
+        if pending is None:
+            return
+        if pending.work.base_len == 0:
+            pending.opened = False  # it brings all its tokens along: it can start again by itself
+            return
+        victim.pending = None
+        schedule.answers.append(Output(victim.request_id, have_len=0))
+
+
+def _num_delta_left(sequence: Sequence) -> int:
+    assert sequence.pending is not None
+    return sequence.pending.work.context_len - sequence.cached_len
+
+
+def _num_rows_left(sequence: Sequence) -> int:
+    assert sequence.pending is not None
+    return _num_delta_left(sequence) + sequence.pending.work.num_new_nodes
+
+
+def _cut(sequence: Sequence, rows: int) -> tuple[int, bool]:
+    """How many delta tokens to run in `rows` rows, and whether that completes the work."""
+    num_delta = _num_delta_left(sequence)
+    if _num_rows_left(sequence) <= rows:
+        return num_delta, True
+    # The last token stays with the tree: they are evaluated in one forward.
+    return max(0, min(rows, num_delta - 1)), False

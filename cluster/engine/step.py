@@ -1,0 +1,97 @@
+"""One forward over the picks of a step: by a captured graph where one serves it, else eagerly."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from cluster.config import EngineConfig
+from cluster.engine.attention.backends import create_backend
+from cluster.engine.attention.seam import Step
+from cluster.engine.graphs.capture import Capture
+from cluster.engine.graphs.forward import GraphedForward, create_graphs
+from cluster.engine.loading.model import LoadedModel
+from cluster.engine.loading.self_check import MIN_ROWS
+from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.schedule.batch import Batch, Pick, build_batch
+from cluster.errors import WorkerError
+
+log = logging.getLogger(__name__)
+
+# On CPU a matrix product of one row can take a far slower path than one of two.
+_MIN_ROWS_ON_CPU = 2
+
+
+class Forward:
+    """Runs a model on a cache; not thread-safe.  graphs: None where steps run eagerly only."""
+
+    def __init__(self, config: EngineConfig, model: LoadedModel, cache: KVCache) -> None:
+        self.graphs: GraphedForward | None = None
+        self._config = config
+        self._model = model
+        self._cache = cache
+        self._backend = create_backend(config.attention, model.device)
+        self._min_rows = _MIN_ROWS_ON_CPU if model.device.type == "cpu" else 1
+
+    def use_graphs(self, capture: Capture | None, check: Callable[[], None]) -> None:
+        """Go on with graphs, if there can be any and `check` finds nothing wrong with them.
+
+        To be called after eager steps.  check: runs steps, raises ConfigError where they are
+        wrong."""
+        try:
+            self.graphs = create_graphs(
+                self._config, self._model, self._cache, self._backend, capture
+            )
+        except RuntimeError as error:  # for want of memory
+            log.warning("steps run without CUDA graphs: %s", error)
+        if self.graphs is not None:
+            # Captured on something else first, so that the check sees replays.
+            self.graphs.capture_ahead(MIN_ROWS)
+            self.graphs.keep_if(check)
+
+    def __call__(self, picks: Sequence[Pick]) -> torch.Tensor:
+        """float32 [wanted rows, vocab], in the order of the picks.  Raises WorkerError when the
+        device fails."""
+        num_rows = sum(pick.num_rows for pick in picks)
+        if not num_rows:
+            return torch.empty((0, self._model.vocab_size), device=self._model.device)
+        width = num_rows if self.graphs is None else self.graphs.width(num_rows)
+        batch = build_batch(
+            picks,
+            min_rows=max(self._min_rows, width),
+            scratch_slot=self._cache.scratch_slot,
+            max_context_len=self._model.max_context_len,
+        )
+        try:
+            with torch.inference_mode():
+                logits = None if self.graphs is None else self.graphs(batch)
+                if logits is None:
+                    logits = self._eager(batch)
+                if logits.is_cuda:
+                    # Errors and times of asynchronous kernels belong to the step that ran them.
+                    # The whole device must not be waited for while another thread captures.
+                    torch.cuda.current_stream(self._model.device).synchronize()
+        except RuntimeError as error:
+            raise WorkerError(f"the forward of {batch.num_rows} rows failed: {error}") from error
+        return logits
+
+    def _eager(self, batch: Batch) -> torch.Tensor:
+        plan = Step(
+            self._cache,
+            self._model.layers,
+            self._backend.plan(batch, self._cache.scratch_slot),
+            self._on_device(batch.slots),
+        )
+        return self._model.forward(
+            self._on_device(batch.token_ids),
+            self._on_device(batch.positions),
+            self._on_device(batch.logit_rows),
+            plan,
+        )
+
+    def _on_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._model.device)

@@ -1,0 +1,37 @@
+"""What the engine's parts tell each other about a model's layers; imports none of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSpec:
+    """What one attention layer stores, on this rank, and how far it looks back.
+
+    window: a key is visible iff query position - key position < window; None = no limit.
+    """
+
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+    device: torch.device
+    window: int | None = None
+
+    def storage(self) -> LayerSpec:
+        """Equal for layers whose caches can be one tensor."""
+        return replace(self, window=None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionOptions:
+    """Per-layer arithmetic.  scores = softcap * tanh(q k * scaling / softcap) where softcap is set.
+
+    sinks: [heads], a logit per head that takes part in the softmax and adds nothing to the sum.
+    """
+
+    scaling: float
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None

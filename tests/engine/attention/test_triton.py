@@ -1,0 +1,212 @@
+"""The Triton kernels compute what the SDPA reference computes.
+
+Here they run under Triton's interpreter, in a process of their own; on a machine with a GPU also
+on that.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.engine.attention.backends import create_backend
+from cluster.engine.attention.sdpa import SdpaBackend
+from cluster.engine.cpu import kernels
+from cluster.engine.schedule.batch import Batch, Share
+from cluster.errors import ConfigError
+from tests.support.engine.triton_cases import CASES, CHUNK, DECODING, RAGGED, SCRATCH_SLOT, Case
+
+TOLERANCES = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+ROOT = Path(__file__).resolve().parents[3]
+
+has_triton = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not has_triton, reason="triton is not installed")
+needs_gpu = pytest.mark.skipif(
+    not (has_triton and torch.cuda.is_available()), reason="this machine has no NVIDIA GPU"
+)
+
+
+def run_triton(*arguments: str, interpret: bool) -> str:
+    """What `tests.support.engine.triton_process` says when it is run with these words."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1" if interpret else "0"}
+    process = subprocess.run(
+        [sys.executable, "-m", "tests.support.engine.triton_process", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    """Every case's output under the interpreter."""
+    path = tmp_path_factory.mktemp("triton") / "outputs.pt"
+    run_triton("attend", str(path), interpret=True)
+    found: dict[str, torch.Tensor] = torch.load(path)
+    return found
+
+
+def _expected(case: Case) -> torch.Tensor:
+    plan = SdpaBackend().plan(case.batch, SCRATCH_SLOT)
+    return plan.attend(case.query().float(), case.kv().float(), case.window, case.options())
+
+
+def _check(case: Case, found: torch.Tensor) -> None:
+    expected, tolerance = _expected(case), TOLERANCES[case.dtype]
+    assert found.dtype == case.dtype
+    torch.testing.assert_close(found.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+@needs_triton
+@pytest.mark.parametrize("name", CASES)
+def test_interpreted_kernels_equal_the_reference(
+    interpreted: dict[str, torch.Tensor], name: str
+) -> None:
+    _check(CASES[name], interpreted[name])
+
+
+@needs_triton
+@pytest.mark.parametrize("name", CASES)
+def test_a_layout_with_room_for_any_batch_of_its_width_gives_the_same_bits(
+    interpreted: dict[str, torch.Tensor], name: str
+) -> None:
+    in_form = interpreted.get(f"{name}, in a form")
+    if in_form is None:
+        # The interpreter leaves these to the reference, which has no forms.
+        assert CASES[name].head_dim > 256 or CASES[name].dtype == torch.bfloat16
+        return
+    assert torch.equal(in_form, interpreted[name])
+
+
+@needs_triton
+@given(
+    st.lists(st.tuples(st.integers(0, 400), st.integers(1, 40)), max_size=8),
+    st.integers(0, 20),
+    st.sampled_from([1, 4, 16]),
+    st.sampled_from([(1, 1), (2, 1), (2, 7), (8, 100), (1, 4096), (3, 64)]),
+)
+@settings(deadline=None)
+def test_a_frame_holds_every_batch_of_its_width(
+    shares: list[tuple[int, int]], padding: int, rows_per_tile: int, programs: tuple[int, int]
+) -> None:
+    from cluster.engine.attention.triton.layout import Frame, Tiling, lay_out, num_words
+
+    num_rows = sum(new for _, new in shares) + padding
+    batch = _plain_batch(shares, num_rows)
+    tiling = Tiling(rows_per_tile, 16, *programs)
+    tight, roomy = lay_out(batch, tiling).frame, Frame.holding(num_rows, tiling)
+    fields = ("num_items", "num_tiles", "num_rows", "num_split_rows", "num_partials")
+    for name in fields:
+        assert getattr(tight, name) <= getattr(roomy, name), name
+    words = lay_out(batch, tiling, roomy, np.full(num_words(batch, roomy), 77, np.int32)).words
+    own, all_items = tight.num_items * 4, roomy.num_items * 4
+    assert words[:own].tolist() == lay_out(batch, tiling).words[:own].tolist()
+    idle = words[own:all_items].reshape(-1, 4)
+    assert (idle == (roomy.num_tiles, 0, 0, -1)).all()
+    nobody = roomy.tiles + roomy.num_tiles * 9
+    assert not words[nobody : nobody + 9].any()
+
+
+def _plain_batch(specs: list[tuple[int, int]], num_rows: int) -> Batch:
+    """specs: cached tokens and new ones of each share."""
+    shares, row = [], 0
+    for cached, new in specs:
+        length = cached + new
+        shares.append(
+            Share(row, new, length, np.arange(length), np.arange(cached, length),
+                  np.empty(0, np.int64), np.empty((0, 0), np.bool_))
+        )  # fmt: skip
+        row += new
+    zeros = np.zeros(num_rows, np.int64)
+    return Batch(shares, zeros, zeros, zeros, zeros[:0])
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_on_the_gpu_equal_the_reference(name: str) -> None:
+    from cluster.engine.attention.triton.backend import TritonBackend
+
+    case = CASES[name]
+    options = case.options()
+    if options.sinks is not None:
+        options = type(options)(options.scaling, options.softcap, options.sinks.cuda())
+    plan = TritonBackend(case.num_programs).plan(case.batch, SCRATCH_SLOT)
+    found = plan.attend(case.query().cuda(), case.kv().cuda(), case.window, options)
+    _check(case, found.cpu())
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_kernels_compile_for_a_gpu_that_is_not_here(capability: str) -> None:
+    lines = run_triton("compile", capability, interpret=False).split()
+    assert lines[0::2] == ["attend_kernel", "combine_kernel", "draw_kernel"]
+    assert all(int(size) > 0 for size in lines[1::2])
+
+
+@needs_triton
+def test_long_contexts_are_cut_into_more_items_than_short_ones() -> None:
+    from cluster.engine.attention.triton.layout import Tiling, lay_out
+
+    layout = lay_out(RAGGED, Tiling(16, 16, num_kv_heads=2, num_programs=20))
+    items = layout.words[: layout.frame.num_items * 4].reshape(-1, 4)
+    keys = [items[items[:, 0] == tile] for tile in range(3)]
+    assert [len(own) for own in keys] == [1, 3, 7]
+    # Together the items of a tile cover its keys once, in order.
+    for own, share in zip(keys, RAGGED.shares, strict=True):
+        assert own[0, 1] == 0
+        assert own[-1, 2] == share.key_len
+        assert own[1:, 1].tolist() == own[:-1, 2].tolist()
+    assert sorted(items[items[:, 3] >= 0, 3]) == list(range(layout.frame.num_partials))
+
+
+@needs_triton
+def test_rows_of_a_prompt_are_given_no_keys_behind_them() -> None:
+    from cluster.engine.attention.triton.layout import Tiling, lay_out
+
+    layout = lay_out(CHUNK, Tiling(16, 16, num_kv_heads=1, num_programs=1))
+    items = layout.words[: layout.frame.num_items * 4].reshape(-1, 4)
+    assert items[:, 2].tolist() == [66, 80]
+
+
+def test_auto_is_the_best_one_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        on_gpu = type(create_backend("auto", torch.device("cuda", 0))).__name__
+        assert on_gpu == ("TritonBackend" if has_triton else "SdpaBackend")
+    on_cpu = type(create_backend("auto", torch.device("cpu"))).__name__
+    assert on_cpu == ("SdpaBackend" if kernels.load() is None else "NativeBackend")
+    monkeypatch.setattr(kernels, "load", lambda: None)
+    assert isinstance(create_backend("auto", torch.device("cpu")), SdpaBackend)
+
+
+def test_the_triton_backend_leaves_layers_on_a_cpu_to_the_reference(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not has_triton:
+        pytest.skip("triton is not installed")
+    from cluster.engine.attention.triton.backend import TritonBackend
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    case = Case(DECODING)
+    found = TritonBackend().plan(case.batch, SCRATCH_SLOT).attend(
+        case.query(), case.kv(), None, case.options()
+    )  # fmt: skip
+    assert torch.equal(found, _expected(case))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_the_triton_backend_is_refused_without_a_gpu() -> None:
+    with pytest.raises(ConfigError, match="needs an NVIDIA GPU" if has_triton else "the triton"):
+        create_backend("triton")

@@ -1,0 +1,78 @@
+"""Packed linear layers: the plain ones' products, and nothing replaced that must stay."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.engine.cpu import packed_linear
+from cluster.engine.cpu.packed_linear import PackedLinear, pack_linears
+
+
+class Special(torch.nn.Linear):
+    """Somebody's own linear layer, as quantisers make them."""
+
+
+def network(dtype: torch.dtype) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(24, 40, bias=False),
+        torch.nn.Sequential(torch.nn.GELU(), torch.nn.Linear(40, 16)),
+    ).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=str
+)
+def test_packed_layers_give_the_plain_ones_products_for_any_number_of_rows(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    plain, packed = network(dtype), network(dtype)
+    assert pack_linears(packed) == 2
+    with torch.inference_mode():
+        for num_rows in (1, 2, 5, 31, 64, 65, 200):
+            rows = torch.randn(1, num_rows, 24).to(dtype)
+            torch.testing.assert_close(packed(rows), plain(rows), atol=tolerance, rtol=tolerance)
+
+
+def test_a_packed_layer_tells_its_weights_shape_dtype_and_device() -> None:
+    layer = PackedLinear(torch.nn.Linear(24, 40))
+    assert layer.weight.shape == (40, 24)
+    assert layer.weight.dtype == torch.float32
+    assert layer.weight.device.type == "cpu"
+    assert layer.weight.untyped_storage().nbytes() == 4
+
+
+def test_other_layers_and_those_with_hooks_stay() -> None:
+    hooked = torch.nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda module, inputs, output: output)
+    offloaded: Any = torch.nn.Linear(4, 4)
+    offloaded._hf_hook = object()
+    module = torch.nn.Sequential(Special(4, 4), hooked, offloaded, torch.nn.Linear(4, 4).half())
+    kinds = [type(child) for child in module]
+    assert pack_linears(module) == 0
+    assert [type(child) for child in module] == kinds
+
+
+def test_a_library_that_computes_something_else_is_not_trusted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PackedLinear, "forward", lambda self, rows: rows.new_ones(len(rows), 40))
+    module = network(torch.float32)
+    assert pack_linears(module) == 0
+    assert not any(isinstance(child, PackedLinear) for child in module.modules())
+
+
+def test_a_shared_weight_stays_with_the_layer_that_is_not_packed() -> None:
+    embedding = torch.nn.Embedding(12, 8)
+    output = torch.nn.Linear(8, 12, bias=False)
+    output.weight = embedding.weight
+    expected = embedding.weight.detach().clone()
+    module = torch.nn.Sequential(embedding, output)
+    assert packed_linear.pack_linears(module) == 1
+    assert torch.equal(embedding.weight, expected)
+    with torch.inference_mode():
+        ids = torch.tensor([1, 5])
+        torch.testing.assert_close(module(ids), expected[ids] @ expected.T)

@@ -1,0 +1,136 @@
+"""The native search for a draw's winner: the draws are those of the whole noise, to the token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.core import SamplingParams, TokenTree, VerifyItem, token_array
+from cluster.engine.cpu import kernels as native
+from cluster.engine.cpu.kernels import Kernels
+from cluster.spec.noise import gumbel, gumbel_rows
+from cluster.spec.noise_torch import NoiseRows
+from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
+
+pytestmark = pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler")
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def kernels() -> Kernels:
+    loaded = native.load()
+    assert loaded is not None
+    return loaded
+
+
+def evaluated(
+    params: SamplingParams, logits: torch.Tensor, parents: list[int] | None = None, output: int = 0
+) -> Evaluated:
+    """logits: float32[rows, vocab] of a context with `output` tokens of its own, and a tree."""
+    if parents is None:
+        parents = list(range(-1, len(logits) - 2))
+    tree = TokenTree(token_array(range(len(parents))), token_array(parents))
+    context = token_array([0] * (3 + output))
+    item = VerifyItem(
+        request_id="a", generation=0, base_len=0, prefix_hash=0, delta=context, tree=tree,
+        prompt_len=3, params=params,
+    )  # fmt: skip
+    sequence = TargetSequence(item, params, logits.shape[1], CPU)
+    sequence.extend(0, context)
+    return Evaluated(sequence, tree, logits)
+
+
+def assert_equal_draws(kernels: Kernels, batch: list[Evaluated]) -> None:
+    noise = NoiseRows(batch[0].logits.shape[1], CPU)
+    expected, found = draw_all(batch, noise), draw_all(batch, noise, kernels.draws)
+    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 50, 4096, 4100])
+@pytest.mark.parametrize("spread", [0.0, 0.01, 4.0])
+def test_draws_are_those_of_the_whole_noise(
+    kernels: Kernels, vocab_size: int, spread: float
+) -> None:
+    generator = np.random.default_rng(vocab_size)
+    batch = []
+    for temperature in (0.0, 1e-3, 0.8, 1.0, 2.0, 1e-44, 1e-50):
+        logits = torch.from_numpy(generator.standard_normal((9, vocab_size)).astype(np.float32))
+        logits *= spread
+        logits[3, 0] = torch.nan
+        logits[4, :] = -torch.inf
+        logits[5, ::2] = -torch.inf
+        logits[6, -1] = torch.inf
+        params = SamplingParams(
+            temperature, seed=int(generator.integers(2**63)), stream=int(generator.integers(4))
+        )
+        parents = [-1, 0, 0, -1, 3, 4, 2, 0]
+        batch.append(evaluated(params, logits, parents, int(generator.integers(5000))))
+    assert_equal_draws(kernels, batch)
+    found = draw_all(batch, NoiseRows(vocab_size, CPU), kernels.draws)
+    assert all(each[[3, 4, 6]].tolist() == [-1, -1, -1] for each in found)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_is_done_to_the_logits_before_the_draw_is_done(
+    kernels: Kernels, temperature: float
+) -> None:
+    logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(1))
+    untouched = logits.clone()
+    plain = SamplingParams(temperature, seed=5)
+    adjusted = [
+        SamplingParams(temperature, seed=5, logit_bias=((7, 30.0),)),
+        SamplingParams(temperature, seed=5, repetition_penalty=1.5, presence_penalty=2.0),
+        SamplingParams(temperature, seed=5, min_tokens=9, stop_token_ids=(3, 4)),
+    ]
+    assert_equal_draws(kernels, [evaluated(params, logits) for params in (plain, *adjusted)])
+    noise = NoiseRows(50, CPU)
+    assert draw_all([evaluated(adjusted[0], logits)], noise, kernels.draws)[0].tolist() == [7] * 5
+    assert torch.equal(logits, untouched)
+
+
+def test_laws_that_truncate_are_drawn_as_before(kernels: Kernels) -> None:
+    logits = torch.randn(5, 50, generator=torch.Generator().manual_seed(2))
+    laws = [SamplingParams(0.8, top_p=0.5, seed=1), SamplingParams(0.8, seed=2)]
+    assert_equal_draws(kernels, [evaluated(params, logits) for params in laws])
+    # Nothing is truncated where the law is greedy.
+    assert_equal_draws(kernels, [evaluated(SamplingParams(0.0, top_p=0.5), logits)])
+
+
+def near_ties(num_rows: int, vocab_size: int) -> Evaluated:
+    """Logits that undo the noise but for a rounding error: everybody may win."""
+    exact = gumbel_rows([3] * num_rows, range(num_rows), [0] * num_rows, vocab_size)
+    return evaluated(SamplingParams(1.0, seed=3), torch.from_numpy(-exact))
+
+
+@pytest.mark.parametrize(("num_rows", "vocab_size"), [(400, 8), (2, 300)])
+def test_near_ties_are_decided_by_the_exact_noise(
+    kernels: Kernels, num_rows: int, vocab_size: int
+) -> None:
+    """Also where more come into question than are kept."""
+    entry = near_ties(num_rows, vocab_size)
+    other = evaluated(SamplingParams(1.0, seed=4), torch.randn(3, vocab_size))
+    assert_equal_draws(kernels, [other, entry, other])
+
+
+def test_its_noise_is_far_more_exact_than_the_margin_asks(kernels: Kernels) -> None:
+    generator = np.random.default_rng(12)
+    num_rows, vocab_size = 100, 20_000
+    seeds = generator.integers(0, 2**64, num_rows, dtype=np.uint64)
+    positions, streams = generator.integers(0, 5000, num_rows), generator.integers(0, 4, num_rows)
+    exact = gumbel_rows(seeds.tolist(), positions.tolist(), streams.tolist(), vocab_size)
+    ids = np.tile(np.arange(vocab_size), (num_rows, 1))
+    found = kernels.draws.gumbel(seeds, positions, ids, streams)
+    assert float(np.abs(found - exact).max()) < 1e-5
+
+
+@pytest.mark.parametrize("width", [1, 5, 16, 33])
+def test_single_tokens_have_their_noise(kernels: Kernels, width: int) -> None:
+    generator = np.random.default_rng(width)
+    seeds = generator.integers(0, 2**64, 20, dtype=np.uint64)
+    positions, streams = generator.integers(0, 5000, 20), generator.integers(0, 4, 20)
+    ids = generator.integers(0, 200_000, (20, width))
+    expected = gumbel(seeds[:, None], positions[:, None], ids, streams[:, None])
+    found = kernels.draws.gumbel(seeds, positions, ids, streams)
+    np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -1,0 +1,43 @@
+"""The draw in one Triton kernel is the draw: token for token that of the noise in rows.
+
+Here it runs under Triton's interpreter, in a process of its own; on a machine with a GPU also on
+that.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.worker.verifier import fused_draw
+from tests.engine.attention.test_triton import needs_gpu, needs_triton, run_triton
+from tests.support.engine.triton_cases import DRAWS
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
+    path: Path = tmp_path_factory.mktemp("triton") / "tokens.pt"
+    run_triton("draw", str(path), interpret=True)
+    found: dict[str, torch.Tensor] = torch.load(path)
+    return found
+
+
+@needs_triton
+@pytest.mark.parametrize("name", DRAWS)
+def test_the_kernel_draws_what_the_reference_draws(
+    interpreted: dict[str, torch.Tensor], name: str
+) -> None:
+    assert interpreted[name].tolist() == DRAWS[name].drawn(None).tolist()
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", DRAWS)
+def test_the_kernel_on_the_gpu_draws_what_the_reference_draws(name: str) -> None:
+    found = DRAWS[name].drawn(fused_draw(torch.device("cuda", 0)), "cuda")
+    assert found.tolist() == DRAWS[name].drawn(None).tolist()
+
+
+def test_a_cpu_has_no_use_for_it() -> None:
+    assert fused_draw(torch.device("cpu")) is None

@@ -1,0 +1,258 @@
+"""From a configuration to an engine, or to an error that says what to change."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cluster.config import EngineConfig
+from cluster.engine import device
+from cluster.engine.cpu import kernels, threads
+from cluster.engine.cpu.threads import configure_threads
+from cluster.engine.device import num_cores, resolve_device
+from cluster.engine.engine import Engine, Work
+from cluster.engine.loading import model as model_module
+from cluster.engine.loading.model import resolve_source
+from cluster.errors import ConfigError
+from cluster.fingerprint import folder_tokenizer_hash
+from tests.support.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS
+from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt, rows, run
+
+Factory = Callable[..., Path]
+
+
+def test_an_engine_states_its_identity_and_limits(llama_folder: Path) -> None:
+    engine = load_engine(llama_folder)
+    assert engine.vocab_size == 288
+    assert engine.max_context_len == MAX_POSITIONS
+    assert engine.eos_token_ids == (EOS_TOKEN_ID,)
+    assert engine.device == torch.device("cpu")
+    assert engine.tokenizer_hash == folder_tokenizer_hash(llama_folder)
+    assert engine.pages_total == 256
+
+
+def test_equal_configs_with_other_weights_have_another_model_hash(
+    checkpoint_factory: Factory,
+) -> None:
+    first = load_engine(checkpoint_factory("llama"))
+    second = load_engine(checkpoint_factory("llama", seed=1))
+    assert first.model_hash != second.model_hash
+    assert first.tokenizer_hash == second.tokenizer_hash
+
+
+def test_a_model_without_a_tokenizer_is_served_without_its_hash(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(llama_folder / name, tmp_path / name)
+    assert load_engine(tmp_path).tokenizer_hash == ""
+
+
+def test_a_model_is_found_below_the_working_directory_and_the_repository(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(llama_folder.parent)
+    assert resolve_source(llama_folder.name) == str(llama_folder)
+    assert resolve_source(str(llama_folder)) == str(llama_folder)
+    repository = tmp_path / "repository"
+    shutil.copytree(llama_folder, repository / "models" / "tiny")
+    monkeypatch.setattr(model_module, "_REPOSITORY", repository)
+    assert resolve_source("models/tiny") == str(repository / "models" / "tiny")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("", "is empty"), ("./nowhere", "no such folder"), ("/no/such/place", "no such folder"),
+     ("models/a/b", "no such folder")],
+)  # fmt: skip
+def test_a_missing_model_is_named(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_source(name)
+
+
+def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        resolve_source(str(tmp_path))
+
+
+def test_damaged_weights_are_a_configuration_error(llama_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(llama_folder, folder)
+    (folder / "model.safetensors").write_bytes(b"not weights at all")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        load_engine(folder)
+
+
+def test_missing_weights_are_not_replaced_by_random_ones(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "incomplete"
+    shutil.copytree(llama_folder, folder)
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks 1 of its weights, model\.layers\.1\.mlp\.up"):
+        load_engine(folder)
+
+
+@pytest.mark.parametrize(
+    ("settings", "param", "message"),
+    [
+        ({"device": "tpu"}, "device", "use auto, cpu"),
+        ({"device": "meta"}, "device", "not supported"),
+        ({"device": "cuda:99"}, "device", "does not exist"),
+        ({"attention": "flash"}, "attention", "auto or one of"),
+        ({"max_context_len": 513}, "max_context_len", "own limit of 512"),
+        ({"max_context_len": 4}, "max_context_len", "at least 16"),
+        ({"num_pages": 3}, "num_pages", "at least 4"),
+        ({"max_batch_tokens": 2}, "max_batch_tokens", "at least 8"),
+        ({"quantization": {"bits": 4}}, "quantization.quant_method", "lacks quant_method"),
+        ({"quantization": {"quant_method": "magic"}}, "quantization", "refused by transformers"),
+    ],
+)
+def test_settings_that_cannot_be_served_name_the_key_and_the_remedy(
+    llama_folder: Path, settings: dict[str, Any], param: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_engine(llama_folder, **settings)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [({"avx512f"}, torch.float32), ({"avx512f", "avx512_bf16"}, torch.bfloat16)],
+    ids=["emulated", "native"],
+)
+def test_dtype_auto_is_the_checkpoints_own_unless_the_cpu_can_only_emulate_it(
+    checkpoint_factory: Factory,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: set[str],
+    expected: torch.dtype,
+) -> None:
+    monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
+    folder = checkpoint_factory("llama", dtype=torch.bfloat16)
+    engine = load_engine(folder, dtype="auto", device="cpu")
+    assert {layer.dtype for layer in engine.layers} == {expected}
+    named = load_engine(folder, dtype="bfloat16", device="cpu")
+    assert {layer.dtype for layer in named.layers} == {torch.bfloat16}
+
+
+def test_a_device_map_spreads_one_process(llama_folder: Path) -> None:
+    engine = load_engine(llama_folder, device_map="auto")
+    found = rows(run(engine, Work("a", 0, prompt(9))))
+    expected = last_logits(load_oracle(llama_folder), prompt(9))
+    torch.testing.assert_close(found[0].cpu(), expected, atol=2e-5, rtol=2e-5)
+
+
+def test_pages_on_cpu_are_as_many_as_the_sequences_can_use(llama_folder: Path) -> None:
+    engine = load_engine(llama_folder, num_pages=0, max_running_sequences=3, max_context_len=101)
+    assert engine.pages_total == 3 * 26
+
+
+def test_sliding_windows_are_learned_from_the_masks(checkpoint_factory: Factory) -> None:
+    windows = {
+        name: [layer.window for layer in load_engine(checkpoint_factory(name)).layers]
+        for name in ("llama", "mistral-sliding", "gemma3", "phimoe")
+    }
+    assert windows == {
+        "llama": [None] * 3,
+        "mistral-sliding": [12] * 3,
+        "gemma3": [12, None, 12],
+        "phimoe": [12] * 3,
+    }
+
+
+def test_a_rope_that_depends_on_the_batch_is_served_up_to_its_original_length(
+    checkpoint_factory: Factory,
+) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0,
+            "original_max_position_embeddings": 64}  # fmt: skip
+    folder = checkpoint_factory("llama", rope_parameters=rope)
+    assert load_engine(folder).max_context_len == 64
+    with pytest.raises(ConfigError, match="at most 64"):
+        load_engine(folder, max_context_len=65)
+
+
+def test_the_self_check_refuses_attention_it_does_not_know(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    """A remote-code Llama that biases scores by distance outside the attention function."""
+    folder = tmp_path / "biased"
+    shutil.copytree(llama_folder, folder)
+    (folder / "modeling_biased.py").write_text(_BIASED_LLAMA)
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["BiasedLlamaForCausalLM"]
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_biased.BiasedLlamaForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="BiasedLlamaForCausalLM cannot be served: with tree"):
+        load_engine(folder, trust_remote_code=True)
+
+
+_BIASED_LLAMA = """
+import torch
+from transformers import LlamaForCausalLM
+
+
+class BiasedLlamaForCausalLM(LlamaForCausalLM):
+    def forward(self, input_ids=None, **kwargs):
+        embeddings = self.model.embed_tokens(input_ids)
+        # Rows mix with the row before them, which need not be their parent in a tree.
+        mixed = embeddings + torch.roll(embeddings, 1, dims=1)
+        return super().forward(inputs_embeds=mixed, **kwargs)
+"""
+
+
+def test_tied_and_sharded_checkpoints_load(checkpoint_factory: Factory, tmp_path: Path) -> None:
+    folder = checkpoint_factory("llama", tie_word_embeddings=True)
+    sharded = tmp_path / "sharded"
+    shutil.copytree(folder, sharded)
+    tensors = load_file(sharded / "model.safetensors")
+    (sharded / "model.safetensors").unlink()
+    names = sorted(tensors)
+    weight_map = {}
+    for part, chosen in enumerate((names[::2], names[1::2]), start=1):
+        file = f"model-{part:05}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in chosen}, sharded / file, {"format": "pt"})
+        weight_map.update(dict.fromkeys(chosen, file))
+    index = {"metadata": {}, "weight_map": weight_map}
+    (sharded / "model.safetensors.index.json").write_text(json.dumps(index))
+    whole = rows(run(load_engine(folder), Work("a", 0, prompt(9))))
+    parts = rows(run(load_engine(sharded), Work("a", 0, prompt(9))))
+    torch.testing.assert_close(whole, parts)
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_threads_are_as_configured_or_as_many_as_lose_nothing(
+    has_kernels: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    native = Mock(num_threads=0) if has_kernels else None
+    monkeypatch.setattr(kernels, "load", lambda: native)
+    before = torch.get_num_threads()
+    try:
+        assert configure_threads(EngineConfig(threads=1, device="cpu")) == 1
+        assert torch.get_num_threads() == 1
+        expected = num_cores() if has_kernels else max(1, num_cores() // 2)
+        assert configure_threads(EngineConfig(device="cpu")) == expected
+        assert native is None or native.num_threads == expected
+        assert configure_threads(EngineConfig(tensor_parallel=64, device="cpu")) == 1
+    finally:
+        torch.set_num_threads(before)
+        monkeypatch.setattr(threads, "_are_ours", False)
+
+
+def test_auto_is_the_gpu_where_there_is_one() -> None:
+    assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_a_closed_engine_of_one_rank_needs_no_group(llama_folder: Path) -> None:
+    engine: Engine = load_engine(llama_folder)
+    engine.close()
+    assert rows(run(engine, Work("a", 0, prompt(5)))).shape[0] == 1

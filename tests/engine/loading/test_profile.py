@@ -1,0 +1,88 @@
+"""What an engine finds out of its own steps before it serves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.engine.loading.profile import profile_steps
+from cluster.engine.work import Output, Work
+from tests.support.engine.driver import load_engine, prompt, rows, run
+
+
+class Clocked:
+    """An engine whose steps take a millisecond, and one more for each row beyond 12."""
+
+    vocab_size = 100
+
+    def __init__(self, max_nodes: int = 10_000, slow_from: int = 10_000) -> None:
+        self.now = 0.0
+        self.sizes: list[int] = []
+        self.released: list[str] = []
+        self._max_nodes, self._slow_from = max_nodes, slow_from
+        self._work: Work | None = None
+
+    def clock(self) -> float:
+        return self.now
+
+    def submit(self, work: Work) -> None:
+        self._work = work
+
+    def step(self) -> list[Output]:
+        work = self._work
+        assert work is not None
+        num_rows = len(work.delta) + len(work.tree)
+        if len(work.tree) > self._max_nodes:
+            return [Output(work.request_id, have_len=0)]
+        if work.base_len:
+            self.sizes.append(num_rows)
+            first = self.sizes.count(num_rows) == 1
+            self.now += 0.001 * (1 + max(num_rows - 12, 0)) * (2 if first else 1)
+            self.now += 5.0 if num_rows >= self._slow_from else 0.0
+        return [Output(work.request_id, logits=torch.zeros(1, 100))]
+
+    def release(self, request_id: str) -> None:
+        self.released.append(request_id)
+
+
+def test_the_profile_is_what_steps_take_by_their_rows_once_warm() -> None:
+    engine = Clocked()
+    found = profile_steps(engine, 64, engine.clock)
+    assert found is not None
+    assert found.rows == (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 64)
+    expected = [0.001 * (1 + max(size - 12, 0)) for size in found.rows]
+    assert found.times_s == pytest.approx(expected)
+    assert engine.released == ["step-profile"]
+
+
+def test_it_ends_in_time_and_says_what_it_knows_by_then() -> None:
+    engine = Clocked(slow_from=1)
+    found = profile_steps(engine, 256, engine.clock)
+    assert found is not None
+    assert found.rows == (1, 32)
+    assert engine.sizes == [1, 32, 1, 32]
+
+
+def test_sizes_that_the_cache_has_no_room_for_are_left_out() -> None:
+    engine = Clocked(max_nodes=20)
+    found = profile_steps(engine, 256, engine.clock)
+    assert found is not None
+    assert found.rows[-1] == 20
+    assert engine.released == ["step-profile"]
+
+
+def test_an_engine_without_room_for_anything_has_none() -> None:
+    assert profile_steps(Clocked(max_nodes=-1), 64) is None
+
+
+def test_a_real_engine_is_left_as_it_was(llama_folder: Path) -> None:
+    engine, other = load_engine(llama_folder), load_engine(llama_folder)
+    found = engine.profile_steps()
+    assert found is not None
+    assert found.rows[0] == 1
+    assert found.rows[-1] <= engine.config.max_batch_tokens
+    assert (engine.pages_in_use, engine.pages_cached) == (0, 0)
+    work = Work("a", 0, prompt(20))
+    torch.testing.assert_close(rows(run(engine, work)), rows(run(other, work)))

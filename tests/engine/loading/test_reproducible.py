@@ -1,0 +1,159 @@
+"""`reproducible: true`: a row's logits depend on its own prefix alone, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.core import EMPTY_TREE, TokenTree, token_array
+from cluster.engine.cpu import kernels
+from cluster.engine.engine import Engine, Work
+from cluster.errors import ConfigError
+from tests.support.engine.driver import load_engine, prompt, rows, run
+from tests.support.engine.driver import random_tree as tree_of
+
+pytestmark = pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler")
+
+LENGTH = 150  # crosses two of the attention kernel's chunks of 64 keys
+
+
+# Heads of 16 and of 64: keys that are widened, and keys that are multiplied in pairs.
+@pytest.fixture(scope="module", params=[("float32", 16), ("bfloat16", 16), ("bfloat16", 64)])
+def engine(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Engine:
+    dtype, head_dim = request.param
+    folder = checkpoint_factory("llama", head_dim=head_dim, max_position_embeddings=256)
+    return load_engine(folder, dtype=dtype, reproducible=True, prefix_cache=False, num_pages=1024)
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread() -> Iterator[None]:
+    """As in a worker process (`spare_torch_threads`)."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def plainly(engine: Engine, text: np.ndarray, start: int) -> torch.Tensor:
+    """Logits after text[:start], text[:start + 1] and so on, one token per step."""
+    found = [rows(run(engine, Work("plain", 0, text[:start])))[-1:]]
+    found += [
+        rows(run(engine, Work("plain", at, text[at : at + 1]))) for at in range(start, len(text))
+    ]
+    engine.release("plain")
+    return torch.cat(found)
+
+
+def test_a_path_of_a_tree_gives_the_bits_of_plain_decoding(engine: Engine) -> None:
+    text = prompt(LENGTH)
+    expected = plainly(engine, text, LENGTH - 20)
+    for depth in (1, 2, 5, 12, 20):
+        start = LENGTH - 20
+        # The text as one branch, strangers' branches before and behind it.
+        others = tree_of(6, np.random.default_rng(depth))
+        chain = [-1, *range(len(others), len(others) + depth - 1)]
+        tree = TokenTree.of(
+            [*others.token_ids.tolist(), *text[start : start + depth].tolist(), 5, 6],
+            [*others.parents.tolist(), *chain, -1, -1],
+        )
+        found = rows(run(engine, Work("tree", 0, text[:start], tree)))
+        engine.release("tree")
+        first = len(found) - len(tree)
+        wanted = torch.cat((found[first - 1 : first], found[first + 6 : first + 6 + depth]))
+        assert torch.equal(wanted, expected[: depth + 1]), depth
+
+
+def test_a_prompts_chunks_and_neighbours_change_no_bit(engine: Engine) -> None:
+    text = prompt(LENGTH)
+    expected = rows(run(engine, Work("alone", 0, text)))[-1]
+    engine.release("alone")
+    generator = np.random.default_rng(1)
+    for trial in range(8):
+        neighbours = [f"n{index}" for index in range(int(generator.integers(1, 7)))]
+        for index, name in enumerate(neighbours):
+            length = int(generator.integers(1, 90))
+            tree = tree_of(int(generator.integers(0, 9)), generator)
+            engine.submit(Work(name, 0, prompt(length, seed=index), tree))
+        cut = int(generator.integers(1, LENGTH))
+        run(engine, Work("cut", 0, text[:cut]))
+        found = rows(run(engine, Work("cut", cut, text[cut:])))[-1]
+        assert torch.equal(found, expected), (trial, cut)
+        while engine.has_pending:
+            engine.step()
+        for name in (*neighbours, "cut"):
+            engine.release(name)
+
+
+def test_a_rows_place_among_many_changes_no_bit(engine: Engine) -> None:
+    text = prompt(40)
+    expected = plainly(engine, text, 39)[-1]
+    for count in (1, 2, 5, 6, 7, 12, 13, 30):
+        names = [str(index) for index in range(count)]
+        for name in names:
+            engine.submit(Work(name, 0, text[:39]))
+        while engine.has_pending:
+            engine.step()
+        for name in names:
+            engine.submit(Work(name, 39, text[39:]))
+        outputs = list(engine.step())
+        assert len(outputs) == count
+        for output in outputs:
+            assert torch.equal(rows(output)[-1], expected), count
+            engine.release(output.request_id)
+
+
+def test_without_it_a_step_of_torch_may_differ(checkpoint_factory: Callable[..., Path]) -> None:
+    """The negative control: with torch's kernels the comparison above can fail."""
+    folder = checkpoint_factory("llama", head_dim=16, max_position_embeddings=256)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "load", lambda: None)
+        plain = load_engine(folder, attention="sdpa", prefix_cache=False)
+    text = prompt(LENGTH)
+    expected = plainly(plain, text, LENGTH - 20)
+    start = LENGTH - 20
+    tree = TokenTree.of(text[start:], [-1, *range(19)])
+    found = rows(run(plain, Work("tree", 0, text[:start], tree)))[-20:]
+    torch.testing.assert_close(found, expected[1:], atol=1e-4, rtol=1e-4)
+    assert not torch.equal(found, expected[1:])
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ({"attention": "sdpa"}, "use auto or native"),
+        ({"compile": True}, "remove compile"),
+    ],
+)
+def test_what_cannot_be_reproducible_is_refused(
+    llama_folder: Path, settings: dict[str, object], remedy: str
+) -> None:
+    with pytest.raises(ConfigError, match=remedy):
+        load_engine(llama_folder, reproducible=True, **settings)
+
+
+def test_heads_that_the_kernels_cannot_take_are_refused(
+    checkpoint_factory: Callable[..., Path],
+) -> None:
+    with pytest.raises(ConfigError, match="heads of a multiple of"):
+        load_engine(checkpoint_factory("llama", head_dim=10), reproducible=True)
+
+
+def test_without_a_compiler_it_is_refused_with_the_remedy(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "load", lambda: None)
+    with pytest.raises(ConfigError, match=r"apt install g\+\+"):
+        load_engine(llama_folder, reproducible=True)
+
+
+def test_an_empty_tree_is_plain_decoding(engine: Engine) -> None:
+    text = prompt(30)
+    first = rows(run(engine, Work("a", 0, text, EMPTY_TREE)))
+    engine.release("a")
+    second = rows(run(engine, Work("b", 0, text, TokenTree.of(token_array([7]), [-1]))))
+    engine.release("b")
+    assert torch.equal(first[-1], second[-2])

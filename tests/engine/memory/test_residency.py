@@ -1,0 +1,218 @@
+"""Pages are never lost, never held twice, and every slot holds the token it should."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cluster.core import EMPTY_TOKENS, TokenTree, prefix_hash, token_array
+from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.pages import PagePool
+from cluster.engine.memory.prefix_cache import ROOT, PrefixCache
+from cluster.engine.memory.residency import Residency
+from cluster.engine.memory.sequence import Sequence
+from cluster.engine.types import LayerSpec
+from cluster.engine.work import Work
+
+NUM_PAGES, PAGE_SIZE = 16, 2
+NAMES = ("a", "b", "c", "d")
+LAYER = LayerSpec(1, 1, torch.float32, torch.device("cpu"))
+# Two letters, one of them rare: prefixes of different requests meet all the time.
+letters = st.sampled_from((1, 1, 1, 2))
+
+
+class Residents(RuleBasedStateMachine):
+    """Requests come, grow trees, commit, roll back, are preempted and go.
+
+    A slot's key is written as the number of the token it belongs to, so that a lost copy, a page
+    shared by mistake or a stale prefix shows up as a wrong number.
+    """
+
+    @initialize(prefix_cache=st.booleans())
+    def start(self, prefix_cache: bool) -> None:
+        self.cache = KVCache([LAYER, LAYER], NUM_PAGES, PAGE_SIZE)
+        self.residency = Residency(self.cache, prefix_cache=prefix_cache)
+        self.tokens: dict[str, list[int]] = {}
+
+    @rule(
+        name=st.sampled_from(NAMES),
+        back=st.integers(0, 9),
+        delta=st.lists(letters, max_size=9),
+        parents=st.lists(st.integers(-1, 4), max_size=5),
+    )
+    def work(self, name: str, back: int, delta: list[int], parents: list[int]) -> None:
+        """Roll back, append, evaluate a tree; skipped where the pages do not suffice."""
+        known = self.tokens.setdefault(name, [])
+        base_len = max(0, len(known) - back)
+        tree = _tree(parents)
+        work = Work(name, base_len, token_array(delta), tree, 0, prefix_hash(known[:base_len]))
+        sequence = self.residency.enter(name)
+        assert self.residency.open(work, sequence) is None
+        context = known[:base_len] + delta
+        assert sequence.tokens.tolist() == context[: sequence.cached_len]
+        self.tokens[name] = context[: sequence.cached_len]
+        left = token_array(context[sequence.cached_len :])
+        if len(left) > 1:
+            self.residency.adopt_prefix(sequence, left)
+            assert sequence.cached_len < len(context)
+        length = len(context) + len(tree)
+        missing = self.residency.num_pages_missing(sequence, length)
+        self.tokens[name] = context[: sequence.cached_len]
+        if missing > self.residency.pool.num_available:
+            return
+        self.residency.reserve(sequence, length)
+        self._write(sequence, context, tree)
+        self.residency.commit(sequence, token_array(context[sequence.cached_len :]))
+        sequence.tree = tree
+        self.tokens[name] = context
+
+    def _write(self, sequence: Sequence, context: list[int], tree: TokenTree) -> None:
+        start = sequence.cached_len
+        values = [*context[start:], *tree.token_ids.tolist()]
+        slots = torch.from_numpy(sequence.slots[start : start + len(values)].copy())
+        for layer in self.cache.layers:
+            layer[slots] = torch.tensor(values, dtype=torch.float32).view(-1, 1, 1, 1)
+
+    @precondition(lambda self: any(len(s.tree) for s in self.residency.sequences.values()))
+    @rule(data=st.data())
+    def retain(self, data: st.DataObject) -> None:
+        grown = [s for s in self.residency.sequences.values() if len(s.tree)]
+        sequence = data.draw(st.sampled_from(grown))
+        tree, tip = sequence.tree, -1
+        path: list[int] = []
+        while data.draw(st.booleans()):
+            children = np.flatnonzero(tree.parents == tip).tolist()
+            if not children:
+                break
+            tip = data.draw(st.sampled_from(children))
+            path.append(tip)
+        keep: list[int] = []
+        for node, parent in enumerate(tree.parents.tolist()):
+            if (parent == tip or parent in keep) and node not in path and data.draw(st.booleans()):
+                keep.append(node)
+        self.residency.retain(sequence, path, keep)
+        self.tokens[sequence.request_id] += tree.token_ids[path].tolist()
+        assert sequence.tree.token_ids.tolist() == tree.token_ids[keep].tolist()
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.tokens)))
+        self.residency.leave(name)
+        del self.tokens[name]
+
+    @precondition(lambda self: self.tokens)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.tokens)))
+        self.residency.evacuate(self.residency.enter(name))
+        self.tokens[name] = []
+
+    @invariant()
+    def the_books_balance(self) -> None:
+        pool = self.residency.pool
+        assert pool.num_free + pool.num_idle + pool.num_held == NUM_PAGES
+        self.residency.check_integrity()
+
+    @invariant()
+    def every_slot_holds_its_token(self) -> None:
+        for name, tokens in self.tokens.items():
+            sequence = self.residency.enter(name)
+            assert sequence.tokens.tolist() == tokens
+            assert sequence.hash_at(len(tokens)) == prefix_hash(tokens)
+            expected = [*tokens, *sequence.tree.token_ids.tolist()]
+            slots = torch.from_numpy(sequence.slots[: len(expected)].copy())
+            for layer in self.cache.layers:
+                assert layer[slots, 0, 0, 0].tolist() == expected
+
+    def teardown(self) -> None:
+        for name in NAMES:
+            self.residency.leave(name)
+        assert self.residency.pool.num_held == 0
+        self.residency.forget_prefixes()
+        assert self.residency.pool.num_free == NUM_PAGES
+
+
+def _tree(parents: list[int]) -> TokenTree:
+    """A tree whose nodes have numbers no context token has."""
+    valid = [min(parent, node - 1) for node, parent in enumerate(parents)]
+    return TokenTree.of(range(100, 100 + len(parents)), valid)
+
+
+TestResidents = Residents.TestCase
+TestResidents.settings = settings(
+    max_examples=80, stateful_step_count=30, deadline=None, derandomize=True, database=None
+)
+
+
+def test_a_hit_compares_tokens_and_their_whole_prefix() -> None:
+    cache = PrefixCache(page_size=2)
+    first = cache.insert(ROOT, token_array([1, 2]), page=0)
+    second = cache.insert(first.serial, token_array([3, 4]), page=1)
+    assert cache.match(ROOT, token_array([1, 2, 3, 4, 5])) == [first, second]
+    assert cache.match(ROOT, token_array([1, 2, 3])) == [first]
+    assert cache.match(ROOT, token_array([3, 4])) == []
+    assert cache.match(second.serial, token_array([1, 2])) == []
+
+
+def test_the_least_recently_used_page_goes_first_and_children_before_parents() -> None:
+    cache = KVCache([LAYER], 4, 1)
+    residency = Residency(cache, prefix_cache=True)
+    for name, tokens in (("old", [1, 2]), ("new", [3, 4])):
+        sequence = residency.enter(name)
+        residency.reserve(sequence, 2)
+        residency.commit(sequence, token_array(tokens))
+        residency.leave(name)
+    taken = residency.enter("taker")
+    residency.reserve(taken, 1)
+    probe = residency.enter("probe")
+    assert residency.adopt_prefix(probe, token_array([1, 2, 9])) == 1
+    residency.leave("probe")
+    probe = residency.enter("probe")
+    assert residency.adopt_prefix(probe, token_array([3, 4, 9])) == 2
+
+
+def test_a_sequence_gets_neighbouring_pages_where_it_can() -> None:
+    pool = PagePool(6, PrefixCache(1, enabled=False))
+    first, second = pool.allocate(), pool.allocate()
+    assert (first, second) == (0, 1)
+    assert pool.allocate(after=second) == 2
+    pool.drop(first)
+    assert pool.allocate(after=2) == 3
+    assert pool.allocate(after=first) == 0
+
+
+def test_moves_may_overlap() -> None:
+    cache = KVCache([LAYER], 2, 4)
+    cache.layers[0][:8, 0, 0, 0] = torch.arange(8.0)
+    cache.move(np.array([1, 2, 3]), np.array([0, 1, 2]))
+    assert cache.layers[0][:8, 0, 0, 0].tolist() == [1, 2, 3, 3, 4, 5, 6, 7]
+
+
+def test_layers_of_different_shapes_have_their_own_memory() -> None:
+    wide = LayerSpec(2, 4, torch.float32, torch.device("cpu"), window=5)
+    cache = KVCache([LAYER, wide, LAYER], 2, 4)
+    assert [tuple(layer.shape) for layer in cache.layers] == [
+        (12, 2, 1, 1), (12, 2, 2, 4), (12, 2, 1, 1)
+    ]  # fmt: skip
+    cache.layers[1][3] = 7
+    cache.layers[2][3] = 8
+    cache.move(np.array([3]), np.array([5]))
+    assert (float(cache.layers[1][5].sum()), float(cache.layers[2][5].sum())) == (7 * 16, 8 * 2)
+    assert float(cache.layers[0].sum()) == 0
+
+
+@pytest.mark.parametrize("length", [0, 1, 23, 24, 700])
+def test_hashes_agree_whatever_the_length_of_the_delta(length: int) -> None:
+    sequence = Sequence("a", 0, PAGE_SIZE)
+    tokens = token_array(np.random.default_rng(length).integers(0, 50_000, length))
+    sequence.append(tokens[: length // 3])
+    sequence.append(EMPTY_TOKENS)
+    sequence.append(tokens[length // 3 :])
+    for prefix_len in {0, length // 3, length}:
+        assert sequence.hash_at(prefix_len) == prefix_hash(tokens[:prefix_len])
+    assert sequence.tokens.tolist() == tokens.tolist()

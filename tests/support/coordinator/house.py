@@ -1,0 +1,120 @@
+"""A coordinator with toy workers on in-process links: the stage of the round loop's tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cluster.config import Config, CoordinatorConfig, DrafterConfig
+from cluster.coordinator.coordinator import Coordinator
+from cluster.coordinator.waits import Timer, event_loop_timer
+from cluster.core import (
+    Request,
+    SamplingParams,
+    TokenEvent,
+    token_array,
+)
+from cluster.rpc.memory import MemoryLink, memory_pair
+from tests.support.coordinator.toys import (
+    ToyDrafter,
+    ToyTarget,
+    drafter_description,
+    target_description,
+)
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
+SEEDED = SamplingParams(temperature=0.8, seed=11, max_tokens=40)
+
+
+class FakeClock:
+    """Time as an argument."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class House:
+    """What a test can reach."""
+
+    coordinator: Coordinator
+    clock: FakeClock
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def add_target(
+        self, toy: ToyTarget, target_id: str = "target-0", **limits: int
+    ) -> MemoryLink[Any, Any]:
+        ours, theirs = memory_pair()
+        self.tasks.append(asyncio.create_task(toy.serve(theirs)))
+        description = replace(target_description(target_id, **limits), devices=toy.devices)
+        self.coordinator.add_target(target_id, description, ours)
+        return ours
+
+    def add_drafter(self, toy: ToyDrafter, replica_id: str = "r0") -> MemoryLink[Any, Any]:
+        ours, theirs = memory_pair()
+        self.tasks.append(asyncio.create_task(toy.serve(theirs)))
+        description = replace(
+            drafter_description(toy.name, replica_id),
+            devices=toy.devices,
+            model_hash=toy.model_hash,
+        )
+        self.coordinator.add_drafter(toy.name, replica_id, description, ours)
+        return ours
+
+    async def settle(self, turns: int = 200) -> None:
+        """Let everything that can happen without time passing happen."""
+        for _ in range(turns):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def house(
+    drafters: Sequence[str] = ("a", "b"),
+    clock: Any = None,
+    timer: Timer = event_loop_timer,
+    **settings: Any,
+) -> AsyncIterator[House]:
+    clock = clock or FakeClock()
+    settings.setdefault("budget", "fixed")  # the adaptive one learns from real step times
+    config = Config(
+        drafters={name: DrafterConfig(kind="prompt_lookup") for name in drafters},
+        coordinator=CoordinatorConfig(**settings),
+    )
+    coordinator = Coordinator(config, clock=clock, timer=timer)
+    stage = House(coordinator, clock)
+    try:
+        yield stage
+    finally:
+        await coordinator.stop()
+        for task in stage.tasks:
+            task.cancel()
+        await asyncio.gather(*stage.tasks, return_exceptions=True)
+
+
+def request(
+    prompt: Sequence[int] = (1, 2, 3), params: SamplingParams = GREEDY, id: str = "r", **fields: Any
+) -> Request:
+    return Request(id, token_array(prompt), params, **fields)
+
+
+async def collect(coordinator: Coordinator, asked: Request) -> list[TokenEvent]:
+    async with asyncio.timeout(20):
+        return [event async for event in coordinator.submit(asked)]
+
+
+def text_of(events: Sequence[TokenEvent]) -> list[int]:
+    """The tokens of a stream, after checking that its positions are gapless and it ends once."""
+    tokens: list[int] = []
+    for event in events:
+        assert event.position == len(tokens)
+        tokens.extend(event.token_ids.tolist())
+    assert [event.finish_reason is not None for event in events] == [False] * (len(events) - 1) + [
+        True
+    ]
+    return tokens

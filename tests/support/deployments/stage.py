@@ -1,0 +1,44 @@
+"""The ingress with coordinators on in-process links, for tests that need no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from cluster.rpc.memory import MemoryLink, memory_pair
+from deployments.ingress.coordinators import Coordinators
+from tests.support.coordinator.house import House
+from tests.support.coordinator.toys import ToyTarget
+
+
+class Stage:
+    """Coordinators that can be lost, each with a toy target of its own."""
+
+    def __init__(self, ingress: Coordinators) -> None:
+        self.ingress = ingress
+        self.links: dict[str, MemoryLink[object, object]] = {}
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def add(self, name: str, stage: House) -> ToyTarget:
+        toy = ToyTarget()
+        stage.add_target(toy)
+        ours, theirs = memory_pair()
+        self.links[name] = ours
+        description = stage.coordinator.describe()
+        self.tasks += [
+            asyncio.create_task(stage.coordinator.serve(theirs)),
+            asyncio.create_task(self.ingress.use(name, description, ours)),
+        ]
+        return toy
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    setting = Stage(Coordinators(patience_s=0.2))
+    try:
+        yield setting
+    finally:
+        for task in setting.tasks:
+            task.cancel()
+        await asyncio.gather(*setting.tasks, return_exceptions=True)

@@ -1,0 +1,173 @@
+"""Attention problems for the Triton kernels, small enough for their interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
+from cluster.engine.memory.sequence import Pending, Sequence
+from cluster.engine.schedule.batch import Batch, Pick, build_batch
+from cluster.engine.types import AttentionOptions
+from cluster.engine.work import Work
+from cluster.spec.draw import DrawRows, FusedDraw, draw
+from cluster.spec.noise_torch import NoiseRows
+from cluster.spec.sampling import is_truncated, pack
+from cluster.spec.tree import ancestor_mask
+from tests.support.engine.driver import random_tree
+
+NUM_SLOTS, PAGE_SIZE = 1024, 16
+SCRATCH_SLOT = NUM_SLOTS - PAGE_SIZE
+MANY_PROGRAMS = 64  # so many that every block of keys is an item of its own
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """One call of `attend`.  num_programs: 1 leaves no tile split."""
+
+    batch: Batch
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    dtype: torch.dtype = torch.float32
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+    num_programs: int = 1
+
+    def query(self) -> torch.Tensor:
+        shape = (self.heads, self.batch.num_rows, self.head_dim)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(5)).to(self.dtype)
+
+    def kv(self) -> torch.Tensor:
+        """One layer of a cache of several, as the engine has it: not contiguous."""
+        shape = (NUM_SLOTS, 2, self.kv_heads, self.head_dim)
+        values = torch.randn(shape, generator=torch.Generator().manual_seed(6)).to(self.dtype)
+        # What no sequence owns is poison: a key read by mistake shows.
+        owned = torch.zeros(NUM_SLOTS, dtype=torch.bool)
+        owned[SCRATCH_SLOT] = True
+        for share in self.batch.shares:
+            owned[torch.from_numpy(share.slots)] = True
+        values[~owned] = float("nan")
+        return torch.stack((torch.zeros_like(values), values))[1]
+
+    def options(self) -> AttentionOptions:
+        sinks = torch.linspace(-1, 2, self.heads) if self.sinks else None
+        return AttentionOptions(0.3, self.softcap, sinks)
+
+
+def lay_out(*specs: tuple[int, int, TokenTree, int], min_rows: int = 0) -> Batch:
+    """specs: cached tokens, new tokens, tree, cached nodes; pages are scattered at random."""
+    pages = iter(np.random.default_rng(3).permutation(SCRATCH_SLOT // PAGE_SIZE).tolist())
+    picks = []
+    for index, (cached, new, tree, num_cached_nodes) in enumerate(specs):
+        sequence = Sequence(str(index), index, PAGE_SIZE)
+        while len(sequence.pages) * PAGE_SIZE < cached + new + len(tree):
+            sequence.add_page(next(pages))
+        sequence.append(token_array([7] * cached))
+        work = Work(str(index), cached, token_array([7] * new), tree, num_cached_nodes)
+        sequence.pending = Pending(work, index)
+        picks.append(Pick(sequence, work, new, completes=True))
+    # The limit lies within the longest sequences: positions beyond it are cut off in the batch.
+    return build_batch(picks, min_rows=min_rows, scratch_slot=SCRATCH_SLOT, max_context_len=150)
+
+
+def _tree(size: int) -> TokenTree:
+    return random_tree(size, np.random.default_rng(size))
+
+
+def _chain(size: int) -> TokenTree:
+    tree = TokenTree.of(range(4, 4 + size), range(-1, size - 1))
+    assert ancestor_mask(tree.parents).sum() == size * (size + 1) // 2
+    return tree
+
+
+DECODING = lay_out((20, 1, EMPTY_TREE, 0), (75, 1, EMPTY_TREE, 0))
+CHAIN = lay_out((70, 1, _chain(5), 0))
+TREE = lay_out((70, 1, _tree(9), 0))
+LARGE_TREE = lay_out((130, 1, _tree(40), 0))
+GROWTH = lay_out((11, 0, _tree(40), 35))
+PROMPT = lay_out((0, 40, EMPTY_TREE, 0))
+CHUNK = lay_out((50, 30, EMPTY_TREE, 0))
+RAGGED = lay_out((3, 1, _tree(5), 0), (90, 2, EMPTY_TREE, 0), (200, 0, _tree(7), 3))
+MIXED = lay_out((5, 40, _tree(3), 0), (140, 1, _tree(6), 0))
+PADDED = lay_out((5, 1, _tree(2), 0), (70, 1, EMPTY_TREE, 0), min_rows=21)
+
+CASES = {
+    "decoding rows of several lengths": Case(DECODING),
+    "decoding rows, keys split": Case(DECODING, num_programs=MANY_PROGRAMS),
+    "a chain": Case(CHAIN),
+    "a tree": Case(TREE),
+    "a tree, keys split": Case(TREE, num_programs=MANY_PROGRAMS),
+    "a tree of several words, keys split": Case(LARGE_TREE, num_programs=MANY_PROGRAMS),
+    "a tree beyond the context limit, in a window": Case(LARGE_TREE, window=7),
+    "cached nodes": Case(GROWTH),
+    "cached nodes in a window": Case(GROWTH, window=3),
+    "a whole prompt": Case(PROMPT),
+    "a later chunk": Case(CHUNK),
+    "a later chunk, keys split": Case(CHUNK, num_programs=MANY_PROGRAMS),
+    "a later chunk in a window": Case(CHUNK, window=20),
+    "several sequences": Case(RAGGED),
+    "several sequences, keys split": Case(RAGGED, num_programs=MANY_PROGRAMS),
+    "several sequences in a window, keys split": Case(
+        RAGGED, window=70, num_programs=MANY_PROGRAMS
+    ),
+    "a window of one": Case(RAGGED, window=1),
+    "a chunk beside a tree": Case(MIXED),
+    "padding rows": Case(PADDED, num_programs=MANY_PROGRAMS),
+    "padding rows and sinks": Case(PADDED, sinks=True),
+    "capped scores": Case(TREE, softcap=2.0),
+    "sinks": Case(RAGGED, sinks=True),
+    "sinks, keys split": Case(RAGGED, sinks=True, num_programs=MANY_PROGRAMS),
+    "caps, sinks and a window, keys split": Case(
+        RAGGED, softcap=2.0, sinks=True, window=30, num_programs=MANY_PROGRAMS
+    ),
+    "one query head per key head": Case(TREE, heads=2, kv_heads=2),
+    "eight query heads per key head": Case(TREE, heads=8, kv_heads=1),
+    "three query heads per key head": Case(RAGGED, heads=6, kv_heads=2),
+    "an odd head dimension": Case(TREE, head_dim=13, num_programs=MANY_PROGRAMS),
+    "a head dimension of 80": Case(TREE, head_dim=80),
+    "wide heads": Case(TREE, head_dim=256, num_programs=MANY_PROGRAMS),
+    "heads too wide for the kernels": Case(TREE, head_dim=272),
+    # The interpreter cannot multiply it: this one meets the kernels on a GPU only.
+    "bfloat16": Case(RAGGED, dtype=torch.bfloat16, num_programs=MANY_PROGRAMS),
+    "float16": Case(RAGGED, dtype=torch.float16),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DrawCase:
+    """Rows of logits, each with a law, a seed and a place of its own."""
+
+    vocab_size: int
+    temperatures: tuple[float, ...] = (0.8, 1.0, 0.01, 3.0)
+    top_k: int = 0
+    strided: bool = False
+
+    def drawn(self, fused: FusedDraw | None, device: str = "cpu") -> torch.Tensor:
+        """int64[rows]: the draws, by the kernel or by the reference."""
+        rows, generator = len(self.temperatures), torch.Generator().manual_seed(self.vocab_size)
+        logits = 4.0 * torch.randn((rows, self.vocab_size + self.strided), generator=generator)
+        logits = logits[:, : self.vocab_size].to(device)
+        laws = [SamplingParams(each, top_k=self.top_k) for each in self.temperatures]
+        draws = DrawRows(
+            np.array([pack(law) for law in laws]),
+            np.array([is_truncated(law) for law in laws]),
+            np.array([2**64 - 1 - row for row in range(rows)], dtype=np.uint64),
+            np.arange(rows) * 1000,
+            np.arange(rows) % 3,
+        )
+        noise = NoiseRows(self.vocab_size, logits.device)
+        return torch.from_numpy(draw(logits, draws, noise, fused).token_ids.astype(np.int64))
+
+
+DRAWS = {
+    "one block": DrawCase(100),
+    "a whole block": DrawCase(1024),
+    "many blocks": DrawCase(5000, temperatures=(0.8,) * 9),
+    "one token": DrawCase(1),
+    "truncated": DrawCase(3000, top_k=3),
+    "rows that lie apart": DrawCase(2000, strided=True),
+}

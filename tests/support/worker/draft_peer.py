@@ -1,0 +1,159 @@
+"""The coordinator's end of a draft link, and drafters that behave by rule."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+
+from cluster.core import (
+    Commit,
+    CommitFrame,
+    DraftTask,
+    Observation,
+    Proposal,
+    ProposalFrame,
+    TokenTree,
+    WorkerDescription,
+    prefix_hash,
+    token_array,
+)
+from cluster.draft.base import Drafter
+from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.worker.draft import DraftWorker
+from tests.support.draft.author import GREEDY
+
+DESCRIPTION = WorkerDescription("d-1", "drafter", "toy")
+# Far above what any test needs; only a defect gets there.
+PATIENCE_S = 20.0
+
+
+def opening(request_id: str, tokens: Sequence[int], max_nodes: int = 8, **fields: Any) -> Commit:
+    return Commit(
+        request_id, fields.get("generation", 1), 0, fields.get("prefix_hash", 0),
+        token_array(tokens), fields.get("prompt_len", len(tokens)), max_nodes, "default", GREEDY,
+    )  # fmt: skip
+
+
+def extension(request_id: str, before: Sequence[int], tokens: Sequence[int]) -> Commit:
+    return Commit(
+        request_id, 1, len(before), prefix_hash(before), token_array(tokens), len(before), 8
+    )
+
+
+class Peer:
+    """Sends commits, keeps every frame that comes back."""
+
+    def __init__(self, link: MemoryLink[Any, Any]) -> None:
+        self.link = link
+        self.frames: list[ProposalFrame] = []
+
+    async def send(self, *commits: Commit, released: Sequence[str] = ()) -> None:
+        await self.link.send(CommitFrame(commits, tuple(released)))
+
+    async def read(self) -> ProposalFrame:
+        async with asyncio.timeout(PATIENCE_S):
+            frame: ProposalFrame = await anext(aiter(self.link))
+        self.frames.append(frame)
+        return frame
+
+    async def end(self) -> None:
+        """Read until the worker has closed the link."""
+        async with asyncio.timeout(PATIENCE_S):
+            async for frame in self.link:
+                self.frames.append(frame)
+
+    async def until(self, wanted: Callable[[ProposalFrame], bool]) -> ProposalFrame:
+        while not wanted(frame := await self.read()):
+            pass
+        return frame
+
+    async def proposal(self, request_id: str) -> Proposal:
+        """The first proposal for the request in frames not read yet."""
+        while True:
+            for proposal in (await self.read()).proposals:
+                if proposal.request_id == request_id:
+                    return proposal
+
+
+class House:
+    """A running worker and its links."""
+
+    def __init__(self, drafter: Drafter, **settings: Any) -> None:
+        self.worker = DraftWorker(drafter, DESCRIPTION, **settings)
+        self.serving: list[asyncio.Task[None]] = []
+
+    def connect(self, window: int = 64) -> Peer:
+        here, there = memory_pair(window)
+        self.serving.append(asyncio.create_task(self.worker.serve(there)))
+        return Peer(here)
+
+    async def idle(self) -> None:
+        assert await asyncio.to_thread(self.worker.wait_idle, PATIENCE_S)
+
+
+@asynccontextmanager
+async def house(drafter: Drafter, **settings: Any) -> AsyncIterator[House]:
+    running = House(drafter, **settings)
+    running.worker.start()
+    try:
+        yield running
+    finally:
+        await asyncio.to_thread(running.worker.stop)
+        await asyncio.wait_for(asyncio.gather(*running.serving), PATIENCE_S)
+
+
+class CountingDrafter:
+    """Holds lengths only; every slice adds a node to each tree, up to `slices` of them."""
+
+    def __init__(self, slices: int = 3) -> None:
+        self.slices = slices
+        self.texts: dict[str, list[int]] = {}
+        self.grown: dict[str, int] = {}
+        self.num_proposes = 0
+        self.released: list[str] = []
+        self._content = threading.Semaphore(0)
+
+    async def content(self) -> None:
+        """Wait until a propose had nothing to add; every such call ends one wait."""
+        assert await asyncio.to_thread(self._content.acquire, timeout=PATIENCE_S)
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        return [self._observe(commit) for commit in commits]
+
+    def _observe(self, commit: Commit) -> Observation:
+        name = commit.request_id
+        text = self.texts.get(name, [])[: commit.base_len]
+        if len(text) == commit.base_len:
+            self.texts[name] = text = [*text, *commit.token_ids.tolist()]
+            self.grown[name] = 0
+        return Observation(name, commit.generation, len(text))
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        self.num_proposes += 1
+        proposals = [self._proposal(task) for task in tasks if self._grow(task.request_id)]
+        if not proposals:
+            self._content.release()
+        return proposals
+
+    def _grow(self, name: str) -> bool:
+        if name not in self.texts or self.grown[name] >= self.slices:
+            return False
+        self.grown[name] += 1
+        return True
+
+    def _proposal(self, task: DraftTask) -> Proposal:
+        text, size = self.texts[task.request_id], min(self.grown[task.request_id], 50)
+        return Proposal(
+            task.request_id, task.generation, len(text), prefix_hash(text),
+            TokenTree.chain(list(range(size))), np.ones(size, dtype=np.float32), "toy",
+        )  # fmt: skip
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        self.released.extend(request_ids)
+        for name in request_ids:
+            self.texts.pop(name, None)
