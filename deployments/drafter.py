@@ -11,7 +11,7 @@ from cluster.errors import WorkerError
 from cluster.rpc.server import serve_drafter
 from cluster.worker.build import build_drafter
 from cluster.worker.draft import DraftWorker
-from cluster.worker.priority import hear_at_once, keep_what_is_loaded
+from cluster.worker.priority import freeze_gc, shorten_switch_interval
 from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
 
 
@@ -59,7 +59,7 @@ def _create(config: Config, name: str) -> DraftWorker:
         from cluster.engine.cpu.threads import configure_threads
 
         configure_threads(engine)
-    hear_at_once()
+    shorten_switch_interval()
     worker = build_drafter(config, name, process_id(f"drafter-{name}"))
-    keep_what_is_loaded()
+    freeze_gc()
     return worker

@@ -9,7 +9,7 @@ from cluster.config import Config
 from cluster.errors import WorkerError
 from cluster.rpc.server import serve_target
 from cluster.worker.build import build_target
-from cluster.worker.priority import keep_what_is_loaded
+from cluster.worker.priority import freeze_gc
 from deployments.ranks import RankGroup, local_rank
 from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
 
@@ -29,7 +29,7 @@ class TargetDeployment:
         self._worker = await asyncio.to_thread(
             build_target, self._engine, config, process_id("target")
         )
-        keep_what_is_loaded()
+        freeze_gc()
         self._worker.start()
         self._server = ReplicaServer(
             await serve_target(

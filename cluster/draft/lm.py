@@ -7,7 +7,6 @@ growing (a hit); otherwise the rest of the commit is appended to the text's cach
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +18,7 @@ from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParam
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import rank_rows
 from cluster.draft.committed_text import RequestTable, common_len
+from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
@@ -244,38 +244,9 @@ class LMDrafter:
                 self._engine.submit(request.delta_work())
             elif request.tree.num_slots < max_nodes:
                 growing.append((request, max_nodes))
-        for request, leaves in self._choose_leaves(growing):
+        num_rows = min(self._max_rows, self._options.width * len(growing))
+        for request, leaves in choose_leaves(growing, num_rows, self._options.min_survival):
             self._engine.submit(request.leaves_work(leaves))
-
-    def _choose_leaves(
-        self, requests: Sequence[tuple[LMRequest, int]]
-    ) -> list[tuple[LMRequest, list[int]]]:
-        """The likeliest leaves of all requests, which compete by survival.
-
-        requests: each with the nodes that its tree may have expanded.
-        """
-        num_rows = min(self._max_rows, self._options.width * len(requests))
-        # (-survival, index): the best leaf of each request.
-        best = [
-            (-request.tree.best_leaf_survival(), index)
-            for index, (request, _) in enumerate(requests)
-            if request.tree is not None
-        ]
-        heapq.heapify(best)
-        chosen: dict[int, list[int]] = {}
-        while best and num_rows > 0 and -best[0][0] >= self._options.min_survival:
-            index = best[0][1]
-            request, max_nodes = requests[index]
-            tree = request.tree
-            assert tree is not None
-            leaves = chosen.setdefault(index, [])
-            leaves.append(tree.pop_leaf())
-            num_rows -= 1
-            full = tree.num_slots + len(leaves) >= max_nodes
-            survival = 0.0 if full else tree.best_leaf_survival()
-            heapq.heapreplace(best, (-survival, index))
-        # Sorted, so that parents stand before children in the engine as they do here.
-        return [(requests[index][0], sorted(leaves)) for index, leaves in chosen.items()]
 
     def _step(self) -> set[LMRequest]:
         """One engine step; returns the requests it works on, whether they are done or not."""

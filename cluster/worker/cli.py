@@ -24,7 +24,7 @@ from cluster.errors import ConfigError, DrafthouseError, NotFoundError
 from cluster.rpc.server import serve_drafter, serve_target
 from cluster.rpc.standalone import run_until_signal
 from cluster.worker.build import build_drafter, build_target
-from cluster.worker.priority import hear_at_once, keep_what_is_loaded
+from cluster.worker.priority import freeze_gc, shorten_switch_interval
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -81,7 +81,7 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
     try:
         engine = await asyncio.to_thread(_load, config.target.engine, ranks.leader)
         worker = build_target(engine, config)
-        keep_what_is_loaded()
+        freeze_gc()
         worker.start()
         try:
             server = await serve_target(
@@ -107,9 +107,9 @@ async def _draft(config: Config, arguments: argparse.Namespace) -> None:
     engine = getattr(registry.check(name, config.drafters[name]), "engine", None)
     if engine is not None:
         _configure_threads(engine)
-    hear_at_once()
+    shorten_switch_interval()
     worker = await asyncio.to_thread(build_drafter, config, name)
-    keep_what_is_loaded()
+    freeze_gc()
     worker.start()
     try:
         server = await serve_drafter(

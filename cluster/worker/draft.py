@@ -38,7 +38,7 @@ from cluster.worker.draft_names import (
     renamed_proposal,
     renamed_refusal,
 )
-from cluster.worker.priority import stand_back
+from cluster.worker.priority import lower_priority
 
 log = logging.getLogger(__name__)
 
@@ -181,7 +181,7 @@ class DraftWorker:
 
     def _run(self) -> None:
         try:
-            stand_back(self._nice)
+            lower_priority(self._nice)
             while (arrivals := self._take_arrivals()) is not None:
                 for lease, frame in arrivals:
                     self._receive(lease, frame)

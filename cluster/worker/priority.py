@@ -1,4 +1,4 @@
-"""How a process stands back behind others on the same cores, and its threads behind each other.
+"""Priorities of this process and its threads beside others on the same cores.
 
 A nice value counts within a scheduling group.  Desktop and server kernels put every login session
 into a group of its own (CONFIG_SCHED_AUTOGROUP), and groups share the cores alike, whatever their
@@ -21,26 +21,26 @@ _AUTOGROUP = Path("/proc/self/autogroup")
 _SWITCH_INTERVAL_S = 0.0005
 
 
-def hear_at_once() -> None:
-    """Let the thread that hears what comes in interrupt the one that computes, in this process."""
+def shorten_switch_interval() -> None:
+    """Let the thread that reads the network interrupt the one that computes ten times as often."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
 
 
-def keep_what_is_loaded() -> None:
-    """Take everything that this process has built so far out of its garbage collections.
+def freeze_gc() -> None:
+    """Exclude every object that exists now from later garbage collections.
 
-    To be called when a model is loaded, for it stays: looking through torch and transformers stops
-    a process for 0.2 s every time.
+    Call it once a model is loaded: a full collection over torch and transformers stops the process
+    for 0.2 s.
     """
     gc.collect()
     gc.freeze()
 
 
-def stand_back(nice: int) -> None:
+def lower_priority(nice: int) -> None:
     """Lower the calling thread, and on Linux those it starts, by `nice` (0 to 19).
 
-    Where this process leads a session the session's group is lowered too: then all its threads
-    stand back.  Never raises a priority.
+    Where this process leads a session, the session's scheduling group is lowered too, and with it
+    all threads of the process.  Never raises a priority.
     """
     if nice <= 0:
         return

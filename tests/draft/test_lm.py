@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cluster.config import EngineConfig
-from cluster.core import Proposal, SamplingParams, token_array
-from cluster.draft.base import DrafterContext
+from cluster.core import Proposal, token_array
 from cluster.draft.lm import LMDrafter
-from cluster.draft.lm_options import LMOptions
 from cluster.draft.per_task import PerTask
 from cluster.draft.replay import Recording, replay
 from cluster.draft.sharpness import Sharpness
 from cluster.engine.engine import Engine
-from cluster.errors import ConfigError
-from cluster.spec.tree import walk
 from tests.support.draft.author import (
     GREEDY,
     Author,
@@ -240,122 +234,6 @@ def test_a_rollback_during_a_prefill_is_honoured(llama_folder: Path) -> None:
     assert proposal.base_len == 33
     assert engine.context_ids("a").tolist() == author.tokens
     engine.check_integrity()
-
-
-def test_text_beyond_the_models_context_is_not_drafted_and_frees_its_pages(
-    llama_folder: Path,
-) -> None:
-    engine = draft_engine(llama_folder, max_context_len=32)
-    drafter = lm_drafter(engine, max_nodes=24, min_survival=1e-9)
-    author = Author(PROMPT[:20])
-    assert write(drafter, author, []) is not None
-    for token in range(20, 32):
-        proposal = write(drafter, author, [token])
-        assert proposal is not None, "a child of the last token needs no place in the cache"
-        request = drafter._requests.find("a")
-        assert request is not None
-        assert request.tree is not None
-        deepest = max((request.tree.depths[n] for n in request.tree.slot_nodes), default=0)
-        assert len(author.tokens) + deepest <= 32
-    assert drafter.pages_in_use > 0
-    (observation,) = drafter.observe([author.commit([1])])
-    assert observation.have_len == 33
-    assert grow(drafter, author) == {}
-    assert drafter.pages_in_use == 0
-    other = Author(PROMPT * 3, request_id="b")
-    (observation,) = drafter.observe([other.opening()])
-    assert observation.have_len == len(PROMPT) * 3
-    assert grow(drafter, other) == {}
-
-
-def test_tokens_outside_the_vocabulary_silence_the_drafter_until_they_are_gone(
-    exact_engine: Engine,
-) -> None:
-    drafter, author = lm_drafter(exact_engine), Author(PROMPT)
-    assert write(drafter, author, []) is not None
-    for foreign in (VOCAB, -1, 2**31 - 1):
-        assert write(drafter, author, [foreign]) is None
-        author.tokens.pop()
-        proposal = write(drafter, author, [5])
-        assert proposal is not None
-    drafter.release(["a"])
-
-
-def test_drafts_stay_within_the_targets_vocabulary(exact_engine: Engine) -> None:
-    drafter = lm_drafter(exact_engine, min_survival=1e-9)
-    drafter._vocab_size = 50
-    proposal = write(drafter, Author([5, 6, 7]), [])
-    assert proposal is not None
-    assert proposal.tree.token_ids.max() < 50
-    drafter.release(["a"])
-
-
-def test_too_few_pages_for_all_requests_cost_trees_and_nothing_else(llama_folder: Path) -> None:
-    engine = draft_engine(llama_folder, num_pages=20, page_size=4, prefix_cache=False)
-    drafter = lm_drafter(engine, max_nodes=12)
-    authors = [Author(PROMPT, request_id=name) for name in "abcd"]
-    drafter.observe([author.opening() for author in authors])
-    grow(drafter, *authors)
-    for token in range(4, 30):
-        commits = [author.commit([token]) for author in authors]
-        for author, observation in zip(authors, drafter.observe(commits), strict=True):
-            assert observation.have_len == len(author.tokens)
-        for name, proposal in grow(drafter, *authors).items():
-            assert proposal.base_len == len(authors["abcd".index(name)].tokens)
-        engine.check_integrity()
-    drafter.release(list("abc"))
-    assert grow(drafter, authors[3]) is not None
-    drafter.release(["d"])
-    assert engine.pages_in_use == 0
-
-
-def test_no_nodes_wanted_means_no_pass(exact_engine: Engine) -> None:
-    drafter, author = lm_drafter(exact_engine), Author(PROMPT, max_nodes=0)
-    drafter.observe([author.opening()])
-    before = exact_engine.last_step
-    assert grow(drafter, author) == {}
-    assert exact_engine.last_step is before
-    assert exact_engine.pages_in_use == 0
-
-
-def test_another_vocabulary_is_refused_at_start(
-    llama_folder: Path, checkpoint_factory: Callable[..., Path]
-) -> None:
-    options = LMOptions(engine=EngineConfig(model=str(llama_folder), device="cpu", num_pages=64))
-    same = DrafterContext("lm", 8, 8, VOCAB, draft_engine(llama_folder).tokenizer_hash)
-    LMDrafter(same, options)
-    with pytest.raises(ConfigError, match="tokenizer") as caught:
-        LMDrafter(dataclasses.replace(same, tokenizer_hash="another"), options)
-    assert caught.value.param == "drafters.lm.options.engine.model"
-    with pytest.raises(ConfigError, match="vocabulary has 288 tokens, the target's 300"):
-        LMDrafter(DrafterContext("lm", 8, 8, 300), options)
-
-
-@pytest.mark.parametrize(("asked", "bound"), [(2, 4), (3, 6), (4, 7), (20, 7)])
-def test_shadow_nodes_grow_to_twice_what_is_asked_for_and_never_beyond_the_bound(
-    exact_engine: Engine, asked: int, bound: int
-) -> None:
-    drafter = lm_drafter(exact_engine, max_nodes=7, min_survival=1e-9, width=3)
-    author = Author(PROMPT, max_nodes=asked)
-    proposal = write(drafter, author, [])
-    assert proposal is not None
-    assert len(proposal.tree) == min(asked, 7)
-    request = drafter._requests.find("a")
-    assert request is not None
-    assert request.tree is not None
-    assert request.tree.num_slots == bound
-    drafter.release(["a"])
-
-
-def test_sampling_at_the_end_of_a_text_is_not_drafted(exact_engine: Engine) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=3)
-    drafter, author = lm_drafter(exact_engine, min_survival=1e-9), Author(PROMPT, params)
-    proposal = write(drafter, author, [])
-    assert proposal is not None
-    assert walk(proposal.tree, target_text(exact_engine, PROMPT, params, 3))[1] <= 2
-    assert set(proposal.tree.parents.tolist()) != {-1}
-    assert write(drafter, author, [5, 6]) is None
-    drafter.release(["a"])
 
 
 def test_a_tree_that_lags_behind_the_text_is_not_proposed_for_it(exact_engine: Engine) -> None:

@@ -14,8 +14,8 @@ from cluster.worker import priority
 SCRIPT = """
 import os
 from pathlib import Path
-from cluster.worker.priority import stand_back
-stand_back({nice})
+from cluster.worker.priority import lower_priority
+lower_priority({nice})
 group = Path("/proc/self/autogroup")
 words = group.read_text().split() if group.is_file() else []
 print(os.nice(0), words[-1] if words else "none")
@@ -69,14 +69,14 @@ def test_a_session_without_a_group_costs_nothing(
     monkeypatch.setattr(priority, "_AUTOGROUP", group)
     monkeypatch.setattr(priority.os, "nice", lambda nice: nice)
     monkeypatch.setattr(priority.os, "getsid", lambda pid: priority.os.getpid())
-    priority.stand_back(7)
+    priority.lower_priority(7)
     assert (group.read_text() if group.exists() else None) == text
 
 
 def test_what_is_loaded_is_not_looked_through_again() -> None:
     loaded = [[index] for index in range(1000)]
     try:
-        priority.keep_what_is_loaded()
+        priority.freeze_gc()
         assert gc.get_freeze_count() >= len(loaded)
         # Only what was made since is.
         assert len(gc.get_objects()) < len(loaded)

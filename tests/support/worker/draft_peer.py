@@ -22,14 +22,20 @@ from cluster.core import (
     prefix_hash,
     token_array,
 )
-from cluster.draft.base import Drafter
+from cluster.draft.base import Drafter, DrafterContext
+from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.rpc.memory import MemoryLink, memory_pair
 from cluster.worker.draft import DraftWorker
 from tests.support.draft.author import GREEDY
 
+TEXT = [5, 6, 7, 8, 9, 5, 6, 7]
 DESCRIPTION = WorkerDescription("d-1", "drafter", "toy")
 # Far above what any test needs; only a defect gets there.
 PATIENCE_S = 20.0
+
+
+def lookup(max_requests: int = 8) -> PromptLookupDrafter:
+    return PromptLookupDrafter(DrafterContext("lookup", 8, max_requests), PromptLookupOptions())
 
 
 def opening(request_id: str, tokens: Sequence[int], max_nodes: int = 8, **fields: Any) -> Commit:

@@ -1,0 +1,39 @@
+"""Which leaves of several growing trees the next forward pass expands."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from cluster.draft.lm_request import LMRequest
+
+
+def choose_leaves(
+    requests: Sequence[tuple[LMRequest, int]], num_rows: int, min_survival: float
+) -> list[tuple[LMRequest, list[int]]]:
+    """The `num_rows` likeliest leaves of all requests, which compete by survival.
+
+    requests: each with the nodes that its tree may have expanded.  Leaves less likely than
+    min_survival stay.  Returns the requests that got leaves, each with their indices, ascending.
+    """
+    # (-survival, index): the best leaf of each request.
+    best = [
+        (-request.tree.best_leaf_survival(), index)
+        for index, (request, _) in enumerate(requests)
+        if request.tree is not None
+    ]
+    heapq.heapify(best)
+    chosen: dict[int, list[int]] = {}
+    while best and num_rows > 0 and -best[0][0] >= min_survival:
+        index = best[0][1]
+        request, max_nodes = requests[index]
+        tree = request.tree
+        assert tree is not None
+        leaves = chosen.setdefault(index, [])
+        leaves.append(tree.pop_leaf())
+        num_rows -= 1
+        is_full = tree.num_slots + len(leaves) >= max_nodes
+        survival = 0.0 if is_full else tree.best_leaf_survival()
+        heapq.heapreplace(best, (-survival, index))
+    # Sorted, so that parents stand before children in the engine as they do in the tree.
+    return [(requests[index][0], sorted(leaves)) for index, leaves in chosen.items()]

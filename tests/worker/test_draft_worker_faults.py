@@ -1,0 +1,169 @@
+"""The draft worker where frames are lost or wrong and drafters fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+import pytest
+
+from cluster.core import Commit, DraftTask, Observation, Proposal, prefix_hash
+from cluster.draft.base import DrafterContext
+from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
+from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
+from cluster.rpc.faulty import FaultPlan, FaultyLink
+from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
+from tests.support.worker.draft_peer import (
+    TEXT,
+    CountingDrafter,
+    Peer,
+    extension,
+    house,
+    lookup,
+    opening,
+)
+
+
+async def test_a_full_drafter_refuses_and_takes_the_request_when_there_is_room() -> None:
+    async with house(lookup(max_requests=1)) as running:
+        peer = running.connect()
+        await peer.send(opening("a", TEXT))
+        await peer.proposal("a")
+        await peer.send(opening("b", TEXT))
+        frame = await peer.until(lambda frame: bool(frame.refusals))
+        assert [(r.request_id, r.code) for r in frame.refusals] == [("b", CapacityError.code)]
+        assert frame.num_requests == 1
+        await peer.send(released=["a"])
+        await peer.send(opening("b", TEXT))
+        assert (await peer.proposal("b")).base_len == len(TEXT)
+
+
+async def test_what_a_frame_releases_makes_room_for_what_it_brings() -> None:
+    async with house(lookup(max_requests=1)) as running:
+        peer = running.connect()
+        await peer.send(opening("a", TEXT))
+        await peer.proposal("a")
+        await peer.send(opening("b", TEXT), released=["a"])
+        assert (await peer.proposal("b")).base_len == len(TEXT)
+        assert not any(frame.refusals for frame in peer.frames)
+        await peer.send(opening("b", TEXT[:6]), released=["b"])
+        await peer.until(lambda frame: frame.observations == (Observation("b", 1, 6),))
+
+
+async def test_a_commit_that_contradicts_itself_is_refused() -> None:
+    async with house(lookup()) as running:
+        peer = running.connect()
+        await peer.send(opening("a", TEXT, prefix_hash=99))
+        frame = await peer.until(lambda frame: bool(frame.refusals))
+        assert frame.refusals[0].code == ProtocolError.code
+
+
+async def test_a_lost_commit_is_asked_for_again() -> None:
+    async with house(lookup()) as running:
+        peer = running.connect()
+        await peer.send(opening("a", TEXT))
+        await peer.proposal("a")
+        await peer.send(extension("a", [*TEXT, 8], [9]))
+        frame = await peer.until(lambda frame: bool(frame.observations))
+        assert frame.observations == (Observation("a", 1, 8),)
+        await peer.send(extension("a", TEXT, [8, 9]))
+        assert (await peer.proposal("a")).base_len == 10
+
+
+class RaisingDrafter(CountingDrafter):
+    """Fails over every request whose text holds 13 (observe) or 14 (propose)."""
+
+    def _observe(self, commit: Commit) -> Observation:
+        observation = super()._observe(commit)
+        if 13 in commit.token_ids:
+            raise ValueError(f"the words were {commit.token_ids[0] + 98765}")
+        return observation
+
+    def _proposal(self, task: DraftTask) -> Proposal:
+        if 14 in self.texts[task.request_id]:
+            raise RequestError("too long for this drafter")
+        return super()._proposal(task)
+
+
+@pytest.mark.parametrize(("bad_token", "code"), [(13, WorkerError.code), (14, RequestError.code)])
+async def test_a_drafter_that_raises_costs_only_the_request_concerned(
+    bad_token: int, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    drafter = RaisingDrafter(slices=2)
+    with caplog.at_level(logging.DEBUG):
+        async with house(drafter) as running:
+            peer = running.connect()
+            await peer.send(opening("good", [1]), opening("bad", [bad_token]), opening("fine", [2]))
+            frame = await peer.until(lambda frame: bool(frame.refusals))
+            assert [(r.request_id, r.code) for r in frame.refusals] == [("bad", code)]
+            await running.idle()
+            proposed = {p.request_id for frame in peer.frames for p in frame.proposals}
+            while proposed < {"good", "fine"}:
+                proposed |= {p.request_id for p in (await peer.read()).proposals}
+            assert proposed == {"good", "fine"}
+            assert "1/bad" in drafter.released
+            assert set(drafter.texts) == {"1/good", "1/fine"}
+            assert running.worker.is_healthy
+            await peer.send(opening("bad", [1]))
+            assert (await peer.proposal("bad")).base_len == 1
+    assert "drafter failed" in caplog.text
+    assert "98778" not in caplog.text
+
+
+class BrokenDrafter(CountingDrafter):
+    """As after a fault of its device: nothing works any more, release included."""
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        raise RuntimeError("device-side assert")
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        raise RuntimeError("device-side assert")
+
+
+async def test_a_drafter_that_always_fails_makes_the_worker_unhealthy() -> None:
+    async with house(BrokenDrafter()) as running:
+        peer = running.connect()
+        await peer.send(*(opening(str(index), [1]) for index in range(20)))
+        refused: set[str] = set()
+        while len(refused) < 20:
+            refused |= {refusal.request_id for refusal in (await peer.read()).refusals}
+        await running.idle()
+        assert not running.worker.is_healthy
+
+
+async def test_a_drafter_that_answers_too_few_commits_is_refused_its_request() -> None:
+    class Forgetful(CountingDrafter):
+        def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+            return []
+
+    async with house(Forgetful()) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1]))
+        frame = await peer.until(lambda frame: bool(frame.refusals))
+        assert frame.refusals[0].code == ProtocolError.code
+
+
+async def test_after_any_accidents_on_the_link_the_next_full_commit_sets_things_right() -> None:
+    cache = NgramCacheDrafter(DrafterContext("ngram", 8, 8), NgramCacheOptions())
+
+    async def no_wait(delay_s: float) -> None:
+        await asyncio.sleep(0)
+
+    for seed in range(8):
+        async with house(cache) as running:
+            peer = running.connect()
+            plan = FaultPlan(seed, drop=0.2, duplicate=0.2, delay=0.1, reorder=0.3)
+            faulty = Peer(FaultyLink(peer.link, plan, no_wait))  # type: ignore[arg-type]
+            text = TEXT[:3]
+            await faulty.send(opening("a", text))
+            for token in [8, 9, 5, 6, 7, 8, 9, 5, 6]:
+                await faulty.send(extension("a", text, [token]))
+                text.append(token)
+            await asyncio.sleep(0)
+            await peer.send(opening("a", text, generation=2, prompt_len=3))
+            frame = await peer.until(lambda f: any(p.generation == 2 for p in f.proposals))
+            (proposal,) = frame.proposals
+            assert (proposal.base_len, proposal.prefix_hash) == (len(text), prefix_hash(text))
+            await peer.send(released=["a"])
+            await peer.until(lambda frame: frame.num_requests == 0)
