@@ -16,11 +16,11 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve test check format docs stubs train clean
+.PHONY: help serve test check format docs lint-protos stubs train clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' $(MAKEFILE_LIST)
 	@echo "  CONFIG=FILE and ARGS='--set key=value ...' reach \`drafthouse serve\`; PYTEST_ARGS reaches pytest."
 
 # exec: the recipe's shell is replaced, so Ctrl-C and make's forwarded SIGTERM reach Drafthouse itself.
@@ -38,6 +38,7 @@ check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m cluster.rpc.generate --check
+	@if command -v buf >/dev/null; then buf lint protos; else echo "buf is not installed: its lint of protos/ is left to \`make lint-protos\`"; fi
 	$(BIN)/python -m cluster.reference --check
 
 format: $(VENV)/.dev-installed ## rewrite the sources in the one format
@@ -46,6 +47,10 @@ format: $(VENV)/.dev-installed ## rewrite the sources in the one format
 
 docs: $(VENV)/.dev-installed ## regenerate docs/configuration.md and docs/metrics.md
 	$(BIN)/python -m cluster.reference
+
+# Buf is no Python package; npx fetches it where it is not installed, which no other target does.
+lint-protos: ## lint the gRPC contract with buf (fetched by npx where absent)
+	@if command -v buf >/dev/null; then buf lint protos; else npx --yes @bufbuild/buf lint protos; fi
 
 stubs: $(VENV)/.dev-installed ## regenerate the gRPC stubs from protos/
 	$(BIN)/python -m cluster.rpc.generate

@@ -20,7 +20,7 @@ TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
 # Frames between peers carry this number; peers with another one refuse each other in Describe.
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 # poly64, the prefix hash: h(empty) = 0 and h(s + [t]) = h(s) * MULTIPLIER + t + 1 (mod 2^64).
 # It recognises stale and duplicated frames; it is no defence against a malicious peer.

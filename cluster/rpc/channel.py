@@ -213,7 +213,7 @@ async def _connect(
         describe = channel.unary_unary(
             f"/{service.name}/Describe",
             common_pb2.DescribeRequest.SerializeToString,
-            common_pb2.WorkerDescription.FromString,
+            common_pb2.DescribeResponse.FromString,
         )
         answer = await _answer(describe(common_pb2.DescribeRequest(), timeout=timeout_s), address)
         description = decode_description(answer)

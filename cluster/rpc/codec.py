@@ -1,8 +1,9 @@
 """Core nouns to protobuf and back: the pieces that several frames share.
 
-Arrays travel as packed little-endian bytes and are read without a copy, so decoded arrays are
-read-only views.  Decoding raises ProtocolError for what cannot be a noun at all (byte lengths
-that do not fit); whether a tree makes sense is `spec.tree.check_tree`'s business.
+Public messages carry arrays as packed repeated fields, which are copied into numpy arrays; those
+between our own processes as little-endian `bytes`, which are read in place, so such arrays are
+read-only.  Decoding raises ProtocolError for what cannot be a noun at all (lengths that do not
+fit); whether a tree makes sense is `spec.tree.check_tree`'s business.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from cluster.core import (
     FloatArray,
     Refusal,
     SamplingParams,
-    SpeculationOptions,
-    SpeculationStats,
     TokenArray,
     TokenLogprob,
     TokenTree,
@@ -30,8 +29,10 @@ from cluster.errors import ProtocolError
 from cluster.rpc.generated import common_pb2 as pb
 
 _INT32 = np.dtype("<i4")
-_FLOAT32 = np.dtype("<f4")
 _MASK64 = (1 << 64) - 1
+# Protobuf hands a repeated field to numpy in one piece, at a fixed price; shorter ones are read
+# sooner element by element.  Trees and deltas are mostly this short.
+_FEW = 32
 
 _FINISH_TO_WIRE = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -50,11 +51,6 @@ def pack_tokens(array: TokenArray) -> bytes:
     return array.astype(_INT32, copy=False).tobytes()
 
 
-def pack_ids(token_ids: Sequence[int]) -> bytes:
-    """Plain integers as i32[]; raises OverflowError beyond 32 bits."""
-    return np.array(token_ids, dtype=_INT32).tobytes() if token_ids else b""
-
-
 def unpack_tokens(data: bytes, field: str) -> TokenArray:
     """i32[] as a read-only view; field names it in the ProtocolError."""
     if not data:
@@ -64,37 +60,27 @@ def unpack_tokens(data: bytes, field: str) -> TokenArray:
     return np.frombuffer(data, dtype=_INT32)
 
 
-def unpack_floats(data: bytes, field: str) -> FloatArray:
-    """f32[] as a read-only view; field names it in the ProtocolError."""
-    if not data:
+def read_tokens(field: Sequence[int]) -> TokenArray:
+    """A repeated sfixed32 field as int32[n], a copy."""
+    if not field:
+        return EMPTY_TOKENS
+    return np.array(field[:] if len(field) < _FEW else field, dtype=np.int32)
+
+
+def read_floats(field: Sequence[float]) -> FloatArray:
+    """A repeated float field as float32[n], a copy."""
+    if not field:
         return EMPTY_FLOATS
-    if len(data) % 4:
-        raise ProtocolError(f"{field} has {len(data)} bytes; f32[] takes a multiple of 4")
-    return np.frombuffer(data, dtype=_FLOAT32)
+    return np.array(field[:] if len(field) < _FEW else field, dtype=np.float32)
 
 
-def pack_floats(array: FloatArray) -> bytes:
-    """float32[n] as f32[]."""
-    return array.astype(_FLOAT32, copy=False).tobytes()
-
-
-def encode_tree(tree: TokenTree) -> pb.TokenTree:
-    return pb.TokenTree(token_ids=pack_tokens(tree.token_ids), parents=pack_tokens(tree.parents))
-
-
-def decode_tree(message: pb.TokenTree) -> TokenTree:
+def make_tree(token_ids: TokenArray, parents: TokenArray) -> TokenTree:
     """A tree whose two arrays have equal lengths; their contents are not looked at."""
-    token_ids, parents = message.token_ids, message.parents
     if len(token_ids) != len(parents):
         raise ProtocolError(
-            f"tree has {len(token_ids)} bytes of token_ids and {len(parents)} of parents; "
-            "one of each per node"
+            f"tree has {len(token_ids)} token_ids and {len(parents)} parents; one of each per node"
         )
-    if not token_ids:
-        return EMPTY_TREE
-    return TokenTree(
-        unpack_tokens(token_ids, "tree.token_ids"), unpack_tokens(parents, "tree.parents")
-    )
+    return TokenTree(token_ids, parents) if len(token_ids) else EMPTY_TREE
 
 
 def encode_params(params: SamplingParams) -> pb.SamplingParams:
@@ -106,20 +92,19 @@ def encode_params(params: SamplingParams) -> pb.SamplingParams:
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         repetition_penalty=params.repetition_penalty,
-        logit_bias_token_ids=pack_ids([token_id for token_id, _ in params.logit_bias]),
+        logit_bias_token_ids=[token_id for token_id, _ in params.logit_bias],
         logit_bias_values=[bias for _, bias in params.logit_bias],
         seed=params.seed & _MASK64,
         stream=params.stream,
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
-        stop_token_ids=pack_ids(params.stop_token_ids),
+        stop_token_ids=params.stop_token_ids,
         logprobs=params.logprobs,
     )
 
 
 def decode_params(message: pb.SamplingParams) -> SamplingParams:
-    bias_ids = unpack_tokens(message.logit_bias_token_ids, "params.logit_bias_token_ids").tolist()
-    bias_values = message.logit_bias_values
+    bias_ids, bias_values = message.logit_bias_token_ids, message.logit_bias_values
     if len(bias_ids) != len(bias_values):
         raise ProtocolError(
             f"params has {len(bias_ids)} logit_bias_token_ids and {len(bias_values)} "
@@ -138,31 +123,14 @@ def decode_params(message: pb.SamplingParams) -> SamplingParams:
         stream=message.stream,
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
-        stop_token_ids=tuple(
-            unpack_tokens(message.stop_token_ids, "params.stop_token_ids").tolist()
-        ),
+        stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
     )
 
 
-def encode_speculation(options: SpeculationOptions) -> pb.SpeculationOptions:
-    names = None if options.drafters is None else pb.DrafterNames(names=options.drafters)
-    return pb.SpeculationOptions(
-        enabled=options.enabled,
-        max_draft_tokens=options.max_draft_tokens,
-        drafters=names,
-        latency_class=options.latency_class,
-    )
-
-
-def decode_speculation(message: pb.SpeculationOptions) -> SpeculationOptions:
-    has = message.HasField
-    return SpeculationOptions(
-        enabled=message.enabled,
-        max_draft_tokens=message.max_draft_tokens if has("max_draft_tokens") else None,
-        drafters=tuple(message.drafters.names) if has("drafters") else None,
-        latency_class=message.latency_class if has("latency_class") else None,
-    )
+def drafter_names(names: Sequence[str] | None) -> pb.DrafterNames | None:
+    """None where every drafter of the task may help; an empty list where none may."""
+    return None if names is None else pb.DrafterNames(names=names)
 
 
 def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> pb.Logprobs | None:
@@ -171,19 +139,17 @@ def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> pb.Logprobs | None:
         return None
     top = [alternative for entry in logprobs for alternative in entry.top]
     return pb.Logprobs(
-        logprobs=np.array([entry.logprob for entry in logprobs], dtype=_FLOAT32).tobytes(),
-        num_top=pack_ids([len(entry.top) for entry in logprobs]),
-        top_token_ids=pack_ids([token_id for token_id, _ in top]),
-        top_logprobs=np.array([logprob for _, logprob in top], dtype=_FLOAT32).tobytes(),
+        logprobs=[entry.logprob for entry in logprobs],
+        num_top=[len(entry.top) for entry in logprobs],
+        top_token_ids=[token_id for token_id, _ in top],
+        top_logprobs=[logprob for _, logprob in top],
     )
 
 
 def decode_logprobs(message: pb.Logprobs) -> tuple[TokenLogprob, ...]:
-    logprobs = unpack_floats(message.logprobs, "logprobs.logprobs").tolist()
-    counts = unpack_tokens(message.num_top, "logprobs.num_top").tolist()
-    top_ids = unpack_tokens(message.top_token_ids, "logprobs.top_token_ids").tolist()
-    top_logprobs = unpack_floats(message.top_logprobs, "logprobs.top_logprobs").tolist()
-    if len(counts) != len(logprobs) or any(count < 0 for count in counts):
+    logprobs, counts = message.logprobs, message.num_top
+    top_ids, top_logprobs = message.top_token_ids, message.top_logprobs
+    if len(counts) != len(logprobs):
         raise ProtocolError(f"logprobs has {len(logprobs)} tokens and {len(counts)} counts")
     if not sum(counts) == len(top_ids) == len(top_logprobs):
         raise ProtocolError(
@@ -227,30 +193,8 @@ def decode_finish(value: int) -> FinishReason | None:
         raise ProtocolError(f"finish_reason is {value}, which this version does not know") from None
 
 
-def encode_stats(stats: SpeculationStats) -> pb.SpeculationStats:
-    return pb.SpeculationStats(
-        num_steps=stats.num_steps,
-        num_spec_steps=stats.num_spec_steps,
-        num_draft_tokens=stats.num_draft_tokens,
-        num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
-        num_spec_tokens=stats.num_spec_tokens,
-        acceptance_histogram=stats.acceptance_histogram,
-    )
-
-
-def decode_stats(message: pb.SpeculationStats) -> SpeculationStats:
-    return SpeculationStats(
-        num_steps=message.num_steps,
-        num_spec_steps=message.num_spec_steps,
-        num_draft_tokens=message.num_draft_tokens,
-        num_accepted_draft_tokens=message.num_accepted_draft_tokens,
-        num_spec_tokens=message.num_spec_tokens,
-        acceptance_histogram=tuple(message.acceptance_histogram),
-    )
-
-
-def encode_description(description: WorkerDescription) -> pb.WorkerDescription:
-    return pb.WorkerDescription(
+def encode_description(description: WorkerDescription) -> pb.DescribeResponse:
+    return pb.DescribeResponse(
         worker_id=description.worker_id,
         role=description.role,
         name=description.name,
@@ -267,7 +211,7 @@ def encode_description(description: WorkerDescription) -> pb.WorkerDescription:
     )
 
 
-def decode_description(message: pb.WorkerDescription) -> WorkerDescription:
+def decode_description(message: pb.DescribeResponse) -> WorkerDescription:
     return WorkerDescription(
         worker_id=message.worker_id,
         role=message.role,

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from cluster.core import EMPTY_TOKENS, FinishReason, Refusal, Request, TokenEvent
+from cluster.core import (
+    EMPTY_TOKENS,
+    FinishReason,
+    Refusal,
+    Request,
+    SpeculationOptions,
+    SpeculationStats,
+    TokenEvent,
+)
 from cluster.errors import ProtocolError
 from cluster.rpc.codec import (
     decode_finish,
     decode_logprobs,
     decode_params,
-    decode_speculation,
-    decode_stats,
+    drafter_names,
     encode_finish,
     encode_logprobs,
     encode_params,
-    encode_speculation,
-    encode_stats,
     pack_tokens,
     refusal_of,
     unpack_tokens,
@@ -24,13 +29,54 @@ from cluster.rpc.generated import coordinator_pb2 as pb
 from cluster.rpc.messages import EventFrame, SubmitFrame
 
 
+def _encode_speculation(options: SpeculationOptions) -> pb.SpeculationOptions:
+    return pb.SpeculationOptions(
+        enabled=options.enabled,
+        max_draft_tokens=options.max_draft_tokens,
+        drafters=drafter_names(options.drafters),
+        latency_class=options.latency_class,
+    )
+
+
+def _decode_speculation(message: pb.SpeculationOptions) -> SpeculationOptions:
+    has = message.HasField
+    return SpeculationOptions(
+        enabled=message.enabled,
+        max_draft_tokens=message.max_draft_tokens if has("max_draft_tokens") else None,
+        drafters=tuple(message.drafters.names) if has("drafters") else None,
+        latency_class=message.latency_class if has("latency_class") else None,
+    )
+
+
+def _encode_stats(stats: SpeculationStats) -> pb.SpeculationStats:
+    return pb.SpeculationStats(
+        num_steps=stats.num_steps,
+        num_spec_steps=stats.num_spec_steps,
+        num_draft_tokens=stats.num_draft_tokens,
+        num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
+        num_spec_tokens=stats.num_spec_tokens,
+        acceptance_histogram=stats.acceptance_histogram,
+    )
+
+
+def _decode_stats(message: pb.SpeculationStats) -> SpeculationStats:
+    return SpeculationStats(
+        num_steps=message.num_steps,
+        num_spec_steps=message.num_spec_steps,
+        num_draft_tokens=message.num_draft_tokens,
+        num_accepted_draft_tokens=message.num_accepted_draft_tokens,
+        num_spec_tokens=message.num_spec_tokens,
+        acceptance_histogram=tuple(message.acceptance_histogram),
+    )
+
+
 def _encode_request(request: Request) -> pb.Request:
     return pb.Request(
         id=request.id,
         prompt_ids=pack_tokens(request.prompt_ids),
         params=encode_params(request.params),
         task=request.task,
-        speculation=encode_speculation(request.speculation),
+        speculation=_encode_speculation(request.speculation),
         output_ids=pack_tokens(request.output_ids),
     )
 
@@ -48,7 +94,7 @@ def _decode_request(message: pb.Request) -> Request:
         prompt_ids=prompt_ids,
         params=decode_params(message.params),
         task=message.task,
-        speculation=decode_speculation(message.speculation),
+        speculation=_decode_speculation(message.speculation),
         output_ids=unpack_tokens(message.output_ids, "output_ids"),
     )
 
@@ -75,7 +121,7 @@ def _encode_event(event: TokenEvent) -> pb.TokenEvent:
         token_ids=pack_tokens(event.token_ids),
         logprobs=encode_logprobs(event.logprobs),
         finish_reason=encode_finish(event.finish_reason),
-        stats=None if event.stats is None else encode_stats(event.stats),
+        stats=None if event.stats is None else _encode_stats(event.stats),
         error_code=event.error_code,
         error_message=event.error_message,
     )
@@ -92,7 +138,7 @@ def _decode_event(message: pb.TokenEvent) -> TokenEvent:
         token_ids=token_ids,
         logprobs=logprobs,
         finish_reason=decode_finish(message.finish_reason),
-        stats=decode_stats(message.stats) if message.HasField("stats") else None,
+        stats=_decode_stats(message.stats) if message.HasField("stats") else None,
         error_code=message.error_code,
         error_message=message.error_message,
     )

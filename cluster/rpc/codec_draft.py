@@ -15,18 +15,16 @@ from cluster.errors import ProtocolError
 from cluster.rpc.codec import (
     decode_params,
     decode_refusal,
-    decode_tree,
     encode_params,
     encode_refusal,
-    encode_tree,
-    pack_floats,
-    pack_tokens,
+    make_tree,
+    read_floats,
+    read_tokens,
     refusal_of,
-    unpack_floats,
-    unpack_tokens,
 )
 from cluster.rpc.frames import Decoded, FrameCodec
 from cluster.rpc.generated import draft_pb2 as pb
+from cluster.rpc.generated.common_pb2 import TokenTree
 
 # Products of rounded probabilities may exceed one by a little.
 _MAX_SURVIVAL = 1.001
@@ -38,7 +36,7 @@ def _encode_commit(commit: Commit) -> pb.Commit:
         generation=commit.generation,
         base_len=commit.base_len,
         prefix_hash=commit.prefix_hash,
-        token_ids=pack_tokens(commit.token_ids),
+        token_ids=commit.token_ids.tolist(),
         prompt_len=commit.prompt_len,
         max_nodes=commit.max_nodes,
         task=commit.task,
@@ -52,7 +50,7 @@ def _decode_commit(message: pb.Commit) -> Commit:
         generation=message.generation,
         base_len=message.base_len,
         prefix_hash=message.prefix_hash,
-        token_ids=unpack_tokens(message.token_ids, "token_ids"),
+        token_ids=read_tokens(message.token_ids),
         prompt_len=message.prompt_len,
         max_nodes=message.max_nodes,
         task=message.task,
@@ -81,16 +79,18 @@ def _encode_proposal(proposal: Proposal) -> pb.Proposal:
         generation=proposal.generation,
         base_len=proposal.base_len,
         prefix_hash=proposal.prefix_hash,
-        tree=encode_tree(proposal.tree),
-        survival=pack_floats(proposal.survival),
+        tree=TokenTree(
+            token_ids=proposal.tree.token_ids.tolist(), parents=proposal.tree.parents.tolist()
+        ),
+        survival=proposal.survival.tolist(),
         drafter=proposal.drafter,
         is_complete=proposal.is_complete,
     )
 
 
 def _decode_proposal(message: pb.Proposal) -> Proposal:
-    tree = decode_tree(message.tree)
-    survival = unpack_floats(message.survival, "survival")
+    tree = make_tree(read_tokens(message.tree.token_ids), read_tokens(message.tree.parents))
+    survival = read_floats(message.survival)
     if len(survival) != len(tree):
         raise ProtocolError(
             f"proposal has {len(tree)} nodes and {len(survival)} survival values; one per node"

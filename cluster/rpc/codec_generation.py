@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import EMPTY_TOKENS, SpeculationOptions, SpeculationStats, TokenArray
-from cluster.errors import ProtocolError, RequestError
+from cluster.core import SpeculationOptions, SpeculationStats
+from cluster.errors import RequestError
 from cluster.rpc.codec import (
     decode_finish,
     decode_logprobs,
+    drafter_names,
     encode_finish,
     encode_logprobs,
-    pack_ids,
-    pack_tokens,
-    unpack_tokens,
+    read_tokens,
 )
-from cluster.rpc.generated import common_pb2, generation_pb2
+from cluster.rpc.generated import generation_pb2
 from cluster.rpc.generation import (
     ChatMessage,
     ChoiceDelta,
@@ -31,7 +30,7 @@ from cluster.rpc.generation import (
     Usage,
 )
 
-SERVICE: str = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
+SERVICE: str = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 
 _OPTIONAL_SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
@@ -51,28 +50,29 @@ def encode_request(request: GenerationRequest) -> generation_pb2.GenerateRequest
             resume=[
                 generation_pb2.ResumedChoice(
                     index=choice.index,
-                    token_ids=pack_tokens(choice.token_ids),
+                    token_ids=choice.token_ids.tolist(),
                     finished=choice.is_finished,
                 )
                 for choice in request.resume
             ],
             request_id=request.request_id,
         )
+        if isinstance(request.prompt, str):
+            message.text = request.prompt
+        elif isinstance(request.prompt, np.ndarray):
+            message.tokens.SetInParent()
+            message.tokens.token_ids.extend(request.prompt.tolist())
+        else:
+            message.chat.SetInParent()
+            for turn in request.prompt:
+                message.chat.messages.add(role=turn.role, content=turn.content, name=turn.name)
     except (ValueError, TypeError, OverflowError) as error:
         raise RequestError(f"the request holds a value out of range: {error}") from error
-    if isinstance(request.prompt, str):
-        message.text = request.prompt
-    elif isinstance(request.prompt, np.ndarray):
-        message.tokens.token_ids = pack_tokens(request.prompt)
-    else:
-        message.chat.SetInParent()
-        for turn in request.prompt:
-            message.chat.messages.add(role=turn.role, content=turn.content, name=turn.name)
     return message
 
 
 def decode_request(message: generation_pb2.GenerateRequest) -> GenerationRequest:
-    """Raises RequestError where bytes are no tokens or the prompt is absent.
+    """Raises RequestError where the prompt is absent.
 
     Ranges are not checked: those are the ingress's, the same for HTTP and gRPC.
     """
@@ -89,21 +89,15 @@ def decode_request(message: generation_pb2.GenerateRequest) -> GenerationRequest
             logit_bias=dict(sampling.logit_bias),
             stop=tuple(sampling.stop),
             include_stop=sampling.include_stop,
-            stop_token_ids=tuple(
-                _tokens(sampling.stop_token_ids, "sampling.stop_token_ids").tolist()
-            ),
+            stop_token_ids=tuple(sampling.stop_token_ids),
             ignore_eos=sampling.ignore_eos,
         ),
         n=message.n or 1,
         speculation=_decode_speculation(message.speculation),
         metadata=dict(message.metadata),
         resume=tuple(
-            ResumedChoice(
-                choice.index,
-                _tokens(choice.token_ids, f"resume[{position}].token_ids"),
-                choice.finished,
-            )
-            for position, choice in enumerate(message.resume)
+            ResumedChoice(choice.index, read_tokens(choice.token_ids), choice.finished)
+            for choice in message.resume
         ),
         request_id=message.request_id,
     )
@@ -120,7 +114,7 @@ def encode_response(response: GenerationResponse) -> generation_pb2.GenerateResp
             generation_pb2.ChoiceDelta(
                 index=choice.index,
                 text=choice.text,
-                token_ids=pack_tokens(choice.token_ids),
+                token_ids=choice.token_ids.tolist(),
                 logprobs=encode_logprobs(choice.logprobs),
                 finish_reason=encode_finish(choice.finish_reason),
                 stop=choice.stop,
@@ -161,19 +155,12 @@ def decode_response(message: generation_pb2.GenerateResponse) -> GenerationRespo
     )
 
 
-def _tokens(data: bytes, field: str) -> TokenArray:
-    try:
-        return unpack_tokens(data, field)
-    except ProtocolError as error:
-        raise RequestError(error.message, param=field) from error
-
-
 def _decode_prompt(message: generation_pb2.GenerateRequest) -> Any:
     kind = message.WhichOneof("prompt")
     if kind == "text":
         return message.text
     if kind == "tokens":
-        return _tokens(message.tokens.token_ids, "tokens.token_ids")
+        return read_tokens(message.tokens.token_ids)
     if kind == "chat":
         return tuple(
             ChatMessage(turn.role, turn.content, turn.name) for turn in message.chat.messages
@@ -187,17 +174,16 @@ def _encode_sampling(options: SamplingOptions) -> generation_pb2.SamplingOptions
         logit_bias=options.logit_bias,
         stop=options.stop,
         include_stop=options.include_stop,
-        stop_token_ids=pack_ids(options.stop_token_ids),
+        stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
     )
 
 
 def _encode_speculation(options: SpeculationOptions) -> generation_pb2.SpeculationRequest:
-    names = None if options.drafters is None else common_pb2.DrafterNames(names=options.drafters)
     return generation_pb2.SpeculationRequest(
         enabled=options.enabled,
         max_draft_tokens=options.max_draft_tokens,
-        drafters=names,
+        drafters=drafter_names(options.drafters),
         latency_class=options.latency_class,
     )
 
@@ -216,9 +202,7 @@ def _decode_choice(message: generation_pb2.ChoiceDelta) -> ChoiceDelta:
     return ChoiceDelta(
         index=message.index,
         text=message.text,
-        token_ids=unpack_tokens(message.token_ids, "token_ids")
-        if message.token_ids
-        else EMPTY_TOKENS,
+        token_ids=read_tokens(message.token_ids),
         logprobs=decode_logprobs(message.logprobs) if message.HasField("logprobs") else (),
         finish_reason=decode_finish(message.finish_reason),
         stop=message.stop if message.HasField("stop") else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from cluster.core import (
-    EMPTY_TREE,
     CacheMiss,
     Refusal,
     StepReport,
@@ -17,11 +16,10 @@ from cluster.rpc.codec import (
     decode_logprobs,
     decode_params,
     decode_refusal,
-    decode_tree,
     encode_logprobs,
     encode_params,
     encode_refusal,
-    encode_tree,
+    make_tree,
     pack_tokens,
     refusal_of,
     unpack_tokens,
@@ -37,7 +35,8 @@ def _encode_item(item: VerifyItem) -> pb.VerifyItem:
         base_len=item.base_len,
         prefix_hash=item.prefix_hash,
         delta=pack_tokens(item.delta),
-        tree=encode_tree(item.tree) if len(item.tree) else None,
+        tree_token_ids=pack_tokens(item.tree.token_ids),
+        tree_parents=pack_tokens(item.tree.parents),
         prompt_len=item.prompt_len,
         params=None if item.params is None else encode_params(item.params),
     )
@@ -53,7 +52,10 @@ def _decode_item(message: pb.VerifyItem) -> VerifyItem:
         base_len=message.base_len,
         prefix_hash=message.prefix_hash,
         delta=delta,
-        tree=decode_tree(message.tree) if message.HasField("tree") else EMPTY_TREE,
+        tree=make_tree(
+            unpack_tokens(message.tree_token_ids, "tree_token_ids"),
+            unpack_tokens(message.tree_parents, "tree_parents"),
+        ),
         prompt_len=message.prompt_len,
         params=decode_params(message.params) if message.HasField("params") else None,
     )

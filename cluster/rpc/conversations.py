@@ -22,10 +22,20 @@ class Service:
     role: str
 
 
-TARGET = Service(target_pb2.DESCRIPTOR.services_by_name["Target"].full_name, "Verify", "target")
-DRAFTER = Service(draft_pb2.DESCRIPTOR.services_by_name["Drafter"].full_name, "Draft", "drafter")
+TARGET = Service(
+    target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,
+    stream="Verify",
+    role="target",
+)
+DRAFTER = Service(
+    draft_pb2.DESCRIPTOR.services_by_name["DrafterService"].full_name,
+    stream="Draft",
+    role="drafter",
+)
 COORDINATOR = Service(
-    coordinator_pb2.DESCRIPTOR.services_by_name["Coordinator"].full_name, "Session", "coordinator"
+    coordinator_pb2.DESCRIPTOR.services_by_name["CoordinatorService"].full_name,
+    stream="Session",
+    role="coordinator",
 )
 
 

@@ -18,16 +18,21 @@ PROTOS = _ROOT / "protos"
 GENERATED = Path(__file__).resolve().parent / "generated"
 
 # protoc writes imports relative to the proto root; the stubs live in our package instead.
-_IMPORT = re.compile(r"^from drafthouse\.v1 import ", re.MULTILINE)
+_IMPORT = re.compile(r"^from drafthouse\.[.\w]+ import ", re.MULTILINE)
+
+
+def contract(protos: Path = PROTOS) -> list[Path]:
+    """The files of the contract, those of every package."""
+    return sorted(protos.glob("drafthouse/**/*.proto"))
 
 
 def generate(protos: Path = PROTOS) -> dict[str, str]:
     """File name to content of every stub that the contract below `protos` yields."""
     from grpc_tools import protoc  # a development dependency: servers run on committed stubs
 
-    sources = sorted(protos.glob("drafthouse/v1/*.proto"))
+    sources = contract(protos)
     if not sources:
-        raise FileNotFoundError(f"{protos}: no drafthouse/v1/*.proto; run from a source checkout")
+        raise FileNotFoundError(f"{protos}: no drafthouse/**/*.proto; run from a source checkout")
     with tempfile.TemporaryDirectory() as folder:
         arguments = [
             "protoc",
@@ -38,7 +43,7 @@ def generate(protos: Path = PROTOS) -> dict[str, str]:
         ]
         if protoc.main(arguments) != 0:
             raise RuntimeError(f"protoc refused {protos}; its message stands above")
-        written = sorted((Path(folder) / "drafthouse" / "v1").iterdir())
+        written = sorted(path for path in Path(folder).rglob("*_pb2*") if path.is_file())
         return {path.name: _IMPORT.sub("from cluster.rpc.generated import ", path.read_text())
                 for path in written}  # fmt: skip
 

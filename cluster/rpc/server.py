@@ -199,7 +199,7 @@ def _methods(
         "Describe": grpc.unary_unary_rpc_method_handler(
             describe,
             common_pb2.DescribeRequest.FromString,
-            common_pb2.WorkerDescription.SerializeToString,
+            common_pb2.DescribeResponse.SerializeToString,
         ),
         # Bytes in, bytes out: our codec decides what a malformed frame costs.
         service.stream: grpc.stream_stream_rpc_method_handler(converse),

@@ -40,7 +40,7 @@ class IngressDeployment:
         return create_app(self._front)
 
     async def Generate(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
-        """drafthouse.v1.Generation/Generate."""
+        """drafthouse.v1.GenerationService/Generate."""
         async for response in self._grpc.generate(request, grpc_context):
             yield response
 

@@ -1,4 +1,4 @@
-"""The gRPC face: drafthouse.v1.Generation and grpc.health.v1, behind Serve's gRPC proxy."""
+"""The gRPC face: drafthouse.v1.GenerationService and grpc.health.v1, behind Serve's gRPC proxy."""
 
 from __future__ import annotations
 

@@ -15,12 +15,12 @@ from grpc_health.v1 import health_pb2
 
 from cluster.rpc.generated import generation_pb2
 
-GENERATION = generation_pb2.DESCRIPTOR.services_by_name["Generation"].full_name
+GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 def add_generation(servicer: Any, server: Any) -> None:
-    """Register drafthouse.v1.Generation."""
+    """Register drafthouse.v1.GenerationService."""
     _add(server, GENERATION, {"Generate": grpc.unary_stream_rpc_method_handler(servicer.Generate)})
 
 

@@ -113,7 +113,7 @@ def test_a_malformed_message_is_an_invalid_argument(channel: grpc.Channel, body:
 
 def failure(channel: grpc.Channel, body: bytes) -> tuple[grpc.StatusCode, str]:
     """Status and details of a call that must fail before any news."""
-    call: Any = channel.unary_stream("/drafthouse.v1.Generation/Generate")(body, timeout=120)
+    call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(body, timeout=120)
     messages = []
     with pytest.raises(grpc.RpcError):
         messages += call  # what carries the status is empty
@@ -149,7 +149,9 @@ def errors_logged() -> int:
 def test_a_cancelled_call_frees_its_pages(channel: grpc.Channel, served: Served) -> None:
     sampling = SamplingOptions(max_tokens=4000, ignore_eos=True)
     body = encode_request(GenerationRequest(MODEL, "long", sampling=sampling))
-    call: Any = channel.unary_stream("/drafthouse.v1.Generation/Generate")(body.SerializeToString())
+    call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(
+        body.SerializeToString()
+    )
     next(call)
     assert served.metric("drafthouse_running_requests") == 1
     call.cancel()
@@ -160,7 +162,7 @@ def test_a_cancelled_call_frees_its_pages(channel: grpc.Channel, served: Served)
 def test_health_is_answered_for_the_server_and_the_service(channel: grpc.Channel) -> None:
     health = health_pb2_grpc.HealthStub(channel)
     serving = health_pb2.HealthCheckResponse.SERVING
-    for name in ("", "drafthouse.v1.Generation"):
+    for name in ("", "drafthouse.v1.GenerationService"):
         assert health.Check(health_pb2.HealthCheckRequest(service=name)).status == serving
     with pytest.raises(grpc.RpcError) as caught:
         health.Check(health_pb2.HealthCheckRequest(service="nobody"))
@@ -175,9 +177,9 @@ def test_reflection_shows_the_service(channel: grpc.Channel) -> None:
     asked = reflection_pb2.ServerReflectionRequest(list_services="")
     answer = next(iter(stub.ServerReflectionInfo(iter([asked]))))
     names = {service.name for service in answer.list_services_response.service}
-    assert {"drafthouse.v1.Generation", "grpc.health.v1.Health"} <= names
+    assert {"drafthouse.v1.GenerationService", "grpc.health.v1.Health"} <= names
     asked = reflection_pb2.ServerReflectionRequest(
-        file_containing_symbol="drafthouse.v1.Generation"
+        file_containing_symbol="drafthouse.v1.GenerationService"
     )
     answer = next(iter(stub.ServerReflectionInfo(iter([asked]))))
     assert answer.file_descriptor_response.file_descriptor_proto

@@ -87,8 +87,21 @@ def test_a_description_survives_the_wire(description: WorkerDescription) -> None
 def test_token_ids_travel_as_little_endian_int32() -> None:
     item = verify_item("a", TokenTree.of([258], [-1]))
     message = target_pb2.VerifyFrame.FromString(VERIFY.encode(VerifyFrame((item,)))[0])
-    assert message.items[0].tree.token_ids == b"\x02\x01\x00\x00"
-    assert message.items[0].tree.parents == b"\xff\xff\xff\xff"
+    assert message.items[0].tree_token_ids == b"\x02\x01\x00\x00"
+    assert message.items[0].tree_parents == b"\xff\xff\xff\xff"
+
+
+def test_a_public_array_has_the_bytes_of_a_packed_one() -> None:
+    tree = common_pb2.TokenTree(token_ids=[258, -1]).SerializeToString()
+    assert tree == b"\x0a\x08" + b"\x02\x01\x00\x00" + b"\xff\xff\xff\xff"
+
+
+@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, 1000])
+def test_arrays_of_every_length_survive_the_drafter_protocol(size: int) -> None:
+    tree = TokenTree.chain(list(range(2**31 - size, 2**31)))
+    survival = np.linspace(1.0, 0.0, size, dtype=np.float32)
+    frame = ProposalFrame((Proposal("a", 1, 2, 3, tree, survival),))
+    assert same(PROPOSAL.decode(PROPOSAL.encode(frame)[0]).frame, frame)
 
 
 def test_decoded_arrays_are_views_of_the_message_and_read_only() -> None:
@@ -112,7 +125,8 @@ def test_a_malformed_item_is_refused_and_the_others_live_on() -> None:
     uneven = target_pb2.VerifyItem(
         request_id="uneven",
         delta=b"\x01\x00\x00\x00",
-        tree=common_pb2.TokenTree(token_ids=bytes(8), parents=bytes(4)),
+        tree_token_ids=bytes(8),
+        tree_parents=bytes(4),
     )
     message.items.extend([torn, good, empty, uneven])
     decoded = VERIFY.decode(message.SerializeToString())
@@ -138,8 +152,8 @@ def test_an_unreadable_verdict_reads_as_a_refusal_of_its_item() -> None:
 def test_an_unreadable_proposal_reads_as_a_refusal() -> None:
     bad = draft_pb2.Proposal(
         request_id="a",
-        tree=common_pb2.TokenTree(token_ids=bytes(4), parents=bytes(4)),
-        survival=bytes(8),
+        tree=common_pb2.TokenTree(token_ids=[0], parents=[-1]),
+        survival=[1.0, 0.5],
     )
     frame = PROPOSAL.decode(draft_pb2.ProposalFrame(proposals=[bad]).SerializeToString()).frame
     assert frame.proposals == ()
@@ -184,9 +198,11 @@ def test_a_request_without_parameters_is_refused_not_read_as_greedy() -> None:
 
 def test_logprobs_that_do_not_add_up_are_refused() -> None:
     for broken in (
-        common_pb2.Logprobs(logprobs=bytes(8), num_top=bytes(4)),
-        common_pb2.Logprobs(logprobs=bytes(4), num_top=b"\x02\x00\x00\x00"),
-        common_pb2.Logprobs(logprobs=bytes(4), num_top=b"\xff\xff\xff\xff"),
+        common_pb2.Logprobs(logprobs=[-1.0, -2.0], num_top=[0]),
+        common_pb2.Logprobs(logprobs=[-1.0], num_top=[2]),
+        common_pb2.Logprobs(
+            logprobs=[-1.0], num_top=[1], top_token_ids=[5], top_logprobs=[-1.0, -2.0]
+        ),
     ):
         with pytest.raises(ProtocolError):
             codec.decode_logprobs(broken)

@@ -75,9 +75,9 @@ async def test_a_taken_port_is_a_configuration_error() -> None:
 
 async def test_every_server_answers_health_and_reflection() -> None:
     servers = {
-        "drafthouse.v1.Target": await serve_target(EchoTarget()),
-        "drafthouse.v1.Drafter": await serve_drafter(EchoDrafter()),
-        "drafthouse.v1.Coordinator": await serve_coordinator(EchoCoordinator()),
+        "drafthouse.internal.v1.TargetService": await serve_target(EchoTarget()),
+        "drafthouse.v1.DrafterService": await serve_drafter(EchoDrafter()),
+        "drafthouse.internal.v1.CoordinatorService": await serve_coordinator(EchoCoordinator()),
     }
     for service, server in servers.items():
         async with stopping(server), grpc.aio.insecure_channel(server.address) as channel:

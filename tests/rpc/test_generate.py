@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.rpc.generate import PROTOS, generate, main, stale
+from cluster.rpc.generate import contract, generate, main, stale
 
 _FIELD = re.compile(r"^\s+(optional |repeated |map<[^>]+> |)?[\w.]*\s*\w+ = \d+;")
 
@@ -31,7 +31,7 @@ def test_a_folder_without_contract_is_an_error(tmp_path: Path) -> None:
         generate(tmp_path)
 
 
-@pytest.mark.parametrize("path", sorted(PROTOS.glob("drafthouse/v1/*.proto")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", contract(), ids=lambda p: p.name)
 def test_every_field_of_the_contract_is_commented(path: Path) -> None:
     lines = path.read_text().splitlines()
     fields = [index for index, line in enumerate(lines) if _FIELD.match(line)]

@@ -97,7 +97,7 @@ async def test_a_client_that_vanishes_ends_the_workers_iteration() -> None:
     worker = EchoTarget()
     async with stopping(await serve_target(worker)) as server:
         channel = grpc.aio.insecure_channel(server.address)
-        call = channel.stream_stream("/drafthouse.v1.Target/Verify")()
+        call = channel.stream_stream("/drafthouse.internal.v1.TargetService/Verify")()
         await call.initial_metadata()
         call.cancel()
         # gRPC reports a cancelled call's end of stream before or after the cancellation itself: the
@@ -199,7 +199,7 @@ async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_lives_on
     async with stopping(await serve_target(EchoTarget())) as server:
         channel = grpc.aio.insecure_channel(server.address)
         call = channel.stream_stream(
-            "/drafthouse.v1.Target/Verify",
+            "/drafthouse.internal.v1.TargetService/Verify",
             target_pb2.VerifyFrame.SerializeToString,
             target_pb2.VerdictFrame.FromString,
         )()
@@ -224,7 +224,7 @@ async def test_bytes_that_are_no_frame_end_the_stream_of_their_sender() -> None:
     worker = EchoTarget()
     async with stopping(await serve_target(worker)) as server:
         channel = grpc.aio.insecure_channel(server.address)
-        call = channel.stream_stream("/drafthouse.v1.Target/Verify")()
+        call = channel.stream_stream("/drafthouse.internal.v1.TargetService/Verify")()
         await call.write(b"\xff\xff\xff\xff")
         assert await call.read() is grpc.aio.EOF
         assert await asyncio.wait_for(worker.endings.get(), PATIENCE_S) == WorkerError.code

@@ -2,8 +2,8 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable, Mapping as _Mapping
-from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+from collections.abc import Iterable as _Iterable
+from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
@@ -24,7 +24,7 @@ class DescribeRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class WorkerDescription(_message.Message):
+class DescribeResponse(_message.Message):
     __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "step_rows", "step_times_s")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
@@ -78,27 +78,15 @@ class SamplingParams(_message.Message):
     presence_penalty: float
     frequency_penalty: float
     repetition_penalty: float
-    logit_bias_token_ids: bytes
+    logit_bias_token_ids: _containers.RepeatedScalarFieldContainer[int]
     logit_bias_values: _containers.RepeatedScalarFieldContainer[float]
     seed: int
     stream: int
     max_tokens: int
     min_tokens: int
-    stop_token_ids: bytes
+    stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: int
-    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_token_ids: _Optional[bytes] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., stream: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[bytes] = ..., logprobs: _Optional[int] = ...) -> None: ...
-
-class SpeculationOptions(_message.Message):
-    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class")
-    ENABLED_FIELD_NUMBER: _ClassVar[int]
-    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
-    LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
-    enabled: bool
-    max_draft_tokens: int
-    drafters: DrafterNames
-    latency_class: str
-    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ...) -> None: ...
+    def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias_token_ids: _Optional[_Iterable[int]] = ..., logit_bias_values: _Optional[_Iterable[float]] = ..., seed: _Optional[int] = ..., stream: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class DrafterNames(_message.Message):
     __slots__ = ("names",)
@@ -110,9 +98,9 @@ class TokenTree(_message.Message):
     __slots__ = ("token_ids", "parents")
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     PARENTS_FIELD_NUMBER: _ClassVar[int]
-    token_ids: bytes
-    parents: bytes
-    def __init__(self, token_ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ...) -> None: ...
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    parents: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_ids: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Logprobs(_message.Message):
     __slots__ = ("logprobs", "num_top", "top_token_ids", "top_logprobs")
@@ -120,11 +108,11 @@ class Logprobs(_message.Message):
     NUM_TOP_FIELD_NUMBER: _ClassVar[int]
     TOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     TOP_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
-    logprobs: bytes
-    num_top: bytes
-    top_token_ids: bytes
-    top_logprobs: bytes
-    def __init__(self, logprobs: _Optional[bytes] = ..., num_top: _Optional[bytes] = ..., top_token_ids: _Optional[bytes] = ..., top_logprobs: _Optional[bytes] = ...) -> None: ...
+    logprobs: _containers.RepeatedScalarFieldContainer[float]
+    num_top: _containers.RepeatedScalarFieldContainer[int]
+    top_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    top_logprobs: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, logprobs: _Optional[_Iterable[float]] = ..., num_top: _Optional[_Iterable[int]] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("request_id", "generation", "code", "message")
@@ -137,19 +125,3 @@ class Refusal(_message.Message):
     code: str
     message: str
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., code: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
-
-class SpeculationStats(_message.Message):
-    __slots__ = ("num_steps", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_tokens", "acceptance_histogram")
-    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
-    NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
-    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    NUM_SPEC_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
-    num_steps: int
-    num_spec_steps: int
-    num_draft_tokens: int
-    num_accepted_draft_tokens: int
-    num_spec_tokens: int
-    acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_steps: _Optional[int] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_spec_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -27,9 +27,21 @@ class Request(_message.Message):
     prompt_ids: bytes
     params: _common_pb2.SamplingParams
     task: str
-    speculation: _common_pb2.SpeculationOptions
+    speculation: SpeculationOptions
     output_ids: bytes
-    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[_common_pb2.SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ...) -> None: ...
+
+class SpeculationOptions(_message.Message):
+    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class")
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    max_draft_tokens: int
+    drafters: _common_pb2.DrafterNames
+    latency_class: str
+    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ...) -> None: ...
 
 class EventFrame(_message.Message):
     __slots__ = ("events",)
@@ -52,10 +64,26 @@ class TokenEvent(_message.Message):
     token_ids: bytes
     logprobs: _common_pb2.Logprobs
     finish_reason: _common_pb2.FinishReason
-    stats: _common_pb2.SpeculationStats
+    stats: SpeculationStats
     error_code: str
     error_message: str
-    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[_common_pb2.SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+
+class SpeculationStats(_message.Message):
+    __slots__ = ("num_steps", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_tokens", "acceptance_histogram")
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_SPEC_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
+    num_steps: int
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    num_spec_tokens: int
+    acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_steps: _Optional[int] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_spec_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class MetricsRequest(_message.Message):
     __slots__ = ()

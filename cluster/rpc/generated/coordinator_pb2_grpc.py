@@ -3,8 +3,8 @@
 import grpc
 import warnings
 
+from cluster.rpc.generated import coordinator_pb2 as drafthouse_dot_internal_dot_v1_dot_coordinator__pb2
 from cluster.rpc.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
-from cluster.rpc.generated import coordinator_pb2 as drafthouse_dot_v1_dot_coordinator__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -19,14 +19,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in drafthouse/v1/coordinator_pb2_grpc.py depends on'
+        + ' but the generated code in drafthouse/internal/v1/coordinator_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class CoordinatorStub:
+class CoordinatorServiceStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -36,28 +36,28 @@ class CoordinatorStub:
             channel: A grpc.Channel.
         """
         self.Describe = channel.unary_unary(
-                '/drafthouse.v1.Coordinator/Describe',
+                '/drafthouse.internal.v1.CoordinatorService/Describe',
                 request_serializer=drafthouse_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=drafthouse_dot_v1_dot_common__pb2.WorkerDescription.FromString,
+                response_deserializer=drafthouse_dot_v1_dot_common__pb2.DescribeResponse.FromString,
                 _registered_method=True)
         self.Session = channel.stream_stream(
-                '/drafthouse.v1.Coordinator/Session',
-                request_serializer=drafthouse_dot_v1_dot_coordinator__pb2.SubmitFrame.SerializeToString,
-                response_deserializer=drafthouse_dot_v1_dot_coordinator__pb2.EventFrame.FromString,
+                '/drafthouse.internal.v1.CoordinatorService/Session',
+                request_serializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.SubmitFrame.SerializeToString,
+                response_deserializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.EventFrame.FromString,
                 _registered_method=True)
         self.Metrics = channel.unary_unary(
-                '/drafthouse.v1.Coordinator/Metrics',
-                request_serializer=drafthouse_dot_v1_dot_coordinator__pb2.MetricsRequest.SerializeToString,
-                response_deserializer=drafthouse_dot_v1_dot_coordinator__pb2.MetricsResponse.FromString,
+                '/drafthouse.internal.v1.CoordinatorService/Metrics',
+                request_serializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.MetricsRequest.SerializeToString,
+                response_deserializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.MetricsResponse.FromString,
                 _registered_method=True)
         self.Status = channel.unary_unary(
-                '/drafthouse.v1.Coordinator/Status',
-                request_serializer=drafthouse_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
-                response_deserializer=drafthouse_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
+                '/drafthouse.internal.v1.CoordinatorService/Status',
+                request_serializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
+                response_deserializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
                 _registered_method=True)
 
 
-class CoordinatorServicer:
+class CoordinatorServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
@@ -89,37 +89,37 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_CoordinatorServicer_to_server(servicer, server):
+def add_CoordinatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
                     request_deserializer=drafthouse_dot_v1_dot_common__pb2.DescribeRequest.FromString,
-                    response_serializer=drafthouse_dot_v1_dot_common__pb2.WorkerDescription.SerializeToString,
+                    response_serializer=drafthouse_dot_v1_dot_common__pb2.DescribeResponse.SerializeToString,
             ),
             'Session': grpc.stream_stream_rpc_method_handler(
                     servicer.Session,
-                    request_deserializer=drafthouse_dot_v1_dot_coordinator__pb2.SubmitFrame.FromString,
-                    response_serializer=drafthouse_dot_v1_dot_coordinator__pb2.EventFrame.SerializeToString,
+                    request_deserializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.SubmitFrame.FromString,
+                    response_serializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.EventFrame.SerializeToString,
             ),
             'Metrics': grpc.unary_unary_rpc_method_handler(
                     servicer.Metrics,
-                    request_deserializer=drafthouse_dot_v1_dot_coordinator__pb2.MetricsRequest.FromString,
-                    response_serializer=drafthouse_dot_v1_dot_coordinator__pb2.MetricsResponse.SerializeToString,
+                    request_deserializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.MetricsRequest.FromString,
+                    response_serializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.MetricsResponse.SerializeToString,
             ),
             'Status': grpc.unary_unary_rpc_method_handler(
                     servicer.Status,
-                    request_deserializer=drafthouse_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
-                    response_serializer=drafthouse_dot_v1_dot_coordinator__pb2.StatusResponse.SerializeToString,
+                    request_deserializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusRequest.FromString,
+                    response_serializer=drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'drafthouse.v1.Coordinator', rpc_method_handlers)
+            'drafthouse.internal.v1.CoordinatorService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('drafthouse.v1.Coordinator', rpc_method_handlers)
+    server.add_registered_method_handlers('drafthouse.internal.v1.CoordinatorService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Coordinator:
+class CoordinatorService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -136,9 +136,9 @@ class Coordinator:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/drafthouse.v1.Coordinator/Describe',
+            '/drafthouse.internal.v1.CoordinatorService/Describe',
             drafthouse_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
-            drafthouse_dot_v1_dot_common__pb2.WorkerDescription.FromString,
+            drafthouse_dot_v1_dot_common__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -163,9 +163,9 @@ class Coordinator:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/drafthouse.v1.Coordinator/Session',
-            drafthouse_dot_v1_dot_coordinator__pb2.SubmitFrame.SerializeToString,
-            drafthouse_dot_v1_dot_coordinator__pb2.EventFrame.FromString,
+            '/drafthouse.internal.v1.CoordinatorService/Session',
+            drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.SubmitFrame.SerializeToString,
+            drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.EventFrame.FromString,
             options,
             channel_credentials,
             insecure,
@@ -190,9 +190,9 @@ class Coordinator:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/drafthouse.v1.Coordinator/Metrics',
-            drafthouse_dot_v1_dot_coordinator__pb2.MetricsRequest.SerializeToString,
-            drafthouse_dot_v1_dot_coordinator__pb2.MetricsResponse.FromString,
+            '/drafthouse.internal.v1.CoordinatorService/Metrics',
+            drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.MetricsRequest.SerializeToString,
+            drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.MetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -217,9 +217,9 @@ class Coordinator:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/drafthouse.v1.Coordinator/Status',
-            drafthouse_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
-            drafthouse_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
+            '/drafthouse.internal.v1.CoordinatorService/Status',
+            drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusRequest.SerializeToString,
+            drafthouse_dot_internal_dot_v1_dot_coordinator__pb2.StatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -30,12 +30,12 @@ class Commit(_message.Message):
     generation: int
     base_len: int
     prefix_hash: int
-    token_ids: bytes
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
     prompt_len: int
     max_nodes: int
     task: str
     params: _common_pb2.SamplingParams
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., task: _Optional[str] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., task: _Optional[str] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class ProposalFrame(_message.Message):
     __slots__ = ("proposals", "observations", "refusals", "pages_in_use", "pages_total", "num_requests", "draft_time_s", "completions")
@@ -82,10 +82,10 @@ class Proposal(_message.Message):
     base_len: int
     prefix_hash: int
     tree: _common_pb2.TokenTree
-    survival: bytes
+    survival: _containers.RepeatedScalarFieldContainer[float]
     drafter: str
     is_complete: bool
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., survival: _Optional[bytes] = ..., drafter: _Optional[str] = ..., is_complete: _Optional[bool] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., tree: _Optional[_Union[_common_pb2.TokenTree, _Mapping]] = ..., survival: _Optional[_Iterable[float]] = ..., drafter: _Optional[str] = ..., is_complete: _Optional[bool] = ...) -> None: ...
 
 class Observation(_message.Message):
     __slots__ = ("request_id", "generation", "have_len", "log_loss")

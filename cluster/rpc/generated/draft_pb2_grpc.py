@@ -26,7 +26,7 @@ if _version_not_supported:
     )
 
 
-class DrafterStub:
+class DrafterServiceStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -36,18 +36,18 @@ class DrafterStub:
             channel: A grpc.Channel.
         """
         self.Describe = channel.unary_unary(
-                '/drafthouse.v1.Drafter/Describe',
+                '/drafthouse.v1.DrafterService/Describe',
                 request_serializer=drafthouse_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=drafthouse_dot_v1_dot_common__pb2.WorkerDescription.FromString,
+                response_deserializer=drafthouse_dot_v1_dot_common__pb2.DescribeResponse.FromString,
                 _registered_method=True)
         self.Draft = channel.stream_stream(
-                '/drafthouse.v1.Drafter/Draft',
+                '/drafthouse.v1.DrafterService/Draft',
                 request_serializer=drafthouse_dot_v1_dot_draft__pb2.CommitFrame.SerializeToString,
                 response_deserializer=drafthouse_dot_v1_dot_draft__pb2.ProposalFrame.FromString,
                 _registered_method=True)
 
 
-class DrafterServicer:
+class DrafterServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
@@ -66,12 +66,12 @@ class DrafterServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_DrafterServicer_to_server(servicer, server):
+def add_DrafterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
                     request_deserializer=drafthouse_dot_v1_dot_common__pb2.DescribeRequest.FromString,
-                    response_serializer=drafthouse_dot_v1_dot_common__pb2.WorkerDescription.SerializeToString,
+                    response_serializer=drafthouse_dot_v1_dot_common__pb2.DescribeResponse.SerializeToString,
             ),
             'Draft': grpc.stream_stream_rpc_method_handler(
                     servicer.Draft,
@@ -80,13 +80,13 @@ def add_DrafterServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'drafthouse.v1.Drafter', rpc_method_handlers)
+            'drafthouse.v1.DrafterService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('drafthouse.v1.Drafter', rpc_method_handlers)
+    server.add_registered_method_handlers('drafthouse.v1.DrafterService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Drafter:
+class DrafterService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -103,9 +103,9 @@ class Drafter:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/drafthouse.v1.Drafter/Describe',
+            '/drafthouse.v1.DrafterService/Describe',
             drafthouse_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
-            drafthouse_dot_v1_dot_common__pb2.WorkerDescription.FromString,
+            drafthouse_dot_v1_dot_common__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -130,7 +130,7 @@ class Drafter:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/drafthouse.v1.Drafter/Draft',
+            '/drafthouse.v1.DrafterService/Draft',
             drafthouse_dot_v1_dot_draft__pb2.CommitFrame.SerializeToString,
             drafthouse_dot_v1_dot_draft__pb2.ProposalFrame.FromString,
             options,

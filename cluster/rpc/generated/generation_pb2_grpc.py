@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class GenerationStub:
+class GenerationServiceStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -35,13 +35,13 @@ class GenerationStub:
             channel: A grpc.Channel.
         """
         self.Generate = channel.unary_stream(
-                '/drafthouse.v1.Generation/Generate',
+                '/drafthouse.v1.GenerationService/Generate',
                 request_serializer=drafthouse_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=drafthouse_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
 
 
-class GenerationServicer:
+class GenerationServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
@@ -56,7 +56,7 @@ class GenerationServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_GenerationServicer_to_server(servicer, server):
+def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
@@ -65,13 +65,13 @@ def add_GenerationServicer_to_server(servicer, server):
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'drafthouse.v1.Generation', rpc_method_handlers)
+            'drafthouse.v1.GenerationService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('drafthouse.v1.Generation', rpc_method_handlers)
+    server.add_registered_method_handlers('drafthouse.v1.GenerationService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Generation:
+class GenerationService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -88,7 +88,7 @@ class Generation:
         return grpc.experimental.unary_stream(
             request,
             target,
-            '/drafthouse.v1.Generation/Generate',
+            '/drafthouse.v1.GenerationService/Generate',
             drafthouse_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             drafthouse_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
             options,

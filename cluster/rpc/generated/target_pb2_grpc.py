@@ -3,8 +3,8 @@
 import grpc
 import warnings
 
+from cluster.rpc.generated import target_pb2 as drafthouse_dot_internal_dot_v1_dot_target__pb2
 from cluster.rpc.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
-from cluster.rpc.generated import target_pb2 as drafthouse_dot_v1_dot_target__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__
@@ -19,14 +19,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in drafthouse/v1/target_pb2_grpc.py depends on'
+        + ' but the generated code in drafthouse/internal/v1/target_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class TargetStub:
+class TargetServiceStub:
     """Missing associated documentation comment in .proto file."""
 
     def __init__(self, channel):
@@ -36,18 +36,18 @@ class TargetStub:
             channel: A grpc.Channel.
         """
         self.Describe = channel.unary_unary(
-                '/drafthouse.v1.Target/Describe',
+                '/drafthouse.internal.v1.TargetService/Describe',
                 request_serializer=drafthouse_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
-                response_deserializer=drafthouse_dot_v1_dot_common__pb2.WorkerDescription.FromString,
+                response_deserializer=drafthouse_dot_v1_dot_common__pb2.DescribeResponse.FromString,
                 _registered_method=True)
         self.Verify = channel.stream_stream(
-                '/drafthouse.v1.Target/Verify',
-                request_serializer=drafthouse_dot_v1_dot_target__pb2.VerifyFrame.SerializeToString,
-                response_deserializer=drafthouse_dot_v1_dot_target__pb2.VerdictFrame.FromString,
+                '/drafthouse.internal.v1.TargetService/Verify',
+                request_serializer=drafthouse_dot_internal_dot_v1_dot_target__pb2.VerifyFrame.SerializeToString,
+                response_deserializer=drafthouse_dot_internal_dot_v1_dot_target__pb2.VerdictFrame.FromString,
                 _registered_method=True)
 
 
-class TargetServicer:
+class TargetServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
@@ -65,27 +65,27 @@ class TargetServicer:
         raise NotImplementedError('Method not implemented!')
 
 
-def add_TargetServicer_to_server(servicer, server):
+def add_TargetServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
                     request_deserializer=drafthouse_dot_v1_dot_common__pb2.DescribeRequest.FromString,
-                    response_serializer=drafthouse_dot_v1_dot_common__pb2.WorkerDescription.SerializeToString,
+                    response_serializer=drafthouse_dot_v1_dot_common__pb2.DescribeResponse.SerializeToString,
             ),
             'Verify': grpc.stream_stream_rpc_method_handler(
                     servicer.Verify,
-                    request_deserializer=drafthouse_dot_v1_dot_target__pb2.VerifyFrame.FromString,
-                    response_serializer=drafthouse_dot_v1_dot_target__pb2.VerdictFrame.SerializeToString,
+                    request_deserializer=drafthouse_dot_internal_dot_v1_dot_target__pb2.VerifyFrame.FromString,
+                    response_serializer=drafthouse_dot_internal_dot_v1_dot_target__pb2.VerdictFrame.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
-            'drafthouse.v1.Target', rpc_method_handlers)
+            'drafthouse.internal.v1.TargetService', rpc_method_handlers)
     server.add_generic_rpc_handlers((generic_handler,))
-    server.add_registered_method_handlers('drafthouse.v1.Target', rpc_method_handlers)
+    server.add_registered_method_handlers('drafthouse.internal.v1.TargetService', rpc_method_handlers)
 
 
  # This class is part of an EXPERIMENTAL API.
-class Target:
+class TargetService:
     """Missing associated documentation comment in .proto file."""
 
     @staticmethod
@@ -102,9 +102,9 @@ class Target:
         return grpc.experimental.unary_unary(
             request,
             target,
-            '/drafthouse.v1.Target/Describe',
+            '/drafthouse.internal.v1.TargetService/Describe',
             drafthouse_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
-            drafthouse_dot_v1_dot_common__pb2.WorkerDescription.FromString,
+            drafthouse_dot_v1_dot_common__pb2.DescribeResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -129,9 +129,9 @@ class Target:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/drafthouse.v1.Target/Verify',
-            drafthouse_dot_v1_dot_target__pb2.VerifyFrame.SerializeToString,
-            drafthouse_dot_v1_dot_target__pb2.VerdictFrame.FromString,
+            '/drafthouse.internal.v1.TargetService/Verify',
+            drafthouse_dot_internal_dot_v1_dot_target__pb2.VerifyFrame.SerializeToString,
+            drafthouse_dot_internal_dot_v1_dot_target__pb2.VerdictFrame.FromString,
             options,
             channel_credentials,
             insecure,

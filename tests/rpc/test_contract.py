@@ -1,0 +1,113 @@
+"""The contract keeps the style of `buf lint`, and its public half can be read by every language."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescriptor
+
+from cluster.rpc.generate import PROTOS, contract
+from cluster.rpc.generated import (
+    common_pb2,
+    coordinator_pb2,
+    draft_pb2,
+    generation_pb2,
+    target_pb2,
+)
+
+FILES: list[FileDescriptor] = [
+    module.DESCRIPTOR
+    for module in (common_pb2, coordinator_pb2, draft_pb2, generation_pb2, target_pb2)
+]
+PUBLIC = "drafthouse.v1"
+INTERNAL = "drafthouse.internal.v1"
+# The exceptions that protos/buf.yaml lists, with their reasons.
+FRAMES = {"Verify", "Draft", "Session"}
+
+
+def messages(file: FileDescriptor) -> Iterator[Descriptor]:
+    pending = list(file.message_types_by_name.values())
+    while pending:
+        message = pending.pop()
+        pending += message.nested_types
+        yield message
+
+
+def fields(package: str) -> Iterator[FieldDescriptor]:
+    for file in FILES:
+        if file.package == package:
+            for message in messages(file):
+                yield from message.fields
+
+
+def test_every_file_of_the_contract_is_looked_at() -> None:
+    assert sorted(file.name for file in FILES) == sorted(
+        path.relative_to(PROTOS).as_posix() for path in contract()
+    )
+
+
+def test_folders_follow_versioned_packages() -> None:
+    for file in FILES:
+        assert re.search(r"\.v\d+$", file.package), file.name
+        assert file.name.rpartition("/")[0] == file.package.replace(".", "/")
+
+
+def test_the_public_package_stands_alone() -> None:
+    for file in FILES:
+        if file.package == PUBLIC:
+            assert all(other.package == PUBLIC for other in file.dependencies), file.name
+
+
+def test_public_arrays_are_packed_fields_and_nothing_public_is_bytes() -> None:
+    for field in fields(PUBLIC):
+        assert field.type != FieldDescriptor.TYPE_BYTES, field.full_name
+        if field.name.endswith(("token_ids", "parents")):
+            assert field.is_repeated, field.full_name
+            assert field.is_packed, field.full_name
+            assert field.type == FieldDescriptor.TYPE_SFIXED32, field.full_name
+
+
+def test_token_arrays_between_our_own_processes_are_bytes() -> None:
+    arrays = [field for field in fields(INTERNAL) if field.name.endswith("token_ids")]
+    assert arrays
+    assert {field.type for field in arrays} == {FieldDescriptor.TYPE_BYTES}
+
+
+def test_values_of_enums_are_prefixed_and_zero_is_unspecified() -> None:
+    enums = [enum for file in FILES for enum in file.enum_types_by_name.values()]
+    assert enums
+    for enum in enums:
+        prefix = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", enum.name).upper()
+        assert enum.values_by_number[0].name == f"{prefix}_UNSPECIFIED"
+        assert all(value.name.startswith(f"{prefix}_") for value in enum.values)
+
+
+def test_services_requests_and_responses_are_named_as_buf_wants() -> None:
+    services = [service for file in FILES for service in file.services_by_name.values()]
+    assert len(services) == 4
+    for service in services:
+        assert service.name.endswith("Service")
+        for method in service.methods:
+            if method.name not in FRAMES:
+                assert method.input_type.name == f"{method.name}Request"
+                assert method.output_type.name == f"{method.name}Response"
+
+
+def test_names_have_the_usual_case() -> None:
+    for file in FILES:
+        for message in messages(file):
+            assert re.fullmatch(r"([A-Z][a-z0-9]*)+", message.name), message.full_name
+            for field in message.fields:
+                assert re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", field.name), field.full_name
+
+
+@pytest.mark.skipif(shutil.which("buf") is None, reason="buf is not installed")
+def test_buf_finds_nothing_to_complain_of() -> None:
+    linted = subprocess.run(
+        ["buf", "lint", str(PROTOS)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert linted.returncode == 0, linted.stdout + linted.stderr
