@@ -1,0 +1,84 @@
+"""Which server answers which questions when.
+
+A *run* is the life of one server, in which no question is asked twice: look-ups, prefix caches and
+learned states know nothing of an answer before it is measured.  Ours answers, at each level of
+concurrency, one group of questions with speculation and another one without; the next run has them
+the other way round, so that every question is answered both ways.  A peer has one mode per server
+and answers both groups in one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from benchmarks.answers import Law
+from benchmarks.spec_bench.questions import Question, share_out
+
+OURS = "ours"
+PLAIN = "ours-plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Questions that are asked `concurrency` at a time.  system: whose figures they are."""
+
+    system: str
+    concurrency: int
+    questions: tuple[Question, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One life of a server.  server: OURS, or the name of a peer."""
+
+    server: str
+    law: Law
+    index: int
+    blocks: tuple[Block, ...]
+
+    @property
+    def key(self) -> str:
+        return f"{self.server}/{self.law.name}/{self.index}"
+
+
+def plan(
+    questions: Sequence[Question],
+    laws: Sequence[Law],
+    levels: Sequence[int],
+    peers: Sequence[str],
+    num_rounds: int,
+) -> list[Run]:
+    """All runs, ours and the peers' in turn.
+
+    In round r the groups of questions move on by one level, so that no level keeps the easy ones.
+    """
+    groups = share_out(questions, 2 * len(levels))
+    runs = []
+    for round_index in range(num_rounds):
+        turned = groups[2 * round_index % len(groups) :] + groups[: 2 * round_index % len(groups)]
+        pairs = [(turned[2 * place], turned[2 * place + 1]) for place in range(len(levels))]
+        for law in laws:
+            for swap in (False, True):
+                index = 2 * round_index + swap
+                runs.append(Run(OURS, law, index, _ours(pairs, levels, swap=swap)))
+                # A peer's turn comes between ours, so that a drifting machine hits all alike.
+                for peer in peers[swap::2]:
+                    blocks = (
+                        Block(peer, level, (*first, *second))
+                        for level, (first, second) in zip(levels, pairs, strict=True)
+                    )
+                    runs.append(Run(peer, law, round_index, tuple(blocks)))
+    return runs
+
+
+def _ours(
+    pairs: Sequence[tuple[list[Question], list[Question]]], levels: Sequence[int], *, swap: bool
+) -> tuple[Block, ...]:
+    blocks: list[Block] = []
+    for place, (level, (first, second)) in enumerate(zip(levels, pairs, strict=True)):
+        with_drafts, without = (second, first) if swap else (first, second)
+        both = [Block(OURS, level, tuple(with_drafts)), Block(PLAIN, level, tuple(without))]
+        # Who goes first alternates: what one leaves behind (heat, page cache) favours neither.
+        blocks += both if (place + swap) % 2 == 0 else both[::-1]
+    return tuple(blocks)
