@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ T = TypeVar("T")
 
 Prompt = str | Sequence[int]
 
+# Drawn seeds survive JSON and spreadsheets, whose numbers are doubles.
+_SEED_BITS = 53
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -50,6 +54,7 @@ class Completion:
 
     token_ids: stop tokens excluded.  text: "" where the model's folder has no tokenizer.
     logprobs: one entry per token where SamplingParams.logprobs asks for them.
+    seed, stream: what keyed its noise; SamplingParams with both give the text again.
     """
 
     token_ids: list[int]
@@ -57,6 +62,8 @@ class Completion:
     finish_reason: FinishReason
     stats: SpeculationStats
     logprobs: tuple[TokenLogprob, ...] = ()
+    seed: int = 0
+    stream: int = 0
 
 
 class LLM:
@@ -88,12 +95,14 @@ class LLM:
         """Continue every prompt; results in the order of the prompts.
 
         prompts: texts or token ids, or a single one of them.  params: one for all or one each,
-        None = the defaults.  stop: strings that end a text and are not part of it.  ignore_eos:
-        end-of-sequence tokens are text like any other.  Raises the first request's error.
+        None = the defaults.  Without a seed every prompt draws its own; prompt i of those that
+        share parameters with a seed uses the i-th stream after theirs.  stop: strings that end a
+        text and are not part of it.  ignore_eos: end-of-sequence tokens are text like any other.
+        Raises the first request's error.
         """
         asked = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(asked)
+            params = _apart(params or SamplingParams(), len(asked))
         if len(params) != len(asked):
             raise RequestError(
                 f"{len(params)} sampling parameters for {len(asked)} prompts; give one or one each",
@@ -164,7 +173,7 @@ class LLM:
     async def _complete(
         self, coordinator: Coordinator, request: Request, stop: tuple[str, ...]
     ) -> Completion:
-        answer = _Answer(self._text_stream(request, stop))
+        answer = _Answer(request.params, self._text_stream(request, stop))
         events = EventStream()
         coordinator.open(request.id, request, events.put)
         try:
@@ -212,6 +221,8 @@ class LLM:
         if not ignore_eos:
             stop_ids = tuple(sorted({*params.stop_token_ids, *self._stop_ids}))
             params = dataclasses.replace(params, stop_token_ids=stop_ids)
+        if params.seed is None:
+            params = dataclasses.replace(params, seed=secrets.randbits(_SEED_BITS))
         return Request(uuid.uuid4().hex[:16], prompt_ids, params, task, speculation)
 
 
@@ -229,7 +240,8 @@ async def _called(function: Callable[[], T]) -> T:
 class _Answer:
     """One completion while it grows."""
 
-    def __init__(self, text: TextStream | None) -> None:
+    def __init__(self, params: SamplingParams, text: TextStream | None) -> None:
+        self._params = params
         self._text = text
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
@@ -268,7 +280,16 @@ class _Answer:
             self._reason,
             self._stats,
             tuple(self._logprobs),
+            self._params.noise_key,
+            self._params.stream,
         )
+
+
+def _apart(params: SamplingParams, count: int) -> list[SamplingParams]:
+    """`params` for each of `count` prompts, with noise of its own where a seed is given."""
+    if params.seed is None:
+        return [params] * count
+    return [dataclasses.replace(params, stream=params.stream + index) for index in range(count)]
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

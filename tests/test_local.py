@@ -133,6 +133,30 @@ def test_a_stop_string_ends_the_text_before_it(small: LLM) -> None:
     assert cut.stats.num_steps > 0
 
 
+def test_equal_prompts_without_a_seed_give_different_texts(small: LLM) -> None:
+    drawn = small.generate([[5, 6, 7]] * 4, SamplingParams(max_tokens=24), ignore_eos=True)
+    again = small.generate([[5, 6, 7]] * 4, SamplingParams(max_tokens=24), ignore_eos=True)
+    assert len({tuple(completion.token_ids) for completion in drawn + again}) == 8
+    assert len({completion.seed for completion in drawn + again}) == 8
+
+
+def test_equal_prompts_with_one_seed_give_different_texts_every_time_the_same(small: LLM) -> None:
+    first, second = (
+        [c.token_ids for c in small.generate([[5, 6, 7]] * 4, SEEDED, ignore_eos=True)]
+        for _ in range(2)
+    )
+    assert first == second
+    assert len({tuple(token_ids) for token_ids in first}) == 4
+
+
+def test_a_completion_comes_again_with_the_seed_and_stream_that_it_reports(small: LLM) -> None:
+    for params in (SEEDED, replace(SEEDED, seed=None)):
+        for completion in small.generate([[5, 6, 7]] * 3, params, ignore_eos=True):
+            noise = replace(params, seed=completion.seed, stream=completion.stream)
+            (again,) = small.generate([5, 6, 7], noise, ignore_eos=True)
+            assert again.token_ids == completion.token_ids
+
+
 def test_logprobs_come_one_per_token(small: LLM) -> None:
     (completion,) = small.generate([5, 6, 7], replace(GREEDY, logprobs=2), ignore_eos=True)
     assert len(completion.logprobs) == len(completion.token_ids)

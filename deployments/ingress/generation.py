@@ -96,7 +96,7 @@ class Generation:
         self.id = request_id
         # Clients may choose equal names; between our own processes every request has its own.
         self._wire_id = uuid.uuid4().hex
-        self.seed = _seed(spec.seed)
+        self._seeds = _seeds(spec)
         self.prompt_ids: list[TokenArray] = []
         self._spec = spec
         self._tokenizer = tokenizer
@@ -104,6 +104,10 @@ class Generation:
         self._default_max_tokens = default_max_tokens
         self._news = asyncio.Event()
         self._choices: list[_Choice] = []
+
+    def seed_of(self, choice: int) -> int:
+        """The seed in force for the choice, as given or drawn."""
+        return self._seeds[choice // self._spec.num_choices]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -139,7 +143,7 @@ class Generation:
         for number, prompt_ids in enumerate(self.prompt_ids):
             params = dataclasses.replace(
                 spec.params,
-                seed=self.seed,
+                seed=self._seeds[number],
                 max_tokens=self._max_tokens(len(prompt_ids)),
                 stop_token_ids=self._stop_token_ids(),
             )
@@ -148,7 +152,10 @@ class Generation:
                 request = Request(
                     id=f"{self._wire_id}-{index}",
                     prompt_ids=prompt_ids,
-                    params=dataclasses.replace(params, stream=sample),
+                    # Choices that share a seed differ in the stream.
+                    params=dataclasses.replace(
+                        params, stream=sample if spec.seed is None else index
+                    ),
                     task=spec.task,
                     speculation=spec.speculation,
                     output_ids=resumed[index].token_ids if index in resumed else EMPTY_TOKENS,
@@ -263,9 +270,12 @@ def _num_characters(prompt: Prompt) -> int:
     return len(prompt.text or "")
 
 
-def _seed(seed: int | None) -> int:
-    """The seed in force.  Drawn ones fit JSON's numbers, negative ones wrap to 64 bits."""
-    return secrets.randbits(53) if seed is None else seed & (2**64 - 1)
+def _seeds(spec: GenerationSpec) -> list[int]:
+    """The seed of each prompt: the one that the client gave, or one drawn for each.
+
+    Drawn ones fit JSON's numbers.
+    """
+    return [secrets.randbits(53) if spec.seed is None else spec.seed for _ in spec.prompts]
 
 
 def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:

@@ -23,7 +23,9 @@ class Prompt:
 class GenerationSpec:
     """One validated request.
 
-    params: max_tokens 0 = the client named none.  seed None = the ingress draws one.
+    params: max_tokens 0 = the client named none.
+    seed: of all choices, which then draw with the stream of their index; None = the ingress draws
+    one for each prompt, whose samples draw with streams 0, 1, ...
     num_choices: samples per prompt.  logprobs in params: None = not asked for.
     """
 

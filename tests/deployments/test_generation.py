@@ -20,6 +20,7 @@ from tests.support.deployments.stage import stage
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
+WARM = SamplingParams(temperature=1.0, max_tokens=12)
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +39,19 @@ def tokens(*token_ids: int) -> Prompt:
 
 async def run(generation: Generation) -> list[int]:
     """The tokens of the only choice."""
+    (found,) = (await run_all(generation)).values()
+    return found
+
+
+async def run_all(generation: Generation) -> dict[int, list[int]]:
+    """The tokens of every choice."""
     await generation.start()
-    found: list[int] = []
+    found: dict[int, list[int]] = {}
     try:
         async with asyncio.timeout(20):
             async for deltas in generation.deltas():
                 for delta in deltas:
-                    found += delta.token_ids.tolist()
+                    found.setdefault(delta.choice, []).extend(delta.token_ids.tolist())
     finally:
         generation.close()
     return found
@@ -87,3 +94,32 @@ async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokeniz
         found = [ids.tolist() for ids in generation.prompt_ids]
         generation.close()
         assert found == [tokenizer.encode(text).tolist() for text in texts]
+
+
+async def test_equal_prompts_without_a_seed_have_seeds_and_texts_of_their_own(
+    tokenizer: Tokenizer,
+) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        asked = dataclasses.replace(spec(*[tokens(1, 2, 3)] * 4, params=WARM), seed=None)
+        generation = create(asked, tokenizer, setting.ingress)
+        found = await run_all(generation)
+        seeds = [generation.seed_of(index) for index in range(4)]
+        assert len(set(seeds)) == 4
+        texts = [plain_text([1, 2, 3], dataclasses.replace(WARM, seed=seed)) for seed in seeds]
+        assert [found[index] for index in range(4)] == texts
+
+
+async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
+    tokenizer: Tokenizer,
+) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        asked = dataclasses.replace(spec(*[tokens(1, 2, 3)] * 2, params=WARM), num_choices=2)
+        generation = create(asked, tokenizer, setting.ingress)
+        found = await run_all(generation)
+        params = [dataclasses.replace(WARM, seed=5, stream=stream) for stream in range(4)]
+        assert [found[index] for index in range(4)] == [plain_text([1, 2, 3], p) for p in params]
+        assert {generation.seed_of(index) for index in range(4)} == {5}
