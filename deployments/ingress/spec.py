@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}, as chat templates read it
+Message = Mapping[str, str]  # role, content and perhaps name, as chat templates read them
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
 from cluster.errors import NotFoundError, RequestError, surface_of
+from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.body import parse_body
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from deployments.ingress.spec import Limits
+from tests.text.tokenizers_for_tests import byte_level_folder
 
 LIMITS = Limits(
     model_name="demo",
@@ -77,14 +81,27 @@ def test_a_prompt_may_be_text_or_tokens_one_or_several(prompt: Any, count: int) 
     assert len(parse_completion(completion(prompt=prompt), LIMITS).spec.prompts) == count
 
 
-def test_message_content_may_come_in_text_parts_and_developer_means_system() -> None:
+@pytest.mark.parametrize("knows_developer", [False, True])
+def test_messages_read_the_same_to_the_model_as_without_the_ingress(
+    tmp_path: Path, knows_developer: bool
+) -> None:
+    template = "{% for m in messages %}[{{ m.role }}|{{ m.name }}|{{ m.content }}]{% endfor %}"
+    if knows_developer:
+        template += "{% if messages[0].role == 'developer' %}!{% endif %}"
+    pretrained = PreTrainedTokenizerFast.from_pretrained(byte_level_folder(tmp_path))
+    pretrained.chat_template = template
+    tokenizer = Tokenizer(pretrained)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
-    request = parse_chat(chat(messages=messages), LIMITS)
-    assert request.spec.prompts[0].messages == (
-        {"role": "system", "content": "x"},
-        {"role": "user", "content": "ab"},
-    )
+    messages: list[dict[str, Any]] = [
+        {"role": "developer", "content": "x"},
+        {"role": "user", "content": parts, "name": "ann"},
+    ]
+    parsed = parse_chat(chat(messages=messages), LIMITS).spec.prompts[0].messages
+    assert parsed is not None
+    rendered = tokenizer.render_chat(parsed)
+    assert rendered == tokenizer.render_chat(messages)
+    assert "[user|ann|a\nb]" in rendered
+    assert rendered.endswith("!") == knows_developer
 
 
 def test_an_answer_may_be_sent_back_as_the_client_library_dumps_it() -> None:
@@ -203,14 +220,14 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "hello"}, "messages"),
     ({"messages": ["hello"]}, "messages[0]"),
-    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages[0].content[0].type",
+        "messages[0].content[0]",
     ),
     (
         {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
