@@ -89,10 +89,14 @@ class TargetConfig:
     """The model whose text is served.
 
     replicas: copies of the whole model; each has its own ranks.
+    generation_config: what requests that leave it open are sampled with: auto = what the
+    checkpoint's generation_config.json says (temperature, top_p, top_k, min_p, repetition_penalty,
+    max_new_tokens), none = OpenAI's defaults, or a folder that holds the file.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     replicas: int = 1
+    generation_config: str = "auto"
     placement: PlacementConfig = field(default_factory=PlacementConfig)
 
 
@@ -170,7 +174,9 @@ class IngressConfig:
     max_body_bytes: larger request bodies are answered 413.
     max_choices: upper bound of `n`.  max_logprobs: of the alternatives reported per token.
     max_stop_strings: upper bound of stop strings per request.
-    default_max_tokens: output tokens of a request that names no limit.
+    default_max_tokens: output tokens of a chat or gRPC request that names no limit; 0 = what the
+    checkpoint says (target.generation_config), else the rest of the context.  Completions have
+    OpenAI's 16.
     """
 
     replicas: int = 1
@@ -179,7 +185,7 @@ class IngressConfig:
     max_choices: int = 16
     max_logprobs: int = 20
     max_stop_strings: int = 16
-    default_max_tokens: int = 256
+    default_max_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

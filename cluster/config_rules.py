@@ -74,7 +74,7 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
         "max_choices": _COUNT,
         "max_logprobs": _OPTIONAL_COUNT,
         "max_stop_strings": _OPTIONAL_COUNT,
-        "default_max_tokens": _COUNT,
+        "default_max_tokens": _OPTIONAL_COUNT,
     },
     HttpConfig: {"port": _PORT},
     GrpcConfig: {"port": _PORT},

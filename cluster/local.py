@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from cluster.config import Config
+from cluster.config import Config, TargetConfig
 from cluster.config_file import load
 from cluster.coordinator.coordinator import Coordinator
 from cluster.coordinator.stream import EventStream
@@ -37,6 +37,7 @@ from cluster.core import (
 )
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
 from cluster.in_process import InProcessHouse
+from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 
@@ -69,15 +70,19 @@ class Completion:
 class LLM:
     """Loads everything `config` names; use it as a context manager, or `close` it.
 
-    config: a Config, or the path of a Serve config file.
+    config: a Config, or the path of a Serve config file.  default_params: how the checkpoint wants
+    to be sampled (`target.generation_config`); base parameters of your own on them.
     """
 
     def __init__(self, config: Config | str | Path) -> None:
         from cluster.engine.engine import Engine
 
         self.config = config if isinstance(config, Config) else load(config).config
-        self.tokenizer = _tokenizer(self.config.target.engine.model)
-        engine = Engine.load(self.config.target.engine)
+        target = self.config.target
+        engine = Engine.load(target.engine)
+        # After the engine, which has fetched the files of a model on the hub.
+        self.tokenizer = _tokenizer(target)
+        self.default_params = _default_params(target)
         own = self.tokenizer.eos_token_ids if self.tokenizer else ()
         self._stop_ids = {*engine.eos_token_ids, *own}
         self._house: InProcessHouse | None = InProcessHouse(self.config, engine)
@@ -95,14 +100,14 @@ class LLM:
         """Continue every prompt; results in the order of the prompts.
 
         prompts: texts or token ids, or a single one of them.  params: one for all or one each,
-        None = the defaults.  Without a seed every prompt draws its own; prompt i of those that
+        None = `default_params`.  Without a seed every prompt draws its own; prompt i of those that
         share parameters with a seed uses the i-th stream after theirs.  stop: strings that end a
         text and are not part of it.  ignore_eos: end-of-sequence tokens are text like any other.
         Raises the first request's error.
         """
         asked = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = _apart(params or SamplingParams(), len(asked))
+            params = _apart(params or self.default_params, len(asked))
         if len(params) != len(asked):
             raise RequestError(
                 f"{len(params)} sampling parameters for {len(asked)} prompts; give one or one each",
@@ -226,11 +231,16 @@ class LLM:
         return Request(uuid.uuid4().hex[:16], prompt_ids, params, task, speculation)
 
 
-def _tokenizer(folder: str) -> Tokenizer | None:
+def _tokenizer(target: TargetConfig) -> Tokenizer | None:
     try:
-        return Tokenizer.load(folder)
+        return Tokenizer.load(target.engine.model, generation_config=target.generation_config)
     except ConfigError:
         return None  # tokens in, tokens out
+
+
+def _default_params(target: TargetConfig) -> SamplingParams:
+    params = load_sampling_defaults(target.engine.model, target.generation_config)
+    return dataclasses.replace(params, max_tokens=params.max_tokens or SamplingParams().max_tokens)
 
 
 async def _called(function: Callable[[], T]) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -155,6 +156,19 @@ def test_a_completion_comes_again_with_the_seed_and_stream_that_it_reports(small
             noise = replace(params, seed=completion.seed, stream=completion.stream)
             (again,) = small.generate([5, 6, 7], noise, ignore_eos=True)
             assert again.token_ids == completion.token_ids
+
+
+def test_the_checkpoint_says_how_it_is_sampled_unless_told_otherwise(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    values = {"top_k": 1, "max_new_tokens": 5, "eos_token_id": 2}
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    settings = replace(target(llama_folder), generation_config=str(tmp_path))
+    with LLM(Config(target=settings)) as llm:
+        assert llm.default_params == SamplingParams(top_k=1, max_tokens=5)
+        (drawn,) = llm.generate([5, 6, 7], ignore_eos=True)
+        (greedy,) = llm.generate([5, 6, 7], replace(GREEDY, max_tokens=5), ignore_eos=True)
+        assert drawn.token_ids == greedy.token_ids
 
 
 def test_logprobs_come_one_per_token(small: LLM) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from cluster import metrics
 from cluster.config import Config
-from cluster.core import WorkerDescription
+from cluster.core import SamplingParams, WorkerDescription
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.metrics import Recorder
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
@@ -30,8 +31,10 @@ _REPORT_TIMEOUT_S = 2.0
 class Front:
     """The front door.  Create it inside the event loop that serves the requests."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, endpoints: Endpoints) -> None:
-        """endpoints: the coordinators."""
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, defaults: SamplingParams, endpoints: Endpoints
+    ) -> None:
+        """defaults: for what requests leave open.  endpoints: the coordinators."""
         self.config = config
         self.tokenizer = tokenizer
         self.recorder = Recorder()
@@ -49,6 +52,9 @@ class Front:
             max_stop_strings=config.ingress.max_stop_strings,
             max_draft_tokens=settings.max_draft_tokens,
             latency_classes=tuple(settings.latency_classes),
+            defaults=dataclasses.replace(
+                defaults, max_tokens=config.ingress.default_max_tokens or defaults.max_tokens
+            ),
         )
         self._connections: Connections[CoordinatorLink] = Connections(
             "coordinator", endpoints, self._connect, self._use
@@ -87,10 +93,7 @@ class Front:
         self, request_id: str, spec: GenerationSpec, resumptions: Sequence[Resumption] = ()
     ) -> Generation:
         """Start a generation; the caller closes it.  Raises the error that refuses it."""
-        generation = Generation(
-            request_id, spec, self.tokenizer, self.coordinators,
-            self.config.ingress.default_max_tokens,
-        )  # fmt: skip
+        generation = Generation(request_id, spec, self.tokenizer, self.coordinators)
         try:
             await generation.start(resumptions)
         except BaseException:

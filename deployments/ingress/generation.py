@@ -90,7 +90,6 @@ class Generation:
         spec: GenerationSpec,
         tokenizer: Tokenizer,
         coordinators: Coordinators,
-        default_max_tokens: int,
     ) -> None:
         """request_id: what the answer calls itself, perhaps a name that the client chose."""
         self.id = request_id
@@ -101,7 +100,6 @@ class Generation:
         self._spec = spec
         self._tokenizer = tokenizer
         self._coordinators = coordinators
-        self._default_max_tokens = default_max_tokens
         self._news = asyncio.Event()
         self._choices: list[_Choice] = []
 
@@ -192,7 +190,7 @@ class Generation:
         return self._tokenizer.encode(prompt.text or "", add_special_tokens=special)
 
     def _max_tokens(self, prompt_len: int) -> int:
-        """The request's max_tokens, or the default where it names none; both must fit."""
+        """The request's max_tokens, which must fit, or what fits of the default."""
         limit = self._coordinators.max_context_len
         wanted = self._spec.params.max_tokens
         if limit and prompt_len >= limit:
@@ -207,7 +205,10 @@ class Generation:
                 f"{limit} tokens; send at most {limit - prompt_len}",
                 param="max_tokens",
             )
-        return wanted or min(self._default_max_tokens, (limit or 2**31) - prompt_len)
+        room = (limit or 2**31) - prompt_len
+        # Who asks for so many tokens at least does not want fewer.
+        default = max(self._spec.default_max_tokens or room, self._spec.params.min_tokens)
+        return wanted or min(default, room)
 
     def _stop_token_ids(self) -> tuple[int, ...]:
         own = () if self._spec.ignore_eos else self._tokenizer.eos_token_ids

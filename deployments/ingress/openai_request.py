@@ -5,6 +5,7 @@ Fields beyond OpenAI's carry the names vLLM gives them (top_k, min_p, min_tokens
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
 
 _MAX_TOKENS = 2**31 - 1
+# OpenAI's, of completions that name no max_tokens.
+_COMPLETION_MAX_TOKENS = 16
 
 _SHARED = (
     "model", "temperature", "top_p", "top_k", "min_p", "n", "stream", "stream_options", "stop",
@@ -75,6 +78,7 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
     _check_total(len(prompts), num_choices, limits)
     max_tokens = fields.integer("max_tokens", 0, 1, _MAX_TOKENS) or 0
     spec = read_spec(fields, limits, prompts, num_choices, max_tokens, logprobs)
+    spec = dataclasses.replace(spec, default_max_tokens=_COMPLETION_MAX_TOKENS)
     return _request(fields, spec, model, is_chat=False, echo=echo)
 
 

@@ -23,7 +23,8 @@ class Prompt:
 class GenerationSpec:
     """One validated request.
 
-    params: max_tokens 0 = the client named none.
+    params: max_tokens 0 = the client named none, default_max_tokens then counts; that being 0 too,
+    the output may fill the context.
     seed: of all choices, which then draw with the stream of their index; None = the ingress draws
     one for each prompt, whose samples draw with streams 0, 1, ...
     num_choices: samples per prompt.  logprobs in params: None = not asked for.
@@ -33,6 +34,7 @@ class GenerationSpec:
     params: SamplingParams
     seed: int | None = None
     num_choices: int = 1
+    default_max_tokens: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
@@ -65,7 +67,10 @@ class OpenAIRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the front door allows, from the configuration and the loaded tokenizer."""
+    """What the front door allows and assumes, from the configuration and the loaded model.
+
+    defaults: what requests leave open; max_tokens 0 = the rest of the context.
+    """
 
     model_name: str
     drafters: tuple[str, ...]
@@ -77,6 +82,7 @@ class Limits:
     max_stop_strings: int
     max_draft_tokens: int
     latency_classes: tuple[str, ...]
+    defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
 
     def task_class(self, name: str) -> str:
         """`name` where it is configured.  Others are served alike, and must not become labels of

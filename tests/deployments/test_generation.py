@@ -58,7 +58,7 @@ async def run_all(generation: Generation) -> dict[int, list[int]]:
 
 
 def create(asked: GenerationSpec, tokenizer: Tokenizer, ingress: Coordinators) -> Generation:
-    return Generation("name", asked, tokenizer, ingress, default_max_tokens=16)
+    return Generation("name", asked, tokenizer, ingress)
 
 
 async def test_requests_of_the_same_name_are_served_apart(tokenizer: Tokenizer) -> None:
@@ -123,3 +123,19 @@ async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
         params = [dataclasses.replace(WARM, seed=5, stream=stream) for stream in range(4)]
         assert [found[index] for index in range(4)] == [plain_text([1, 2, 3], p) for p in params]
         assert {generation.seed_of(index) for index in range(4)} == {5}
+
+
+@pytest.mark.parametrize(
+    ("default", "min_tokens", "count"), [(0, 0, 61), (16, 0, 16), (16, 20, 20), (500, 0, 61)]
+)
+async def test_without_max_tokens_the_default_holds_as_far_as_the_context_reaches(
+    tokenizer: Tokenizer, default: int, min_tokens: int, count: int
+) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only, max_context_len=64)
+        await asyncio.sleep(0)
+        params = dataclasses.replace(PARAMS, max_tokens=0, min_tokens=min_tokens)
+        asked = dataclasses.replace(
+            spec(tokens(1, 2, 3), params=params), default_max_tokens=default
+        )
+        assert len(await run(create(asked, tokenizer, setting.ingress))) == count

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from cluster.core import SamplingParams
 from cluster.errors import NotFoundError, RequestError, surface_of
+from cluster.rpc.generation import GenerationRequest
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.body import parse_body
+from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from deployments.ingress.spec import Limits
 from tests.text.tokenizers_for_tests import byte_level_folder
@@ -71,6 +75,21 @@ def test_absent_and_null_fields_take_openais_defaults() -> None:
     assert request.spec.seed is None
     assert request.spec.task == "default"
     assert not request.stream
+
+
+def test_what_a_request_leaves_open_is_the_checkpoints_and_what_it_says_is_its_own() -> None:
+    defaults = SamplingParams(
+        temperature=0.7, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=64
+    )
+    limits = dataclasses.replace(LIMITS, defaults=defaults)
+    for request in (parse_chat(chat(), limits), parse_completion(completion(), limits)):
+        assert request.spec.params == dataclasses.replace(defaults, max_tokens=0)
+    assert parse_chat(chat(), limits).spec.default_max_tokens == 64
+    assert parse_completion(completion(), limits).spec.default_max_tokens == 16
+    said = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+    assert parse_chat(chat(**said), limits).spec.params == SamplingParams(max_tokens=0)
+    spec = to_spec(GenerationRequest("demo", "x"), limits)
+    assert (spec.params.top_k, spec.default_max_tokens) == (20, 64)
 
 
 @pytest.mark.parametrize(
