@@ -131,7 +131,8 @@ class SpeculationOptions:
 class Request:
     """What a client asked, in tokens.  Immutable.
 
-    output_ids: tokens already emitted, when the request is resumed after a failover.
+    output_ids: tokens already emitted, which the output continues.
+    was_admitted: a coordinator that is gone had let it in; it need not queue again.
     """
 
     id: str
@@ -140,6 +141,7 @@ class Request:
     task: str = "default"
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     output_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
+    was_admitted: bool = False
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -417,6 +419,7 @@ class TokenEvent:
     stats: SpeculationStats | None = None  # with the last event
     error_code: str = ""  # with FinishReason.ERROR
     error_message: str = ""
+    retry_after_s: float = 0.0  # with a CapacityError's code
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from cluster.core import SamplingParams, token_array
-from cluster.errors import RequestError
+from cluster.errors import CapacityError, RequestError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.spec import GenerationSpec, Prompt
+from deployments.ingress.spec import GenerationSpec, Prompt, Resumption
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import plain_text
 from tests.support.deployments.stage import stage
@@ -139,3 +139,44 @@ async def test_without_max_tokens_the_default_holds_as_far_as_the_context_reache
             spec(tokens(1, 2, 3), params=params), default_max_tokens=default
         )
         assert len(await run(create(asked, tokenizer, setting.ingress))) == count
+
+
+async def test_a_clients_resumption_does_not_pass_by_the_queue(tokenizer: Tokenizer) -> None:
+    full = house(max_running_sequences=1, max_queued_requests=0)
+    async with stage() as setting, full as only:
+        busy = setting.add("a", only)
+        await asyncio.sleep(0)
+        busy.gate.clear()
+        asked = spec(tokens(1, 2, 3))
+        running = asyncio.create_task(run(create(asked, tokenizer, setting.ingress)))
+        await busy.wait_for_frames(1)
+        resumed = create(asked, tokenizer, setting.ingress)
+        await resumed.start([Resumption(0, token_array([7]))])
+        with pytest.raises(CapacityError, match="max_queued_requests"):
+            await anext(resumed.deltas())
+        resumed.close()
+        busy.gate.set()
+        assert await running == plain_text([1, 2, 3], PARAMS)
+
+
+async def test_who_is_sent_away_is_told_when_to_come_back(tokenizer: Tokenizer) -> None:
+    full = house(max_running_sequences=1, max_queued_requests=0)
+    async with stage() as setting, full as only:
+        busy = setting.add("a", only)
+        await asyncio.sleep(0)
+        asked = spec(tokens(1, 2, 3))
+        for _ in range(2):
+            busy.gate.clear()
+            num_frames = len(busy.frames)
+            running = asyncio.create_task(run(create(asked, tokenizer, setting.ingress)))
+            await busy.wait_for_frames(num_frames + 1)
+            refused = create(asked, tokenizer, setting.ingress)
+            await refused.start()
+            with pytest.raises(CapacityError) as caught:
+                await anext(refused.deltas())
+            refused.close()
+            only.clock.now += 40.0
+            busy.gate.set()
+            await running
+        # The first request took 40 s, which moves the estimate of one second by a tenth of 39.
+        assert caught.value.retry_after_s == pytest.approx(4.9)
