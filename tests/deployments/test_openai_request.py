@@ -17,7 +17,7 @@ from deployments.ingress.body import parse_body
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from deployments.ingress.spec import Limits
-from tests.text.tokenizers_for_tests import byte_level_folder
+from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 LIMITS = Limits(
     model_name="demo",
