@@ -47,11 +47,14 @@ class Front:
             tasks=tuple(config.tasks),
             vocab_size=tokenizer.vocab_size,
             max_choices=config.ingress.max_choices,
-            max_total_choices=settings.max_running_sequences + settings.max_queued_requests,
+            max_sequences=min(
+                config.ingress.max_sequences_per_request,
+                settings.max_running_sequences + settings.max_queued_requests,
+            ),
             max_logprobs=config.ingress.max_logprobs,
             max_stop_strings=config.ingress.max_stop_strings,
             max_draft_tokens=settings.max_draft_tokens,
-            latency_classes=tuple(settings.latency_classes),
+            latency_classes=config.public_latency_classes,
             defaults=dataclasses.replace(
                 defaults, max_tokens=config.ingress.default_max_tokens or defaults.max_tokens
             ),
@@ -93,7 +96,10 @@ class Front:
         self, request_id: str, spec: GenerationSpec, resumptions: Sequence[Resumption] = ()
     ) -> Generation:
         """Start a generation; the caller closes it.  Raises the error that refuses it."""
-        generation = Generation(request_id, spec, self.tokenizer, self.coordinators)
+        generation = Generation(
+            request_id, spec, self.tokenizer, self.coordinators,
+            self.config.ingress.max_chars_per_token,
+        )  # fmt: skip
         try:
             await generation.start(resumptions)
         except BaseException:

@@ -23,10 +23,9 @@ from cluster.errors import DrafthouseError, RequestError
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators, Ticket
-from deployments.ingress.spec import GenerationSpec, Prompt, Resumption
+from deployments.ingress.prompts import check_lengths, encode_all
+from deployments.ingress.spec import GenerationSpec, Resumption
 
-# Encoding this much text takes about two milliseconds; more is done beside the event loop.
-_INLINE_CHARACTERS = 8192
 # A coordinator answers a cancellation at once; one that has just died never does.
 _LAST_EVENT_PATIENCE_S = 1.0
 
@@ -90,8 +89,12 @@ class Generation:
         spec: GenerationSpec,
         tokenizer: Tokenizer,
         coordinators: Coordinators,
+        max_chars_per_token: float,
     ) -> None:
-        """request_id: what the answer calls itself, perhaps a name that the client chose."""
+        """request_id: what the answer calls itself, perhaps a name that the client chose.
+
+        max_chars_per_token: of text that is tokenised to see whether it fits into the context.
+        """
         self.id = request_id
         # Clients may choose equal names; between our own processes every request has its own.
         self._wire_id = uuid.uuid4().hex
@@ -100,6 +103,7 @@ class Generation:
         self._spec = spec
         self._tokenizer = tokenizer
         self._coordinators = coordinators
+        self._max_chars_per_token = max_chars_per_token
         self._news = asyncio.Event()
         self._choices: list[_Choice] = []
 
@@ -130,7 +134,10 @@ class Generation:
         """Tokenise and submit; raises RequestError for what does not fit, before any work."""
         spec = self._spec
         await self._coordinators.wait_connected()
-        for prompt_ids in await self._encode_all(spec.prompts):
+        check_lengths(spec.prompts, self._coordinators.max_context_len, self._max_chars_per_token)
+        for prompt_ids in await encode_all(
+            spec.prompts, self._tokenizer, add_special_tokens=spec.add_special_tokens
+        ):
             if len(prompt_ids) == 0:
                 raise RequestError(
                     "the prompt has no tokens; send text that the model's tokenizer keeps",
@@ -174,20 +181,6 @@ class Generation:
         is_over = resumption is not None and (resumption.finished or text.is_finished)
         ticket = None if is_over else await self._coordinators.submit(request, self._news)
         self._choices.append(_Choice(index, text, ticket))
-
-    async def _encode_all(self, prompts: Sequence[Prompt]) -> list[TokenArray]:
-        """Beside the event loop when all prompts together are long."""
-        if sum(map(_num_characters, prompts)) <= _INLINE_CHARACTERS:
-            return [self._encode(prompt) for prompt in prompts]
-        return await asyncio.to_thread(lambda: [self._encode(prompt) for prompt in prompts])
-
-    def _encode(self, prompt: Prompt) -> TokenArray:
-        if prompt.token_ids is not None:
-            return prompt.token_ids
-        if prompt.messages is not None:
-            return self._tokenizer.apply_chat_template(prompt.messages)
-        special = self._spec.add_special_tokens
-        return self._tokenizer.encode(prompt.text or "", add_special_tokens=special)
 
     def _max_tokens(self, prompt_len: int) -> int:
         """The request's max_tokens, which must fit, or what fits of the default."""
@@ -263,12 +256,6 @@ class Generation:
         for choice in self._choices:
             if choice.ticket is not None:
                 self._coordinators.close(choice.ticket)
-
-
-def _num_characters(prompt: Prompt) -> int:
-    if prompt.messages is not None:
-        return sum(len(message["content"]) for message in prompt.messages)
-    return len(prompt.text or "")
 
 
 def _seeds(spec: GenerationSpec) -> list[int]:

@@ -27,6 +27,7 @@ def read_spec(
 ) -> GenerationSpec:
     """Everything but the prompts and the form of the answer."""
     fields.string("user", "")
+    _check_sequences(len(prompts), num_choices, limits)
     min_tokens = fields.integer("min_tokens", 0, 0, _MAX_TOKENS) or 0
     if max_tokens and min_tokens > max_tokens:
         raise RequestError(
@@ -62,6 +63,16 @@ def read_spec(
         task=limits.task_class(_task(fields)),
         speculation=parse_speculation(fields.get("speculation"), limits),
     )
+
+
+def _check_sequences(num_prompts: int, num_choices: int, limits: Limits) -> None:
+    total = num_prompts * num_choices
+    if total > limits.max_sequences:
+        raise RequestError(
+            f"prompt: {num_prompts} prompts times n={num_choices} are {total} sequences, the limit "
+            f"is {limits.max_sequences} (ingress.max_sequences_per_request); send fewer",
+            param="prompt" if num_prompts > 1 else "n",
+        )
 
 
 def _top_p(fields: Fields, default: float) -> float:
@@ -163,9 +174,10 @@ def _latency_class(name: str, limits: Limits) -> str | None:
     if not name:
         return None
     if name not in limits.latency_classes:
-        known = ", ".join(limits.latency_classes) or "none"
+        allowed = ", ".join(limits.latency_classes) or "none"
         raise RequestError(
-            f"speculation.latency_class: {shown(name)} is not a class; known: {known}",
+            f"speculation.latency_class: {shown(name)} is not a class that requests may name; "
+            f"allowed: {allowed} (ingress.public_latency_classes)",
             param="speculation.latency_class",
         )
     return name

@@ -69,6 +69,8 @@ class OpenAIRequest:
 class Limits:
     """What the front door allows and assumes, from the configuration and the loaded model.
 
+    max_sequences: of one request, all samples of all its prompts.
+    latency_classes: those that requests may name.
     defaults: what requests leave open; max_tokens 0 = the rest of the context.
     """
 
@@ -77,7 +79,7 @@ class Limits:
     tasks: tuple[str, ...]
     vocab_size: int
     max_choices: int
-    max_total_choices: int
+    max_sequences: int
     max_logprobs: int
     max_stop_strings: int
     max_draft_tokens: int

@@ -58,7 +58,7 @@ async def run_all(generation: Generation) -> dict[int, list[int]]:
 
 
 def create(asked: GenerationSpec, tokenizer: Tokenizer, ingress: Coordinators) -> Generation:
-    return Generation("name", asked, tokenizer, ingress)
+    return Generation("name", asked, tokenizer, ingress, max_chars_per_token=16.0)
 
 
 async def test_requests_of_the_same_name_are_served_apart(tokenizer: Tokenizer) -> None:
@@ -81,6 +81,28 @@ async def test_a_prompt_without_tokens_is_refused(tokenizer: Tokenizer) -> None:
         await asyncio.sleep(0)
         generation = create(spec(Prompt(text="")), tokenizer, setting.ingress)
         with pytest.raises(RequestError, match="no tokens"):
+            await generation.start()
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    tokenizer: Tokenizer, is_chat: bool
+) -> None:
+    def asked(num_characters: int) -> GenerationSpec:
+        text = "q" * num_characters
+        messages = ({"role": "user", "content": text},)
+        return spec(Prompt(messages=messages) if is_chat else Prompt(text=text))
+
+    async with stage() as setting, house() as only:
+        setting.add("a", only, max_context_len=64)
+        await asyncio.sleep(0)
+        # Sixteen characters per token of context: one more is refused for its characters.
+        generation = create(asked(1025), tokenizer, setting.ingress)
+        with pytest.raises(RequestError, match=r"1025 characters.*max_chars_per_token") as caught:
+            await generation.start()
+        assert caught.value.param == ("messages" if is_chat else "prompt")
+        generation = create(asked(1024), tokenizer, setting.ingress)
+        with pytest.raises(RequestError, match=r"the prompt has .* tokens"):
             await generation.start()
 
 

@@ -218,11 +218,22 @@ def test_bad_bodies_are_refused(served: Served, body: bytes, status: int) -> Non
 
 def test_a_large_body_without_a_length_is_refused_too(served: Served) -> None:
     def pieces() -> Any:
-        for _ in range(40):
+        for _ in range(60):
             yield b" " * 100_000
 
     response = httpx.post(f"{served.http}/v1/completions", content=pieces(), timeout=60)
     assert response.status_code == 413
+
+
+def test_a_body_that_never_ends_is_answered_after_its_time(served: Served) -> None:
+    address = urlsplit(served.http)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+        )
+        answer = connection.recv(65536).decode()
+    assert answer.startswith("HTTP/1.1 408 ")
+    assert "request_timeout" in answer
 
 
 def test_unknown_paths_and_methods_are_answered_in_openais_shape(served: Served) -> None:

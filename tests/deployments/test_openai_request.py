@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from cluster.core import SamplingParams
+from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import NotFoundError, RequestError, surface_of
 from cluster.rpc.generation import GenerationRequest
 from cluster.text.tokenizer import Tokenizer
@@ -25,11 +25,11 @@ LIMITS = Limits(
     tasks=("default", "code"),
     vocab_size=100,
     max_choices=4,
-    max_total_choices=8,
+    max_sequences=8,
     max_logprobs=5,
     max_stop_strings=2,
     max_draft_tokens=16,
-    latency_classes=("throughput", "interactive"),
+    latency_classes=("throughput",),
 )
 
 
@@ -334,10 +334,37 @@ def test_a_drafter_named_twice_counts_once() -> None:
     assert request.spec.speculation.drafters == ("lookup", "lm")
 
 
-@pytest.mark.parametrize(("sent", "known"), [("interactive", "interactive"), ("", None)])
+@pytest.mark.parametrize(("sent", "known"), [("throughput", "throughput"), ("", None)])
 def test_a_request_may_name_a_latency_class(sent: str, known: str | None) -> None:
     request = parse_completion(completion(speculation={"latency_class": sent}), LIMITS)
     assert request.spec.speculation.latency_class == known
+
+
+@pytest.mark.parametrize("face", ["http", "grpc"])
+def test_a_latency_class_that_is_not_open_to_requests_is_refused_by_name(face: str) -> None:
+    def ask() -> None:
+        if face == "http":
+            parse_completion(completion(speculation={"latency_class": "interactive"}), LIMITS)
+        else:
+            options = SpeculationOptions(latency_class="interactive")
+            to_spec(GenerationRequest("demo", "x", speculation=options), LIMITS)
+
+    with pytest.raises(RequestError, match=r"'interactive' .* allowed: throughput") as caught:
+        ask()
+    assert caught.value.param == "speculation.latency_class"
+
+
+def test_one_request_has_no_more_sequences_than_its_share_of_the_line() -> None:
+    narrow = dataclasses.replace(LIMITS, max_sequences=3)
+    parse_completion(completion(prompt=["a"] * 3), narrow)
+    for prompt, n, param in ((["a"] * 4, 1, "prompt"), (["a"] * 2, 2, "prompt"), ("a", 4, "n")):
+        with pytest.raises(RequestError, match="max_sequences_per_request") as caught:
+            parse_completion(completion(prompt=prompt, n=n), narrow)
+        assert caught.value.param == param
+    with pytest.raises(RequestError, match="max_sequences_per_request"):
+        parse_chat(chat(n=4), narrow)
+    with pytest.raises(RequestError, match="max_sequences_per_request"):
+        to_spec(GenerationRequest("demo", "x", n=4), narrow)
 
 
 @pytest.mark.parametrize("metadata", [{"k" * 65: "v"}, {str(n): "v" for n in range(17)}])
