@@ -7,17 +7,9 @@ mistyped key stops start-up with its path and the nearest known key.
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import types
-import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
-
-from cluster.errors import ConfigError
-
-T = TypeVar("T")
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +81,14 @@ class TargetConfig:
     """The model whose text is served.
 
     replicas: copies of the whole model; each has its own ranks.
+    generation_config: what requests that leave it open are sampled with: auto = what the
+    checkpoint's generation_config.json says (temperature, top_p, top_k, min_p, repetition_penalty,
+    max_new_tokens), none = OpenAI's defaults, or a folder that holds the file.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
     replicas: int = 1
+    generation_config: str = "auto"
     placement: PlacementConfig = field(default_factory=PlacementConfig)
 
 
@@ -168,18 +164,30 @@ class IngressConfig:
 
     replicas: ingress processes; each tokenises and detokenises on one core.
     max_body_bytes: larger request bodies are answered 413.
+    body_timeout_s: a body that has not arrived within so long is answered 408.
+    max_sequences_per_request: upper bound of prompts times `n`; the line is for many clients.
+    max_chars_per_token: text of more characters than this times the context's tokens is refused
+    before it is tokenised; English has 4 to 5, deeply indented code up to 10.
+    public_latency_classes: names of coordinator.latency_classes that requests may give; null =
+    those that count at most 1, so that nobody goes before others unless the operator says so.
     max_choices: upper bound of `n`.  max_logprobs: of the alternatives reported per token.
     max_stop_strings: upper bound of stop strings per request.
-    default_max_tokens: output tokens of a request that names no limit.
+    default_max_tokens: output tokens of a chat or gRPC request that names no limit; 0 = what the
+    checkpoint says (target.generation_config), else the rest of the context.  Completions have
+    OpenAI's 16.
     """
 
     replicas: int = 1
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     max_body_bytes: int = 4 * 1024 * 1024
+    body_timeout_s: float = 30.0
+    max_sequences_per_request: int = 64
+    max_chars_per_token: float = 16.0
+    public_latency_classes: tuple[str, ...] | None = None
     max_choices: int = 16
     max_logprobs: int = 20
     max_stop_strings: int = 16
-    default_max_tokens: int = 256
+    default_max_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,88 +243,16 @@ class Config:
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     dashboard: DashboardConfig = field(default_factory=DashboardConfig)
 
+    @property
+    def public_latency_classes(self) -> tuple[str, ...]:
+        """The latency classes that requests may name."""
+        allowed, weights = self.ingress.public_latency_classes, self.coordinator.latency_classes
+        if allowed is not None:
+            return allowed
+        return tuple(name for name, weight in weights.items() if weight <= 1.0)
+
     def drafters_of(self, task: str) -> tuple[str, ...]:
         """Names of the drafters that serve `task`, best first."""
         if task in self.tasks:
             return self.tasks[task]
         return self.tasks.get("default", tuple(self.drafters))
-
-
-def parse(kind: type[T], value: Any, path: str = "") -> T:
-    """Build the dataclass `kind` from plain YAML data; every deviation is a ConfigError.
-
-    path: where `value` stands in the file, for messages.
-    """
-    return typing.cast(T, _parse(kind, value, path))
-
-
-def _parse(kind: Any, value: Any, path: str) -> Any:
-    if dataclasses.is_dataclass(kind):
-        return _parse_dataclass(typing.cast(type[Any], kind), value, path)
-    origin = get_origin(kind)
-    arguments = get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        return _parse_union(arguments, value, path)
-    if origin is Literal:
-        if value not in arguments:
-            choices = ", ".join(str(choice) for choice in arguments)
-            raise ConfigError(f"{path}: {value!r} is none of: {choices}", param=path)
-        return value
-    if origin is not None and issubclass(origin, Mapping):
-        if value is None:  # a key whose block was left empty
-            return {}
-        if not isinstance(value, Mapping):
-            raise _mismatch("a mapping", value, path)
-        return {
-            str(key): _parse(arguments[1], item, f"{path}.{key}") for key, item in value.items()
-        }
-    if origin is tuple:
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            raise _mismatch("a list", value, path)
-        return tuple(_parse(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    return _parse_scalar(kind, value, path)
-
-
-def _parse_scalar(kind: Any, value: Any, path: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:  # bool is an int to isinstance, but not to an operator
-        names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-        raise _mismatch(names.get(kind, str(kind)), value, path)
-    return value
-
-
-def _parse_union(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
-    if value is None and type(None) in arguments:
-        return None
-    kinds = [argument for argument in arguments if argument is not type(None)]
-    if len(kinds) != 1:
-        raise TypeError(f"{path}: the schema may only use `X | None` unions")
-    return _parse(kinds[0], value, path)
-
-
-def _parse_dataclass(kind: type[Any], value: Any, path: str) -> Any:
-    if value is None:
-        value = {}
-    if not isinstance(value, Mapping):
-        raise _mismatch("a mapping", value, path)
-    hints = typing.get_type_hints(kind)
-    known = [f.name for f in dataclasses.fields(kind)]
-    for key in value:
-        if key not in known:
-            raise unknown_key(str(key), known, f"{path}.{key}" if path else str(key))
-    prefix = f"{path}." if path else ""
-    return kind(**{key: _parse(hints[key], item, f"{prefix}{key}") for key, item in value.items()})
-
-
-def unknown_key(key: str, known: Sequence[str], path: str) -> ConfigError:
-    """The error for a key that is not in the schema, with the nearest one that is."""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-    return ConfigError(f"{path}: unknown key ({hint})", param=path)
-
-
-def _mismatch(expected: str, value: Any, path: str) -> ConfigError:
-    return ConfigError(f"{path}: {value!r} is not {expected}", param=path)

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from cluster.config import Config, GrpcConfig, HttpConfig, parse, unknown_key
+from cluster.config import Config, GrpcConfig, HttpConfig
+from cluster.config_parse import parse, unknown_key
 from cluster.config_rules import check_ports, check_rules
 from cluster.errors import ConfigError
 

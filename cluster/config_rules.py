@@ -71,10 +71,13 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
     IngressConfig: {
         "replicas": _COUNT,
         "max_body_bytes": (1024, math.inf),
+        "body_timeout_s": (0.1, 3600),
+        "max_sequences_per_request": _COUNT,
+        "max_chars_per_token": (1, math.inf),
         "max_choices": _COUNT,
         "max_logprobs": _OPTIONAL_COUNT,
         "max_stop_strings": _OPTIONAL_COUNT,
-        "default_max_tokens": _COUNT,
+        "default_max_tokens": _OPTIONAL_COUNT,
     },
     HttpConfig: {"port": _PORT},
     GrpcConfig: {"port": _PORT},
@@ -143,6 +146,11 @@ def _check_names(config: Config) -> None:
             raise ConfigError(
                 f"{path}: a class's name may hold letters, digits, '_' and '-' only", param=path
             )
+    for name in config.public_latency_classes:
+        if name not in config.coordinator.latency_classes:
+            known = ", ".join(config.coordinator.latency_classes) or "none"
+            path = "ingress.public_latency_classes"
+            raise ConfigError(f"{path}: {name!r} is no class; classes: {known}", param=path)
     for name in config.drafters:
         if not _NAME.fullmatch(name):
             path = f"drafters.{name}"

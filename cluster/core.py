@@ -76,8 +76,9 @@ class SamplingParams:
 
     temperature 0 is greedy.  top_k 0 and top_p 1 and min_p 0 keep every candidate.
     Presence and frequency penalties count output tokens, repetition_penalty prompt and output.
-    seed: 64-bit, the ingress draws one where the client gave none.  stream: index of the sample
-    when one prompt is sampled n times.  stop_token_ids end the text and are not part of it.
+    seed: key of the noise, None = whoever takes the request draws one.  stream: requests with one
+    seed and different streams have independent noise.  stop_token_ids end the text and are not
+    part of it.
     logprobs: number of alternatives to report per token, None = no log-probabilities at all.
     """
 
@@ -89,12 +90,17 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
-    seed: int = 0
+    seed: int | None = None
     stream: int = 0
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+
+    @property
+    def noise_key(self) -> int:
+        """The seed as the 64 unsigned bits that the noise is keyed with; 0 without a seed."""
+        return (self.seed or 0) & _MASK64
 
     @property
     def has_penalties(self) -> bool:
@@ -125,7 +131,8 @@ class SpeculationOptions:
 class Request:
     """What a client asked, in tokens.  Immutable.
 
-    output_ids: tokens already emitted, when the request is resumed after a failover.
+    output_ids: tokens already emitted, which the output continues.
+    was_admitted: a coordinator that is gone had let it in; it need not queue again.
     """
 
     id: str
@@ -134,6 +141,7 @@ class Request:
     task: str = "default"
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     output_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
+    was_admitted: bool = False
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -411,6 +419,7 @@ class TokenEvent:
     stats: SpeculationStats | None = None  # with the last event
     error_code: str = ""  # with FinishReason.ERROR
     error_message: str = ""
+    retry_after_s: float = 0.0  # with a CapacityError's code
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
     DrafthouseError
     ├── RequestError          the caller's fault; asking again unchanged fails again (4xx)
     │   ├── NotFoundError     a model or drafter of that name is not served
-    │   └── TooLargeError     the body, prompt or frame exceeds a stated limit
+    │   ├── TooLargeError     the body, prompt or frame exceeds a stated limit
+    │   └── TooSlowError      the body did not arrive in time
     ├── CapacityError         nothing is wrong; ask again later (429)
     │   └── UnavailableError  no worker can take the work at present (503)
     ├── CancelledRequestError the client took its request back
@@ -40,6 +41,10 @@ class NotFoundError(RequestError):
 
 class TooLargeError(RequestError):
     code = "request_too_large"
+
+
+class TooSlowError(RequestError):
+    code = "request_timeout"
 
 
 class CapacityError(DrafthouseError):
@@ -88,6 +93,7 @@ SURFACES: tuple[Surface, ...] = (
     Surface(RequestError, 400, "invalid_request_error", "INVALID_ARGUMENT"),
     Surface(NotFoundError, 404, "invalid_request_error", "NOT_FOUND"),
     Surface(TooLargeError, 413, "invalid_request_error", "OUT_OF_RANGE"),
+    Surface(TooSlowError, 408, "invalid_request_error", "DEADLINE_EXCEEDED"),
     Surface(CapacityError, 429, "rate_limit_error", "RESOURCE_EXHAUSTED"),
     Surface(UnavailableError, 503, "server_error", "UNAVAILABLE"),
     Surface(CancelledRequestError, 499, "cancelled", "CANCELLED"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from cluster.config import Config
+from cluster.config import Config, TargetConfig
 from cluster.config_file import load
 from cluster.coordinator.coordinator import Coordinator
 from cluster.coordinator.stream import EventStream
@@ -36,12 +37,16 @@ from cluster.core import (
 )
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
 from cluster.in_process import InProcessHouse
+from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 Prompt = str | Sequence[int]
+
+# Drawn seeds survive JSON and spreadsheets, whose numbers are doubles.
+_SEED_BITS = 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Completion:
 
     token_ids: stop tokens excluded.  text: "" where the model's folder has no tokenizer.
     logprobs: one entry per token where SamplingParams.logprobs asks for them.
+    seed, stream: what keyed its noise; SamplingParams with both give the text again.
     """
 
     token_ids: list[int]
@@ -57,20 +63,26 @@ class Completion:
     finish_reason: FinishReason
     stats: SpeculationStats
     logprobs: tuple[TokenLogprob, ...] = ()
+    seed: int = 0
+    stream: int = 0
 
 
 class LLM:
     """Loads everything `config` names; use it as a context manager, or `close` it.
 
-    config: a Config, or the path of a Serve config file.
+    config: a Config, or the path of a Serve config file.  default_params: how the checkpoint wants
+    to be sampled (`target.generation_config`); base parameters of your own on them.
     """
 
     def __init__(self, config: Config | str | Path) -> None:
         from cluster.engine.engine import Engine
 
         self.config = config if isinstance(config, Config) else load(config).config
-        self.tokenizer = _tokenizer(self.config.target.engine.model)
-        engine = Engine.load(self.config.target.engine)
+        target = self.config.target
+        engine = Engine.load(target.engine)
+        # After the engine, which has fetched the files of a model on the hub.
+        self.tokenizer = _tokenizer(target)
+        self.default_params = _default_params(target)
         own = self.tokenizer.eos_token_ids if self.tokenizer else ()
         self._stop_ids = {*engine.eos_token_ids, *own}
         self._house: InProcessHouse | None = InProcessHouse(self.config, engine)
@@ -88,12 +100,14 @@ class LLM:
         """Continue every prompt; results in the order of the prompts.
 
         prompts: texts or token ids, or a single one of them.  params: one for all or one each,
-        None = the defaults.  stop: strings that end a text and are not part of it.  ignore_eos:
-        end-of-sequence tokens are text like any other.  Raises the first request's error.
+        None = `default_params`.  Without a seed every prompt draws its own; prompt i of those that
+        share parameters with a seed uses the i-th stream after theirs.  stop: strings that end a
+        text and are not part of it.  ignore_eos: end-of-sequence tokens are text like any other.
+        Raises the first request's error.
         """
         asked = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(asked)
+            params = _apart(params or self.default_params, len(asked))
         if len(params) != len(asked):
             raise RequestError(
                 f"{len(params)} sampling parameters for {len(asked)} prompts; give one or one each",
@@ -164,7 +178,7 @@ class LLM:
     async def _complete(
         self, coordinator: Coordinator, request: Request, stop: tuple[str, ...]
     ) -> Completion:
-        answer = _Answer(self._text_stream(request, stop))
+        answer = _Answer(request.params, self._text_stream(request, stop))
         events = EventStream()
         coordinator.open(request.id, request, events.put)
         try:
@@ -212,14 +226,21 @@ class LLM:
         if not ignore_eos:
             stop_ids = tuple(sorted({*params.stop_token_ids, *self._stop_ids}))
             params = dataclasses.replace(params, stop_token_ids=stop_ids)
+        if params.seed is None:
+            params = dataclasses.replace(params, seed=secrets.randbits(_SEED_BITS))
         return Request(uuid.uuid4().hex[:16], prompt_ids, params, task, speculation)
 
 
-def _tokenizer(folder: str) -> Tokenizer | None:
+def _tokenizer(target: TargetConfig) -> Tokenizer | None:
     try:
-        return Tokenizer.load(folder)
+        return Tokenizer.load(target.engine.model, generation_config=target.generation_config)
     except ConfigError:
         return None  # tokens in, tokens out
+
+
+def _default_params(target: TargetConfig) -> SamplingParams:
+    params = load_sampling_defaults(target.engine.model, target.generation_config)
+    return dataclasses.replace(params, max_tokens=params.max_tokens or SamplingParams().max_tokens)
 
 
 async def _called(function: Callable[[], T]) -> T:
@@ -229,7 +250,8 @@ async def _called(function: Callable[[], T]) -> T:
 class _Answer:
     """One completion while it grows."""
 
-    def __init__(self, text: TextStream | None) -> None:
+    def __init__(self, params: SamplingParams, text: TextStream | None) -> None:
+        self._params = params
         self._text = text
         self._pieces: list[str] = []
         self._token_ids: list[int] = []
@@ -268,7 +290,16 @@ class _Answer:
             self._reason,
             self._stats,
             tuple(self._logprobs),
+            self._params.noise_key,
+            self._params.stream,
         )
+
+
+def _apart(params: SamplingParams, count: int) -> list[SamplingParams]:
+    """`params` for each of `count` prompts, with noise of its own where a seed is given."""
+    if params.seed is None:
+        return [params] * count
+    return [dataclasses.replace(params, stream=params.stream + index) for index in range(count)]
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -7,6 +7,7 @@ returns; tokens never pass through Serve's handles, only the search for endpoint
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -103,6 +104,8 @@ def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
             return {name: walk(item, str(name)) for name, item in value.items()}
         if key == "model" and isinstance(value, str):
             return str(find_folder(value) or value)
+        if key == "generation_config" and isinstance(value, str) and Path(value).is_dir():
+            return str(Path(value).resolve())
         return value
 
     result: dict[str, Any] = walk(arguments)

@@ -17,6 +17,7 @@ from ray import serve
 
 from cluster.config import Config, PlacementConfig
 from cluster.errors import ConfigError
+from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 from deployments.placement import total_resources
 from deployments.processes import adopt_orphans, end_descendants
 
@@ -44,6 +45,7 @@ class LocalRay:
         # Workers at nice 15, Ray's default, leave drafters no room to stand back behind the target.
         os.environ.setdefault("RAY_worker_niceness", "0")
         os.environ.setdefault("RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S", "1")
+        os.environ.setdefault(MESSAGE_LIMIT, str(message_limit(self._config.ingress)))
         # Actors that reserve no GPU still see them: `device: auto` uses one without any flag.
         os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
         adopt_orphans()

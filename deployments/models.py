@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.config import Config, EngineConfig, parse
+from cluster.config import Config, EngineConfig
+from cluster.config_parse import parse
 from cluster.errors import ConfigError
 
 _REPOSITORY = Path(__file__).resolve().parents[1]

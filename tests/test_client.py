@@ -48,7 +48,7 @@ from cluster.rpc.generation import (
     ResumedChoice,
     Usage,
 )
-from cluster.rpc.status import status_code, trailing_metadata
+from cluster.rpc.status import error_from_status, status_code, trailing_metadata
 from tests.support.rpc.frames_strategy import same, speculation, token_ids, tokens
 
 NUM_TOKENS = 12
@@ -230,7 +230,7 @@ def test_a_server_that_never_gets_on_is_given_up(
 def test_errors_that_a_retry_cannot_mend_are_raised_at_once(
     serve: Callable[[ScriptedService], str], complete: Complete, error: DrafthouseError
 ) -> None:
-    service = ScriptedService(breaks=[(2, error)])
+    service = ScriptedService(breaks=[(0, error)])
     with pytest.raises(type(error)) as raised:
         complete(serve(service), GenerationRequest("toy", "prompt"))
     assert type(raised.value) is type(error)
@@ -238,6 +238,18 @@ def test_errors_that_a_retry_cannot_mend_are_raised_at_once(
     if isinstance(raised.value, CapacityError):
         assert raised.value.retry_after_s == 7.0
     assert len(service.requests) == 1
+
+
+@both_clients
+def test_what_has_begun_waits_for_its_place_as_long_as_the_server_is_full(
+    serve: Callable[[ScriptedService], str], complete: Complete
+) -> None:
+    full = CapacityError("too many requests", retry_after_s=0.01)
+    service = ScriptedService(breaks=[(2, grpc.StatusCode.UNAVAILABLE), *[(0, full)] * 9])
+    generation = complete(serve(service), GenerationRequest("toy", "prompt"))
+    assert generation.choices[0].text == expected_text(generation.seed, 0)
+    assert len(service.requests) == 11
+    assert all(len(request.resume[0].token_ids) == 2 for request in service.requests[1:])
 
 
 @both_clients
@@ -303,6 +315,13 @@ def test_progress_restores_the_patience_for_broken_streams() -> None:
     call.delay_after(broken)
     with pytest.raises(WorkerError):
         call.delay_after(broken)
+
+
+def test_a_message_that_a_proxy_finds_too_large_is_not_sent_again() -> None:
+    call = GenerationCall(GenerationRequest("toy", "prompt"))
+    call.accept(GenerationResponse("id", "toy", 1, (ChoiceDelta(0, "x", token_array([1])),)))
+    with pytest.raises(CapacityError):
+        call.delay_after(error_from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "too large", {}))
 
 
 def test_root_certificates_without_tls_are_a_configuration_error() -> None:

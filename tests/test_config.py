@@ -8,8 +8,8 @@ from cluster.config import (
     DrafterConfig,
     EngineConfig,
     PlacementConfig,
-    parse,
 )
+from cluster.config_parse import parse
 from cluster.config_rules import RANGES, check_ports, check_rules
 from cluster.errors import ConfigError
 
@@ -100,6 +100,12 @@ def test_a_task_falls_back_to_the_default_list_and_then_to_every_drafter() -> No
     assert listed.drafters_of("unheard of") == ("b",)
 
 
+def test_requests_may_name_no_class_that_goes_before_others_unless_the_operator_says_so() -> None:
+    assert config_with().public_latency_classes == ("throughput",)
+    allowed = config_with(ingress={"public_latency_classes": ["interactive"]})
+    assert allowed.public_latency_classes == ("interactive",)
+
+
 def test_the_minimal_configuration_obeys_the_rules() -> None:
     check_rules(config_with())
     check_ports(config_with())
@@ -122,6 +128,10 @@ def test_the_minimal_configuration_obeys_the_rules() -> None:
         ),
         ({"http": {"port": 70000}}, "http.port: 70000 is out of range; it must be between 1 and"),
         ({"ingress": {"replicas": 0}}, "ingress.replicas: 0 is out of range"),
+        (
+            {"ingress": {"public_latency_classes": ["urgent"]}},
+            "public_latency_classes: 'urgent' is no class; classes: throughput, interactive",
+        ),
         (
             {"target": {"engine": {"model": "m"}, "placement": {"resources": {"slot": -1}}}},
             "target.placement.resources.slot: -1 is out of range",

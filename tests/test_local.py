@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -131,6 +132,43 @@ def test_a_stop_string_ends_the_text_before_it(small: LLM) -> None:
     assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
     assert len(cut.token_ids) < len(whole.token_ids)
     assert cut.stats.num_steps > 0
+
+
+def test_equal_prompts_without_a_seed_give_different_texts(small: LLM) -> None:
+    drawn = small.generate([[5, 6, 7]] * 4, SamplingParams(max_tokens=24), ignore_eos=True)
+    again = small.generate([[5, 6, 7]] * 4, SamplingParams(max_tokens=24), ignore_eos=True)
+    assert len({tuple(completion.token_ids) for completion in drawn + again}) == 8
+    assert len({completion.seed for completion in drawn + again}) == 8
+
+
+def test_equal_prompts_with_one_seed_give_different_texts_every_time_the_same(small: LLM) -> None:
+    first, second = (
+        [c.token_ids for c in small.generate([[5, 6, 7]] * 4, SEEDED, ignore_eos=True)]
+        for _ in range(2)
+    )
+    assert first == second
+    assert len({tuple(token_ids) for token_ids in first}) == 4
+
+
+def test_a_completion_comes_again_with_the_seed_and_stream_that_it_reports(small: LLM) -> None:
+    for params in (SEEDED, replace(SEEDED, seed=None)):
+        for completion in small.generate([[5, 6, 7]] * 3, params, ignore_eos=True):
+            noise = replace(params, seed=completion.seed, stream=completion.stream)
+            (again,) = small.generate([5, 6, 7], noise, ignore_eos=True)
+            assert again.token_ids == completion.token_ids
+
+
+def test_the_checkpoint_says_how_it_is_sampled_unless_told_otherwise(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    values = {"top_k": 1, "max_new_tokens": 5, "eos_token_id": 2}
+    (tmp_path / "generation_config.json").write_text(json.dumps(values))
+    settings = replace(target(llama_folder), generation_config=str(tmp_path))
+    with LLM(Config(target=settings)) as llm:
+        assert llm.default_params == SamplingParams(top_k=1, max_tokens=5)
+        (drawn,) = llm.generate([5, 6, 7], ignore_eos=True)
+        (greedy,) = llm.generate([5, 6, 7], replace(GREEDY, max_tokens=5), ignore_eos=True)
+        assert drawn.token_ids == greedy.token_ids
 
 
 def test_logprobs_come_one_per_token(small: LLM) -> None:

@@ -179,8 +179,8 @@ class SessionTable:
             self._config.coordinator.latency_classes,
             self._max_frame_tokens,
         )
-        if len(request.output_ids):
-            return  # accepted once already, by a coordinator that is gone
+        if request.was_admitted:
+            return
         limits = self._config.coordinator
         has_place = (
             not len(self._line)
@@ -258,4 +258,5 @@ def error_event(
         stats=session.statistics.snapshot() if session else None,
         error_code=error.code,
         error_message=error.message,
+        retry_after_s=error.retry_after_s if isinstance(error, CapacityError) else 0.0,
     )

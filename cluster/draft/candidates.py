@@ -121,7 +121,7 @@ def _are_unprocessed(logits: torch.Tensor, rows: Sequence[RowContext]) -> bool:
 def ranked_draw(params: SamplingParams, position: int) -> RankedDraw:
     """What the native kernels are told of the target's draw at an output position."""
     return RankedDraw(
-        params.seed & 0xFFFF_FFFF_FFFF_FFFF, position, params.stream, params.top_k,
+        params.noise_key, position, params.stream, params.top_k,
         params.temperature, params.top_p, params.min_p,
     )  # fmt: skip
 
@@ -133,7 +133,7 @@ def _truncates(params: SamplingParams) -> bool:
 def _noise_keys(rows: Sequence[RowContext]) -> tuple[npt.NDArray[np.uint64], IdArray, IdArray]:
     """(seeds, positions, streams) of each row's draw."""
     return (
-        np.array([row.params.seed & 0xFFFF_FFFF_FFFF_FFFF for row in rows], np.uint64),
+        np.array([row.params.noise_key for row in rows], np.uint64),
         np.array([row.position for row in rows], np.int64),
         np.array([row.params.stream for row in rows], np.int64),
     )

@@ -70,7 +70,7 @@ def count_conditionals(
     mass = max(_COPY_MASS, hit_rate)
     scores = [
         math.log(mass * count / total)
-        + gumbel_scalar(params.seed, position, token_id, params.stream)
+        + gumbel_scalar(params.noise_key, position, token_id, params.stream)
         for token_id, count in zip(token_ids, counts, strict=True)
     ]
     best = max(scores)

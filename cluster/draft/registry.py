@@ -16,7 +16,8 @@ from functools import reduce
 from types import MappingProxyType
 from typing import Any, cast
 
-from cluster.config import DrafterConfig, parse, unknown_key
+from cluster.config import DrafterConfig
+from cluster.config_parse import parse, unknown_key
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.errors import ConfigError
 

@@ -29,7 +29,6 @@ from cluster.errors import ProtocolError
 from cluster.rpc.generated import common_pb2 as pb
 
 _INT32 = np.dtype("<i4")
-_MASK64 = (1 << 64) - 1
 # Protobuf hands a repeated field to numpy in one piece, at a fixed price; shorter ones are read
 # sooner element by element.  Trees and deltas are mostly this short.
 _FEW = 32
@@ -94,7 +93,7 @@ def encode_params(params: SamplingParams) -> pb.SamplingParams:
         repetition_penalty=params.repetition_penalty,
         logit_bias_token_ids=[token_id for token_id, _ in params.logit_bias],
         logit_bias_values=[bias for _, bias in params.logit_bias],
-        seed=params.seed & _MASK64,
+        seed=params.noise_key,
         stream=params.stream,
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,

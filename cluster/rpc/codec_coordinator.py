@@ -78,6 +78,7 @@ def _encode_request(request: Request) -> pb.Request:
         task=request.task,
         speculation=_encode_speculation(request.speculation),
         output_ids=pack_tokens(request.output_ids),
+        was_admitted=request.was_admitted,
     )
 
 
@@ -96,6 +97,7 @@ def _decode_request(message: pb.Request) -> Request:
         task=message.task,
         speculation=_decode_speculation(message.speculation),
         output_ids=unpack_tokens(message.output_ids, "output_ids"),
+        was_admitted=message.was_admitted,
     )
 
 
@@ -124,6 +126,7 @@ def _encode_event(event: TokenEvent) -> pb.TokenEvent:
         stats=None if event.stats is None else _encode_stats(event.stats),
         error_code=event.error_code,
         error_message=event.error_message,
+        retry_after_s=event.retry_after_s,
     )
 
 
@@ -141,6 +144,7 @@ def _decode_event(message: pb.TokenEvent) -> TokenEvent:
         stats=_decode_stats(message.stats) if message.HasField("stats") else None,
         error_code=message.error_code,
         error_message=message.error_message,
+        retry_after_s=message.retry_after_s,
     )
 
 

@@ -19,7 +19,13 @@ from cluster.core import (
     TokenArray,
     TokenLogprob,
 )
-from cluster.errors import DrafthouseError, ProtocolError, UnavailableError, WorkerError
+from cluster.errors import (
+    CapacityError,
+    DrafthouseError,
+    ProtocolError,
+    UnavailableError,
+    WorkerError,
+)
 
 _FIRST_DELAY_S = 0.1
 _MAX_DELAY_S = 5.0
@@ -165,7 +171,13 @@ class GenerationCall:
         return response
 
     def delay_after(self, error: DrafthouseError) -> float:
-        """Seconds to wait before resuming after `error`; raises it when that is of no use."""
+        """Seconds to wait before resuming after `error`; raises it when that is of no use.
+
+        What has begun queues for a place like everyone else, but as long as it takes: a server
+        that says when to come back is alive.
+        """
+        if type(error) is CapacityError and error.retry_after_s > 0.0 and self._tokens:
+            return error.retry_after_s
         self._num_failures += 1
         can_retry = isinstance(error, WorkerError | UnavailableError)
         if not can_retry or self._num_failures > self._max_retries:

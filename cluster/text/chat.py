@@ -87,7 +87,7 @@ class ChatTemplate:
             )
         checked = {**message, "role": self._native_role(role)}
         if message.get("content") is not None:
-            checked["content"] = _text_of(message["content"], f"{param}.content")
+            checked["content"] = text_of(message["content"], f"{param}.content")
         elif not message.get("tool_calls"):
             raise RequestError(f"{param}.content is missing; send a text", param=f"{param}.content")
         if message.get("tool_calls"):
@@ -107,13 +107,16 @@ class ChatTemplate:
         return role
 
 
-def _text_of(content: Any, param: str) -> str:
-    """Message content as one text; parts are joined by line breaks, as vLLM does."""
+def text_of(content: Any, param: str) -> str:
+    """Message content as one text; parts are joined by line breaks, as vLLM does.
+
+    Raises RequestError with `param`, or the part's place below it, for what is no text.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
         raise RequestError(
-            f"{param} is a {type(content).__name__}; send a string or a list of text parts",
+            f"{param} is {_kind(content)}; send a string or a list of text parts",
             param=param,
         )
     texts = []
@@ -129,6 +132,10 @@ def _text_of(content: Any, param: str) -> str:
             param=f"{param}[{index}]",
         )
     return "\n".join(texts)
+
+
+def _kind(content: Any) -> str:
+    return "missing" if content is None else f"of type {type(content).__name__!r}"
 
 
 def _parsed_tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:

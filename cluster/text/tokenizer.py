@@ -5,7 +5,6 @@ No torch is imported: the tokenizer runs where no model does.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -20,6 +19,7 @@ from cluster.errors import ConfigError, RequestError
 from cluster.fingerprint import load_pretrained_tokenizer, token_strings, tokenizer_hash
 from cluster.text.chat import ChatTemplate
 from cluster.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
+from cluster.text.generation_config import AUTO, load_eos_token_ids
 
 _BYTE_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
@@ -89,11 +89,16 @@ class Tokenizer:
         )
 
     @classmethod
-    def load(cls, folder: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
-        """Read a Hugging Face folder; raises ConfigError where it holds no usable tokenizer."""
+    def load(
+        cls, folder: str | Path, *, generation_config: str = AUTO, trust_remote_code: bool = False
+    ) -> Tokenizer:
+        """Read a Hugging Face folder; raises ConfigError where it holds no usable tokenizer.
+
+        generation_config: `target.generation_config`, which may say where texts end.
+        """
         folder = Path(folder)
         pretrained = load_pretrained_tokenizer(folder, trust_remote_code=trust_remote_code)
-        return cls(pretrained, _generation_eos(folder))
+        return cls(pretrained, load_eos_token_ids(folder, generation_config))
 
     @cached_property
     def _bytes_of(self) -> list[bytes]:
@@ -190,18 +195,3 @@ class Tokenizer:
         )
         # The template has already written the special tokens; a second BOS would be wrong.
         return self.encode(text, add_special_tokens=False)
-
-
-def _generation_eos(folder: Path) -> tuple[int, ...]:
-    """eos_token_id of generation_config.json, or of config.json where that has none."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if not path.is_file():
-            continue
-        try:
-            value = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
-        except ValueError as error:
-            raise ConfigError(f"{path}: not valid JSON: {error}") from error
-        if value is not None:
-            return tuple(value) if isinstance(value, list) else (int(value),)
-    return ()

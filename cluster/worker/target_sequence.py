@@ -32,7 +32,7 @@ class TargetSequence:
         self.generation = item.generation
         self.prompt_len = item.prompt_len
         self.params = params
-        self.seed = params.seed & 0xFFFFFFFFFFFFFFFF
+        self.seed = params.noise_key
         self.packed = pack(params)
         self.truncated = is_truncated(params)
         self.context_len = 0

@@ -4,27 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import Request
 
-from cluster.errors import RequestError, TooLargeError
+from cluster.config import IngressConfig
+from cluster.errors import RequestError, TooLargeError, TooSlowError
 from deployments.ingress.fields import json_kind
+
+T = TypeVar("T")
 
 # Parsing this much takes about a millisecond; more is done beside the event loop.
 _INLINE_BYTES = 128 * 1024
 
 
-async def read_object(request: Request, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in the body of `request`.
+async def read_object(
+    request: Request, settings: IngressConfig, parse: Callable[[dict[str, Any]], T]
+) -> T:
+    """What `parse` makes of the JSON object in the body of `request`.
 
-    Raises TooLargeError before anything beyond the limit is read, RequestError for what is no
-    JSON object.
+    Raises TooLargeError before anything beyond the limit is read, TooSlowError for a body that
+    does not arrive in time, RequestError for what is no JSON object.
     """
-    body = await _read(request, max_bytes)
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            body = await _read(request, settings.max_body_bytes)
+    except TimeoutError:
+        raise TooSlowError(
+            f"the body has not arrived within {settings.body_timeout_s:g} s; send it faster or "
+            "raise ingress.body_timeout_s"
+        ) from None
     if len(body) <= _INLINE_BYTES:
-        return parse_body(body)
-    return await asyncio.to_thread(parse_body, body)
+        return parse(parse_body(body))
+    return await asyncio.to_thread(lambda: parse(parse_body(body)))
 
 
 async def _read(request: Request, max_bytes: int) -> bytes:

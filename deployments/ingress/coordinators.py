@@ -72,7 +72,7 @@ class Ticket:
         if event.error_code:
             if len(event.token_ids):
                 self._arrived.append(dataclasses.replace(event, finish_reason=None))
-            self.fail(error_from_code(event.error_code, event.error_message))
+            self.fail(_error_of(event))
             return
         self._arrived.append(event)
         self.finished = event.finish_reason is not None
@@ -103,7 +103,16 @@ class Ticket:
         self.failovers += 1
         self.wire_id = f"{self.request.id}~{self.failovers}"
         output_ids = np.concatenate(self._output)
-        return dataclasses.replace(self.request, id=self.wire_id, output_ids=output_ids)
+        return dataclasses.replace(
+            self.request, id=self.wire_id, output_ids=output_ids, was_admitted=True
+        )
+
+
+def _error_of(event: TokenEvent) -> DrafthouseError:
+    error = error_from_code(event.error_code, event.error_message)
+    if isinstance(error, CapacityError):
+        error.retry_after_s = event.retry_after_s
+    return error
 
 
 class _Peer:
@@ -311,11 +320,6 @@ class Coordinators:
             return
         if event.finish_reason is FinishReason.CANCELLED and not ticket.cancelled:
             # Not our wish: that coordinator is being stopped, and another one goes on.
-            del peer.tickets[event.request_id]
-            self._resume_later(ticket)
-            return
-        if event.error_code == CapacityError.code and ticket.failovers:
-            # It was accepted once.  Those who come later may be told to come again, not this one.
             del peer.tickets[event.request_id]
             self._resume_later(ticket)
             return

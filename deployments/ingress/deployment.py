@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from cluster.config import Config
+from cluster.config import Config, TargetConfig
+from cluster.core import SamplingParams
+from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
 from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
@@ -23,13 +25,8 @@ class IngressDeployment:
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
         """coordinator: a Serve handle; it only says where the coordinators listen."""
         configure_logging()
-        engine = config.target.engine
-        tokenizer = await asyncio.to_thread(
-            lambda: Tokenizer.load(
-                tokenizer_folder(engine.model), trust_remote_code=engine.trust_remote_code
-            )
-        )
-        self._front = Front(config, tokenizer, ServeEndpoints(coordinator))
+        tokenizer, defaults = await asyncio.to_thread(_load_text, config.target)
+        self._front = Front(config, tokenizer, defaults, ServeEndpoints(coordinator))
         self._front.start()
         self._grpc = GrpcFace(self._front)
         self._exporter = Exporter(self._front.recorder, process_id("ingress"))
@@ -61,3 +58,12 @@ class IngressDeployment:
         if hasattr(self, "_exporter"):
             await self._front.stop()
             await self._exporter.stop()
+
+
+def _load_text(target: TargetConfig) -> tuple[Tokenizer, SamplingParams]:
+    """How the target's model reads and writes, and how it is sampled by default."""
+    folder, choice = tokenizer_folder(target.engine.model), target.generation_config
+    tokenizer = Tokenizer.load(
+        folder, generation_config=choice, trust_remote_code=target.engine.trust_remote_code
+    )
+    return tokenizer, load_sampling_defaults(folder, choice)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 from cluster import metrics
 from cluster.config import Config
-from cluster.core import WorkerDescription
+from cluster.core import SamplingParams, WorkerDescription
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.metrics import Recorder
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
@@ -30,8 +31,10 @@ _REPORT_TIMEOUT_S = 2.0
 class Front:
     """The front door.  Create it inside the event loop that serves the requests."""
 
-    def __init__(self, config: Config, tokenizer: Tokenizer, endpoints: Endpoints) -> None:
-        """endpoints: the coordinators."""
+    def __init__(
+        self, config: Config, tokenizer: Tokenizer, defaults: SamplingParams, endpoints: Endpoints
+    ) -> None:
+        """defaults: for what requests leave open.  endpoints: the coordinators."""
         self.config = config
         self.tokenizer = tokenizer
         self.recorder = Recorder()
@@ -44,11 +47,17 @@ class Front:
             tasks=tuple(config.tasks),
             vocab_size=tokenizer.vocab_size,
             max_choices=config.ingress.max_choices,
-            max_total_choices=settings.max_running_sequences + settings.max_queued_requests,
+            max_sequences=min(
+                config.ingress.max_sequences_per_request,
+                settings.max_running_sequences + settings.max_queued_requests,
+            ),
             max_logprobs=config.ingress.max_logprobs,
             max_stop_strings=config.ingress.max_stop_strings,
             max_draft_tokens=settings.max_draft_tokens,
-            latency_classes=tuple(settings.latency_classes),
+            latency_classes=config.public_latency_classes,
+            defaults=dataclasses.replace(
+                defaults, max_tokens=config.ingress.default_max_tokens or defaults.max_tokens
+            ),
         )
         self._connections: Connections[CoordinatorLink] = Connections(
             "coordinator", endpoints, self._connect, self._use
@@ -89,7 +98,7 @@ class Front:
         """Start a generation; the caller closes it.  Raises the error that refuses it."""
         generation = Generation(
             request_id, spec, self.tokenizer, self.coordinators,
-            self.config.ingress.default_max_tokens,
+            self.config.ingress.max_chars_per_token,
         )  # fmt: skip
         try:
             await generation.start(resumptions)

@@ -23,10 +23,9 @@ from cluster.errors import DrafthouseError, RequestError
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators, Ticket
-from deployments.ingress.spec import GenerationSpec, Prompt, Resumption
+from deployments.ingress.prompts import check_lengths, encode_all
+from deployments.ingress.spec import GenerationSpec, Resumption
 
-# Encoding this much text takes about two milliseconds; more is done beside the event loop.
-_INLINE_CHARACTERS = 8192
 # A coordinator answers a cancellation at once; one that has just died never does.
 _LAST_EVENT_PATIENCE_S = 1.0
 
@@ -90,20 +89,27 @@ class Generation:
         spec: GenerationSpec,
         tokenizer: Tokenizer,
         coordinators: Coordinators,
-        default_max_tokens: int,
+        max_chars_per_token: float,
     ) -> None:
-        """request_id: what the answer calls itself, perhaps a name that the client chose."""
+        """request_id: what the answer calls itself, perhaps a name that the client chose.
+
+        max_chars_per_token: of text that is tokenised to see whether it fits into the context.
+        """
         self.id = request_id
         # Clients may choose equal names; between our own processes every request has its own.
         self._wire_id = uuid.uuid4().hex
-        self.seed = _seed(spec.seed)
+        self._seeds = _seeds(spec)
         self.prompt_ids: list[TokenArray] = []
         self._spec = spec
         self._tokenizer = tokenizer
         self._coordinators = coordinators
-        self._default_max_tokens = default_max_tokens
+        self._max_chars_per_token = max_chars_per_token
         self._news = asyncio.Event()
         self._choices: list[_Choice] = []
+
+    def seed_of(self, choice: int) -> int:
+        """The seed in force for the choice, as given or drawn."""
+        return self._seeds[choice // self._spec.num_choices]
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -128,7 +134,10 @@ class Generation:
         """Tokenise and submit; raises RequestError for what does not fit, before any work."""
         spec = self._spec
         await self._coordinators.wait_connected()
-        for prompt_ids in await self._encode_all(spec.prompts):
+        check_lengths(spec.prompts, self._coordinators.max_context_len, self._max_chars_per_token)
+        for prompt_ids in await encode_all(
+            spec.prompts, self._tokenizer, add_special_tokens=spec.add_special_tokens
+        ):
             if len(prompt_ids) == 0:
                 raise RequestError(
                     "the prompt has no tokens; send text that the model's tokenizer keeps",
@@ -139,7 +148,7 @@ class Generation:
         for number, prompt_ids in enumerate(self.prompt_ids):
             params = dataclasses.replace(
                 spec.params,
-                seed=self.seed,
+                seed=self._seeds[number],
                 max_tokens=self._max_tokens(len(prompt_ids)),
                 stop_token_ids=self._stop_token_ids(),
             )
@@ -148,7 +157,10 @@ class Generation:
                 request = Request(
                     id=f"{self._wire_id}-{index}",
                     prompt_ids=prompt_ids,
-                    params=dataclasses.replace(params, stream=sample),
+                    # Choices that share a seed differ in the stream.
+                    params=dataclasses.replace(
+                        params, stream=sample if spec.seed is None else index
+                    ),
                     task=spec.task,
                     speculation=spec.speculation,
                     output_ids=resumed[index].token_ids if index in resumed else EMPTY_TOKENS,
@@ -170,22 +182,8 @@ class Generation:
         ticket = None if is_over else await self._coordinators.submit(request, self._news)
         self._choices.append(_Choice(index, text, ticket))
 
-    async def _encode_all(self, prompts: Sequence[Prompt]) -> list[TokenArray]:
-        """Beside the event loop when all prompts together are long."""
-        if sum(map(_num_characters, prompts)) <= _INLINE_CHARACTERS:
-            return [self._encode(prompt) for prompt in prompts]
-        return await asyncio.to_thread(lambda: [self._encode(prompt) for prompt in prompts])
-
-    def _encode(self, prompt: Prompt) -> TokenArray:
-        if prompt.token_ids is not None:
-            return prompt.token_ids
-        if prompt.messages is not None:
-            return self._tokenizer.apply_chat_template(prompt.messages)
-        special = self._spec.add_special_tokens
-        return self._tokenizer.encode(prompt.text or "", add_special_tokens=special)
-
     def _max_tokens(self, prompt_len: int) -> int:
-        """The request's max_tokens, or the default where it names none; both must fit."""
+        """The request's max_tokens, which must fit, or what fits of the default."""
         limit = self._coordinators.max_context_len
         wanted = self._spec.params.max_tokens
         if limit and prompt_len >= limit:
@@ -200,7 +198,10 @@ class Generation:
                 f"{limit} tokens; send at most {limit - prompt_len}",
                 param="max_tokens",
             )
-        return wanted or min(self._default_max_tokens, (limit or 2**31) - prompt_len)
+        room = (limit or 2**31) - prompt_len
+        # Who asks for so many tokens at least does not want fewer.
+        default = max(self._spec.default_max_tokens or room, self._spec.params.min_tokens)
+        return wanted or min(default, room)
 
     def _stop_token_ids(self) -> tuple[int, ...]:
         own = () if self._spec.ignore_eos else self._tokenizer.eos_token_ids
@@ -257,15 +258,12 @@ class Generation:
                 self._coordinators.close(choice.ticket)
 
 
-def _num_characters(prompt: Prompt) -> int:
-    if prompt.messages is not None:
-        return sum(len(message["content"]) for message in prompt.messages)
-    return len(prompt.text or "")
+def _seeds(spec: GenerationSpec) -> list[int]:
+    """The seed of each prompt: the one that the client gave, or one drawn for each.
 
-
-def _seed(seed: int | None) -> int:
-    """The seed in force.  Drawn ones fit JSON's numbers, negative ones wrap to 64 bits."""
-    return secrets.randbits(53) if seed is None else seed & (2**64 - 1)
+    Drawn ones fit JSON's numbers.
+    """
+    return [secrets.randbits(53) if spec.seed is None else spec.seed for _ in spec.prompts]
 
 
 def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:

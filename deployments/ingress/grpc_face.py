@@ -28,6 +28,8 @@ from deployments.ingress.spec import Resumption
 
 log = logging.getLogger(__name__)
 
+_MASK64 = 2**64 - 1
+
 
 class GrpcFace:
     """Answers the calls that Serve's proxy hands to the ingress.
@@ -151,17 +153,14 @@ def _response(
     stats = generation.stats if is_last else None
     usage = None
     if stats is not None:
-        accepted = stats.num_accepted_draft_tokens
         usage = Usage(
             prompt_tokens=generation.num_prompt_tokens,
             completion_tokens=generation.num_output_tokens,
-            accepted_prediction_tokens=accepted,
-            rejected_prediction_tokens=stats.num_draft_tokens - accepted,
         )
     return GenerationResponse(
         id=generation.id,
         model=model,
-        seed=generation.seed,
+        seed=generation.seed_of(0) & _MASK64,  # one prompt, so one seed
         choices=tuple(
             ChoiceDelta(
                 delta.choice, delta.text, delta.token_ids, tuple(delta.logprobs),

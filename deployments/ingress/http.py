@@ -102,8 +102,9 @@ def _model_card(front: Front, created: int) -> dict[str, Any]:
 
 async def _generate(front: Front, request: Request, prefix: str, parse: Parser) -> Response:
     try:
-        values = await read_object(request, front.config.ingress.max_body_bytes)
-        asked = parse(values, front.limits)
+        asked = await read_object(
+            request, front.config.ingress, lambda values: parse(values, front.limits)
+        )
         generation = await front.generate(f"{prefix}-{uuid.uuid4().hex}", asked.spec)
     except ClientDisconnect:
         return Response(status_code=499)

@@ -5,6 +5,7 @@ Fields beyond OpenAI's carry the names vLLM gives them (top_k, min_p, min_tokens
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
 
 _MAX_TOKENS = 2**31 - 1
+# OpenAI's, of completions that name no max_tokens.
+_COMPLETION_MAX_TOKENS = 16
 
 _SHARED = (
     "model", "temperature", "top_p", "top_k", "min_p", "n", "stream", "stream_options", "stop",
@@ -72,9 +75,9 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
             param="logprobs",
         )
     prompts = _prompts(fields, limits)
-    _check_total(len(prompts), num_choices, limits)
     max_tokens = fields.integer("max_tokens", 0, 1, _MAX_TOKENS) or 0
     spec = read_spec(fields, limits, prompts, num_choices, max_tokens, logprobs)
+    spec = dataclasses.replace(spec, default_max_tokens=_COMPLETION_MAX_TOKENS)
     return _request(fields, spec, model, is_chat=False, echo=echo)
 
 
@@ -84,7 +87,6 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
     _check_known(fields, _CHAT)
     model = _model(fields, limits)
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
-    _check_total(1, num_choices, limits)
     wants_logprobs = fields.boolean("logprobs", default=False)
     top = fields.integer("top_logprobs", None, 0, limits.max_logprobs)
     if top is not None and not wants_logprobs:
@@ -147,16 +149,6 @@ def check_model(model: str, limits: Limits) -> None:
     if model != limits.model_name:
         raise NotFoundError(
             f"model: {shown(model)} is not served; ask for {limits.model_name!r}", param="model"
-        )
-
-
-def _check_total(num_prompts: int, num_choices: int, limits: Limits) -> None:
-    total = num_prompts * num_choices
-    if total > limits.max_total_choices:
-        raise RequestError(
-            f"prompt: {num_prompts} prompts times n={num_choices} are {total} sequences, the limit "
-            f"is {limits.max_total_choices}; send fewer per request",
-            param="prompt",
         )
 
 

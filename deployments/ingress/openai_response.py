@@ -18,17 +18,19 @@ DONE = b"data: [DONE]\n\n"
 
 
 def usage(generation: Generation) -> dict[str, Any]:
-    """OpenAI's usage; draft tokens are what it calls prediction tokens."""
+    """OpenAI's usage.
+
+    Its prediction tokens are those of the request's own `prediction`, which is not served; what
+    the drafters did stands in the metrics.
+    """
     prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
-    stats = generation.stats
-    accepted = stats.num_accepted_draft_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
         "total_tokens": prompt + output,
         "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": stats.num_draft_tokens - accepted,
+            "accepted_prediction_tokens": 0,
+            "rejected_prediction_tokens": 0,
             "reasoning_tokens": 0,
             "audio_tokens": 0,
         },
@@ -126,7 +128,6 @@ class Answer:
             "object": kind,
             "created": self._created,
             "model": self._request.model,
-            "seed": self._generation.seed,
         }
         return json.dumps(head, separators=(",", ":"))[:-1]
 
@@ -161,6 +162,7 @@ class Answer:
         choice["logprobs"] = writer.write(token_ids, logprobs) if writer else None
         choice["finish_reason"] = last.finish_reason.value if last.finish_reason else None
         choice["stop_reason"] = last.stop
+        choice["seed"] = self._generation.seed_of(index)
         if self._request.return_token_ids:
             choice["token_ids"] = token_ids
             if not self._request.is_chat:
@@ -191,7 +193,10 @@ class Answer:
             else:
                 continue
             parts.append(
-                self._chunk(f'{{"index":{index},{content},"logprobs":null,"finish_reason":null}}')
+                self._chunk(
+                    f'{{"index":{index},{content},"logprobs":null,"finish_reason":null,'
+                    f'"seed":{self._generation.seed_of(index)}}}'
+                )
             )
         return b"".join(parts)
 
@@ -225,7 +230,7 @@ class Answer:
         if writer is not None:
             written = writer.write(delta.token_ids.tolist(), delta.logprobs)
             logprobs = json.dumps(written, separators=(",", ":"))
-        extra = ""
+        extra = f',"seed":{self._generation.seed_of(delta.choice)}'
         if delta.stop is not None:
             extra += f',"stop_reason":{json.dumps(delta.stop)}'
         if self._request.return_token_ids:

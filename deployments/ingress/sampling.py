@@ -27,20 +27,22 @@ def read_spec(
 ) -> GenerationSpec:
     """Everything but the prompts and the form of the answer."""
     fields.string("user", "")
+    _check_sequences(len(prompts), num_choices, limits)
     min_tokens = fields.integer("min_tokens", 0, 0, _MAX_TOKENS) or 0
     if max_tokens and min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens: {min_tokens} exceeds max_tokens={max_tokens}; lower it",
             param="min_tokens",
         )
+    defaults = limits.defaults
     params = SamplingParams(
-        temperature=fields.number("temperature", 1.0, 0.0, 2.0),
-        top_p=_top_p(fields),
-        top_k=_top_k(fields),
-        min_p=fields.number("min_p", 0.0, 0.0, 1.0),
+        temperature=fields.number("temperature", defaults.temperature, 0.0, 2.0),
+        top_p=_top_p(fields, defaults.top_p),
+        top_k=_top_k(fields, defaults.top_k),
+        min_p=fields.number("min_p", defaults.min_p, 0.0, 1.0),
         presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
         frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
-        repetition_penalty=_repetition_penalty(fields),
+        repetition_penalty=_repetition_penalty(fields, defaults.repetition_penalty),
         logit_bias=_logit_bias(fields, limits),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -54,6 +56,7 @@ def read_spec(
         params=params,
         seed=fields.integer("seed", None, -(2**63), 2**64 - 1),
         num_choices=num_choices,
+        default_max_tokens=defaults.max_tokens,
         stop=_stop(fields, limits),
         ignore_eos=fields.boolean("ignore_eos", default=False),
         add_special_tokens=fields.boolean("add_special_tokens", default=True),
@@ -62,8 +65,18 @@ def read_spec(
     )
 
 
-def _top_p(fields: Fields) -> float:
-    top_p = fields.number("top_p", 1.0, 0.0, 1.0)
+def _check_sequences(num_prompts: int, num_choices: int, limits: Limits) -> None:
+    total = num_prompts * num_choices
+    if total > limits.max_sequences:
+        raise RequestError(
+            f"prompt: {num_prompts} prompts times n={num_choices} are {total} sequences, the limit "
+            f"is {limits.max_sequences} (ingress.max_sequences_per_request); send fewer",
+            param="prompt" if num_prompts > 1 else "n",
+        )
+
+
+def _top_p(fields: Fields, default: float) -> float:
+    top_p = fields.number("top_p", default, 0.0, 1.0)
     if top_p == 0.0:
         raise RequestError(
             "top_p: 0 keeps no token; send more than 0, or temperature 0 for greedy decoding",
@@ -72,13 +85,13 @@ def _top_p(fields: Fields) -> float:
     return top_p
 
 
-def _top_k(fields: Fields) -> int:
+def _top_k(fields: Fields, default: int) -> int:
     # vLLM's clients say -1 where we say 0: keep every token.
-    return max(fields.integer("top_k", 0, -1, 2**31 - 1) or 0, 0)
+    return max(fields.integer("top_k", default, -1, 2**31 - 1) or 0, 0)
 
 
-def _repetition_penalty(fields: Fields) -> float:
-    penalty = fields.number("repetition_penalty", 1.0, 0.0, 10.0)
+def _repetition_penalty(fields: Fields, default: float) -> float:
+    penalty = fields.number("repetition_penalty", default, 0.0, 10.0)
     if penalty == 0.0:
         raise RequestError(
             "repetition_penalty: 0 divides by zero; send more than 0, 1 for none",
@@ -161,9 +174,10 @@ def _latency_class(name: str, limits: Limits) -> str | None:
     if not name:
         return None
     if name not in limits.latency_classes:
-        known = ", ".join(limits.latency_classes) or "none"
+        allowed = ", ".join(limits.latency_classes) or "none"
         raise RequestError(
-            f"speculation.latency_class: {shown(name)} is not a class; known: {known}",
+            f"speculation.latency_class: {shown(name)} is not a class that requests may name; "
+            f"allowed: {allowed} (ingress.public_latency_classes)",
             param="speculation.latency_class",
         )
     return name

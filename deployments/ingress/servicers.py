@@ -13,10 +13,22 @@ import grpc
 # Their descriptors are what the proxy's reflection service shows.
 from grpc_health.v1 import health_pb2
 
+from cluster.config import IngressConfig
 from cluster.rpc.generated import generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+# Serve's variable for the largest message of its gRPC proxies, whose own default is 2 GiB.
+MESSAGE_LIMIT = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
+# Answers pass the same limit; the longest, with log-probabilities, stay far below this.
+_LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
+
+
+def message_limit(settings: IngressConfig) -> int:
+    """Bytes of a message that the proxies take: room for the ingress to refuse in its own words."""
+    return min(max(2 * settings.max_body_bytes, _LEAST_MESSAGE_BYTES), 2**31 - 1)
 
 
 def add_generation(servicer: Any, server: Any) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
 
-Message = Mapping[str, str]  # {"role": ..., "content": ...}, as chat templates read it
+Message = Mapping[str, str]  # role, content and perhaps name, as chat templates read them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,7 +23,10 @@ class Prompt:
 class GenerationSpec:
     """One validated request.
 
-    params: max_tokens 0 = the client named none.  seed None = the ingress draws one.
+    params: max_tokens 0 = the client named none, default_max_tokens then counts; that being 0 too,
+    the output may fill the context.
+    seed: of all choices, which then draw with the stream of their index; None = the ingress draws
+    one for each prompt, whose samples draw with streams 0, 1, ...
     num_choices: samples per prompt.  logprobs in params: None = not asked for.
     """
 
@@ -31,6 +34,7 @@ class GenerationSpec:
     params: SamplingParams
     seed: int | None = None
     num_choices: int = 1
+    default_max_tokens: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     ignore_eos: bool = False
@@ -63,18 +67,24 @@ class OpenAIRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the front door allows, from the configuration and the loaded tokenizer."""
+    """What the front door allows and assumes, from the configuration and the loaded model.
+
+    max_sequences: of one request, all samples of all its prompts.
+    latency_classes: those that requests may name.
+    defaults: what requests leave open; max_tokens 0 = the rest of the context.
+    """
 
     model_name: str
     drafters: tuple[str, ...]
     tasks: tuple[str, ...]
     vocab_size: int
     max_choices: int
-    max_total_choices: int
+    max_sequences: int
     max_logprobs: int
     max_stop_strings: int
     max_draft_tokens: int
     latency_classes: tuple[str, ...]
+    defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
 
     def task_class(self, name: str) -> str:
         """`name` where it is configured.  Others are served alike, and must not become labels of

@@ -117,14 +117,26 @@ async def test_beyond_the_running_requests_wait_and_beyond_the_queue_are_sent_aw
             assert text_of(events) == plain_text([1, 2, 3], GREEDY)
 
 
-async def test_a_resumed_request_is_let_in_although_the_line_is_full() -> None:
+async def test_a_continued_request_queues_like_any_other() -> None:
+    async with house(max_running_sequences=1, max_queued_requests=0) as stage:
+        target = ToyTarget()
+        target.gate.clear()
+        stage.add_target(target)
+        tasks = await fill(stage, 1)
+        with pytest.raises(CapacityError, match="max_queued_requests"):
+            await collect(stage.coordinator, request(id="c", output_ids=token_array([7])))
+        target.gate.set()
+        await asyncio.gather(*tasks)
+
+
+async def test_a_request_that_was_admitted_is_let_in_although_the_line_is_full() -> None:
     async with house(max_running_sequences=1, max_queued_requests=0) as stage:
         target = ToyTarget()
         target.gate.clear()
         stage.add_target(target)
         tasks = await fill(stage, 1)
         whole = plain_text([1, 2, 3], GREEDY)
-        resumed = request(id="resumed", output_ids=token_array(whole[:2]))
+        resumed = request(id="resumed", output_ids=token_array(whole[:2]), was_admitted=True)
         tasks.append(asyncio.create_task(collect(stage.coordinator, resumed)))
         target.gate.set()
         first, rest = await asyncio.gather(*tasks)

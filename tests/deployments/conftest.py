@@ -16,8 +16,12 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.config import IngressConfig
+from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
+
 APPLICATION = "drafthouse"
 MODEL = "tiny"
+MAX_BODY_BYTES = 4_000_000
 # Generous: other work may share the two cores of the machine.
 DEADLINE_S = 300.0
 
@@ -98,6 +102,7 @@ def ray_session(dashboard_port: int) -> Iterator[None]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
+        MESSAGE_LIMIT: str(message_limit(IngressConfig(max_body_bytes=MAX_BODY_BYTES))),
         # Ray's default of ten seconds is long for a test that waits for exported metrics.
         "RAY_metrics_report_interval_ms": "2000",
     }
@@ -170,5 +175,5 @@ def arguments(target: Path, drafter: Path) -> dict[str, Any]:
         },
         # Fixed: whether drafts pay is a matter of timing, and these tests ask other questions.
         "coordinator": {"placement": small, "budget": "fixed"},
-        "ingress": {"placement": small, "max_body_bytes": 1_000_000},
+        "ingress": {"placement": small, "max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": 10},
     }

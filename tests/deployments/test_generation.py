@@ -9,17 +9,18 @@ from pathlib import Path
 import pytest
 
 from cluster.core import SamplingParams, token_array
-from cluster.errors import RequestError
+from cluster.errors import CapacityError, RequestError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.spec import GenerationSpec, Prompt
+from deployments.ingress.spec import GenerationSpec, Prompt, Resumption
 from tests.support.coordinator.house import house
 from tests.support.coordinator.toys import plain_text
 from tests.support.deployments.stage import stage
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12)
+WARM = SamplingParams(temperature=1.0, max_tokens=12)
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +39,26 @@ def tokens(*token_ids: int) -> Prompt:
 
 async def run(generation: Generation) -> list[int]:
     """The tokens of the only choice."""
+    (found,) = (await run_all(generation)).values()
+    return found
+
+
+async def run_all(generation: Generation) -> dict[int, list[int]]:
+    """The tokens of every choice."""
     await generation.start()
-    found: list[int] = []
+    found: dict[int, list[int]] = {}
     try:
         async with asyncio.timeout(20):
             async for deltas in generation.deltas():
                 for delta in deltas:
-                    found += delta.token_ids.tolist()
+                    found.setdefault(delta.choice, []).extend(delta.token_ids.tolist())
     finally:
         generation.close()
     return found
 
 
 def create(asked: GenerationSpec, tokenizer: Tokenizer, ingress: Coordinators) -> Generation:
-    return Generation("name", asked, tokenizer, ingress, default_max_tokens=16)
+    return Generation("name", asked, tokenizer, ingress, max_chars_per_token=16.0)
 
 
 async def test_requests_of_the_same_name_are_served_apart(tokenizer: Tokenizer) -> None:
@@ -77,6 +84,28 @@ async def test_a_prompt_without_tokens_is_refused(tokenizer: Tokenizer) -> None:
             await generation.start()
 
 
+@pytest.mark.parametrize("is_chat", [False, True])
+async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(
+    tokenizer: Tokenizer, is_chat: bool
+) -> None:
+    def asked(num_characters: int) -> GenerationSpec:
+        text = "q" * num_characters
+        messages = ({"role": "user", "content": text},)
+        return spec(Prompt(messages=messages) if is_chat else Prompt(text=text))
+
+    async with stage() as setting, house() as only:
+        setting.add("a", only, max_context_len=64)
+        await asyncio.sleep(0)
+        # Sixteen characters per token of context: one more is refused for its characters.
+        generation = create(asked(1025), tokenizer, setting.ingress)
+        with pytest.raises(RequestError, match=r"1025 characters.*max_chars_per_token") as caught:
+            await generation.start()
+        assert caught.value.param == ("messages" if is_chat else "prompt")
+        generation = create(asked(1024), tokenizer, setting.ingress)
+        with pytest.raises(RequestError, match=r"the prompt has .* tokens"):
+            await generation.start()
+
+
 async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokenizer) -> None:
     async with stage() as setting, house() as only:
         setting.add("a", only)
@@ -87,3 +116,89 @@ async def test_many_long_prompts_are_encoded_as_each_would_be(tokenizer: Tokeniz
         found = [ids.tolist() for ids in generation.prompt_ids]
         generation.close()
         assert found == [tokenizer.encode(text).tolist() for text in texts]
+
+
+async def test_equal_prompts_without_a_seed_have_seeds_and_texts_of_their_own(
+    tokenizer: Tokenizer,
+) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        asked = dataclasses.replace(spec(*[tokens(1, 2, 3)] * 4, params=WARM), seed=None)
+        generation = create(asked, tokenizer, setting.ingress)
+        found = await run_all(generation)
+        seeds = [generation.seed_of(index) for index in range(4)]
+        assert len(set(seeds)) == 4
+        texts = [plain_text([1, 2, 3], dataclasses.replace(WARM, seed=seed)) for seed in seeds]
+        assert [found[index] for index in range(4)] == texts
+
+
+async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
+    tokenizer: Tokenizer,
+) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        asked = dataclasses.replace(spec(*[tokens(1, 2, 3)] * 2, params=WARM), num_choices=2)
+        generation = create(asked, tokenizer, setting.ingress)
+        found = await run_all(generation)
+        params = [dataclasses.replace(WARM, seed=5, stream=stream) for stream in range(4)]
+        assert [found[index] for index in range(4)] == [plain_text([1, 2, 3], p) for p in params]
+        assert {generation.seed_of(index) for index in range(4)} == {5}
+
+
+@pytest.mark.parametrize(
+    ("default", "min_tokens", "count"), [(0, 0, 61), (16, 0, 16), (16, 20, 20), (500, 0, 61)]
+)
+async def test_without_max_tokens_the_default_holds_as_far_as_the_context_reaches(
+    tokenizer: Tokenizer, default: int, min_tokens: int, count: int
+) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only, max_context_len=64)
+        await asyncio.sleep(0)
+        params = dataclasses.replace(PARAMS, max_tokens=0, min_tokens=min_tokens)
+        asked = dataclasses.replace(
+            spec(tokens(1, 2, 3), params=params), default_max_tokens=default
+        )
+        assert len(await run(create(asked, tokenizer, setting.ingress))) == count
+
+
+async def test_a_clients_resumption_does_not_pass_by_the_queue(tokenizer: Tokenizer) -> None:
+    full = house(max_running_sequences=1, max_queued_requests=0)
+    async with stage() as setting, full as only:
+        busy = setting.add("a", only)
+        await asyncio.sleep(0)
+        busy.gate.clear()
+        asked = spec(tokens(1, 2, 3))
+        running = asyncio.create_task(run(create(asked, tokenizer, setting.ingress)))
+        await busy.wait_for_frames(1)
+        resumed = create(asked, tokenizer, setting.ingress)
+        await resumed.start([Resumption(0, token_array([7]))])
+        with pytest.raises(CapacityError, match="max_queued_requests"):
+            await anext(resumed.deltas())
+        resumed.close()
+        busy.gate.set()
+        assert await running == plain_text([1, 2, 3], PARAMS)
+
+
+async def test_who_is_sent_away_is_told_when_to_come_back(tokenizer: Tokenizer) -> None:
+    full = house(max_running_sequences=1, max_queued_requests=0)
+    async with stage() as setting, full as only:
+        busy = setting.add("a", only)
+        await asyncio.sleep(0)
+        asked = spec(tokens(1, 2, 3))
+        for _ in range(2):
+            busy.gate.clear()
+            num_frames = len(busy.frames)
+            running = asyncio.create_task(run(create(asked, tokenizer, setting.ingress)))
+            await busy.wait_for_frames(num_frames + 1)
+            refused = create(asked, tokenizer, setting.ingress)
+            await refused.start()
+            with pytest.raises(CapacityError) as caught:
+                await anext(refused.deltas())
+            refused.close()
+            only.clock.now += 40.0
+            busy.gate.set()
+            await running
+        # The first request took 40 s, which moves the estimate of one second by a tenth of 39.
+        assert caught.value.retry_after_s == pytest.approx(4.9)

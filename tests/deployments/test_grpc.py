@@ -73,7 +73,7 @@ BAD: list[tuple[GenerationRequest, grpc.StatusCode]] = [
     (GenerationRequest(MODEL, (ChatMessage("wizard", "x"),)), grpc.StatusCode.INVALID_ARGUMENT),
     (GenerationRequest(MODEL, np.array([999], np.int32)), grpc.StatusCode.INVALID_ARGUMENT),
     (GenerationRequest(MODEL, "word " * 5000), grpc.StatusCode.INVALID_ARGUMENT),
-    (GenerationRequest(MODEL, "x" * 10_000_000), grpc.StatusCode.OUT_OF_RANGE),
+    (GenerationRequest(MODEL, "x" * 5_000_000), grpc.StatusCode.OUT_OF_RANGE),
     (GenerationRequest(MODEL, "x", n=99), grpc.StatusCode.INVALID_ARGUMENT),
     (
         GenerationRequest(MODEL, "x", speculation=SpeculationOptions(drafters=("nobody",))),
@@ -109,6 +109,11 @@ def test_bad_input_has_the_matching_status(
 @pytest.mark.parametrize("body", [b"\x0a\x02\xff\xfe", b"\xff\xff\xff"])
 def test_a_malformed_message_is_an_invalid_argument(channel: grpc.Channel, body: bytes) -> None:
     assert failure(channel, body)[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_message_far_beyond_the_limit_does_not_reach_the_ingress(channel: grpc.Channel) -> None:
+    body = encode_request(GenerationRequest(MODEL, "x" * 10_000_000)).SerializeToString()
+    assert failure(channel, body)[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def failure(channel: grpc.Channel, body: bytes) -> tuple[grpc.StatusCode, str]:

@@ -65,8 +65,9 @@ def test_a_completion_has_usage_and_speculation_statistics(served: Served) -> No
         "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram",
         "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens",
     }  # fmt: skip
+    # OpenAI's name for parts of the request's own `prediction`, which is something else.
     details = usage["completion_tokens_details"]
-    assert details["accepted_prediction_tokens"] == statistics["num_accepted_draft_tokens"]
+    assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0
 
 
 def test_streamed_and_whole_answers_have_the_same_text(openai: OpenAI) -> None:
@@ -112,9 +113,24 @@ def test_several_prompts_and_samples_come_back_in_order(served: Served) -> None:
     fields = {"model": MODEL, "temperature": 1, "seed": 9, "max_tokens": 8, "ignore_eos": True}
     both = post(served, "/v1/completions", prompt=["one", "two"], n=2, **fields).json()["choices"]
     assert [choice["index"] for choice in both] == [0, 1, 2, 3]
-    alone = post(served, "/v1/completions", prompt="two", n=2, **fields).json()["choices"]
-    assert [choice["text"] for choice in both[2:]] == [choice["text"] for choice in alone]
+    alone = post(served, "/v1/completions", prompt="one", n=2, **fields).json()["choices"]
+    assert [choice["text"] for choice in both[:2]] == [choice["text"] for choice in alone]
     assert both[0]["text"] != both[1]["text"]
+
+
+def test_equal_prompts_have_texts_of_their_own_and_say_their_seeds(served: Served) -> None:
+    fields = {"model": MODEL, "temperature": 1, "max_tokens": 16, "ignore_eos": True}
+    for seed in (None, 9):
+        body = {"prompt": ["same"] * 4, "seed": seed, **fields}
+        choices = post(served, "/v1/completions", **body).json()["choices"]
+        assert len({choice["text"] for choice in choices}) == 4
+        assert len({choice["seed"] for choice in choices}) == (4 if seed is None else 1)
+        text = choices[3]["text"]
+        if seed is None:  # its seed alone gives the text again
+            again = {**body, "prompt": "same", "seed": choices[3]["seed"], "stream": True}
+            chunks = events(post(served, "/v1/completions", **again).text)
+            assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
+            assert {chunk["choices"][0]["seed"] for chunk in chunks} == {choices[3]["seed"]}
 
 
 def test_a_stop_string_ends_the_text_before_it(served: Served) -> None:
@@ -202,11 +218,22 @@ def test_bad_bodies_are_refused(served: Served, body: bytes, status: int) -> Non
 
 def test_a_large_body_without_a_length_is_refused_too(served: Served) -> None:
     def pieces() -> Any:
-        for _ in range(40):
+        for _ in range(60):
             yield b" " * 100_000
 
     response = httpx.post(f"{served.http}/v1/completions", content=pieces(), timeout=60)
     assert response.status_code == 413
+
+
+def test_a_body_that_never_ends_is_answered_after_its_time(served: Served) -> None:
+    address = urlsplit(served.http)
+    with socket.create_connection((address.hostname, address.port), timeout=60) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+        )
+        answer = connection.recv(65536).decode()
+    assert answer.startswith("HTTP/1.1 408 ")
+    assert "request_timeout" in answer
 
 
 def test_unknown_paths_and_methods_are_answered_in_openais_shape(served: Served) -> None:

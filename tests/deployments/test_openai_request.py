@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import PreTrainedTokenizerFast
 
+from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import NotFoundError, RequestError, surface_of
+from cluster.rpc.generation import GenerationRequest
+from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.body import parse_body
+from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from deployments.ingress.spec import Limits
+from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 LIMITS = Limits(
     model_name="demo",
@@ -17,11 +25,11 @@ LIMITS = Limits(
     tasks=("default", "code"),
     vocab_size=100,
     max_choices=4,
-    max_total_choices=8,
+    max_sequences=8,
     max_logprobs=5,
     max_stop_strings=2,
     max_draft_tokens=16,
-    latency_classes=("throughput", "interactive"),
+    latency_classes=("throughput",),
 )
 
 
@@ -69,6 +77,21 @@ def test_absent_and_null_fields_take_openais_defaults() -> None:
     assert not request.stream
 
 
+def test_what_a_request_leaves_open_is_the_checkpoints_and_what_it_says_is_its_own() -> None:
+    defaults = SamplingParams(
+        temperature=0.7, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=64
+    )
+    limits = dataclasses.replace(LIMITS, defaults=defaults)
+    for request in (parse_chat(chat(), limits), parse_completion(completion(), limits)):
+        assert request.spec.params == dataclasses.replace(defaults, max_tokens=0)
+    assert parse_chat(chat(), limits).spec.default_max_tokens == 64
+    assert parse_completion(completion(), limits).spec.default_max_tokens == 16
+    said = {"temperature": 1, "top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
+    assert parse_chat(chat(**said), limits).spec.params == SamplingParams(max_tokens=0)
+    spec = to_spec(GenerationRequest("demo", "x"), limits)
+    assert (spec.params.top_k, spec.default_max_tokens) == (20, 64)
+
+
 @pytest.mark.parametrize(
     ("prompt", "count"),
     [("text", 1), (["one", "two"], 2), ([1, 2, 3], 1), ([[1, 2], [3]], 2)],
@@ -77,14 +100,27 @@ def test_a_prompt_may_be_text_or_tokens_one_or_several(prompt: Any, count: int) 
     assert len(parse_completion(completion(prompt=prompt), LIMITS).spec.prompts) == count
 
 
-def test_message_content_may_come_in_text_parts_and_developer_means_system() -> None:
+@pytest.mark.parametrize("knows_developer", [False, True])
+def test_messages_read_the_same_to_the_model_as_without_the_ingress(
+    tmp_path: Path, knows_developer: bool
+) -> None:
+    template = "{% for m in messages %}[{{ m.role }}|{{ m.name }}|{{ m.content }}]{% endfor %}"
+    if knows_developer:
+        template += "{% if messages[0].role == 'developer' %}!{% endif %}"
+    pretrained = PreTrainedTokenizerFast.from_pretrained(byte_level_folder(tmp_path))
+    pretrained.chat_template = template
+    tokenizer = Tokenizer(pretrained)
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    messages = [{"role": "developer", "content": "x"}, {"role": "user", "content": parts}]
-    request = parse_chat(chat(messages=messages), LIMITS)
-    assert request.spec.prompts[0].messages == (
-        {"role": "system", "content": "x"},
-        {"role": "user", "content": "ab"},
-    )
+    messages: list[dict[str, Any]] = [
+        {"role": "developer", "content": "x"},
+        {"role": "user", "content": parts, "name": "ann"},
+    ]
+    parsed = parse_chat(chat(messages=messages), LIMITS).spec.prompts[0].messages
+    assert parsed is not None
+    rendered = tokenizer.render_chat(parsed)
+    assert rendered == tokenizer.render_chat(messages)
+    assert "[user|ann|a\nb]" in rendered
+    assert rendered.endswith("!") == knows_developer
 
 
 def test_an_answer_may_be_sent_back_as_the_client_library_dumps_it() -> None:
@@ -203,14 +239,14 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "hello"}, "messages"),
     ({"messages": ["hello"]}, "messages[0]"),
-    ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages[0].content[0].type",
+        "messages[0].content[0]",
     ),
     (
         {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
@@ -298,10 +334,37 @@ def test_a_drafter_named_twice_counts_once() -> None:
     assert request.spec.speculation.drafters == ("lookup", "lm")
 
 
-@pytest.mark.parametrize(("sent", "known"), [("interactive", "interactive"), ("", None)])
+@pytest.mark.parametrize(("sent", "known"), [("throughput", "throughput"), ("", None)])
 def test_a_request_may_name_a_latency_class(sent: str, known: str | None) -> None:
     request = parse_completion(completion(speculation={"latency_class": sent}), LIMITS)
     assert request.spec.speculation.latency_class == known
+
+
+@pytest.mark.parametrize("face", ["http", "grpc"])
+def test_a_latency_class_that_is_not_open_to_requests_is_refused_by_name(face: str) -> None:
+    def ask() -> None:
+        if face == "http":
+            parse_completion(completion(speculation={"latency_class": "interactive"}), LIMITS)
+        else:
+            options = SpeculationOptions(latency_class="interactive")
+            to_spec(GenerationRequest("demo", "x", speculation=options), LIMITS)
+
+    with pytest.raises(RequestError, match=r"'interactive' .* allowed: throughput") as caught:
+        ask()
+    assert caught.value.param == "speculation.latency_class"
+
+
+def test_one_request_has_no_more_sequences_than_its_share_of_the_line() -> None:
+    narrow = dataclasses.replace(LIMITS, max_sequences=3)
+    parse_completion(completion(prompt=["a"] * 3), narrow)
+    for prompt, n, param in ((["a"] * 4, 1, "prompt"), (["a"] * 2, 2, "prompt"), ("a", 4, "n")):
+        with pytest.raises(RequestError, match="max_sequences_per_request") as caught:
+            parse_completion(completion(prompt=prompt, n=n), narrow)
+        assert caught.value.param == param
+    with pytest.raises(RequestError, match="max_sequences_per_request"):
+        parse_chat(chat(n=4), narrow)
+    with pytest.raises(RequestError, match="max_sequences_per_request"):
+        to_spec(GenerationRequest("demo", "x", n=4), narrow)
 
 
 @pytest.mark.parametrize("metadata", [{"k" * 65: "v"}, {str(n): "v" for n in range(17)}])

@@ -43,7 +43,7 @@ def plain_scores(row: np.ndarray, params: SamplingParams, position: int) -> np.n
     before = np.cumsum(probs[order]) - probs[order]
     allowed[order[before >= params.top_p]] = False
     allowed &= probs >= params.min_p * probs.max()
-    noise = gumbel(params.seed, position, np.arange(VOCAB), params.stream)
+    noise = gumbel(params.noise_key, position, np.arange(VOCAB), params.stream)
     return np.where(allowed, scaled + noise, -np.inf)
 
 

@@ -12,6 +12,7 @@ import yaml
 
 from cluster.config import Config
 from cluster.config_file import ServeFile, load
+from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 from tests.support.manifests import (
     REPOSITORY,
     SCHEMAS,
@@ -74,6 +75,17 @@ def test_the_manifest_obeys_kuberays_schema(
 
 def test_the_manifest_obeys_the_operators_own_rules(service: dict[str, Any]) -> None:
     assert operator_problems(service) == []
+
+
+def test_the_proxies_take_no_larger_messages_than_the_ingress(
+    service: dict[str, Any], serve_file: ServeFile
+) -> None:
+    cluster = service["spec"]["rayClusterConfig"]
+    groups = [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+    for group in groups:
+        for container in group["template"]["spec"]["containers"]:
+            values = {entry["name"]: entry.get("value") for entry in container["env"]}
+            assert values[MESSAGE_LIMIT] == str(message_limit(serve_file.config.ingress))
 
 
 def test_the_rayservice_carries_exactly_the_configuration_file(

@@ -49,7 +49,8 @@ class GenerationServiceServicer:
 
         A stream that breaks with UNAVAILABLE can be resumed: send the same request with the seed of
         the first response and, per choice, the token ids received so far.  The texts continue as if
-        nothing had happened.
+        nothing had happened.  It queues like any other request: when the answer is RESOURCE_EXHAUSTED,
+        send it again after `drafthouse-retry-after-s`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -45,7 +45,7 @@ def toy_draw(context: Sequence[int], prompt_len: int, params: SamplingParams) ->
     """
     salt = 0
     if params.temperature > 0.0:
-        salt = params.seed * 1_000_003 + params.stream * 7919 + len(context) - prompt_len + 1
+        salt = params.noise_key * 1_000_003 + params.stream * 7919 + len(context) - prompt_len + 1
     return (prefix_hash(list(context)[-3:], salt) >> 29) % VOCAB_SIZE
 
 

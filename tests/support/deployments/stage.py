@@ -20,9 +20,9 @@ class Stage:
         self.links: dict[str, MemoryLink[object, object]] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
-    def add(self, name: str, stage: House) -> ToyTarget:
+    def add(self, name: str, stage: House, **limits: int) -> ToyTarget:
         toy = ToyTarget()
-        stage.add_target(toy)
+        stage.add_target(toy, **limits)
         ours, theirs = memory_pair()
         self.links[name] = ours
         description = stage.coordinator.describe()

@@ -113,7 +113,9 @@ def proposals(draw: st.DrawFn) -> core.Proposal:
 
 
 observations = st.builds(core.Observation, ids, generations, lengths, st.none() | doubles)
-requests = st.builds(core.Request, ids, tokens(1), params, ids, speculation, tokens())
+requests = st.builds(
+    core.Request, ids, tokens(1), params, ids, speculation, tokens(), st.booleans()
+)
 stats = st.builds(
     core.SpeculationStats, lengths, lengths, lengths, lengths, lengths,
     st.lists(lengths, max_size=5).map(tuple),
@@ -126,7 +128,7 @@ def events(draw: st.DrawFn) -> core.TokenEvent:
     return core.TokenEvent(
         draw(ids), draw(lengths), array, draw(logprobs(len(array))) if len(array) else (),
         draw(st.none() | st.sampled_from(core.FinishReason)), draw(st.none() | stats), draw(ids),
-        draw(ids),
+        draw(ids), draw(st.floats(0.0, 60.0)),
     )  # fmt: skip
 
 

@@ -1,0 +1,152 @@
+"""A checkpoint's generation_config.json: how its makers want it sampled, and where it ends.
+
+As in vLLM its values are defaults, for what a request leaves open, and nothing more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+
+from cluster.core import SamplingParams
+from cluster.errors import ConfigError, RequestError
+from cluster.spec.params import check_params
+
+log = logging.getLogger(__name__)
+
+FILE = "generation_config.json"
+# `target.generation_config`: the checkpoint's own file, or no defaults but OpenAI's.
+AUTO, NONE = "auto", "none"
+
+# transformers' name to ours.
+_SERVED = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+_WHOLE = ("top_k", "max_new_tokens")
+# What changes texts and is not served, with the values that change nothing.  Greedy decoding is a
+# request's choice (temperature 0), in vLLM too: do_sample is true for whoever does not make it.
+_UNSERVED: Mapping[str, tuple[Any, ...]] = {
+    "do_sample": (True,),
+    "typical_p": (1.0,),
+    "top_h": (),
+    "epsilon_cutoff": (0.0,),
+    "eta_cutoff": (0.0,),
+    "num_beams": (1,),
+    "penalty_alpha": (0.0,),
+    "dola_layers": (),
+    "guidance_scale": (1.0,),
+    "no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1.0,),
+    "encoder_no_repeat_ngram_size": (0,),
+    "bad_words_ids": ([],),
+    "force_words_ids": ([],),
+    "constraints": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "sequence_bias": ({}, []),
+    "exponential_decay_length_penalty": (),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "stop_strings": ([], ""),
+    "watermarking_config": (),
+}
+
+
+def load_sampling_defaults(model: str | Path, choice: str = AUTO) -> SamplingParams:
+    """What requests leave open, as `choice` says; max_tokens 0 = no limit is named.
+
+    model: its folder, or the name of one on the hub whose files are here.
+    choice: auto = the model's own, none = OpenAI's, or a folder that holds the file.
+    Warns of what the file asks for and is not obeyed; raises ConfigError for an unusable one.
+    """
+    if choice == NONE:
+        return SamplingParams(max_tokens=0)
+    path = _folder(model, choice) / FILE
+    values = _read(path)
+    unserved = [
+        name
+        for name, neutral in _UNSERVED.items()
+        if values.get(name) is not None and values[name] not in neutral
+    ]
+    if unserved:
+        log.warning("%s asks for what is not served: %s", path, ", ".join(unserved))
+    return _params(path, values)
+
+
+def load_eos_token_ids(model: str | Path, choice: str = AUTO) -> tuple[int, ...]:
+    """eos_token_id of the generation config, or of the model's config.json where that has none."""
+    for path in (_folder(model, choice) / FILE, Path(model) / "config.json"):
+        value = _read(path).get("eos_token_id")
+        if value is not None:
+            return tuple(value) if isinstance(value, list) else (int(value),)
+    return ()
+
+
+def _folder(model: str | Path, choice: str) -> Path:
+    # The tokens that end a text are no matter of taste: `none` keeps the model's own.
+    if choice in (AUTO, NONE):
+        if Path(model).is_dir():
+            return Path(model)
+        found = try_to_load_from_cache(str(model), FILE)  # of a model on the hub
+        return Path(found).parent if isinstance(found, str) else Path(model)
+    if not (Path(choice) / FILE).is_file():
+        raise ConfigError(
+            f"target.generation_config: {choice!r} holds no {FILE}; name a folder that does, "
+            f"{AUTO} or {NONE}",
+            param="target.generation_config",
+        )
+    return Path(choice)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: not a JSON object")
+    return values
+
+
+def _params(path: Path, values: Mapping[str, Any]) -> SamplingParams:
+    found: dict[str, Any] = {}
+    for theirs, ours in _SERVED.items():
+        value = values.get(theirs)
+        if value is None:
+            continue
+        is_whole = theirs in _WHOLE
+        if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
+            kind = "an integer" if is_whole else "a number"
+            raise _unusable(path, f"{theirs} is {value!r}, not {kind}")
+        found[ours] = value if is_whole else float(value)
+    # Older checkpoints say -1 where we say 0: keep every token.
+    found["top_k"] = max(found.get("top_k", 0), 0)
+    found["max_tokens"] = max(found.get("max_tokens", 0), 0)
+    params = dataclasses.replace(SamplingParams(), **found)
+    try:
+        check_params(params, vocab_size=2**31 - 1)
+    except RequestError as error:
+        raise _unusable(path, error.message) from error
+    return params
+
+
+def _unusable(path: Path, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{path}: {reason}; correct it, or set target.generation_config to {NONE}",
+        param="target.generation_config",
+    )

@@ -1,0 +1,107 @@
+"""How a checkpoint wants to be sampled, and where its texts end."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+
+from cluster.core import SamplingParams
+from cluster.errors import ConfigError
+from cluster.text.generation_config import load_eos_token_ids, load_sampling_defaults
+
+QWEN = {
+    "do_sample": True, "eos_token_id": [7, 9], "repetition_penalty": 1.1, "temperature": 0.7,
+    "top_k": 20, "top_p": 0.8, "transformers_version": "4.37.0",
+}  # fmt: skip
+OPENAI = SamplingParams(max_tokens=0)
+
+
+def folder_with(folder: Path, **values: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "generation_config.json").write_text(json.dumps(values))
+    return folder
+
+
+def test_a_checkpoint_says_how_it_is_sampled_and_where_it_ends(tmp_path: Path) -> None:
+    folder_with(tmp_path, **QWEN, min_p=0.05, max_new_tokens=2048)
+    assert load_sampling_defaults(tmp_path) == SamplingParams(
+        temperature=0.7, top_p=0.8, top_k=20, min_p=0.05, repetition_penalty=1.1, max_tokens=2048
+    )
+    assert load_eos_token_ids(tmp_path) == (7, 9)
+
+
+def test_without_the_file_or_its_values_openais_defaults_hold(tmp_path: Path) -> None:
+    assert load_sampling_defaults(tmp_path) == OPENAI
+    assert load_sampling_defaults(folder_with(tmp_path, temperature=None, top_k=-1)) == OPENAI
+
+
+def test_the_operator_may_choose_openais_defaults_or_another_folder(tmp_path: Path) -> None:
+    model = folder_with(tmp_path / "model", **QWEN)
+    other = folder_with(tmp_path / "other", temperature=0.3, eos_token_id=5)
+    assert load_sampling_defaults(model, "none") == OPENAI
+    assert load_eos_token_ids(model, "none") == (7, 9)
+    assert load_sampling_defaults(model, str(other)).temperature == 0.3
+    assert load_eos_token_ids(model, str(other)) == (5,)
+    with pytest.raises(ConfigError, match="'nowhere' holds no "):
+        load_sampling_defaults(model, "nowhere")
+
+
+def test_a_model_on_the_hub_is_read_from_its_fetched_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--org--name"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("c0ffee")
+    (repository / "snapshots").mkdir()
+    folder_with(repository / "snapshots" / "c0ffee", **QWEN)
+    assert load_sampling_defaults("org/name").top_k == 20
+    assert load_sampling_defaults("org/other") == OPENAI
+
+
+def test_what_a_checkpoint_asks_for_and_is_not_served_is_warned_of_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder_with(tmp_path, **QWEN, num_beams=1, bad_words_ids=[], typical_p=1)
+    with caplog.at_level(logging.WARNING):
+        load_sampling_defaults(tmp_path)
+    assert not caplog.records
+    folder_with(tmp_path, num_beams=4, no_repeat_ngram_size=3, stop_strings=["x"], do_sample=False)
+    with caplog.at_level(logging.WARNING):
+        load_sampling_defaults(tmp_path, "none")
+        assert not caplog.records
+        load_sampling_defaults(tmp_path)
+    assert caplog.messages[0].endswith(
+        "not served: do_sample, num_beams, no_repeat_ngram_size, stop_strings"
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"temperature": "hot"}, "temperature is 'hot', not a number"),
+        ({"temperature": True}, "temperature is True, not a number"),
+        ({"top_k": 1.5}, "top_k is 1.5, not an integer"),
+        ({"top_p": 2.0}, "top_p is 2.0"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+    ],
+)
+def test_a_value_that_cannot_be_used_names_the_file_and_the_remedy(
+    tmp_path: Path, values: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_sampling_defaults(folder_with(tmp_path, **values))
+    assert "set target.generation_config to none" in caught.value.message
+    assert str(tmp_path) in caught.value.message
+
+
+@pytest.mark.parametrize("text", ["{", "[]"])
+def test_a_file_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "generation_config.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"generation_config.json: not"):
+        load_sampling_defaults(tmp_path)
