@@ -19,7 +19,7 @@ import torch
 
 from cluster.config import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenArray
-from cluster.engine import parallel
+from cluster.engine import commands, parallel
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import reserved_bytes
@@ -33,6 +33,7 @@ from cluster.engine.memory.residency import Residency
 from cluster.engine.memory.sequence import Pending
 from cluster.engine.parallel import RankGroup
 from cluster.engine.schedule.batch import Pick
+from cluster.engine.schedule.digest import step_digest
 from cluster.engine.schedule.scheduler import Scheduler
 from cluster.engine.step import Forward
 from cluster.engine.work import Output, StepSummary, Work
@@ -67,6 +68,8 @@ class Engine:
             num_pages = group.minimum(num_pages)
         self._limits = Limits.of(config, model.max_context_len, model.vocab_size, num_pages)
         identity = identify(model.source)
+        if group is not None:
+            group.agree(self._limits.digest(config, identity.model_hash), "settings or checkpoint")
         self.config = config
         self.device = model.device
         self.vocab_size = model.vocab_size
@@ -92,7 +95,7 @@ class Engine:
         self._group: RankGroup | None = None
         self_check.check(self, model)
         self._forward.use_graphs(capture, lambda: self_check.check(self, model))
-        self._residency.forget_prefixes()
+        self.forget_prefixes()
         # After the check, whose steps showed whether they run natively.
         self._grower: TreeGrower | None = None
         if group is None and model.native is not None and model.native.grows_on(self._cache):
@@ -154,8 +157,13 @@ class Engine:
     def profile_steps(self) -> StepProfile | None:
         """Measure what steps take by their rows, for two seconds; while nobody is served."""
         profile = profile_steps(self, self.config.max_batch_tokens)
-        self._residency.forget_prefixes()
+        self.forget_prefixes()
         return profile
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache of pages that no request holds."""
+        self._residency.forget_prefixes()
+        self._tell(commands.ForgetPrefixes())
 
     def submit(self, work: Work) -> None:
         """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""
@@ -163,7 +171,7 @@ class Engine:
             raise ProtocolError(
                 f"request {work.request_id!r} has a pending work; step until it is answered"
             )
-        self._tell(parallel.Submit(work))
+        self._tell(commands.Submit(work))
         self._blocked = False
         error = self._limits.refusal(work)
         if error is not None:
@@ -182,7 +190,7 @@ class Engine:
         """
         start = self._clock()
         if self._group is not None and self._group.leads:
-            self._group.send(parallel.RunStep())
+            self._group.send(commands.RunStep())
         sequences = self._residency.sequences
         schedule = self._scheduler.schedule([sequences[name] for name in self._waiting])
         outputs = [*self._refused.values(), *schedule.answers]
@@ -190,6 +198,9 @@ class Engine:
         self._blocked = not schedule.picks and not outputs
         # Shares of similar length stand side by side, so that a backend can serve them together.
         picks = sorted(schedule.picks, key=lambda pick: pick.sequence.cached_len)
+        if self._group is not None:
+            digest = step_digest(schedule, picks, self._residency.pool)
+            self._group.agree(digest, "what this step is to run")
         forward_start = self._clock()
         logits = self._forward(picks)
         forward_time_s = self._clock() - forward_start
@@ -302,7 +313,7 @@ class Engine:
         path, keep = tuple(path), tuple(keep)
         self._residency.retain(sequence, path, keep)
         self._blocked = False
-        self._tell(parallel.Retain(request_id, path, keep))
+        self._tell(commands.Retain(request_id, path, keep))
 
     def release(self, request_id: str) -> None:
         """Forget a request and its pending work; an unknown one is no error."""
@@ -310,7 +321,7 @@ class Engine:
         self._refused.pop(request_id, None)
         self._residency.leave(request_id)
         self._blocked = False
-        self._tell(parallel.Release(request_id))
+        self._tell(commands.Release(request_id))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page is accounted for."""
@@ -322,29 +333,14 @@ class Engine:
         Raises WorkerError when the group breaks."""
         if self._group is None or self._group.leads:
             raise ProtocolError("only ranks 1.. of a tensor-parallel engine follow")
-        while True:
-            for command in self._group.receive():
-                if isinstance(command, parallel.Stop):
-                    return
-                self._repeat(command)
+        parallel.follow(self, self._group)
 
-    def _repeat(self, command: parallel.Command) -> None:
-        match command:
-            case parallel.Submit(work):
-                self.submit(work)
-            case parallel.Retain(request_id, path, keep):
-                self.retain(request_id, path, keep)
-            case parallel.Release(request_id):
-                self.release(request_id)
-            case parallel.RunStep():
-                self.step()
-
-    def _tell(self, command: parallel.Command) -> None:
+    def _tell(self, command: commands.Command) -> None:
         if self._group is not None and self._group.leads:
             self._group.record(command)
 
     def close(self) -> None:
         """Let the other ranks go; an engine of one rank has nothing to close."""
         if self._group is not None and self._group.leads:
-            self._group.send(parallel.Stop())
+            self._group.send(commands.Stop())
         self._group = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +43,12 @@ class Limits:
         return cls(
             vocab_size, max_context_len, num_pages, config.page_size, config.max_batch_tokens
         )
+
+    def digest(self, config: EngineConfig, model_hash: str) -> int:
+        """int64: of all that decides how a group of ranks schedules, and of what it serves."""
+        told = repr((self, config.max_running_sequences, config.prefix_cache, model_hash))
+        digest = hashlib.blake2b(told.encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "little", signed=True)
 
     def refusal(self, work: Work) -> RequestError | None:
         """The error for a work that makes no sense or that no schedule can ever run."""

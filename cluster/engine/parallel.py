@@ -2,62 +2,52 @@
 
 Every rank loads the model with transformers' tensor-parallel plan and runs the same deterministic
 scheduler.  Rank 0 collects the calls made on its engine and broadcasts them when it steps; the
-others replay them.  Nothing here needs Ray: a deployment's actors and hand-started processes call
+others replay them, and before each forward all ranks compare what they are about to run.  Nothing
+here needs Ray: a deployment's actors and hand-started processes call
 
     init_rank(rank, world_size, "10.0.0.1:29500")
     engine = Engine.load(config)
     engine.follow()          # on every rank but 0; returns when rank 0 closes its engine
 
-Commands travel on a gloo group of their own, which waits for them without limit but notices a
-closed connection at once; the model's collectives time out.
+Commands travel as `cluster.engine.commands` lays them out, on a gloo group of their own, which
+waits for them without limit but notices a closed connection at once; the model's collectives time
+out.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from transformers.distributed import DistributedConfig
 
+from cluster.engine.commands import (
+    HEADER_SIZE,
+    Command,
+    ForgetPrefixes,
+    Release,
+    Retain,
+    RunStep,
+    Stop,
+    Submit,
+    body_length,
+    check_body,
+    decode,
+    encode,
+    header_of,
+)
 from cluster.engine.work import Work
-from cluster.errors import ConfigError, WorkerError
+from cluster.errors import ConfigError, ProtocolError, WorkerError
 
 # An idle leader sends nothing for as long as nobody asks it anything.
 _IDLE_TIMEOUT = timedelta(days=365)
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    work: Work
-
-
-@dataclass(frozen=True, slots=True)
-class Retain:
-    request_id: str
-    path: tuple[int, ...]
-    keep: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    request_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunStep:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    pass
-
-
-Command = Submit | Retain | Release | RunStep | Stop
+_MASK64 = (1 << 64) - 1
 
 
 def init_rank(
@@ -126,30 +116,89 @@ class RankGroup:
 
     def send(self, command: Command) -> None:
         """Leader: hand over everything recorded, and `command` last."""
-        batch: list[Any] = [[*self._outbox, command]]
+        body = encode([*self._outbox, command])
         self._outbox.clear()
-        self._broadcast(batch)
+        self._broadcast(header_of(body))
+        self._broadcast(body)
 
     def receive(self) -> list[Command]:
-        """Follower: wait for the leader's next commands."""
-        batch: list[Any] = [None]
-        self._broadcast(batch)
-        commands: list[Command] = batch[0]
-        return commands
+        """Follower: wait for the leader's next commands.  Raises WorkerError for anything else."""
+        try:
+            header = self._broadcast(bytes(HEADER_SIZE))
+            body = self._broadcast(bytes(body_length(header)))
+            check_body(header, body)
+            return decode(body)
+        except ProtocolError as error:
+            raise WorkerError(f"rank {self.rank} cannot follow: {error.message}") from error
 
     def minimum(self, value: int) -> int:
         """The smallest of the ranks' values; every rank must call."""
-        tensor = torch.tensor([value], dtype=torch.int64)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self._group)
+        with self._noticing():
+            tensor = torch.tensor([value], dtype=torch.int64)
+            dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self._group)
         return int(tensor)
 
-    def _broadcast(self, batch: list[Any]) -> None:
+    def agree(self, value: int, subject: str) -> None:
+        """Raise WorkerError on every rank unless all have the same int64; every rank must call.
+
+        Unlike commands it is not waited for without limit: a rank that hangs is taken for dead.
+        """
+        with self._noticing():
+            # ~ turns the order around and, unlike a minus, maps every int64 to an int64.
+            least = torch.tensor([value, ~value], dtype=torch.int64)
+            dist.all_reduce(least, op=dist.ReduceOp.MIN)
+        if int(least[0]) != ~int(least[1]):
+            raise WorkerError(
+                f"the {self.world_size} tensor-parallel ranks differ in {subject} (rank "
+                f"{self.rank} has {value & _MASK64:016x}); the engine must be discarded on all "
+                "of them"
+            )
+
+    def _broadcast(self, data: bytes) -> bytes:
+        """The leader's bytes; a follower gives as many of its own."""
+        tensor = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+        with self._noticing():
+            dist.broadcast(tensor, src=0, group=self._group)
+        return tensor.numpy().tobytes()
+
+    @contextmanager
+    def _noticing(self) -> Iterator[None]:
+        """What torch raises where a rank is gone, as a WorkerError."""
         try:
-            dist.broadcast_object_list(batch, src=0, group=self._group, device=torch.device("cpu"))
+            yield
         except (RuntimeError, ValueError) as error:
             raise WorkerError(
                 f"rank {self.rank} of {self.world_size} lost its tensor-parallel group: {error}"
             ) from error
+
+
+class Repeats(Protocol):
+    """The part of an engine that a follower drives."""
+
+    def submit(self, work: Work) -> None: ...
+    def retain(self, request_id: str, path: tuple[int, ...], keep: tuple[int, ...]) -> None: ...
+    def release(self, request_id: str) -> None: ...
+    def forget_prefixes(self) -> None: ...
+    def step(self) -> Any: ...
+
+
+def follow(engine: Repeats, group: RankGroup) -> None:
+    """Repeat rank 0's calls until it says Stop.  Raises WorkerError when the group breaks."""
+    while True:
+        for command in group.receive():
+            match command:
+                case Submit(work):
+                    engine.submit(work)
+                case Retain(request_id, path, keep):
+                    engine.retain(request_id, path, keep)
+                case Release(request_id):
+                    engine.release(request_id)
+                case ForgetPrefixes():
+                    engine.forget_prefixes()
+                case RunStep():
+                    engine.step()
+                case Stop():
+                    return
 
 
 def leave_group() -> None:

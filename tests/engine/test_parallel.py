@@ -7,7 +7,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,48 +34,49 @@ class Session:
     exit_code: int
 
 
-@pytest.fixture(scope="module")
-def session(checkpoint_factory: Callable[..., Path]) -> Iterator[Session]:
-    """Two ranks that decode with every architecture, until one of them is killed."""
+@contextmanager
+def two_ranks(scenario: str, folders: Sequence[Path]) -> Iterator[list[subprocess.Popen[str]]]:
+    """The processes of rank 0 and rank 1, which end with this context."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    folders = [str(checkpoint_factory(architecture)) for architecture in ARCHITECTURES]
-    leader, follower = (
+    command = [sys.executable, "-m", "tests.support.engine.rank_process", scenario]
+    processes = [
         subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.support.engine.rank_process",
-                rank,
-                "2",
-                address,
-                *folders,
-            ],
+            [*command, rank, "2", address, *map(str, folders)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         for rank in "01"
-    )
+    ]
     try:
+        yield processes
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+@pytest.fixture(scope="module")
+def session(checkpoint_factory: Callable[..., Path]) -> Iterator[Session]:
+    """Two ranks that decode with every architecture, until one of them is killed."""
+    folders = [checkpoint_factory(architecture) for architecture in ARCHITECTURES]
+    with two_ranks("decode", folders) as (leader, follower):
         assert leader.stdout is not None
         texts = [json.loads(leader.stdout.readline() or "{}") for _ in ARCHITECTURES]
         follower.kill()
         last_word, _ = leader.communicate(timeout=TIMEOUT_S)
         yield Session(texts, last_word.strip(), leader.returncode)
-    finally:
-        for process in (leader, follower):
-            process.kill()
-            process.communicate()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_two_ranks_give_the_tokens_of_one(
     architecture: str, checkpoint_factory: Callable[..., Path], session: Session
 ) -> None:
-    """Twenty pages are too few for both requests: preemption is repeated on both ranks as well."""
+    """Twenty pages are too few for all requests: preemption is repeated on both ranks as well.  The
+    first model's steps were measured before, with the beginning of one of the prompts."""
     engine = load_engine(checkpoint_factory(architecture), max_batch_tokens=32)
     expected = GreedyDecoder(engine, PROMPTS, NUM_TOKENS).run()
     assert session.texts[ARCHITECTURES.index(architecture)] == expected
@@ -83,6 +85,16 @@ def test_two_ranks_give_the_tokens_of_one(
 def test_the_leader_notices_a_dead_rank(session: Session) -> None:
     assert session.last_word == "worker_error"
     assert session.exit_code == 0
+
+
+def test_ranks_that_differ_say_so_and_compute_nothing(llama_folder: Path) -> None:
+    """In their settings at load, and in a step of which one of them has lost the cached prefix."""
+    with two_ranks("differ", [llama_folder]) as processes:
+        words = [process.communicate(timeout=TIMEOUT_S)[0].splitlines() for process in processes]
+    for rank, (settings, step) in enumerate(words):
+        assert "ranks differ in settings or checkpoint" in settings
+        assert "ranks differ in what this step is to run" in step
+        assert f"rank {rank} has" in step
 
 
 def test_a_rank_without_its_group_is_told_how_to_start(llama_folder: Path) -> None:

@@ -1,9 +1,11 @@
 """One rank of a tensor-parallel engine, as a process of its own, for the tests.
 
-    python -m tests.support.engine.rank_process RANK WORLD_SIZE ADDRESS FOLDER...
+    python -m tests.support.engine.rank_process SCENARIO RANK WORLD_SIZE ADDRESS FOLDER...
 
-Rank 0 decodes with each model in turn and prints a line of JSON, its texts.  Then it goes on with
-the last one until the group breaks, and prints the error's code.
+decode: rank 0 decodes with each model in turn and prints a line of JSON, its texts; with the first
+model it measures its steps before.  Then it goes on with the last one until the group breaks, and
+prints the error's code.  differ: the ranks are given other settings, and then rank 1 loses what it
+should hold; both ranks print the errors.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from cluster.config import EngineConfig
 from cluster.core import token_array
 from cluster.engine import parallel
 from cluster.engine.engine import Engine, Work
@@ -21,26 +25,48 @@ from cluster.errors import WorkerError
 from tests.support.engine.driver import GreedyDecoder, load_engine, prompt, run
 
 NUM_TOKENS = 16
-PROMPTS = {"short": prompt(5, seed=1), "long": prompt(43, seed=2)}
+# "measured" begins like the text with which an engine measures its steps.
+PROMPTS = {
+    "short": prompt(5, seed=1),
+    "long": prompt(43, seed=2),
+    "measured": token_array([*(4 + np.arange(17)), 9, 8, 7]),
+}
+
+
+class Forgetful(Engine):
+    """Loses the prefixes of released requests, which no other rank knows of."""
+
+    def release(self, request_id: str) -> None:
+        super().release(request_id)
+        self.forget_prefixes()
 
 
 def main() -> None:
-    rank, world_size = int(sys.argv[1]), int(sys.argv[2])
-    address, folders = sys.argv[3], sys.argv[4:]
+    scenario, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
-    parallel.init_rank(rank, world_size, address, timeout_s=20)
+    parallel.init_rank(rank, world_size, sys.argv[4], timeout_s=20)
+    folders = [Path(folder) for folder in sys.argv[5:]]
+    if scenario == "decode":
+        _decode(folders, rank, world_size)
+    else:
+        _differ(folders[0], rank, world_size)
+    parallel.leave_group()
+
+
+def _decode(folders: list[Path], rank: int, world_size: int) -> None:
     for folder in folders:
         settings = {"tensor_parallel": world_size, "max_batch_tokens": 32, "num_pages": 20}
-        engine = load_engine(Path(folder), **settings)
+        engine = load_engine(folder, **settings)
         if rank > 0:
             engine.follow()
             continue
+        if folder == folders[0]:
+            engine.profile_steps()
         _say(json.dumps(GreedyDecoder(engine, PROMPTS, NUM_TOKENS).run()))
         if folder == folders[-1]:
             _decode_until_broken(engine)
         else:
             engine.close()
-    parallel.leave_group()
 
 
 def _decode_until_broken(engine: Engine) -> None:
@@ -50,6 +76,25 @@ def _decode_until_broken(engine: Engine) -> None:
             run(engine, Work("a", 5, token_array([7])))
     except WorkerError as error:
         _say(error.code)
+
+
+def _differ(folder: Path, rank: int, world_size: int) -> None:
+    settings = {"tensor_parallel": world_size, "page_size": 4, "num_pages": 64}
+    try:
+        load_engine(folder, **settings, max_batch_tokens=32 + 32 * rank)
+    except WorkerError as error:
+        _say(error.message)
+    config = EngineConfig(model=str(folder), device="cpu", dtype="float32", **settings)
+    try:
+        if rank > 0:
+            Forgetful.load(config).follow()
+        else:
+            engine = Engine.load(config)
+            for name in ("a", "b"):
+                run(engine, Work(name, 0, prompt(20)))
+                engine.release(name)
+    except WorkerError as error:
+        _say(error.message)
 
 
 def _say(line: str) -> None:
