@@ -12,9 +12,13 @@ import torch
 from cluster.core import TokenArray
 from cluster.spec.noise import gumbel
 from cluster.spec.noise_torch import NoiseRows, Triple
-from cluster.spec.sampling import RowLaws, Survivors, scale, survivors
+from cluster.spec.sampling import WORKSPACE_BYTES, RowLaws, Survivors, scale, survivors
 
 Indices = npt.NDArray[np.int64]
+
+# Tensors of the logits' size that a draw has in memory at once, at most: the engine's logits, those
+# of all sequences joined and adjusted, those of the sampled rows, scaled ones, noise, and scores.
+_NUM_COPIES = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,6 +138,11 @@ def _draw_sampled(
     cutoffs = found.cutoffs[many_index]
     token_ids[many_index] = _draw_full(scaled[many_index], cutoffs, rows.take(many), noise)
     return token_ids
+
+
+def drawing_bytes(num_rows: int, vocab_size: int) -> int:
+    """Memory that drawing at so many rows takes on a GPU at most, their logits included."""
+    return num_rows * vocab_size * torch.float32.itemsize * _NUM_COPIES + WORKSPACE_BYTES
 
 
 def winner_among(

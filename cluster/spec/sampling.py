@@ -16,7 +16,7 @@ described by one number, its cutoff.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,18 @@ from cluster.core import SamplingParams
 
 # Most laws keep fewer candidates than this; finding so few is much cheaper than a whole sort.
 NUM_CANDIDATES = 64
+# On a GPU more of them cost little, and a row that they do not settle many passes.
+_NUM_CANDIDATES_ON_GPU = 512
+# Logits whose masses are computed at once: it bounds what that takes beside the logits themselves.
+_ENTRIES_AT_ONCE = 2**22
+# Bytes for each of them: masses and weights in int64, float32, int32 and the bits of comparisons.
+_BYTES_PER_ENTRY = 32
+WORKSPACE_BYTES = _ENTRIES_AT_ONCE * _BYTES_PER_ENTRY
+# A power of two: float32 numbers are multiplied exactly.  A vocabulary's sum, 2^20 tokens at most,
+# is below 2^63, and what is cut off of all of them together is below 2^-23 of the greatest.
+_MASS_UNITS = float(2**43)
+# All bits of a float32 but its sign, and those of infinity.
+_MAGNITUDE, _INFINITE = 0x7FFFFFFF, 0x7F800000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,39 +115,81 @@ class Survivors:
 
 
 def survivors(scaled: torch.Tensor, laws: RowLaws) -> Survivors:
-    """Truncate every row of `scaled` (float32[rows, vocab], maximum 0) by its own law.
+    """Truncate every row of `scaled` (float32[rows, vocab], maximum 0) by its own law."""
+    if scaled.device.type == "cpu":
+        return select(scaled, laws, NUM_CANDIDATES, sorted_cutoffs)
+    return select(scaled, laws, _NUM_CANDIDATES_ON_GPU, searched_cutoffs)
 
-    On a CPU most rows are settled by their NUM_CANDIDATES greatest logits, and only the others
-    are sorted; on a GPU that question would cost a synchronisation, so all rows are sorted.
+
+def select(
+    scaled: torch.Tensor,
+    laws: RowLaws,
+    num_candidates: int,
+    exactly: Callable[[torch.Tensor, RowLaws], torch.Tensor],
+) -> Survivors:
+    """Most rows are settled by their greatest logits; the others' cutoffs are found `exactly`.
+
+    The result is the same for every number of candidates.
     """
-    vocab_size = scaled.shape[1]
-    width = min(NUM_CANDIDATES, vocab_size) if scaled.device.type == "cpu" else vocab_size
-    values, token_ids = _greatest(scaled, width)
+    values, token_ids = scaled.topk(min(num_candidates, scaled.shape[1]), dim=1)
     cutoffs = _cutoffs(values, scaled, laws)
-    if width == vocab_size:
-        complete = torch.ones_like(cutoffs, dtype=torch.bool)
-        return Survivors(cutoffs, values, token_ids, complete)
     # A kept last value means that more may follow: a longer nucleus, or ties with it.
     complete = values[:, -1] < cutoffs
+    if values.shape[1] == scaled.shape[1]:
+        return Survivors(cutoffs, values, token_ids, torch.ones_like(complete))
     rest = torch.nonzero(~complete).squeeze(1)
-    if len(rest):
-        rows, row_laws = scaled[rest], laws.take(rest)
-        cutoffs[rest] = _cutoffs(_sorted(rows), rows, row_laws)
+    rows_at_once = max(_ENTRIES_AT_ONCE // scaled.shape[1], 1)
+    for rows in torch.split(rest, rows_at_once) if len(rest) else ():
+        cutoffs[rows] = exactly(scaled[rows], laws.take(rows))
     return Survivors(cutoffs, values, token_ids, complete)
 
 
-def _greatest(scaled: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    if width == scaled.shape[1]:
-        values, token_ids = scaled.sort(dim=1, descending=True)
-    else:
-        values, token_ids = scaled.topk(width, dim=1)
-    return values, token_ids
-
-
-def _sorted(scaled: torch.Tensor) -> torch.Tensor:
-    """Each CPU row, descending.  NumPy's vectorised sort is several times faster than torch's."""
+def sorted_cutoffs(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
+    """float32[rows], the cutoffs of rows on a CPU: by a sort of each."""
+    # NumPy's vectorised sort is several times faster than torch's.
     ascending = np.sort(scaled.numpy(), axis=1)
-    return torch.from_numpy(np.ascontiguousarray(ascending[:, ::-1]))
+    return _cutoffs(torch.from_numpy(ascending[:, ::-1].copy()), scaled, laws)
+
+
+def searched_cutoffs(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
+    """float32[rows], the cutoffs: by bisection over all numbers that a cutoff can be.
+
+    31 passes that keep nothing, where a sort of a whole vocabulary keeps indices, a copy, and
+    sums of every candidate's mass.
+    """
+    # The bits of numbers of one sign are in the order of their magnitudes.
+    magnitudes = scaled.view(torch.int32) & _MAGNITUDE
+    vocab_size = scaled.shape[1]
+    bounds = laws.min_cutoff.view(torch.int32) & _MAGNITUDE
+    counted = (laws.top_k > 0) & (laws.top_k < vocab_size)
+    if bool(counted.any()):
+        kth = _first_reaching(magnitudes, None, laws.top_k.clamp(1, vocab_size).double())
+        bounds = torch.where(counted, torch.minimum(kth, bounds), bounds)
+    nucleus = laws.top_p < 1.0
+    if bool(nucleus.any()):
+        masses = _masses(scaled).masked_fill_(magnitudes > bounds.unsqueeze(1), 0)
+        smallest = _first_reaching(magnitudes, masses, laws.top_p * masses.sum(dim=1).double())
+        bounds = torch.where(nucleus, torch.minimum(smallest, bounds), bounds)
+    return -bounds.view(torch.float32)
+
+
+def _first_reaching(
+    magnitudes: torch.Tensor, weights: torch.Tensor | None, amounts: torch.Tensor
+) -> torch.Tensor:
+    """int32[rows]: the least magnitude up to which a row's weights come to its amount.
+
+    weights: int64[rows, vocab], None = 1 each.  amounts: float64[rows].
+    """
+    low = torch.zeros_like(magnitudes[:, 0])
+    high = torch.full_like(low, _INFINITE)
+    for _ in range(_INFINITE.bit_length()):
+        middle = low + (high - low) // 2
+        within = magnitudes <= middle.unsqueeze(1)
+        reached = within.sum(dim=1) if weights is None else (weights * within).sum(dim=1)
+        enough = reached.double() >= amounts
+        high = torch.where(enough, middle, high)
+        low = torch.where(enough, low, torch.minimum(middle + 1, high))
+    return high
 
 
 def _cutoffs(values: torch.Tensor, scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
@@ -155,12 +209,11 @@ def _cutoffs(values: torch.Tensor, scaled: torch.Tensor, laws: RowLaws) -> torch
         unknown |= counted & (values[:, -1] >= cutoffs)
     nucleus = laws.top_p < 1.0
     if bool(nucleus.any()):
-        masses = values.exp().double().masked_fill_(values < cutoffs.unsqueeze(1), 0.0)
+        masses = _masses(values).masked_fill_(values < cutoffs.unsqueeze(1), 0)
         cumulated = masses.cumsum(dim=1)
-        # With top_k the sorted values hold all the mass; summing the same prefix whatever the
-        # width makes the total independent of it.  Without top_k the whole row is summed.
+        # With top_k these values hold all the mass; without, the whole row does.
         total = torch.where(counted, cumulated[:, -1], _mass(scaled, laws.min_cutoff))
-        kept = (cumulated - masses) < (laws.top_p * total).unsqueeze(1)
+        kept = (cumulated - masses).double() < (laws.top_p * total.double()).unsqueeze(1)
         num_kept = kept.sum(dim=1, keepdim=True).clamp_(min=1)
         smallest = values.gather(1, num_kept - 1).squeeze(1)
         cutoffs = torch.where(nucleus, torch.maximum(cutoffs, smallest), cutoffs)
@@ -168,11 +221,27 @@ def _cutoffs(values: torch.Tensor, scaled: torch.Tensor, laws: RowLaws) -> torch
 
 
 def _mass(scaled: torch.Tensor, min_cutoff: torch.Tensor) -> torch.Tensor:
-    """Sum of exp over the candidates that min_p keeps: float64[rows]."""
-    masses = scaled.exp()
-    if bool((min_cutoff > -torch.inf).any()):
-        masses.masked_fill_(scaled < min_cutoff.unsqueeze(1), 0.0)
-    return masses.sum(dim=1, dtype=torch.float64)
+    """The mass of the candidates that min_p keeps: int64[rows]."""
+    bounded = bool((min_cutoff > -torch.inf).any())
+    rows_at_once = max(_ENTRIES_AT_ONCE // scaled.shape[1], 1)
+    totals = []
+    for rows, cutoffs in zip(
+        torch.split(scaled, rows_at_once), torch.split(min_cutoff, rows_at_once), strict=True
+    ):
+        masses = _masses(rows)
+        if bounded:
+            masses.masked_fill_(rows < cutoffs.unsqueeze(1), 0)
+        totals.append(masses.sum(dim=1))
+    return torch.cat(totals)
+
+
+def _masses(scaled: torch.Tensor) -> torch.Tensor:
+    """exp, as multiples of 1 / _MASS_UNITS: int64 of the same shape.
+
+    Sums of integers do not depend on their order, so that no way to find a nucleus, no batch and
+    no device places its border elsewhere.
+    """
+    return scaled.exp().mul_(_MASS_UNITS).long()
 
 
 def probabilities(logits: torch.Tensor, laws: RowLaws) -> torch.Tensor:

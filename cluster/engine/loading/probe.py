@@ -17,6 +17,7 @@ from cluster.config import EngineConfig
 from cluster.engine.attention.seam import IMPLEMENTATION, layer_index
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
+from cluster.spec.draw import drawing_bytes
 
 _IMPLEMENTATION = "tree_paged_probe"
 _NUM_ROWS = 4
@@ -46,7 +47,8 @@ class Probe:
 def probe_layers(
     module: Any, config: EngineConfig, device: torch.device
 ) -> tuple[tuple[LayerSpec, ...], int]:
-    """The layers in order, and the GPU memory a step of max_batch_tokens rows takes (CPU: 0).
+    """The layers in order, and the GPU memory that a step of max_batch_tokens rows takes, the draws
+    at its end included (CPU: 0).
 
     module: the transformers model.  Raises ConfigError, naming it, if it cannot be served.
     """
@@ -54,6 +56,7 @@ def probe_layers(
     AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
     on_gpu = device.type == "cuda"
     num_rows = config.max_batch_tokens if on_gpu else _NUM_ROWS
+    num_logit_rows = min(num_rows, config.max_running_sequences * _ROWS_PER_SEQUENCE)
     probe = Probe()
     before = 0
     if on_gpu:
@@ -61,11 +64,11 @@ def probe_layers(
         before = torch.cuda.memory_allocated(device)
     module.set_attn_implementation(_IMPLEMENTATION)
     try:
-        module(
+        output = module(
             input_ids=torch.zeros((1, num_rows), dtype=torch.int64, device=device),
             position_ids=(torch.arange(num_rows, device=device) % _NUM_ROWS).unsqueeze(0),
             use_cache=False,
-            logits_to_keep=min(num_rows, config.max_running_sequences * _ROWS_PER_SEQUENCE),
+            logits_to_keep=num_logit_rows,
             probe=probe,
         )
     except ConfigError as error:
@@ -80,7 +83,11 @@ def probe_layers(
         ) from error
     finally:
         module.set_attn_implementation(IMPLEMENTATION)
-    peak = torch.cuda.max_memory_allocated(device) - before if on_gpu else 0
+    peak = 0
+    if on_gpu:
+        forward = torch.cuda.max_memory_allocated(device) - before
+        # A forward is over when its rows are drawn from.
+        peak = max(forward, drawing_bytes(num_logit_rows, output.logits.shape[-1]))
     found = sorted(probe.layers)
     if not found or found != list(range(len(found))):
         raise ConfigError(
