@@ -122,7 +122,7 @@ class DrafterConfig:
 class CoordinatorConfig:
     """The round loop.
 
-    replicas: coordinators; each leads targets of its own.
+    replicas: coordinators.  One leads all targets; more are refused, as each would lead them all.
     max_running_sequences: requests decoded at the same time; the others wait.
     max_queued_requests: requests that may wait; more are answered 429.
     max_draft_tokens: upper bound of draft nodes per sequence and step.

@@ -98,6 +98,7 @@ def check_rules(config: Config) -> None:
                 _check_range(amount, 0, math.inf, f"{path}.resources.{resource}")
     _check_names(config)
     _check_target(config)
+    _check_coordinators(config)
 
 
 def check_ports(config: Config) -> None:
@@ -174,5 +175,18 @@ def _check_target(config: Config) -> None:
         raise ConfigError(
             f"{path}: {engine.device_map!r} cannot be combined with tensor_parallel "
             f"{engine.tensor_parallel}; a device map spreads one process over its devices",
+            param=path,
+        )
+
+
+def _check_coordinators(config: Config) -> None:
+    """One coordinator leads all targets: nothing keeps a second one from leading them as well."""
+    count = config.coordinator.replicas
+    if count > 1:
+        path = "coordinator.replicas"
+        raise ConfigError(
+            f"{path}: {count} coordinators would each lead every target, so that their batches "
+            "queue behind each other and neither knows what a step costs; set it to 1, and raise "
+            "ingress.replicas where text is the bottleneck, target.replicas where the model is",
             param=path,
         )
