@@ -34,6 +34,9 @@ _PORT: Range = (1, 65535)
 # Weights far apart leave the lighter requests without a node for good.
 _WEIGHT: Range = (0.01, 100)
 
+# A target that computes says so once a second: of two words that it missed one may just be late.
+_SILENCE: Range = (2.0, math.inf)
+
 # Both ends are allowed.
 RANGES: Mapping[type, Mapping[str, Range]] = {
     EngineConfig: {
@@ -66,6 +69,7 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
         "max_frame_bytes": (65536, 2**31 - 1),
         "breaker_failures": _COUNT,
         "breaker_reset_s": _OPTIONAL_COUNT,
+        "target_silence_s": _SILENCE,
         "target_timeout_s": (0.1, math.inf),
     },
     IngressConfig: {

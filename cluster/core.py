@@ -309,6 +309,14 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class InHand:
+    """The target has the item of this request and will answer it."""
+
+    request_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """Where one target step's time went, and what the engine holds after it.
 
@@ -342,12 +350,22 @@ class VerifyFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerdictFrame:
-    """Target to coordinator.  Every item of a VerifyFrame is answered once, in some frame."""
+    """Target to coordinator.  Every item of a VerifyFrame is answered once, in some frame.
+
+    in_hand: every item that is still to be answered, in a frame of its own, said once a second
+    while there are any, however long a step takes.
+    """
 
     verdicts: tuple[Verdict, ...] = ()
     misses: tuple[CacheMiss, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     report: StepReport | None = None
+    in_hand: tuple[InHand, ...] = ()
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether it answers nothing and tells of no step."""
+        return not (self.verdicts or self.misses or self.refusals or self.report)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
