@@ -21,12 +21,12 @@ from cluster.core import (
     VerifyFrame,
     VerifyItem,
     WorkerDescription,
-    prefix_hash,
     token_array,
 )
 from cluster.engine.work import Output
 from cluster.errors import WorkerError
 from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.token_log import prefix_hash
 from cluster.worker.target import TargetWorker
 from cluster.worker.verifier import Verifier
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
