@@ -16,19 +16,12 @@ from typing import Any
 
 import torch
 
-from cluster.core import (
-    EMPTY_TREE,
-    Commit,
-    DraftTask,
-    SamplingParams,
-    TokenTree,
-    prefix_hash,
-    token_array,
-)
+from cluster.core import EMPTY_TREE, Commit, DraftTask, SamplingParams, TokenTree, token_array
 from cluster.draft.base import Drafter
 from cluster.engine.engine import Engine
 from cluster.engine.work import Work
 from cluster.spec.verify import walk_draws
+from cluster.token_log import prefix_hash
 
 # Kernels are compiled, caches filled and clocks raised in these.
 WARM_UP_ROUNDS = 4

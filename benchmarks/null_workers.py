@@ -31,11 +31,11 @@ from cluster.core import (
     VerifyFrame,
     VerifyItem,
     WorkerDescription,
-    prefix_hash,
 )
 from cluster.errors import WorkerError
 from cluster.rpc.link import Link
 from cluster.spec.verify import walk_draws
+from cluster.token_log import prefix_hash
 
 VOCABULARY = 1023  # a multiple of the period
 NUM_NODES = 8

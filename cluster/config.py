@@ -118,7 +118,7 @@ class DrafterConfig:
 class CoordinatorConfig:
     """The round loop.
 
-    replicas: coordinators; each leads targets of its own.
+    replicas: coordinators.  One leads all targets; more are refused, as each would lead them all.
     max_running_sequences: requests decoded at the same time; the others wait.
     max_queued_requests: requests that may wait; more are answered 429.
     max_draft_tokens: upper bound of draft nodes per sequence and step.
@@ -135,7 +135,10 @@ class CoordinatorConfig:
     planned and queued; one = all of them in one batch; auto = as its measured step times say pays.
     max_frame_bytes: refuse larger gRPC frames.
     breaker_failures, breaker_reset_s: a drafter that failed so often in a row rests for so long.
-    target_timeout_s: a target that answers nothing for so long is given up.
+    target_silence_s: a target that owes answers and says nothing at all for so long is left, and an
+    item of which it says nothing is sent again; one that computes says so every second.
+    target_timeout_s: a target that says it computes, and ends no step for so long, is left; so long
+    do requests wait where there is no target.
     """
 
     replicas: int = 1
@@ -155,6 +158,7 @@ class CoordinatorConfig:
     max_frame_bytes: int = 4 * 1024 * 1024
     breaker_failures: int = 3
     breaker_reset_s: float = 2.0
+    target_silence_s: float = 6.0
     target_timeout_s: float = 120.0
 
 

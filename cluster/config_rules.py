@@ -34,6 +34,9 @@ _PORT: Range = (1, 65535)
 # Weights far apart leave the lighter requests without a node for good.
 _WEIGHT: Range = (0.01, 100)
 
+# A target that computes says so once a second: of two words that it missed one may just be late.
+_SILENCE: Range = (2.0, math.inf)
+
 # Both ends are allowed.
 RANGES: Mapping[type, Mapping[str, Range]] = {
     EngineConfig: {
@@ -66,6 +69,7 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
         "max_frame_bytes": (65536, 2**31 - 1),
         "breaker_failures": _COUNT,
         "breaker_reset_s": _OPTIONAL_COUNT,
+        "target_silence_s": _SILENCE,
         "target_timeout_s": (0.1, math.inf),
     },
     IngressConfig: {
@@ -101,6 +105,7 @@ def check_rules(config: Config) -> None:
                 _check_range(amount, 0, math.inf, f"{path}.resources.{resource}")
     _check_names(config)
     _check_target(config)
+    _check_coordinators(config)
 
 
 def check_ports(config: Config) -> None:
@@ -182,5 +187,18 @@ def _check_target(config: Config) -> None:
         raise ConfigError(
             f"{path}: {engine.device_map!r} cannot be combined with tensor_parallel "
             f"{engine.tensor_parallel}; a device map spreads one process over its devices",
+            param=path,
+        )
+
+
+def _check_coordinators(config: Config) -> None:
+    """One coordinator leads all targets: nothing keeps a second one from leading them as well."""
+    count = config.coordinator.replicas
+    if count > 1:
+        path = "coordinator.replicas"
+        raise ConfigError(
+            f"{path}: {count} coordinators would each lead every target, so that their batches "
+            "queue behind each other and neither knows what a step costs; set it to 1, and raise "
+            "ingress.replicas where text is the bottleneck, target.replicas where the model is",
             param=path,
         )

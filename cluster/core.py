@@ -22,33 +22,6 @@ FloatArray = npt.NDArray[np.float32]
 # Frames between peers carry this number; peers with another one refuse each other in Describe.
 PROTOCOL_VERSION = 2
 
-# poly64, the prefix hash: h(empty) = 0 and h(s + [t]) = h(s) * MULTIPLIER + t + 1 (mod 2^64).
-# It recognises stale and duplicated frames; it is no defence against a malicious peer.
-PREFIX_HASH_MULTIPLIER = 0x9E3779B97F4A7C15
-_MASK64 = (1 << 64) - 1
-_INVERSE_MULTIPLIER = pow(PREFIX_HASH_MULTIPLIER, -1, 1 << 64)
-
-
-def prefix_hash(token_ids: Sequence[int] | TokenArray, start: int = 0) -> int:
-    """poly64 of `token_ids`, continued from the hash `start` of what stands before them."""
-    value = start
-    for token in token_ids:
-        value = (value * PREFIX_HASH_MULTIPLIER + int(token) + 1) & _MASK64
-    return value
-
-
-def prefix_hashes(token_ids: TokenArray, start: int = 0) -> npt.NDArray[np.uint64]:
-    """poly64 after each token: element i is `prefix_hash(token_ids[: i + 1], start)`.
-
-    uint64[n].  The recurrence is unrolled with the multiplier's inverse, h(i) = M^(i+1) * (start +
-    sum of (t_j + 1) * M^-(j+1)), so that a long prompt costs no Python loop.
-    """
-    num_tokens = len(token_ids)
-    powers = np.cumprod(np.full(num_tokens, PREFIX_HASH_MULTIPLIER, dtype=np.uint64))
-    inverses = np.cumprod(np.full(num_tokens, _INVERSE_MULTIPLIER, dtype=np.uint64))
-    terms = (token_ids.astype(np.int64) + 1).astype(np.uint64) * inverses
-    return powers * (np.cumsum(terms, dtype=np.uint64) + np.uint64(start))
-
 
 def token_array(token_ids: Iterable[int] | TokenArray) -> TokenArray:
     """`token_ids` as a contiguous int32 array; no copy when it is one already."""
@@ -317,6 +290,14 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
+class InHand:
+    """The target has the item of this request and will answer it."""
+
+    request_id: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """Where one target step's time went, and what the engine holds after it.
 
@@ -350,12 +331,22 @@ class VerifyFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerdictFrame:
-    """Target to coordinator.  Every item of a VerifyFrame is answered once, in some frame."""
+    """Target to coordinator.  Every item of a VerifyFrame is answered once, in some frame.
+
+    in_hand: every item that is still to be answered, in a frame of its own, said once a second
+    while there are any, however long a step takes.
+    """
 
     verdicts: tuple[Verdict, ...] = ()
     misses: tuple[CacheMiss, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     report: StepReport | None = None
+    in_hand: tuple[InHand, ...] = ()
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether it answers nothing and tells of no step."""
+        return not (self.verdicts or self.misses or self.refusals or self.report)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -86,7 +86,7 @@ def _ingress(config: Config) -> Any:
         name="ingress",
         num_replicas=config.ingress.replicas,
         **_COMMON,
-        max_ongoing_requests=max(1024, 4 * admitted * config.coordinator.replicas),
+        max_ongoing_requests=max(1024, 4 * admitted),
         graceful_shutdown_wait_loop_s=0.5,
         graceful_shutdown_timeout_s=_INGRESS_DRAIN_S,
         **replica_options(config.ingress.placement),

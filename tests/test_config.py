@@ -116,6 +116,10 @@ def test_the_minimal_configuration_obeys_the_rules() -> None:
     [
         ({"target": {}}, "target.engine.model: no model is named"),
         ({"coordinator": {"max_running_sequences": 0}}, "must be at least 1"),
+        (
+            {"coordinator": {"replicas": 2}},
+            "coordinator.replicas: 2 coordinators would each lead every target",
+        ),
         ({"coordinator": {"max_draft_tokens": -1}}, "coordinator.max_draft_tokens: -1 is out of"),
         ({"coordinator": {"target_timeout_s": float("nan")}}, "nan is out of range"),
         (

@@ -2,8 +2,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.core import (
     EMPTY_TOKENS,
@@ -12,46 +10,8 @@ from cluster.core import (
     SpeculationStats,
     TokenTree,
     VerifyItem,
-    prefix_hash,
     token_array,
 )
-
-# Other languages implement poly64 from the wire contract; these vectors are what they test against.
-PREFIX_HASH_VECTORS = [
-    ([], 0x0000000000000000),
-    ([0], 0x0000000000000001),
-    ([1, 2, 3], 0x992EC7721A7027B5),
-    ([4095, 0, 17], 0xE109A69E04E60C27),
-    ([2**31 - 1], 0x0000000080000000),
-    (list(range(1000)), 0x7D2152B65922DE44),
-]
-
-tokens = st.lists(st.integers(0, 2**31 - 1), max_size=50)
-
-
-@pytest.mark.parametrize(("token_ids", "expected"), PREFIX_HASH_VECTORS)
-def test_prefix_hash_gives_the_committed_vectors(token_ids: list[int], expected: int) -> None:
-    assert prefix_hash(token_ids) == expected
-    assert prefix_hash(token_array(token_ids)) == expected
-
-
-@given(tokens, tokens)
-def test_prefix_hash_can_be_continued(before: list[int], after: list[int]) -> None:
-    assert prefix_hash(after, prefix_hash(before)) == prefix_hash(before + after)
-
-
-@given(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=50), st.data())
-def test_prefix_hash_sees_every_position(token_ids: list[int], data: st.DataObject) -> None:
-    index = data.draw(st.integers(0, len(token_ids) - 1))
-    changed = [*token_ids]
-    changed[index] ^= 1
-    assert prefix_hash(changed) != prefix_hash(token_ids)
-    assert prefix_hash(token_ids[:-1]) != prefix_hash(token_ids)
-
-
-@given(tokens)
-def test_prefix_hash_fits_in_64_bits(token_ids: list[int]) -> None:
-    assert 0 <= prefix_hash(token_ids) < 2**64
 
 
 def test_token_array_copies_only_what_it_must() -> None:

@@ -19,6 +19,7 @@ from cluster.config import Config
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ingress import IngressLink
 from cluster.coordinator.ledger import RoundLedger
+from cluster.coordinator.liveness import Liveness, Overdue
 from cluster.coordinator.planner import DraftPlanner
 from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.replica import DrafterReplica
@@ -44,7 +45,7 @@ from cluster.core import (
     VerifyFrame,
     WorkerDescription,
 )
-from cluster.errors import ProtocolError
+from cluster.errors import ProtocolError, WorkerError
 from cluster.metrics import Recorder
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
@@ -56,6 +57,9 @@ log = logging.getLogger(__name__)
 _BYTES_PER_TOKEN = 4
 # Timeouts are multiples of seconds; nothing on the round path depends on the watch.
 _WATCH_INTERVAL_S = 0.5
+# A process that was itself stopped, or starved, has heard nobody meanwhile: of the time between two
+# looks of the watch no more than this counts as anyone's silence.
+_MAX_LAPSE_S = 2 * _WATCH_INTERVAL_S
 # Turns of the event loop within which a verdict is committed and the next batch is under way.
 _FORMING_TURNS = 6
 
@@ -92,6 +96,8 @@ class Coordinator:
         self._tasks: dict[TargetSeat | DrafterReplica, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
+        self._liveness = Liveness(settings.target_silence_s, settings.target_timeout_s)
+        self._last_tick = clock()
         self._num_forming = 0  # targets that wait for their next batch while it is formed
 
     async def start(self) -> None:
@@ -241,17 +247,32 @@ class Coordinator:
 
     def tick(self) -> None:
         """Act on everything that is overdue; called every half second by the watch."""
-        now, timeout_s = self._clock(), self._config.coordinator.target_timeout_s
+        now = self._clock()
+        elapsed_s = min(now - self._last_tick, _MAX_LAPSE_S)
+        self._last_tick = now
         for seat in self._seats():
-            if seat.is_owed and now - seat.owed_since >= timeout_s:
-                log.error("target is silent id=%s for %.0f s; it is left", seat.id, timeout_s)
-                self.remove_target(seat.id)
-        self._table.fail_unserved(now, timeout_s)
+            self._attend(seat, self._liveness.pass_time(seat, elapsed_s))
+        self._table.fail_unserved(now, self._config.coordinator.target_timeout_s)
         for session in self._pool.move_stalled(now):
             self._pool.commit(session, now)
         self._dispatch_touched()
 
     # Tasks
+
+    def _attend(self, seat: TargetSeat, overdue: Overdue) -> None:
+        """Do something about what a target has not answered in time."""
+        if overdue.why_left:
+            log.error("target is left id=%s: it %s", seat.id, overdue.why_left)
+            self.remove_target(seat.id)
+            return
+        for session in overdue.again:
+            log.warning("an item is lost at target id=%s; it is sent again", seat.id)
+            seat.send_again(session)
+        for session in overdue.lost:
+            error = WorkerError(f"target {seat.id} does not answer for this request")
+            self._table.relocate(session, error)
+        if overdue.lost:
+            self._table.admit()
 
     def _seats(self) -> list[TargetSeat]:
         return list(self._table.seats.values())
@@ -277,6 +298,9 @@ class Coordinator:
 
     async def _read_verdicts(self, seat: TargetSeat) -> None:
         async for frame in seat.link:
+            self._liveness.heard(seat, frame)
+            if frame.is_heartbeat:
+                continue
             self._num_forming += 1
             try:
                 await self._answer(seat, frame)
@@ -317,6 +341,7 @@ class Coordinator:
             self._rounds.abandon(seat)
             self._table.lose_seat(seat)
             self._ledger.forget(seat)
+            self._liveness.forget(seat)
             self._update_limits()
             self._dispatch_touched()
 

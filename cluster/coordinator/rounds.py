@@ -87,7 +87,6 @@ class RoundLoop:
 
     def take(self, seat: TargetSeat, frame: VerdictFrame, now: float) -> None:
         """Commit what the target answered.  The caller dispatches the seat afterwards."""
-        seat.owed_since = now
         was_stepping = [(each, set(each.stepping)) for each in seat.rounds]
         for verdict in frame.verdicts:
             session = self._answered(seat, verdict.request_id, verdict.generation)
@@ -113,8 +112,6 @@ class RoundLoop:
 
     def dispatch(self, seat: TargetSeat) -> None:
         """Queue for `seat` whatever it can be sent now: prefills at once, a batch if it is free."""
-        if not seat.is_owed:
-            seat.owed_since = self._clock()
         prefills = [self._start_prefill(seat, session) for session in seat.unsent.values()]
         seat.unsent.clear()
         if prefills:

@@ -14,7 +14,6 @@ from cluster.coordinator.statistics import RequestStatistics
 from cluster.core import (
     EMPTY_TOKENS,
     EMPTY_TREE,
-    PREFIX_HASH_MULTIPLIER,
     FinishReason,
     FloatArray,
     Request,
@@ -23,18 +22,16 @@ from cluster.core import (
     TokenTree,
     Verdict,
     VerifyItem,
-    prefix_hashes,
 )
 from cluster.records import record
 from cluster.spec.forest import Forest
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.reach import Reach
+from cluster.token_log import TokenLog
 
 if TYPE_CHECKING:
     from cluster.coordinator.replica import DrafterReplica
     from cluster.coordinator.targets import TargetSeat
-
-_MASK64 = (1 << 64) - 1
 
 _NO_CLAIMS: FloatArray = np.empty((0, 0), dtype=np.float32)
 _NO_CLAIMS.setflags(write=False)
@@ -49,55 +46,6 @@ class Status(enum.StrEnum):
     READY = "ready"  # the target holds all but the last token; joins the next batch
     DECODING = "decoding"  # in the batch the target is working on
     FINISHED = "finished"
-
-
-class TokenLog:
-    """The committed tokens of a sequence with the poly64 hash at every length.
-
-    Append-only, so views handed out stay valid and unchanged for ever.
-    """
-
-    __slots__ = ("_first_len", "_hashes", "_last_hash", "_len", "_tail", "_tokens")
-
-    def __init__(self, token_ids: TokenArray, capacity: int) -> None:
-        self._len = self._first_len = len(token_ids)
-        self._tokens = np.empty(max(capacity, self._len, 1), dtype=np.int32)
-        self._tokens[: self._len] = token_ids
-        # Of the prompt in an array; of what follows, one by one, in a list.
-        self._hashes = prefix_hashes(self._tokens[: self._len])
-        self._last_hash = int(self._hashes[-1]) if self._len else 0
-        self._tail = [self._last_hash]
-
-    def __len__(self) -> int:
-        return self._len
-
-    def append(self, token_ids: TokenArray) -> None:
-        new = token_ids.tolist()
-        end = self._len + len(new)
-        if end > len(self._tokens):
-            self._grow(end)
-        self._tokens[self._len : end] = token_ids
-        value, tail = self._last_hash, self._tail
-        for token in new:
-            value = (value * PREFIX_HASH_MULTIPLIER + token + 1) & _MASK64
-            tail.append(value)
-        self._last_hash = value
-        self._len = end
-
-    def since(self, start: int, stop: int | None = None) -> TokenArray:
-        """The tokens [start, stop) as a view; stop None = all there are."""
-        return self._tokens[start : self._len if stop is None else min(stop, self._len)]
-
-    def hash_at(self, length: int) -> int:
-        """poly64 of the first `length` tokens."""
-        if length >= self._first_len:
-            return self._tail[length - self._first_len]
-        return int(self._hashes[length - 1]) if length else 0
-
-    def _grow(self, needed: int) -> None:
-        tokens = np.empty(max(needed, 2 * len(self._tokens)), dtype=np.int32)
-        tokens[: self._len] = self._tokens[: self._len]
-        self._tokens = tokens
 
 
 @dataclass(slots=True, eq=False)

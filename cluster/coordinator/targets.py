@@ -102,7 +102,6 @@ class TargetSeat:
         self.received_at = now  # when the last one ended
         self.num_cohorts = 1
         self.cohorts = CohortChoice(StepProfile.of(description.step_rows, description.step_times_s))
-        self.owed_since = now  # while is_owed: since when it has been silent
         self.step_time_s = 0.0  # running mean of decode steps, with the way there and back
         self.wire_time_s = 0.0  # running mean of the rounds' times outside their steps
         self.has_reported = False  # it has gauges of its own
@@ -216,6 +215,15 @@ class TargetSeat:
         weight = _STEP_TIME_WEIGHT if self.step_time_s else 1.0
         self.step_time_s += weight * (round_time_s - self.step_time_s)
         return round_time_s
+
+    def send_again(self, session: Session) -> None:
+        """Queue the item that the session has in flight once more."""
+        assert session.in_flight is not None
+        opened = self.round_of(session.id)
+        if opened is not None:
+            opened.is_clean = False  # its round trip says nothing any more
+        session.sends_params = True  # whoever lost the item may have lost them, too
+        self.post((), (session.item(session.in_flight.tree),))
 
     def post(self, batch: Sequence[VerifyItem], prefills: Sequence[VerifyItem]) -> None:
         """Queue frames: `batch` in one, prefills beside it as far as frame sizes allow."""

@@ -10,92 +10,12 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from cluster.core import (
-    PREFIX_HASH_MULTIPLIER,
-    Commit,
-    Observation,
-    SamplingParams,
-    TokenArray,
-    prefix_hash,
-    prefix_hashes,
-)
-
-HashArray = npt.NDArray[np.uint64]
-
-_SHORT = 24  # below this many tokens a loop beats the vectorised hash
+from cluster.core import Commit, Observation, SamplingParams
+from cluster.token_log import PREFIX_HASH_MULTIPLIER, HashArray, TokenLog
 
 
-class CommittedText:
-    """Committed tokens of one sequence and poly64 of each of their prefixes.
-
-    Appending costs amortised O(tokens appended), truncating O(1).
-    """
-
-    def __init__(self) -> None:
-        self._tokens: TokenArray = np.empty(64, dtype=np.int32)
-        self._hashes: HashArray = np.zeros(65, dtype=np.uint64)
-        self._length = 0
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def token_ids(self) -> TokenArray:
-        """int32[len]; a view, valid until the text changes."""
-        return self._tokens[: self._length]
-
-    @property
-    def hashes(self) -> HashArray:
-        """uint64[len + 1]: hashes[n] is poly64 of the first n tokens; a view like token_ids."""
-        return self._hashes[: self._length + 1]
-
-    def hash_at(self, length: int) -> int:
-        """poly64 of the first `length` tokens."""
-        return int(self._hashes[length])
-
-    def append(self, token_ids: TokenArray) -> None:
-        end = self._length + len(token_ids)
-        if end > len(self._tokens):
-            self._grow(end)
-        self._tokens[self._length : end] = token_ids
-        self._hashes[self._length + 1 : end + 1] = _hashes_after(
-            token_ids, int(self._hashes[self._length])
-        )
-        self._length = end
-
-    def truncate(self, length: int) -> None:
-        """Keep the first `length` tokens."""
-        self._length = min(self._length, length)
-
-    def ends_with(self, token_ids: TokenArray, start: int) -> bool:
-        """Whether the tokens from `start` to the end of the text are exactly `token_ids`."""
-        return start + len(token_ids) == self._length and bool(
-            np.array_equal(self._tokens[start : self._length], token_ids)
-        )
-
-    def _grow(self, capacity: int) -> None:
-        capacity = max(capacity, 2 * len(self._tokens))
-        tokens = np.empty(capacity, dtype=np.int32)
-        tokens[: self._length] = self.token_ids
-        hashes = np.zeros(capacity + 1, dtype=np.uint64)
-        hashes[: self._length + 1] = self.hashes
-        self._tokens, self._hashes = tokens, hashes
-
-
-def _hashes_after(token_ids: TokenArray, start: int) -> HashArray:
-    """poly64 after each of `token_ids`, continued from `start`; a loop where it is faster."""
-    if len(token_ids) >= _SHORT:
-        return prefix_hashes(token_ids, start)
-    hashes = np.empty(len(token_ids), dtype=np.uint64)
-    for index, token in enumerate(token_ids.tolist()):
-        start = prefix_hash((token,), start)
-        hashes[index] = start
-    return hashes
-
-
-def gram_keys(text: CommittedText, size: int, start: int) -> HashArray:
+def gram_keys(text: TokenLog, size: int, start: int) -> HashArray:
     """Keys of the `size`-grams that end at start, start + 1, ... len - 1 (inclusive ends).
 
     start >= size - 1.  uint64[len - start]; equal n-grams have equal keys, and a collision only
@@ -119,7 +39,7 @@ class RequestState:
     prompt_len: int
     task: str
     params: SamplingParams
-    text: CommittedText = field(default_factory=CommittedText)
+    text: TokenLog = field(default_factory=TokenLog)
     renewed: bool = False
 
     @property
@@ -200,7 +120,7 @@ class RequestTable(Generic[State]):
         return Observation(commit.request_id, max(commit.generation, state.generation), held)
 
 
-def common_len(text: CommittedText, commit: Commit) -> int:
+def common_len(text: TokenLog, commit: Commit) -> int:
     """How many tokens of `text` stay when `commit`, already admitted, is applied to it."""
     held = text.token_ids[commit.base_len :]
     shared = min(len(held), len(commit.token_ids))

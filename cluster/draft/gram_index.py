@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.core import TokenArray
-from cluster.draft.committed_text import CommittedText, gram_keys
+from cluster.draft.committed_text import gram_keys
 from cluster.draft.count_tree import Continuations
 from cluster.errors import ConfigError
+from cluster.token_log import TokenLog
 
 # Matches are compared backwards no further than this: evidence beyond it teaches nothing.
 LONGEST_MATCH = 32
@@ -51,7 +52,7 @@ class GramIndex:
         self._newest: dict[int, int] = {}  # key of an n-gram -> index of its last token
         self._previous = array("i")  # index of a token -> last token of the same n-gram before
 
-    def extend(self, text: CommittedText) -> None:
+    def extend(self, text: TokenLog) -> None:
         """Index the tokens that were appended since the last call."""
         start = max(len(self._previous), self._size - 1)
         self._previous.extend([-1] * (min(start, len(text)) - len(self._previous)))
@@ -62,7 +63,7 @@ class GramIndex:
             self._previous.append(newest.get(key, -1))
             newest[key] = index
 
-    def truncate(self, text: CommittedText, length: int) -> None:
+    def truncate(self, text: TokenLog, length: int) -> None:
         """Forget the tokens from `length` on; `text` still has them."""
         start = max(length, self._size - 1)
         if start < len(self._previous):

@@ -5,18 +5,16 @@ One store per task class, shared by all requests of it and kept when they end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.core import PREFIX_HASH_MULTIPLIER, Commit
+from cluster.core import Commit
 from cluster.draft.base import DrafterContext
-from cluster.draft.committed_text import CommittedText, gram_keys
+from cluster.draft.committed_text import gram_keys
 from cluster.draft.count_drafter import CountDrafter, CountState, opening_params
 from cluster.draft.count_tree import Continuations
 from cluster.draft.gram_index import check_at_least, check_ngrams
 from cluster.draft.per_task import PerTask
-
-_MASK64 = (1 << 64) - 1
+from cluster.token_log import TokenLog, prefix_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ class NgramCacheDrafter(CountDrafter[_CacheState, tuple[int, ...]]):
         for size in range(min(self._options.max_ngram, len(context)), 0, -1):
             if size < self._options.min_ngram:
                 return None
-            counts = store.counts(_gram_key(context[len(context) - size :]) ^ size)
+            counts = store.counts(prefix_hash(context[len(context) - size :]) ^ size)
             if counts is not None:
                 token_ids = counts[0::2]
                 evidence = size + sum(counts[1::2]).bit_length() - 1
@@ -157,13 +155,5 @@ class NgramCacheDrafter(CountDrafter[_CacheState, tuple[int, ...]]):
         return None
 
 
-def _gram_key(token_ids: Sequence[int]) -> int:
-    """The key that `gram_keys` gives to these tokens."""
-    key = 0
-    for token in token_ids:
-        key = (key * PREFIX_HASH_MULTIPLIER + token + 1) & _MASK64
-    return key
-
-
-def _last_tokens(text: CommittedText, count: int) -> tuple[int, ...]:
+def _last_tokens(text: TokenLog, count: int) -> tuple[int, ...]:
     return tuple(text.token_ids[-count:].tolist())

@@ -18,13 +18,13 @@ from cluster.core import (
     Proposal,
     SamplingParams,
     TokenArray,
-    prefix_hash,
     token_array,
 )
 from cluster.draft.base import Drafter
 from cluster.draft.root_counts import RootCounts
 from cluster.errors import ProtocolError
 from cluster.spec.tree import walk
+from cluster.token_log import prefix_hash
 
 # A drafter that still grows after so many slices of one round does not keep its bound.
 _MAX_SLICES = 10_000

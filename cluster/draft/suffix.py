@@ -17,7 +17,7 @@ import numpy as np
 
 from cluster.core import TokenArray, token_array
 from cluster.draft.base import DrafterContext
-from cluster.draft.committed_text import CommittedText, gram_keys
+from cluster.draft.committed_text import gram_keys
 from cluster.draft.gram_index import (
     LONGEST_MATCH,
     SEPARATOR,
@@ -29,6 +29,7 @@ from cluster.draft.gram_index import (
 )
 from cluster.draft.per_task import PerTask
 from cluster.draft.prompt_lookup import LookupDrafter, LookupState
+from cluster.token_log import TokenLog
 
 _END = token_array([SEPARATOR])
 
@@ -60,7 +61,7 @@ class _Shelf:
     """Outputs one after another in one array, and where their n-grams stand: sizes -> index."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self.text = CommittedText()
+        self.text = TokenLog()
         self.indices = {size: GramIndex(size) for size in sizes}
 
     def add(self, token_ids: TokenArray) -> None:
@@ -96,7 +97,7 @@ class PastOutputs:
             self._shelves = [_Shelf(self._sizes), self._shelves[0]]
         self._shelves[0].add(token_ids)
 
-    def find(self, text: CommittedText) -> list[tuple[TokenArray, list[int]]]:
+    def find(self, text: TokenLog) -> list[tuple[TokenArray, list[int]]]:
         """The newest places of the text's end, as `match_of` takes them: those of the longer
         n-gram where there are any, otherwise those of the shorter one."""
         for size in self._sizes:

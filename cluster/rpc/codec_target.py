@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cluster.core import (
     CacheMiss,
+    InHand,
     Refusal,
     StepReport,
     Verdict,
@@ -119,6 +120,10 @@ def _encode_miss(miss: CacheMiss) -> pb.CacheMiss:
     )
 
 
+def _encode_in_hand(named: InHand) -> pb.InHand:
+    return pb.InHand(request_id=named.request_id, generation=named.generation)
+
+
 def _encode_report(report: StepReport) -> pb.StepReport:
     return pb.StepReport(
         step_time_s=report.step_time_s,
@@ -153,6 +158,7 @@ def _encode_verdicts(frame: VerdictFrame) -> pb.VerdictFrame:
         misses=map(_encode_miss, frame.misses),
         refusals=map(encode_refusal, frame.refusals),
         report=None if frame.report is None else _encode_report(frame.report),
+        in_hand=map(_encode_in_hand, frame.in_hand),
     )
 
 
@@ -169,7 +175,8 @@ def _decode_verdicts(message: pb.VerdictFrame) -> Decoded[VerdictFrame]:
         CacheMiss(miss.request_id, miss.generation, miss.have_len) for miss in message.misses
     )
     report = _decode_report(message.report) if message.HasField("report") else None
-    return Decoded(VerdictFrame(tuple(verdicts), misses, tuple(refusals), report))
+    in_hand = tuple(InHand(each.request_id, each.generation) for each in message.in_hand)
+    return Decoded(VerdictFrame(tuple(verdicts), misses, tuple(refusals), report, in_hand))
 
 
 VERIFY = FrameCodec("VerifyFrame", _encode_verify, _decode_verify, pb.VerifyFrame.FromString)

@@ -25,6 +25,7 @@ class FaultPlan:
     drop: lost.  duplicate: delivered twice.  delay: this one, and with it all that follow, comes
     up to max_delay_s later.  reorder: this one alone comes up to max_delay_s later, others
     overtake it.  break_after: the link breaks when so many messages were sent; None = never.
+    lost: numbers, from 0, of the messages that are lost whatever the probabilities say.
     """
 
     seed: int
@@ -34,6 +35,7 @@ class FaultPlan:
     reorder: float = 0.0
     max_delay_s: float = 0.02
     break_after: int | None = None
+    lost: frozenset[int] = frozenset()
 
 
 class FaultyLink(Generic[S, R]):
@@ -63,8 +65,9 @@ class FaultyLink(Generic[S, R]):
         if plan.break_after is not None and self._num_sent >= plan.break_after:
             await self.close()
             raise WorkerError("the link broke, as planned")
+        number = self._num_sent
         self._num_sent += 1
-        if dropped:
+        if dropped or number in plan.lost:
             return
         if stalled:
             await self._sleep(late_s)

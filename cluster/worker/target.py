@@ -7,6 +7,7 @@ of a step that raised run again one by one, and only one that raises alone is re
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Protocol
 
 from cluster.core import (
     CacheMiss,
+    InHand,
     Refusal,
     StepReport,
     VerdictFrame,
@@ -34,6 +36,9 @@ log = logging.getLogger(__name__)
 # While long prefills are pending, a step that answered a batch waits so long for the next batch:
 # else that one would queue behind a whole chunk, and decoding would run at half its pace.
 _NEXT_BATCH_GRACE_S = 0.004
+# How often a link hears what is in hand, while anything is: often enough that a coordinator which
+# misses some of it in a row may call it silence, and far too seldom to cost anything.
+_IN_HAND_INTERVAL_S = 1.0
 # Requests that raise alone with no good step in between: then it is the engine that is broken.
 _MAX_RAISED_ALONE = 3
 
@@ -98,7 +103,9 @@ class TargetWorker:
         lease = TargetLease(self._num_leases)
         self._leases.add(lease)
         try:
-            await run_until_first_ends(self._read_all(lease, link), lease.send_forever(link))
+            await run_until_first_ends(
+                self._read_all(lease, link), lease.send_forever(link), self._say_in_hand(lease)
+            )
         except WorkerError as error:
             if self._broken is not None:
                 raise
@@ -111,6 +118,24 @@ class TargetWorker:
     async def _read_all(self, lease: TargetLease, link: Link[VerdictFrame, VerifyFrame]) -> None:
         async for frame in link:
             self._arrived(lease, frame)
+
+    async def _say_in_hand(self, lease: TargetLease) -> None:
+        """Tell the peer, for ever, what it has not been answered yet.
+
+        From the event loop: the engine thread may be in a long step, and a process that is stopped
+        says nothing.
+        """
+        while True:
+            await asyncio.sleep(_IN_HAND_INTERVAL_S)
+            with self._condition:
+                frames = [frame for owner, frame in self._inbound if owner is lease and frame]
+            # A copy is one operation to Python: the engine thread may go on meanwhile.
+            items = list(lease.pending.copy().values())
+            in_hand = [InHand(lease.outside(item.request_id), item.generation) for item in items]
+            for item in (item for frame in frames for item in frame.items):
+                in_hand.append(InHand(item.request_id, item.generation))
+            if in_hand:
+                lease.post(VerdictFrame(in_hand=tuple(in_hand)))
 
     def _arrived(self, lease: TargetLease, frame: VerifyFrame | None) -> None:
         """Hand a frame to the engine thread; None ends the lease."""

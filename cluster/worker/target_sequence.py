@@ -11,13 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cluster.core import EMPTY_TOKENS, SamplingParams, TokenArray, TokenTree, VerifyItem
+from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem
 from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.tree import depths
+from cluster.token_log import TokenLog
 
 
 class TargetSequence:
@@ -45,7 +46,7 @@ class TargetSequence:
         )
         self._vocab_size = vocab_size
         self._device = device
-        self._context: TokenArray = EMPTY_TOKENS
+        self._context = TokenLog()
         self._counts: Counts | None = None
 
     def extend(self, base_len: int, token_ids: TokenArray) -> None:
@@ -55,7 +56,8 @@ class TargetSequence:
         self.context_len = base_len + len(token_ids)
         if not self.params.has_penalties:
             return
-        self._context = np.concatenate((self._context[:base_len], token_ids))
+        self._context.truncate(base_len)
+        self._context.append(token_ids)
         if rolled_back or base_len < self.prompt_len:
             self._counts = None
         elif self._counts is not None:
@@ -65,7 +67,7 @@ class TargetSequence:
     def counts(self) -> Counts:
         """Occurrences in the context so far."""
         if self._counts is None:
-            prompt, output = np.split(self._context, [self.prompt_len])
+            prompt, output = np.split(self._context.token_ids, [self.prompt_len])
             self._counts = Counts.of(prompt, output, self._vocab_size, self._device)
         return self._counts
 

@@ -202,31 +202,6 @@ async def test_a_request_that_came_before_the_first_target_is_served_by_it() -> 
         assert (await too_long)[-1].error_code == RequestError.code
 
 
-async def test_a_silent_target_is_left_after_the_timeout_and_its_requests_move() -> None:
-    async with house(target_timeout_s=30.0) as stage:
-        silent = ToyTarget()
-        silent.gate.clear()
-        stage.add_target(silent, "silent")
-        running = asyncio.create_task(collect(stage.coordinator, request()))
-        await silent.wait_for_frames(1)
-        stage.add_target(ToyTarget(), "other")
-        stage.clock.now += 31.0
-        stage.coordinator.tick()
-        assert text_of(await running) == plain_text([1, 2, 3], GREEDY)
-
-
-async def test_an_idle_target_is_not_taken_for_a_silent_one() -> None:
-    async with house(target_timeout_s=30.0) as stage:
-        stage.add_target(ToyTarget())
-        stage.clock.now += 1000.0
-        stage.coordinator.tick()
-        running = asyncio.create_task(collect(stage.coordinator, request()))
-        await stage.settle(3)
-        stage.coordinator.tick()
-        assert len(stage.coordinator.status()["targets"]) == 1
-        assert text_of(await running) == plain_text([1, 2, 3], GREEDY)
-
-
 async def test_params_are_sent_to_the_target_once() -> None:
     async with house(drafters=()) as stage:
         target = ToyTarget()

@@ -1,45 +1,13 @@
-"""The token log, where a text is cut, and the breaker: small parts on their own."""
+"""Where a text is cut, and the breaker: small parts on their own."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.coordinator.breaker import CircuitBreaker
-from cluster.coordinator.session import Limits, Session, TokenLog
-from cluster.core import FinishReason, SamplingParams, prefix_hash, prefix_hashes, token_array
+from cluster.coordinator.session import Limits, Session
+from cluster.core import FinishReason, SamplingParams, token_array
 from tests.support.coordinator.house import request
-
-TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)
-
-
-@given(TOKENS, st.integers(0, 2**64 - 1))
-def test_the_hash_of_every_prefix_equals_the_recurrence(tokens: list[int], start: int) -> None:
-    hashes = prefix_hashes(token_array(tokens), start)
-    assert [int(h) for h in hashes] == [
-        prefix_hash(tokens[: i + 1], start) for i in range(len(tokens))
-    ]
-
-
-@given(TOKENS, st.lists(st.lists(st.integers(0, 100), min_size=1, max_size=5), max_size=12))
-def test_the_token_log_holds_what_was_appended_and_its_hashes(
-    prompt: list[int], pieces: list[list[int]]
-) -> None:
-    log, held = TokenLog(token_array(prompt), 4), list(prompt)
-    views = []
-    for piece in pieces:
-        views.append((log.since(0), list(held)))
-        log.append(token_array(piece))
-        held += piece
-    assert log.since(0).tolist() == held
-    assert len(log) == len(held)
-    assert [log.hash_at(n) for n in range(len(held) + 1)] == [
-        prefix_hash(held[:n]) for n in range(len(held) + 1)
-    ]
-    # Views that were handed out (they may still be on their way in frames) have not changed.
-    assert all(view.tolist() == then for view, then in views)
 
 
 @pytest.mark.parametrize(
@@ -70,11 +38,6 @@ def test_the_context_limit_counts_prompt_and_output() -> None:
         3,
         FinishReason.LENGTH,
     )
-
-
-def test_hashes_of_long_prompts_do_not_overflow() -> None:
-    tokens = np.full(5000, 2**31 - 1, dtype=np.int32)
-    assert int(prefix_hashes(tokens)[-1]) == prefix_hash(tokens)
 
 
 def test_the_breaker_opens_after_failures_in_a_row_only() -> None:

@@ -4,41 +4,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import Commit, SamplingParams, prefix_hash, token_array
-from cluster.draft.committed_text import (
-    CommittedText,
-    RequestState,
-    RequestTable,
-    common_len,
-    gram_keys,
-)
+from cluster.core import Commit, SamplingParams, token_array
+from cluster.draft.committed_text import RequestState, RequestTable, common_len, gram_keys
+from cluster.token_log import TokenLog
 from tests.support.draft.author import GREEDY, Author
 
 tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=60)
 
 
-def text_of(token_ids: list[int]) -> CommittedText:
-    text = CommittedText()
+def text_of(token_ids: list[int]) -> TokenLog:
+    text = TokenLog()
     text.append(token_array(token_ids))
     return text
-
-
-@given(st.lists(tokens, max_size=6), st.integers(0, 200))
-def test_hashes_of_all_prefixes_survive_appending_and_truncating(
-    parts: list[list[int]], cut: int
-) -> None:
-    text, expected = CommittedText(), []
-    for part in parts:
-        text.append(token_array(part))
-        expected += part
-    text.truncate(cut)
-    expected = expected[:cut]
-    text.append(token_array([7, 8]))
-    expected += [7, 8]
-    assert text.token_ids.tolist() == expected
-    assert [text.hash_at(n) for n in range(len(expected) + 1)] == [
-        prefix_hash(expected[:n]) for n in range(len(expected) + 1)
-    ]
 
 
 @given(st.lists(st.integers(0, 3), min_size=4, max_size=60), st.integers(1, 4))

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from cluster.core import SamplingParams, token_array
 from cluster.draft.base import DrafterContext
-from cluster.draft.committed_text import CommittedText
 from cluster.draft.gram_index import GramIndex
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.draft.replay import Recording, replay
 from cluster.spec.tree import check_tree
+from cluster.token_log import TokenLog
 from tests.support.draft.author import GREEDY, Author, grow, write
 
 
@@ -93,7 +93,7 @@ def test_a_tree_is_proposed_once_and_again_after_a_commit() -> None:
 def test_the_index_after_a_rollback_is_that_of_a_fresh_text(
     first: list[int], cut: int, second: list[int], size: int
 ) -> None:
-    text, index = CommittedText(), GramIndex(size)
+    text, index = TokenLog(), GramIndex(size)
     text.append(token_array(first))
     index.extend(text)
     cut = min(cut, len(first))

@@ -13,7 +13,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cluster.core import Commit, DraftTask, Proposal, SamplingParams, prefix_hash, token_array
+from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.lm import LMDrafter
 from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
@@ -21,6 +21,7 @@ from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
 from cluster.spec.tree import check_tree
+from cluster.token_log import prefix_hash
 from tests.support.draft.author import Author, grow, lm_drafter, write
 
 VOCAB = 288

@@ -7,11 +7,11 @@ import pytest
 
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
-from cluster.draft.committed_text import CommittedText
 from cluster.draft.replay import Recording, replay
 from cluster.draft.suffix import PastOutputs, SuffixDrafter, SuffixOptions
 from cluster.errors import ConfigError
 from cluster.spec.tree import check_tree
+from cluster.token_log import TokenLog
 from tests.support.draft.author import GREEDY, Author, write
 
 
@@ -93,7 +93,7 @@ def test_what_is_kept_is_bounded_and_the_newest_stays() -> None:
         outputs.add(text_of(seed, 23))
         assert outputs.num_tokens <= 100
     for seed, is_known in ((39, True), (0, False)):
-        text = CommittedText()
+        text = TokenLog()
         text.append(text_of(seed, 23)[:10])
         assert any(places for _, places in outputs.find(text)) == is_known
     outputs.add(text_of(41, 5000))

@@ -46,6 +46,11 @@ async def test_dropped_messages_are_missing_and_the_rest_is_in_order() -> None:
     assert numbers == sorted(set(numbers))
 
 
+async def test_messages_that_are_named_are_lost_and_no_others() -> None:
+    numbers = await delivered(FaultPlan(seed=1, lost=frozenset([0, 7])))
+    assert sorted({*range(COUNT)} - {*numbers}) == [0, 7]
+
+
 async def test_duplicated_messages_come_twice() -> None:
     numbers = await delivered(FaultPlan(seed=1, duplicate=0.3))
     assert COUNT < len(numbers) < 2 * COUNT

@@ -14,18 +14,19 @@ import pytest
 
 from cluster.core import (
     EMPTY_TREE,
+    InHand,
     SamplingParams,
     TokenTree,
     VerdictFrame,
     VerifyFrame,
     VerifyItem,
     WorkerDescription,
-    prefix_hash,
     token_array,
 )
 from cluster.engine.work import Output
 from cluster.errors import WorkerError
 from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.token_log import prefix_hash
 from cluster.worker.target import TargetWorker
 from cluster.worker.verifier import Verifier
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
@@ -318,3 +319,25 @@ async def test_stopping_ends_the_thread() -> None:
         await decode(built.connect(), "r", [1, 2], 2)
         await asyncio.to_thread(built.worker.stop)
         assert not built.worker.healthy
+
+
+async def test_what_is_in_hand_is_named_while_a_step_lasts_and_not_afterwards() -> None:
+    async with stage() as built:
+        link, other = built.connect(), built.connect()
+        built.engine.gate.clear()
+        await link.send(VerifyFrame((item("computed", [1, 2]),)))
+        await asyncio.to_thread(built.engine.stepping.wait, 10)
+        await link.send(VerifyFrame((item("queued", [1, 2]),)))
+        await other.send(VerifyFrame((item("elsewhere", [1, 2]),)))
+        async with asyncio.timeout(10):
+            named = await anext(link)
+            assert named.is_heartbeat
+            assert named.in_hand == (InHand("computed", 1), InHand("queued", 1))
+            assert (await anext(other)).in_hand == (InHand("elsewhere", 1),)
+            built.engine.gate.set()
+            answered: set[str] = set()
+            while len(answered) < 2:
+                answered |= {verdict.request_id for verdict in (await anext(link)).verdicts}
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.5):
+                await anext(link)

@@ -8,9 +8,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree, prefix_hash, prefix_hashes
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.memory.prefix_cache import CachedPage
 from cluster.engine.work import Work
+from cluster.token_log import prefix_hash, prefix_hashes
 
 Number = TypeVar("Number", np.int32, np.int64, np.uint64)
 

@@ -40,16 +40,26 @@ class VerifyItem(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., delta: _Optional[bytes] = ..., tree_token_ids: _Optional[bytes] = ..., tree_parents: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
 
 class VerdictFrame(_message.Message):
-    __slots__ = ("verdicts", "misses", "refusals", "report")
+    __slots__ = ("verdicts", "misses", "refusals", "report", "in_hand")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    IN_HAND_FIELD_NUMBER: _ClassVar[int]
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     misses: _containers.RepeatedCompositeFieldContainer[CacheMiss]
     refusals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refusal]
     report: StepReport
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., misses: _Optional[_Iterable[_Union[CacheMiss, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ...) -> None: ...
+    in_hand: _containers.RepeatedCompositeFieldContainer[InHand]
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., misses: _Optional[_Iterable[_Union[CacheMiss, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., in_hand: _Optional[_Iterable[_Union[InHand, _Mapping]]] = ...) -> None: ...
+
+class InHand(_message.Message):
+    __slots__ = ("request_id", "generation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
     __slots__ = ("request_id", "generation", "context_len", "path", "token_ids", "node_draws", "logprobs")

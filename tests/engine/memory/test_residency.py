@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cluster.core import EMPTY_TOKENS, TokenTree, prefix_hash, token_array
+from cluster.core import EMPTY_TOKENS, TokenTree, token_array
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pages import PagePool
 from cluster.engine.memory.prefix_cache import ROOT, PrefixCache
@@ -17,6 +17,7 @@ from cluster.engine.memory.residency import Residency
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.types import LayerSpec
 from cluster.engine.work import Work
+from cluster.token_log import prefix_hash
 
 NUM_PAGES, PAGE_SIZE = 16, 2
 NAMES = ("a", "b", "c", "d")

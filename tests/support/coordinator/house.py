@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -66,6 +67,13 @@ class House:
         )
         self.coordinator.add_drafter(toy.name, replica_id, description, ours)
         return ours
+
+    async def pass_time(self, seconds: float) -> None:
+        """Time passes as for a coordinator that runs: its watch looks every half second."""
+        for _ in range(math.ceil(seconds / 0.5)):
+            self.clock.now += 0.5
+            self.coordinator.tick()
+            await self.settle(30)
 
     async def settle(self, turns: int = 200) -> None:
         """Let everything that can happen without time passing happen."""

@@ -28,12 +28,12 @@ from cluster.core import (
     VerifyFrame,
     VerifyItem,
     WorkerDescription,
-    prefix_hash,
     token_array,
 )
 from cluster.errors import WorkerError
 from cluster.rpc.link import Link
 from cluster.spec.verify import walk_draws
+from cluster.token_log import prefix_hash
 
 VOCAB_SIZE = 32
 

@@ -17,13 +17,13 @@ from cluster.core import (
     SamplingParams,
     TokenArray,
     VerifyItem,
-    prefix_hash,
     token_array,
 )
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_options import LMOptions
 from cluster.engine.engine import Engine
+from cluster.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1000)

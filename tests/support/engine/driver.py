@@ -11,8 +11,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.config import EngineConfig
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree, prefix_hash, token_array
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.engine import Engine, Output, Work
+from cluster.token_log import prefix_hash
 
 
 def load_engine(folder: Path, **settings: Any) -> Engine:

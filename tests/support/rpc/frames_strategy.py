@@ -138,7 +138,12 @@ def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ..
 
 verify_frames = st.builds(core.VerifyFrame, several(verify_items), several(ids))
 verdict_frames = st.builds(
-    core.VerdictFrame, several(verdicts()), several(misses), several(refusals), st.none() | reports
+    core.VerdictFrame,
+    several(verdicts()),
+    several(misses),
+    several(refusals),
+    st.none() | reports,
+    several(st.builds(core.InHand, ids, generations)),
 )
 commit_frames = st.builds(core.CommitFrame, several(commits), several(ids))
 completions = st.builds(core.Completion, ids, generations, lengths)

@@ -19,12 +19,12 @@ from cluster.core import (
     ProposalFrame,
     TokenTree,
     WorkerDescription,
-    prefix_hash,
     token_array,
 )
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.rpc.memory import MemoryLink, memory_pair
+from cluster.token_log import prefix_hash
 from cluster.worker.draft import DraftWorker
 from tests.support.draft.author import GREEDY
 

@@ -14,9 +14,9 @@ from cluster.core import (
     TokenTree,
     Verdict,
     VerifyItem,
-    prefix_hash,
     token_array,
 )
+from cluster.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
 from tests.support.spec.trees import random_tree
 

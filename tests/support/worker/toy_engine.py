@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from cluster.core import TokenTree, prefix_hash
+from cluster.core import TokenTree
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import RequestError
 from cluster.spec.tree import path_to
+from cluster.token_log import prefix_hash
 
 Law = Callable[[Sequence[int]], np.ndarray]
 

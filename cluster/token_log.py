@@ -1,0 +1,121 @@
+"""The tokens of one sequence and the hash of each of their prefixes: every part's copy is one of
+these."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import EMPTY_TOKENS, TokenArray
+
+HashArray = npt.NDArray[np.uint64]
+
+# poly64, the prefix hash: h(empty) = 0 and h(s + [t]) = h(s) * MULTIPLIER + t + 1 (mod 2^64).
+# It recognises stale and duplicated frames; it is no defence against a malicious peer.
+PREFIX_HASH_MULTIPLIER = 0x9E3779B97F4A7C15
+_MASK64 = (1 << 64) - 1
+_INVERSE_MULTIPLIER = pow(PREFIX_HASH_MULTIPLIER, -1, 1 << 64)
+
+# Below so many tokens a loop is faster than the vectorised hash.
+_SHORT = 24
+_INITIAL_CAPACITY = 64
+
+
+def prefix_hash(token_ids: Sequence[int] | TokenArray, start: int = 0) -> int:
+    """poly64 of `token_ids`, continued from the hash `start` of what stands before them."""
+    value = start
+    for token in token_ids:
+        value = (value * PREFIX_HASH_MULTIPLIER + int(token) + 1) & _MASK64
+    return value
+
+
+def prefix_hashes(token_ids: TokenArray, start: int = 0) -> HashArray:
+    """poly64 after each token: element i is `prefix_hash(token_ids[: i + 1], start)`.
+
+    uint64[n].  The recurrence is unrolled with the multiplier's inverse, h(i) = M^(i+1) * (start +
+    sum of (t_j + 1) * M^-(j+1)), so that a long prompt costs no Python loop.
+    """
+    num_tokens = len(token_ids)
+    powers = np.cumprod(np.full(num_tokens, PREFIX_HASH_MULTIPLIER, dtype=np.uint64))
+    inverses = np.cumprod(np.full(num_tokens, _INVERSE_MULTIPLIER, dtype=np.uint64))
+    terms = (token_ids.astype(np.int64) + 1).astype(np.uint64) * inverses
+    return powers * (np.cumsum(terms, dtype=np.uint64) + np.uint64(start))
+
+
+class TokenLog:
+    """Tokens that are appended and cut off at the end, with poly64 at every length.
+
+    Appending costs amortised O(tokens appended), truncating O(1).  Views that were handed out stay
+    valid and unchanged while tokens are appended; those of tokens that were cut off do not.
+    """
+
+    __slots__ = ("_hashes", "_last_hash", "_len", "_tokens")
+
+    def __init__(
+        self, token_ids: TokenArray = EMPTY_TOKENS, capacity: int = _INITIAL_CAPACITY
+    ) -> None:
+        """capacity: tokens for which there is room at first; there is always room for more."""
+        capacity = max(capacity, len(token_ids), 1)
+        self._tokens: TokenArray = np.empty(capacity, dtype=np.int32)
+        self._hashes: HashArray = np.empty(capacity + 1, dtype=np.uint64)
+        self._hashes[0] = 0
+        self._len = self._last_hash = 0
+        self.append(token_ids)
+
+    def __len__(self) -> int:
+        return self._len
+
+    @property
+    def token_ids(self) -> TokenArray:
+        """int32[len]; a view."""
+        return self._tokens[: self._len]
+
+    @property
+    def hashes(self) -> HashArray:
+        """uint64[len + 1]: hashes[n] is poly64 of the first n tokens; a view."""
+        return self._hashes[: self._len + 1]
+
+    def hash_at(self, length: int) -> int:
+        """poly64 of the first `length` tokens."""
+        return self._hashes.item(length)
+
+    def since(self, start: int, stop: int | None = None) -> TokenArray:
+        """The tokens [start, stop) as a view; stop None = all there are."""
+        return self._tokens[start : self._len if stop is None else min(stop, self._len)]
+
+    def ends_with(self, token_ids: TokenArray, start: int) -> bool:
+        """Whether the tokens from `start` to the end are exactly `token_ids`."""
+        return start + len(token_ids) == self._len and bool(
+            np.array_equal(self._tokens[start : self._len], token_ids)
+        )
+
+    def append(self, token_ids: TokenArray) -> None:
+        start, end = self._len, self._len + len(token_ids)
+        if end > len(self._tokens):
+            self._grow(end)
+        self._tokens[start:end] = token_ids
+        hashes, value = self._hashes, self._last_hash
+        if end - start >= _SHORT:
+            hashes[start + 1 : end + 1] = prefix_hashes(token_ids, value)
+            value = hashes.item(end)
+        else:
+            for index, token in enumerate(token_ids.tolist(), start + 1):
+                value = (value * PREFIX_HASH_MULTIPLIER + token + 1) & _MASK64
+                hashes[index] = value
+        self._len, self._last_hash = end, value
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        self._len = min(self._len, length)
+        self._last_hash = self._hashes.item(self._len)
+
+    def _grow(self, needed: int) -> None:
+        """Into new arrays: views of the former ones stay as they are."""
+        capacity = max(needed, 2 * len(self._tokens))
+        tokens, hashes = self.token_ids, self.hashes
+        self._tokens = np.empty(capacity, dtype=np.int32)
+        self._hashes = np.empty(capacity + 1, dtype=np.uint64)
+        self._tokens[: len(tokens)] = tokens
+        self._hashes[: len(hashes)] = hashes
