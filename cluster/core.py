@@ -43,6 +43,9 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
+_SEED_MASK = (1 << 64) - 1
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target draws; together with the prompt and the target it determines the text.
@@ -73,7 +76,7 @@ class SamplingParams:
     @property
     def noise_key(self) -> int:
         """The seed as the 64 unsigned bits that the noise is keyed with; 0 without a seed."""
-        return (self.seed or 0) & _MASK64
+        return (self.seed or 0) & _SEED_MASK
 
     @property
     def has_penalties(self) -> bool:
