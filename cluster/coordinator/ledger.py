@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster import metrics
+from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.planner import DraftPlanner, Lesson
-from cluster.coordinator.session import InFlight, Session
+from cluster.coordinator.session import Session
 from cluster.coordinator.statistics import Attribution, RecentRounds, RoundTimes
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import StepReport, TokenArray, Verdict

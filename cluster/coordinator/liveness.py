@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.coordinator.session import InFlight, Session
+from cluster.coordinator.in_flight import InFlight
+from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import VerdictFrame
 

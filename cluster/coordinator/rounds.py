@@ -16,10 +16,11 @@ from typing import Protocol
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.batching import choose_batch
 from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.ledger import RoundLedger
 from cluster.coordinator.planner import DraftPlanner, Moment, any_sampled
 from cluster.coordinator.round_book import RoundBook
-from cluster.coordinator.session import InFlight, Limits, Session, Status
+from cluster.coordinator.session import Limits, Session, Status
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.verdicts import is_sound, is_stuck
 from cluster.coordinator.waits import DraftWaits

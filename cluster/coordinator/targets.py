@@ -131,9 +131,9 @@ class TargetSeat:
             return True
         return False if self._num_busy >= BUSY_ROUNDS else None
 
-    def silence_of(self, session: Session) -> int:
-        """In how many rounds at least the drafters of `session` are to be asked for nothing."""
-        return self.silences[session.in_sampled_batch]
+    @property
+    def num_sessions(self) -> int:
+        return len(self.sessions)
 
     @property
     def tends_to_wait(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.coordinator.session import InFlight
+from cluster.coordinator.in_flight import InFlight
 from cluster.core import Verdict, VerdictFrame
 
 
