@@ -18,21 +18,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.core import (
-    CommitFrame,
     FloatArray,
     Observation,
     Proposal,
-    ProposalFrame,
-    StepReport,
     TokenArray,
     TokenTree,
     Verdict,
-    VerdictFrame,
-    VerifyFrame,
     VerifyItem,
-    WorkerDescription,
 )
 from cluster.errors import WorkerError
+from cluster.messages import (
+    CommitFrame,
+    ProposalFrame,
+    StepReport,
+    VerdictFrame,
+    VerifyFrame,
+    WorkerDescription,
+)
 from cluster.rpc.link import Link
 from cluster.spec.verify import walk_draws
 from cluster.token_log import prefix_hash

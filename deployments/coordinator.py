@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.config import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.core import (
+from cluster.messages import (
     CommitFrame,
     ProposalFrame,
     VerdictFrame,

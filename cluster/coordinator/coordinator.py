@@ -33,20 +33,20 @@ from cluster.coordinator.workers import (
     describe_coordinator,
     run_link,
 )
-from cluster.core import (
+from cluster.core import Request, TokenEvent
+from cluster.errors import ProtocolError
+from cluster.messages import (
     CommitFrame,
+    EventFrame,
     ProposalFrame,
-    Request,
-    TokenEvent,
+    SubmitFrame,
     VerdictFrame,
     VerifyFrame,
     WorkerDescription,
 )
-from cluster.errors import ProtocolError
 from cluster.metrics import Recorder
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.rpc.messages import EventFrame, SubmitFrame
 
 log = logging.getLogger(__name__)
 

@@ -24,15 +24,9 @@ from cluster.coordinator.proposals import (
 )
 from cluster.coordinator.replica import DrafterReplica, Subscription
 from cluster.coordinator.session import Session, Status
-from cluster.core import (
-    CommitFrame,
-    Observation,
-    ProposalFrame,
-    Refusal,
-    Verdict,
-    WorkerDescription,
-)
+from cluster.core import Observation, Verdict
 from cluster.errors import CapacityError, RequestError, error_from_code
+from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.link import Link
 

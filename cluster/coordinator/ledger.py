@@ -14,7 +14,8 @@ from cluster.coordinator.planner import DraftPlanner, Lesson
 from cluster.coordinator.session import Session
 from cluster.coordinator.statistics import Attribution, RecentRounds, RoundTimes
 from cluster.coordinator.targets import TargetSeat
-from cluster.core import StepReport, TokenArray, Verdict
+from cluster.core import TokenArray, Verdict
+from cluster.messages import StepReport
 from cluster.metrics import Recorder
 
 # Weight of the newest batch in the exported mean purity.

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
-from cluster.core import VerdictFrame
+from cluster.messages import VerdictFrame
 
 
 @dataclass(slots=True, eq=False)

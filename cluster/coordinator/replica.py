@@ -12,7 +12,8 @@ from typing import Protocol
 from cluster import metrics
 from cluster.coordinator.breaker import CircuitBreaker
 from cluster.coordinator.held import Growth, HeldTree
-from cluster.core import Commit, CommitFrame, ProposalFrame, Request, WorkerDescription
+from cluster.core import Commit, Request
+from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.link import Link
 from cluster.token_log import TokenLog

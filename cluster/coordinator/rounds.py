@@ -24,14 +24,7 @@ from cluster.coordinator.session import Limits, Session, Status
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.verdicts import is_sound, is_stuck
 from cluster.coordinator.waits import DraftWaits
-from cluster.core import (
-    CacheMiss,
-    FinishReason,
-    Refusal,
-    Verdict,
-    VerdictFrame,
-    VerifyItem,
-)
+from cluster.core import FinishReason, Verdict, VerifyItem
 from cluster.errors import (
     DrafthouseError,
     ProtocolError,
@@ -39,6 +32,7 @@ from cluster.errors import (
     WorkerError,
     error_from_code,
 )
+from cluster.messages import CacheMiss, Refusal, VerdictFrame
 from cluster.spec.drafts import Share
 
 log = logging.getLogger(__name__)

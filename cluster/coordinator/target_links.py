@@ -14,8 +14,8 @@ from cluster.coordinator.rounds import RoundLoop
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.workers import check_target, limits_of, run_link
-from cluster.core import VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.errors import WorkerError
+from cluster.messages import VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 from cluster.spec.step_profile import StepProfile

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.coordinator.session import Session
-from cluster.core import StepReport, VerdictFrame, VerifyFrame, VerifyItem, WorkerDescription
+from cluster.core import VerifyItem
+from cluster.messages import StepReport, VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.rpc.link import Link
 from cluster.spec.cohorts import CohortChoice
 from cluster.spec.drafts import Share

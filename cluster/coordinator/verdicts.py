@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from cluster.coordinator.in_flight import InFlight
-from cluster.core import Verdict, VerdictFrame
+from cluster.core import Verdict
+from cluster.messages import VerdictFrame
 
 
 def is_stuck(frame: VerdictFrame) -> bool:

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.core import (
-    CacheMiss,
-    InHand,
-    Refusal,
-    StepReport,
-    Verdict,
-    VerdictFrame,
-    VerifyFrame,
-    VerifyItem,
-)
+from cluster.core import Verdict, VerifyItem
 from cluster.errors import ProtocolError
+from cluster.messages import CacheMiss, InHand, Refusal, StepReport, VerdictFrame, VerifyFrame
 from cluster.rpc.codec import (
     decode_logprobs,
     decode_params,

@@ -17,19 +17,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from cluster.core import (
-    CacheMiss,
-    Refusal,
-    StepReport,
-    TokenArray,
-    TokenLogprob,
-    Verdict,
-    VerdictFrame,
-    VerifyItem,
-)
+from cluster.core import TokenArray, TokenLogprob, Verdict, VerifyItem
 from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.messages import CacheMiss, Refusal, StepReport, VerdictFrame
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logprobs import token_logprobs
 from cluster.spec.noise_torch import NoiseRows

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from cluster.coordinator.session import Session
-from cluster.core import Commit, StepReport, VerdictFrame, VerifyFrame
+from cluster.core import Commit
 from cluster.errors import WorkerError
+from cluster.messages import StepReport, VerdictFrame, VerifyFrame
 from cluster.rpc.link import Link
 from cluster.spec.demand import APART_NODES
 from tests.support.coordinator.house import GREEDY, House, collect, house, request, text_of

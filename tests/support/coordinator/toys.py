@@ -13,24 +13,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.core import (
-    CacheMiss,
     Commit,
-    CommitFrame,
     Observation,
     Proposal,
-    ProposalFrame,
-    Refusal,
     SamplingParams,
-    StepReport,
     TokenTree,
     Verdict,
-    VerdictFrame,
-    VerifyFrame,
     VerifyItem,
-    WorkerDescription,
     token_array,
 )
 from cluster.errors import WorkerError
+from cluster.messages import (
+    CacheMiss,
+    CommitFrame,
+    ProposalFrame,
+    Refusal,
+    StepReport,
+    VerdictFrame,
+    VerifyFrame,
+    WorkerDescription,
+)
 from cluster.rpc.link import Link
 from cluster.spec.verify import walk_draws
 from cluster.token_log import prefix_hash
