@@ -258,7 +258,6 @@ class Verdict:
 
     context_len: tokens before the first of token_ids.  path: accepted nodes of the item's tree,
     root first.  token_ids: int32[len(path) + 1], the path's tokens and one more of the target's.
-    node_draws: int32[n], the token the target drew *at* each node; the evidence for calibration.
     """
 
     request_id: str
@@ -266,7 +265,6 @@ class Verdict:
     context_len: int
     path: TokenArray
     token_ids: TokenArray
-    node_draws: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
     logprobs: tuple[TokenLogprob, ...] = ()
 
 

@@ -91,7 +91,6 @@ class StepReport:
     num_prefill_tokens: int = 0
     pages_in_use: int = 0
     pages_total: int = 0
-    pages_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

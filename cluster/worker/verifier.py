@@ -50,8 +50,6 @@ class EngineLike(Protocol):
     def pages_in_use(self) -> int: ...
     @property
     def pages_total(self) -> int: ...
-    @property
-    def pages_cached(self) -> int: ...
     def submit(self, work: Work) -> None: ...
     def step(self) -> list[Output]: ...
     def retain(self, request_id: str, path: Sequence[int]) -> None: ...
@@ -143,7 +141,6 @@ class Verifier:
         return StepReport(
             pages_in_use=self._engine.pages_in_use,
             pages_total=self._engine.pages_total,
-            pages_cached=self._engine.pages_cached,
         )
 
     def _admit(self, item: VerifyItem, answers: list[Answer]) -> None:
@@ -243,7 +240,6 @@ class Verifier:
             context_len=item.context_len,
             path=path,
             token_ids=token_ids,
-            node_draws=draws[1:],
             logprobs=_logprobs(entry, path, token_ids),
         )
 
@@ -266,7 +262,6 @@ class Verifier:
             num_prefill_tokens=engine.last_step.num_prefill_rows,
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
-            pages_cached=engine.pages_cached,
         )
 
 

@@ -165,9 +165,7 @@ class ToyTarget:
         draws = [toy_draw(context + path, item.prompt_len, params) for path in [[], *paths]]
         path, token_ids = walk_draws(item.tree, token_array(draws))
         self.contexts[item.request_id] = context + token_ids[:-1].tolist()
-        return Verdict(
-            item.request_id, item.generation, len(context), path, token_ids, token_array(draws[1:])
-        )
+        return Verdict(item.request_id, item.generation, len(context), path, token_ids)
 
 
 Grow = Callable[[list[int], Commit], TokenTree]

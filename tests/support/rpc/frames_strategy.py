@@ -88,23 +88,14 @@ def verdicts(draw: st.DrawFn) -> core.Verdict:
     size = draw(st.integers(0, 6))
     return core.Verdict(
         draw(ids), draw(generations), draw(lengths), draw(tokens(size, size)),
-        draw(tokens(size + 1, size + 1)), draw(tokens()), draw(logprobs(size + 1)),
+        draw(tokens(size + 1, size + 1)), draw(logprobs(size + 1)),
     )  # fmt: skip
 
 
 misses = st.builds(messages.CacheMiss, ids, generations, lengths)
 refusals = st.builds(messages.Refusal, ids, generations, ids, texts)
 reports = st.builds(
-    messages.StepReport,
-    doubles,
-    doubles,
-    doubles,
-    lengths,
-    lengths,
-    lengths,
-    lengths,
-    lengths,
-    lengths,
+    messages.StepReport, doubles, doubles, doubles, lengths, lengths, lengths, lengths, lengths
 )
 commits = st.builds(
     core.Commit, ids, generations, lengths, hashes, tokens(), lengths, lengths, ids,
