@@ -117,7 +117,8 @@ class Coordinator:
         """Give a target work from now on; raises ProtocolError when it does not fit the others.
 
         Returns a task that is done when the target has left, for whatever reason: then connect
-        anew.  A target of the same id is replaced.
+        anew.  It is cancelled where the coordinator itself leaves the target, say one that is
+        silent, so wait for it by `asyncio.wait`.  A target of the same id is replaced.
         """
         self.remove_target(target_id)
         self._targets.check(description)
