@@ -25,12 +25,11 @@ from cluster.core import (
     SpeculationOptions,
     SpeculationStats,
     TokenEvent,
-    WorkerDescription,
     token_array,
 )
+from cluster.messages import EventFrame, SubmitFrame, WorkerDescription
 from cluster.rpc.channel import CoordinatorLink, connect_coordinator, connect_target
 from cluster.rpc.link import Link
-from cluster.rpc.messages import EventFrame, SubmitFrame
 
 _READY = " ready: "
 _JOIN_S = 30.0

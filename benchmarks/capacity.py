@@ -28,10 +28,10 @@ from benchmarks.null_workers import (
 )
 from cluster.config import Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
-from cluster.core import Request, SamplingParams, VerdictFrame, VerifyFrame
+from cluster.core import Request, SamplingParams
+from cluster.messages import EventFrame, SubmitFrame, VerdictFrame, VerifyFrame
 from cluster.rpc.link import Link
 from cluster.rpc.memory import memory_pair
-from cluster.rpc.messages import EventFrame, SubmitFrame
 
 _PROMPT_LEN = 63  # whole periods
 _FIRST_ROUNDS = 5  # left out of the account: opening, and rounds before the drafters have answered

@@ -33,18 +33,11 @@ from benchmarks.prompts import Prompt, prompts
 from benchmarks.serving import write_report
 from cluster.config import Config
 from cluster.config_file import load
-from cluster.core import (
-    Commit,
-    DraftTask,
-    Observation,
-    Proposal,
-    SamplingParams,
-    WorkerDescription,
-    token_array,
-)
+from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.registry import create
 from cluster.draft.replay import Recording, ReplayStats, replay
+from cluster.messages import WorkerDescription
 from cluster.spec.step_profile import StepProfile
 from cluster.spec.tree import merge, prune
 

@@ -18,21 +18,23 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.core import (
-    CommitFrame,
     FloatArray,
     Observation,
     Proposal,
-    ProposalFrame,
-    StepReport,
     TokenArray,
     TokenTree,
     Verdict,
-    VerdictFrame,
-    VerifyFrame,
     VerifyItem,
-    WorkerDescription,
 )
 from cluster.errors import WorkerError
+from cluster.messages import (
+    CommitFrame,
+    ProposalFrame,
+    StepReport,
+    VerdictFrame,
+    VerifyFrame,
+    WorkerDescription,
+)
 from cluster.rpc.link import Link
 from cluster.spec.verify import walk_draws
 from cluster.token_log import prefix_hash
@@ -145,8 +147,7 @@ class NullTarget:
             path, emitted = self._path, upcoming[:TOKENS_PER_ROUND]
         else:
             path, emitted = self._walk(item.tree, upcoming)
-        draws = upcoming[1 : 1 + len(ids)]  # right along the path; nobody reads the others
-        return Verdict(item.request_id, item.generation, length, path, emitted, draws)
+        return Verdict(item.request_id, item.generation, length, path, emitted)
 
     def _walk(self, tree: TokenTree, upcoming: TokenArray) -> tuple[TokenArray, TokenArray]:
         """Any other tree, in the ordinary way."""

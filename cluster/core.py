@@ -19,9 +19,6 @@ from cluster.records import record
 TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
-# Frames between peers carry this number; peers with another one refuse each other in Describe.
-PROTOCOL_VERSION = 2
-
 
 def token_array(token_ids: Iterable[int] | TokenArray) -> TokenArray:
     """`token_ids` as a contiguous int32 array; no copy when it is one already."""
@@ -261,7 +258,6 @@ class Verdict:
 
     context_len: tokens before the first of token_ids.  path: accepted nodes of the item's tree,
     root first.  token_ids: int32[len(path) + 1], the path's tokens and one more of the target's.
-    node_draws: int32[n], the token the target drew *at* each node; the evidence for calibration.
     """
 
     request_id: str
@@ -269,109 +265,7 @@ class Verdict:
     context_len: int
     path: TokenArray
     token_ids: TokenArray
-    node_draws: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
     logprobs: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CacheMiss:
-    """ "I have `have_len` tokens": the worker lost or never had the rest.  Send from there."""
-
-    request_id: str
-    generation: int
-    have_len: int
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """An item the worker cannot serve, and why (an error code of `cluster.errors`)."""
-
-    request_id: str
-    generation: int
-    code: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class InHand:
-    """The target has the item of this request and will answer it."""
-
-    request_id: str
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class StepReport:
-    """Where one target step's time went, and what the engine holds after it.
-
-    step_time_s: forward, draw and walk.  queue_time_s: from the frame's arrival to the step.
-    num_sequences: items that drew (decode or verify).  num_nodes: draft nodes verified.
-    num_prefill_tokens: rows of prefill chunks in the same step.
-    """
-
-    step_time_s: float = 0.0
-    forward_time_s: float = 0.0
-    queue_time_s: float = 0.0
-    num_sequences: int = 0
-    num_nodes: int = 0
-    num_prefill_tokens: int = 0
-    pages_in_use: int = 0
-    pages_total: int = 0
-    pages_cached: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VerifyFrame:
-    """Coordinator to target: a batch that runs as one step, and requests to forget.
-
-    is_apart: it does not join the step of frames that came before it.
-    """
-
-    items: tuple[VerifyItem, ...] = ()
-    released: tuple[str, ...] = ()
-    is_apart: bool = False
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class VerdictFrame:
-    """Target to coordinator.  Every item of a VerifyFrame is answered once, in some frame.
-
-    in_hand: every item that is still to be answered, in a frame of its own, said once a second
-    while there are any, however long a step takes.
-    """
-
-    verdicts: tuple[Verdict, ...] = ()
-    misses: tuple[CacheMiss, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    report: StepReport | None = None
-    in_hand: tuple[InHand, ...] = ()
-
-    @property
-    def is_heartbeat(self) -> bool:
-        """Whether it answers nothing and tells of no step."""
-        return not (self.verdicts or self.misses or self.refusals or self.report)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CommitFrame:
-    """Coordinator to drafter."""
-
-    commits: tuple[Commit, ...] = ()
-    released: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ProposalFrame:
-    """Drafter to coordinator.  pages_*: KV pages of the drafter's engine, 0 without one."""
-
-    proposals: tuple[Proposal, ...] = ()
-    observations: tuple[Observation, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    pages_in_use: int = 0
-    pages_total: int = 0
-    num_requests: int = 0
-    draft_time_s: float = 0.0
-    completions: tuple[Completion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,28 +308,3 @@ class TokenEvent:
     error_code: str = ""  # with FinishReason.ERROR
     error_message: str = ""
     retry_after_s: float = 0.0  # with a CapacityError's code
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDescription:
-    """What a worker says of itself in Describe; a mismatch is refused at connect.
-
-    model_hash: of the checkpoint's config and weights index.  tokenizer_hash: over the token
-    strings in id order, "" for drafters that serve any vocabulary.  devices: names of what it
-    computes on, unique among all machines; empty = unknown.  step_rows, step_times_s: a target's
-    `StepProfile`, empty = not measured.
-    """
-
-    worker_id: str
-    role: str  # "target" | "drafter" | "coordinator"
-    name: str
-    protocol_version: int = PROTOCOL_VERSION
-    model_hash: str = ""
-    tokenizer_hash: str = ""
-    vocab_size: int = 0
-    max_context_len: int = 0
-    max_running_sequences: int = 0
-    max_batch_tokens: int = 0
-    devices: tuple[str, ...] = ()
-    step_rows: tuple[int, ...] = ()
-    step_times_s: tuple[float, ...] = ()

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
-from cluster.core import WorkerDescription
 from cluster.errors import DrafthouseError, ProtocolError
+from cluster.messages import WorkerDescription
 from cluster.rpc.link import Link
 from deployments.endpoints import Endpoint, Endpoints
 

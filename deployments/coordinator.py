@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from cluster.config import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.core import (
+from cluster.messages import (
     CommitFrame,
     ProposalFrame,
     VerdictFrame,
@@ -84,7 +85,7 @@ class CoordinatorDeployment:
     ) -> None:
         left = self._coordinator.add_target(endpoint.id, description, link)
         try:
-            await left
+            await asyncio.wait({left})  # not its outcome: it is cancelled where we leave
         finally:
             self._coordinator.remove_target(endpoint.id)
 
@@ -101,7 +102,7 @@ class CoordinatorDeployment:
         ) -> None:
             left = self._coordinator.add_drafter(name, endpoint.id, description, link)
             try:
-                await left
+                await asyncio.wait({left})  # not its outcome: it is cancelled where we leave
             finally:
                 self._coordinator.remove_drafter(name, endpoint.id)
 

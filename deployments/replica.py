@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from cluster.core import WorkerDescription
+from cluster.messages import WorkerDescription
 from cluster.rpc.server import RunningServer
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
 

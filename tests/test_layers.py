@@ -37,9 +37,9 @@ def test_a_module_loads_nothing_that_its_layer_forbids(name: str, forbidden: set
     assert modules_after_importing(name) & forbidden == set()
 
 
-def test_no_modules_of_the_engine_import_each_other_in_a_circle() -> None:
-    graph = grimp.build_graph("cluster")
-    modules = {name for name in graph.modules if name.startswith("cluster.engine")}
-    imports = {name: graph.find_modules_directly_imported_by(name) & modules for name in modules}
+@pytest.mark.parametrize("package", ["cluster", "deployments"])
+def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
+    graph = grimp.build_graph(package, cache_dir=None)
+    imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
-    assert "cluster.engine.attention.seam" in imports
+    assert len(imports) > 10

@@ -19,7 +19,6 @@ from cluster.config import Config
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.ingress import IngressLink
 from cluster.coordinator.ledger import RoundLedger
-from cluster.coordinator.liveness import Liveness, Overdue
 from cluster.coordinator.planner import DraftPlanner
 from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.replica import DrafterReplica
@@ -27,41 +26,33 @@ from cluster.coordinator.rounds import RoundLoop
 from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.stream import EventStream
-from cluster.coordinator.targets import TargetSeat
+from cluster.coordinator.target_links import TargetLinks
 from cluster.coordinator.waits import DraftWaits, Timer, event_loop_timer
 from cluster.coordinator.workers import (
     check_drafter,
-    check_target,
     describe_coordinator,
-    limits_of,
     run_link,
 )
-from cluster.core import (
+from cluster.core import Request, TokenEvent
+from cluster.errors import ProtocolError
+from cluster.messages import (
     CommitFrame,
+    EventFrame,
     ProposalFrame,
-    Request,
-    TokenEvent,
+    SubmitFrame,
     VerdictFrame,
     VerifyFrame,
     WorkerDescription,
 )
-from cluster.errors import ProtocolError, WorkerError
 from cluster.metrics import Recorder
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.rpc.messages import EventFrame, SubmitFrame
-from cluster.spec.step_profile import StepProfile
 
 log = logging.getLogger(__name__)
 
 _BYTES_PER_TOKEN = 4
 # Timeouts are multiples of seconds; nothing on the round path depends on the watch.
 _WATCH_INTERVAL_S = 0.5
-# A process that was itself stopped, or starved, has heard nobody meanwhile: of the time between two
-# looks of the watch no more than this counts as anyone's silence.
-_MAX_LAPSE_S = 2 * _WATCH_INTERVAL_S
-# Turns of the event loop within which a verdict is committed and the next batch is under way.
-_FORMING_TURNS = 6
 
 
 class Coordinator:
@@ -83,7 +74,6 @@ class Coordinator:
         self._config = config
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
-        self._max_frame_tokens = max_frame_tokens
         promises = self._promises = PromiseBook(settings)
         self._pool = DrafterPool(settings, self.recorder, promises)
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
@@ -93,12 +83,12 @@ class Coordinator:
         self._rounds = RoundLoop(
             self._table, self._pool, planner, self._ledger, waits, settings, clock
         )
-        self._tasks: dict[TargetSeat | DrafterReplica, asyncio.Task[None]] = {}
+        self._targets = TargetLinks(
+            settings, self._table, self._rounds, planner, self._ledger, max_frame_tokens, clock
+        )
+        self._tasks: dict[DrafterReplica, asyncio.Task[None]] = {}
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
-        self._liveness = Liveness(settings.target_silence_s, settings.target_timeout_s)
-        self._last_tick = clock()
-        self._num_forming = 0  # targets that wait for their next batch while it is formed
 
     async def start(self) -> None:
         """Start the watch over timeouts; idempotent."""
@@ -109,8 +99,8 @@ class Coordinator:
         """Cancel every request and leave every worker."""
         for session_id in list(self._table.sessions):
             self._table.cancel(session_id)
-        self._dispatch_touched()
-        await asyncio.gather(*(seat.flush() for seat in self._seats()), return_exceptions=True)
+        self._targets.dispatch_touched()
+        await self._targets.stop()
         tasks = list(self._tasks.values())
         if self._watch is not None:
             tasks.append(self._watch)
@@ -127,35 +117,22 @@ class Coordinator:
         """Give a target work from now on; raises ProtocolError when it does not fit the others.
 
         Returns a task that is done when the target has left, for whatever reason: then connect
-        anew.  A target of the same id is replaced.
+        anew.  It is cancelled where the coordinator itself leaves the target, say one that is
+        silent, so wait for it by `asyncio.wait`.  A target of the same id is replaced.
         """
         self.remove_target(target_id)
-        check_target(description, (seat.description for seat in self._seats()))
+        self._targets.check(description)
         for replica in list(self._pool):
             try:
                 check_drafter(replica.description, description)
             except ProtocolError as error:
                 log.error("drafter removed: %s", error.message)
                 self.remove_drafter(replica.name, replica.id)
-        seat = TargetSeat(target_id, description, link, self._max_frame_tokens, self._clock())
-        seat.num_cohorts = 2 if self._config.coordinator.cohorts == "two" else 1
-        self._table.seats[target_id] = seat
-        self._planner.meet(
-            target_id, StepProfile.of(description.step_rows, description.step_times_s)
-        )
-        self._update_limits()
-        log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
-        self._table.admit()
-        self._dispatch_touched()
-        task = self._tasks[seat] = asyncio.create_task(self._run_target(seat))
-        return task
+        return self._targets.add(target_id, description, link)
 
     def remove_target(self, target_id: str) -> None:
         """Stop using a target; its sessions move.  An unknown id is no error."""
-        seat = self._table.seats.get(target_id)
-        if seat is not None:
-            self._lose_target(seat)
-            self._tasks[seat].cancel()
+        self._targets.remove(target_id)
 
     def add_drafter(
         self,
@@ -166,7 +143,7 @@ class Coordinator:
     ) -> asyncio.Task[None]:
         """Add a replica to the pool of drafter `name`; like `add_target` otherwise."""
         self.remove_drafter(name, replica_id)
-        target = next((seat.description for seat in self._seats()), None)
+        target = next((seat.description for seat in self._targets.seats), None)
         check_drafter(description, target)
         replica = self._pool.add(name, replica_id, description, link)
         log.info("drafter joined name=%s id=%s", name, replica_id)
@@ -191,7 +168,7 @@ class Coordinator:
         session_id: unique at this coordinator.  Raises RequestError or CapacityError.
         """
         self._table.open(session_id, request, deliver)
-        self._dispatch_touched()
+        self._targets.dispatch_touched()
 
     async def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
         """The events of `request`; raises RequestError or CapacityError at the first one.
@@ -210,7 +187,7 @@ class Coordinator:
         """Free a request's state everywhere; unknown and finished ones are no error."""
         self._table.cancel(session_id)
         self._table.admit()
-        self._dispatch_touched()
+        self._targets.dispatch_touched()
 
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
         """Serve one ingress link until it ends."""
@@ -219,7 +196,7 @@ class Coordinator:
     # Reports
 
     def describe(self) -> WorkerDescription:
-        seats = self._seats()
+        seats = self._targets.seats
         target = seats[0].description if seats else None
         return describe_coordinator(self._id, self._config, target)
 
@@ -240,7 +217,7 @@ class Coordinator:
             "id": self._id,
             "num_running": self._table.num_running,
             "num_waiting": self._table.num_waiting,
-            "targets": [seat.status() for seat in self._seats()],
+            "targets": [seat.status() for seat in self._targets.seats],
             "drafters": self._pool.status(self._clock()),
             "recent_rounds": self._ledger.recent_rounds.report(),
         }
@@ -248,102 +225,17 @@ class Coordinator:
     def tick(self) -> None:
         """Act on everything that is overdue; called every half second by the watch."""
         now = self._clock()
-        elapsed_s = min(now - self._last_tick, _MAX_LAPSE_S)
-        self._last_tick = now
-        for seat in self._seats():
-            self._attend(seat, self._liveness.pass_time(seat, elapsed_s))
+        self._targets.leave_silent(now)
         self._table.fail_unserved(now, self._config.coordinator.target_timeout_s)
         for session in self._pool.move_stalled(now):
             self._pool.commit(session, now)
-        self._dispatch_touched()
+        self._targets.dispatch_touched()
 
     # Tasks
 
-    def _attend(self, seat: TargetSeat, overdue: Overdue) -> None:
-        """Do something about what a target has not answered in time."""
-        if overdue.why_left:
-            log.error("target is left id=%s: it %s", seat.id, overdue.why_left)
-            self.remove_target(seat.id)
-            return
-        for session in overdue.again:
-            log.warning("an item is lost at target id=%s; it is sent again", seat.id)
-            seat.send_again(session)
-        for session in overdue.lost:
-            error = WorkerError(f"target {seat.id} does not answer for this request")
-            self._table.relocate(session, error)
-        if overdue.lost:
-            self._table.admit()
-
-    def _seats(self) -> list[TargetSeat]:
-        return list(self._table.seats.values())
-
-    def _update_limits(self) -> None:
-        """What every target can serve; without targets, what the last ones could."""
-        limits = limits_of(seat.description for seat in self._seats())
-        if limits is not None:
-            self._table.limits = self._rounds.limits = limits
-
-    def _dispatch_touched(self) -> None:
-        while self._table.touched:
-            self._rounds.dispatch(self._table.touched.pop())
-
-    async def _run_target(self, seat: TargetSeat) -> None:
-        try:
-            work = run_until_first_ends(self._read_verdicts(seat), seat.send_forever())
-            await run_link(work, f"target id={seat.id}")
-        finally:
-            self._tasks.pop(seat, None)
-            self._lose_target(seat)
-            await seat.link.close()
-
-    async def _read_verdicts(self, seat: TargetSeat) -> None:
-        async for frame in seat.link:
-            self._liveness.heard(seat, frame)
-            if frame.is_heartbeat:
-                continue
-            self._num_forming += 1
-            try:
-                await self._answer(seat, frame)
-            finally:
-                self._num_forming -= 1
-            # An in-process target reads its frame now, and ingresses send theirs; what follows
-            # runs beside the step.
-            for _ in range(3):
-                await asyncio.sleep(0)
-            self._rounds.settle(seat)
-            self._ledger.settle()
-
-    async def _answer(self, seat: TargetSeat, frame: VerdictFrame) -> None:
-        """Commit what a target has said, and send it the next batch."""
-        self._rounds.take(seat, frame, self._clock())
-        self._table.touched.add(seat)
-        self._table.admit()
-        if seat.tends_to_wait:
-            # The next batch may well wait, too: drafters begin while it is planned,
-            # when their frames are made (the first turn) and written (the second).
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        self._dispatch_touched()
-        await seat.flush()
-        # Its frame is written in the next turn.
-        await asyncio.sleep(0)
-
     async def wait_sent(self) -> None:
         """Return when no batch is being formed that a target waits for, or some turns later."""
-        for _ in range(_FORMING_TURNS):  # a target that takes nothing holds up nobody's events
-            await asyncio.sleep(0)
-            if not self._num_forming:
-                return
-
-    def _lose_target(self, seat: TargetSeat) -> None:
-        if self._table.seats.get(seat.id) is seat:
-            log.info("target left id=%s sessions=%d", seat.id, len(seat.sessions))
-            self._rounds.abandon(seat)
-            self._table.lose_seat(seat)
-            self._ledger.forget(seat)
-            self._liveness.forget(seat)
-            self._update_limits()
-            self._dispatch_touched()
+        await self._targets.wait_sent()
 
     async def _run_drafter(self, replica: DrafterReplica) -> None:
         failed = True

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from cluster import metrics
 from cluster.config import CoordinatorConfig
+from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.replica import DrafterReplica
-from cluster.coordinator.session import InFlight, Session
-from cluster.coordinator.targets import TargetSeat
+from cluster.coordinator.session import Seat, Session
 from cluster.core import TokenArray
 from cluster.metrics import Recorder
 from cluster.spec.demand import MAX_LAG, Demand, DemandBook, Place, Used
@@ -26,7 +26,7 @@ _SILENT = Demand(Mode.PARKED, 0)
 _MAX_TERMS = 1024
 
 
-def _are_apart(replica: DrafterReplica, seat: TargetSeat) -> bool:
+def _are_apart(replica: DrafterReplica, seat: Seat) -> bool:
     """Whether it is a model on other devices than the target's, as far as these are known.
 
     Look-ups do not keep what they grew: a broad tree would cost them its time with every commit.
@@ -36,7 +36,7 @@ def _are_apart(replica: DrafterReplica, seat: TargetSeat) -> bool:
     return replica.devices.isdisjoint(seat.devices)
 
 
-def share_devices(replica: DrafterReplica, seat: TargetSeat | None) -> bool:
+def share_devices(replica: DrafterReplica, seat: Seat | None) -> bool:
     """Whether it slows the target down when it computes, as far as their devices are known."""
     return seat is not None and not replica.devices.isdisjoint(seat.devices)
 
@@ -69,7 +69,7 @@ class DraftDemand:
         at every drafter of every sequence a percent of a plain step.
         """
         seat = session.target
-        if self._book is None or seat is None or not seat.silence_of(session):
+        if self._book is None or seat is None or not seat.silences[session.in_sampled_batch]:
             session.num_silent_commits = 0
             return False
         session.num_silent_commits += 1
@@ -90,7 +90,7 @@ class DraftDemand:
             return False
         if session.num_silent_commits == 1 and name in session.subscriptions:
             return False  # it hears that it is to stop
-        if session.target.silence_of(session) <= MAX_LAG:
+        if session.target.silences[session.in_sampled_batch] <= MAX_LAG:
             return False
         self._num_skipped[(name,), session.request.task] += 1
         return True
@@ -128,17 +128,15 @@ class DraftDemand:
                 seat.asked_in_round = seat.num_rounds
         return demand
 
-    def _terms(
-        self, seat: TargetSeat, replica: DrafterReplica, task: str
-    ) -> tuple[Place, bool, bool]:
+    def _terms(self, seat: Seat, replica: DrafterReplica, task: str) -> tuple[Place, bool, bool]:
         """(place, whether the drafter is cheap there, whether it is apart): the same for all
         sessions of a task that are committed to in one round."""
         key = (seat.id, replica.name, replica.id, task)
-        as_of = (seat.num_rounds, len(seat.sessions))
+        as_of = (seat.num_rounds, seat.num_sessions)
         known = self._known_terms.get(key)
         if known is not None and known[0] == as_of:
             return known[1]
-        num_sequences = max(len(seat.sessions), 1)
+        num_sequences = max(seat.num_sessions, 1)
         share_s, cost_s = seat.step_time_s / num_sequences, replica.draft_cost_s
         is_cheap = cost_s is not None and cost_s <= _CHEAP_SHARE * share_s
         terms = Place(seat.id, task, num_sequences), is_cheap, _are_apart(replica, seat)

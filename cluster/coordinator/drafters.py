@@ -13,6 +13,7 @@ from cluster import metrics
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.breaker import BreakerBook
 from cluster.coordinator.demand import DraftDemand, share_devices, used_by_drafter
+from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.proposals import (
     are_sound,
@@ -21,17 +22,11 @@ from cluster.coordinator.proposals import (
     problem_of,
     problem_of_tree,
 )
-from cluster.coordinator.replica import DrafterReplica
-from cluster.coordinator.session import InFlight, Session, Status, Subscription
-from cluster.core import (
-    CommitFrame,
-    Observation,
-    ProposalFrame,
-    Refusal,
-    Verdict,
-    WorkerDescription,
-)
+from cluster.coordinator.replica import DrafterReplica, Subscription
+from cluster.coordinator.session import Session, Status
+from cluster.core import Observation, Verdict
 from cluster.errors import CapacityError, RequestError, error_from_code
+from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.link import Link
 
@@ -53,6 +48,7 @@ class DrafterPool:
         self._promises = promises
         self._demand = DraftDemand(config)
         self._replicas: dict[str, dict[str, DrafterReplica]] = {}
+        self._subscribed: dict[str, Session] = {}  # by id: those that a replica is told of
         self._breakers = BreakerBook(config.breaker_failures, config.breaker_reset_s)
         # Half a frame at most, which leaves room for everything that is not tokens.
         self._max_frame_tokens = config.max_frame_bytes // (2 * _BYTES_PER_TOKEN)
@@ -140,6 +136,7 @@ class DrafterPool:
         for subscription in session.subscriptions.values():
             subscription.replica.forget(session.id)
         session.subscriptions.clear()
+        self._subscribed.pop(session.id, None)
         self._demand.release(session)
 
     def record_demand(self) -> None:
@@ -270,6 +267,7 @@ class DrafterPool:
             return None
         subscription = session.subscriptions[name] = Subscription(replica)
         replica.sessions[session.id] = session
+        self._subscribed[session.id] = session
         return subscription
 
     @staticmethod
@@ -281,7 +279,7 @@ class DrafterPool:
         return subscription if subscription and subscription.replica is replica else None
 
     def _detach_all(self, replica: DrafterReplica) -> list[Session]:
-        sessions = list(replica.sessions.values())
+        sessions = [self._subscribed[session_id] for session_id in replica.sessions]
         for session in sessions:
             self._detach(replica, session)
         return sessions

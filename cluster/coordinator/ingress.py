@@ -11,9 +11,9 @@ from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import error_event
 from cluster.core import Request, TokenEvent
 from cluster.errors import DrafthouseError, WorkerError
+from cluster.messages import EventFrame, SubmitFrame
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.rpc.messages import EventFrame, SubmitFrame
 
 log = logging.getLogger(__name__)
 

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster import metrics
+from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.planner import DraftPlanner, Lesson
-from cluster.coordinator.session import InFlight, Session
+from cluster.coordinator.session import Session
 from cluster.coordinator.statistics import Attribution, RecentRounds, RoundTimes
 from cluster.coordinator.targets import TargetSeat
-from cluster.core import StepReport, TokenArray, Verdict
+from cluster.core import TokenArray, Verdict
+from cluster.messages import StepReport
 from cluster.metrics import Recorder
 
 # Weight of the newest batch in the exported mean purity.

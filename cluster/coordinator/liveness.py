@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.coordinator.session import InFlight, Session
+from cluster.coordinator.in_flight import InFlight
+from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
-from cluster.core import VerdictFrame
+from cluster.messages import VerdictFrame
 
 
 @dataclass(slots=True, eq=False)

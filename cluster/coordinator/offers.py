@@ -6,7 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from cluster.coordinator.session import Group, HeldTree, Place, Session, Subscription
+from cluster.coordinator.held import HeldTree, Place
+from cluster.coordinator.replica import Subscription
+from cluster.coordinator.session import Group, Session
 from cluster.core import FloatArray
 from cluster.records import record
 from cluster.spec.forest import Forest, Mask

@@ -9,9 +9,10 @@ import numpy as np
 
 from cluster import metrics
 from cluster.config import CoordinatorConfig
+from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.offers import Offers, gather
 from cluster.coordinator.promises import PromiseBook
-from cluster.coordinator.session import Group, InFlight, Limits, Session
+from cluster.coordinator.session import Group, Limits, Session
 from cluster.core import EMPTY_FLOATS, TokenArray
 from cluster.metrics import Recorder
 from cluster.spec import union

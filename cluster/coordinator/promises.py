@@ -11,7 +11,9 @@ import numpy as np
 
 from cluster import metrics
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.session import Group, Growth, Session, Subscription
+from cluster.coordinator.held import Growth
+from cluster.coordinator.replica import Subscription
+from cluster.coordinator.session import Group, Session
 from cluster.core import Completion, FloatArray, Proposal, TokenTree
 from cluster.metrics import Recorder
 from cluster.spec.forest import Floats, Mask, concatenated, join

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.coordinator.session import HeldTree, Session, Subscription
+from cluster.coordinator.held import HeldTree
+from cluster.coordinator.replica import Subscription
+from cluster.coordinator.session import Session
 from cluster.core import FloatArray, Observation, Proposal, TokenTree
 from cluster.errors import ProtocolError
 from cluster.spec.forest import are_well_formed, concatenated

@@ -4,17 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from cluster import metrics
 from cluster.coordinator.breaker import CircuitBreaker
-from cluster.coordinator.session import Session, Subscription
-from cluster.core import Commit, CommitFrame, ProposalFrame, WorkerDescription
+from cluster.coordinator.held import Growth, HeldTree
+from cluster.core import Commit, Request
+from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.link import Link
+from cluster.token_log import TokenLog
 
 # Of so many commits the drafting cost is a mean; then older ones begin to count less.
 _COST_COMMITS = 256
+
+
+@dataclass(slots=True)
+class Subscription:
+    """What one drafter replica has been told of a session, and what it answered.
+
+    sent_len: tokens it has been sent.  base_len, generation: of the last commit, None before the
+    first.  expected: lengths at the ends of commits that it has not answered yet.
+    num_shortages: answers in a row that asked for tokens again.
+    """
+
+    replica: DrafterReplica
+    sent_len: int = 0
+    base_len: int | None = None
+    generation: int | None = None
+    num_shortages: int = 0
+    expected: deque[int] = field(default_factory=lambda: deque(maxlen=64))
+    held: HeldTree | None = None
+    growth: Growth | None = None  # None: nobody waits for drafts
+    log_loss: float | None = None  # running mean of what the drafter reports on commits
+
+
+class Subscriber(Protocol):
+    """A session, as far as a drafter is told of it."""
+
+    id: str
+    generation: int
+    request: Request
+    prompt_len: int
+    tokens: TokenLog
+    subscriptions: dict[str, Subscription]
 
 
 class DrafterReplica:
@@ -40,14 +76,14 @@ class DrafterReplica:
         self.devices = frozenset(description.devices)
         self.link = link
         self.breaker = breaker
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, Subscriber] = {}
         self.unanswered_since: float | None = None  # a frame was sent and nothing came back yet
         # Waits in a row that ended before its drafts came, without any that came in time between.
         self.num_broken_promises = 0
         self._has_reported = False  # it has gauges of its own, of requests and of KV pages
         self._has_pages = False
         self._max_frame_tokens = max_frame_tokens
-        self._news: dict[str, Session] = {}
+        self._news: dict[str, Subscriber] = {}
         self._max_nodes: dict[str, int] = {}  # what each session asks for
         self._draft_time_s = 0.0  # what it spent on so many commits that asked for drafts
         self._num_asked = 0
@@ -69,7 +105,7 @@ class DrafterReplica:
         """Seconds it spends on drafts per commit that asks for some; None while unknown."""
         return self._draft_time_s / self._num_asked if self._num_asked else None
 
-    def mark(self, session: Session, max_nodes: int | None = None) -> None:
+    def mark(self, session: Subscriber, max_nodes: int | None = None) -> None:
         """There are tokens of `session` that the replica has not been sent.
 
         max_nodes: what it may grow from now on, 0 = nothing; None = as many as before.
@@ -142,7 +178,7 @@ class DrafterReplica:
             return None
         return CommitFrame(tuple(commits), released)
 
-    def _commit(self, session: Session, max_tokens: int) -> Commit | None:
+    def _commit(self, session: Subscriber, max_tokens: int) -> Commit | None:
         """The next commit of `session`, at most max_tokens long; None when it has all."""
         subscription: Subscription | None = session.subscriptions.get(self.name)
         if subscription is None or subscription.replica is not self:

@@ -12,7 +12,7 @@ from cluster.coordinator.session import Session
 from cluster.coordinator.statistics import RoundTimes
 from cluster.coordinator.targets import ClosedRound, OpenRound, TargetSeat
 from cluster.coordinator.waits import DraftWaits
-from cluster.core import StepReport
+from cluster.messages import StepReport
 
 
 class RoundBook:

@@ -16,21 +16,15 @@ from typing import Protocol
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.batching import choose_batch
 from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.ledger import RoundLedger
 from cluster.coordinator.planner import DraftPlanner, Moment, any_sampled
 from cluster.coordinator.round_book import RoundBook
-from cluster.coordinator.session import InFlight, Limits, Session, Status
+from cluster.coordinator.session import Limits, Session, Status
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.verdicts import is_sound, is_stuck
 from cluster.coordinator.waits import DraftWaits
-from cluster.core import (
-    CacheMiss,
-    FinishReason,
-    Refusal,
-    Verdict,
-    VerdictFrame,
-    VerifyItem,
-)
+from cluster.core import FinishReason, Verdict, VerifyItem
 from cluster.errors import (
     DrafthouseError,
     ProtocolError,
@@ -38,6 +32,7 @@ from cluster.errors import (
     WorkerError,
     error_from_code,
 )
+from cluster.messages import CacheMiss, Refusal, VerdictFrame
 from cluster.spec.drafts import Share
 
 log = logging.getLogger(__name__)

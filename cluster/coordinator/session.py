@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import enum
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
+from cluster.coordinator.in_flight import InFlight
+from cluster.coordinator.replica import Subscription
 from cluster.coordinator.statistics import RequestStatistics
 from cluster.core import (
     EMPTY_TOKENS,
-    EMPTY_TREE,
     FinishReason,
-    FloatArray,
     Request,
     TokenArray,
     TokenEvent,
@@ -23,18 +22,9 @@ from cluster.core import (
     Verdict,
     VerifyItem,
 )
-from cluster.records import record
-from cluster.spec.forest import Forest
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.reach import Reach
 from cluster.token_log import TokenLog
-
-if TYPE_CHECKING:
-    from cluster.coordinator.replica import DrafterReplica
-    from cluster.coordinator.targets import TargetSeat
-
-_NO_CLAIMS: FloatArray = np.empty((0, 0), dtype=np.float32)
-_NO_CLAIMS.setflags(write=False)
 
 Deliver = Callable[[TokenEvent], None]
 Group = tuple[str, bool]  # task class; sampled, or greedy
@@ -48,118 +38,6 @@ class Status(enum.StrEnum):
     FINISHED = "finished"
 
 
-@dataclass(slots=True, eq=False)
-class Place:
-    """Where a tree stands in the arrays of a batch.
-
-    claimed, calibrated: float32[n], survivals of all the forest's nodes.
-    """
-
-    forest: Forest
-    claimed: FloatArray
-    calibrated: FloatArray
-    index: int
-
-
-@dataclass(slots=True, eq=False)
-class HeldTree:
-    """The newest tree of one drafter; it continues the first `base_len` tokens.
-
-    proposed_len: base_len as proposed, before any re-rooting; orders proposals that overtook
-    each other.  calibrated: the claimed survivals after calibration, None = not yet done.
-    checked: the tree is known to be sound; it may be used only then.
-    place: what is left of it after the last batch, which mostly is replaced before the next one.
-    """
-
-    base_len: int
-    proposed_len: int
-    tree: TokenTree
-    survival: FloatArray
-    calibrated: FloatArray | None = None
-    checked: bool = False
-    place: Place | None = None
-
-    def settle(self) -> None:
-        """Take what is left of the tree out of the arrays of the last batch."""
-        place, self.place = self.place, None
-        if place is not None:
-            nodes = place.forest.span(place.index)
-            self.tree = place.forest.tree(place.index)
-            self.survival, self.calibrated = place.claimed[nodes], place.calibrated[nodes]
-
-
-@dataclass(slots=True, eq=False)
-class Growth:
-    """What followed the last commit at one drafter.
-
-    is_hit: whether a part of its former tree outlived the commit, None = not looked at yet.
-    is_learned: it is one of the commits that the price list of waiting is learned from.
-    trees: of these, (seconds since the commit, tree, claimed survivals) in order of arrival.
-    at_hand: the calibrated survivals of what outlived the commit.
-    is_complete: nothing else comes.
-    """
-
-    committed_at: float
-    context_len: int
-    is_learned: bool
-    is_answered: bool = False
-    is_complete: bool = False
-    is_hit: bool | None = None
-    at_hand: FloatArray | None = None
-    trees: list[tuple[float, TokenTree, FloatArray]] = field(default_factory=list)
-
-    def look(self, proposed_len: int | None, at_hand: FloatArray | None = None) -> None:
-        """Take note of the tree at hand, when it is that of before the commit.
-
-        proposed_len: of that tree, None = there is none.  at_hand: its calibrated survivals.
-        """
-        if self.is_hit is None and (proposed_len is None or proposed_len < self.context_len):
-            self.is_hit, self.at_hand = proposed_len is not None, at_hand
-
-
-@dataclass(slots=True)
-class Subscription:
-    """What one drafter replica has been told of a session, and what it answered.
-
-    sent_len: tokens it has been sent.  base_len, generation: of the last commit, None before the
-    first.  expected: lengths at the ends of commits that it has not answered yet.
-    num_shortages: answers in a row that asked for tokens again.
-    """
-
-    replica: DrafterReplica
-    sent_len: int = 0
-    base_len: int | None = None
-    generation: int | None = None
-    num_shortages: int = 0
-    expected: deque[int] = field(default_factory=lambda: deque(maxlen=64))
-    held: HeldTree | None = None
-    growth: Growth | None = None  # None: nobody waits for drafts
-    log_loss: float | None = None  # running mean of what the drafter reports on commits
-
-
-@record(frozen=True, slots=True, eq=False)
-class InFlight:
-    """The item a target is working on for a session, and where its tree came from.
-
-    num_proposed: how many of the nodes each of the drafters proposed.
-    claimed: float32[k, n], k at least as many as drafters; row i: the survival that drafters[i]
-    claimed for each node, NaN where it did not propose it.
-    """
-
-    context_len: int
-    tree: TokenTree = EMPTY_TREE
-    drafters: tuple[str, ...] = ()
-    num_proposed: tuple[int, ...] = ()
-    claimed: FloatArray = field(default_factory=lambda: _NO_CLAIMS)
-
-    def num_accepted(self, path: TokenArray | Sequence[int]) -> tuple[int, ...]:
-        """How many nodes of the accepted `path` each of the drafters had proposed."""
-        if len(self.drafters) <= 1:
-            return (len(path),) * len(self.drafters)
-        claims = self.claimed[: len(self.drafters), path]
-        return tuple((claims == claims).sum(axis=1).tolist())  # NaN is not itself
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What ends a text besides its own stop tokens.
@@ -169,6 +47,23 @@ class Limits:
 
     max_context_len: int = 0
     vocab_size: int = 0
+
+
+class Seat(Protocol):
+    """The target at which a session has its place, as far as its drafters are concerned.
+
+    silences: by law (True = sampled), in how many rounds at least they are asked for nothing.
+    """
+
+    id: str
+    devices: frozenset[str]
+    silences: dict[bool, int]
+    step_time_s: float
+    num_rounds: int
+    asked_in_round: int
+
+    @property
+    def num_sessions(self) -> int: ...
 
 
 class Session:
@@ -197,7 +92,7 @@ class Session:
         self.stop_ids = frozenset(request.params.stop_token_ids)
         self.status = Status.WAITING
         self.generation = 0
-        self.target: TargetSeat | None = None
+        self.target: Seat | None = None
         self.target_len = 0  # committed tokens the target is believed to hold
         self.sends_params = True
         self.in_flight: InFlight | None = None

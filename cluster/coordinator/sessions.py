@@ -141,6 +141,7 @@ class SessionTable:
         if lost:
             self._recorder.add(metrics.FAILOVERS, len(lost))
         for session in lost:
+            seat.drop(session)
             if session.in_flight is not None:
                 # A request that brings down every target it meets must not go round for ever.
                 session.num_retries += 1
@@ -236,8 +237,9 @@ class SessionTable:
     def _leave(self, session: Session) -> None:
         """Take `session` out of its seat or of the line."""
         session.in_flight = None
-        seat = session.target
-        session.target = None
+        place, session.target = session.target, None
+        # One that was lost is told nothing any more.
+        seat = None if place is None else self.seats.get(place.id)
         if seat is not None:
             seat.drop(session)
             seat.released.append(session.id)

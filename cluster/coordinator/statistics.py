@@ -12,7 +12,7 @@ from cluster.core import SpeculationStats, TokenArray
 from cluster.metrics import Recorder
 
 if TYPE_CHECKING:
-    from cluster.coordinator.session import InFlight
+    from cluster.coordinator.in_flight import InFlight
 
 _MAX_RECENT_ROUNDS = 512
 

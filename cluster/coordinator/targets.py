@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.coordinator.session import Session
-from cluster.core import StepReport, VerdictFrame, VerifyFrame, VerifyItem, WorkerDescription
+from cluster.core import VerifyItem
+from cluster.messages import StepReport, VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.rpc.link import Link
 from cluster.spec.cohorts import CohortChoice
 from cluster.spec.drafts import Share
@@ -131,9 +132,9 @@ class TargetSeat:
             return True
         return False if self._num_busy >= BUSY_ROUNDS else None
 
-    def silence_of(self, session: Session) -> int:
-        """In how many rounds at least the drafters of `session` are to be asked for nothing."""
-        return self.silences[session.in_sampled_batch]
+    @property
+    def num_sessions(self) -> int:
+        return len(self.sessions)
 
     @property
     def tends_to_wait(self) -> bool:

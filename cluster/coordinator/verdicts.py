@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.coordinator.session import InFlight
-from cluster.core import Verdict, VerdictFrame
+from cluster.coordinator.in_flight import InFlight
+from cluster.core import Verdict
+from cluster.messages import VerdictFrame
 
 
 def is_stuck(frame: VerdictFrame) -> bool:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cluster import metrics
 from cluster.coordinator.promises import PromiseBook
-from cluster.coordinator.session import Session
+from cluster.coordinator.session import Seat, Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.metrics import Recorder
 
@@ -38,6 +38,7 @@ class _Wait:
     timer: None when the time is up.  is_trial: it lasts until then, or until nothing else comes.
     """
 
+    seat: TargetSeat
     began_at: float
     missing: dict[str, Session]
     timer: TimerHandle | None = None
@@ -53,7 +54,7 @@ class DraftWaits:
         self._promises = promises
         self._recorder = recorder
         self._timer = timer
-        self._waits: dict[TargetSeat, _Wait] = {}
+        self._waits: dict[Seat, _Wait] = {}
 
     def holds(self, seat: TargetSeat) -> bool:
         """Whether the next batch of `seat` is still waiting for something that may come."""
@@ -91,7 +92,7 @@ class DraftWaits:
 
         is_trial: no arrival of drafts does, but for the last ones.
         """
-        wait = self._waits.setdefault(seat, _Wait(now, {}))
+        wait = self._waits.setdefault(seat, _Wait(seat, now, {}))
         if wait.timer is not None:
             wait.timer.cancel()
         wait.is_trial = is_trial
@@ -115,7 +116,7 @@ class DraftWaits:
         if wait.is_trial and not self._promises.is_settled(session):
             return None
         del wait.missing[session.id]
-        return None if wait.missing else seat
+        return None if wait.missing else wait.seat
 
     def end(self, seat: TargetSeat, now: float) -> tuple[float, frozenset[str]]:
         """The batch goes now.  Returns how long it has waited, and for which sessions."""

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Iterable
 
 from cluster.config import Config
 from cluster.coordinator.session import Limits
-from cluster.core import PROTOCOL_VERSION, WorkerDescription
 from cluster.errors import ProtocolError, WorkerError
+from cluster.messages import PROTOCOL_VERSION, WorkerDescription
 
 log = logging.getLogger(__name__)
 

@@ -13,15 +13,17 @@ from typing import Any
 
 import grpc
 
-from cluster.core import (
+from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.messages import (
     PROTOCOL_VERSION,
     CommitFrame,
+    EventFrame,
     ProposalFrame,
+    SubmitFrame,
     VerdictFrame,
     VerifyFrame,
     WorkerDescription,
 )
-from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.rpc.codec import decode_description
 from cluster.rpc.conversations import (
     ASK_COORDINATOR,
@@ -35,7 +37,6 @@ from cluster.rpc.conversations import (
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.generated import common_pb2, coordinator_pb2
 from cluster.rpc.link import Link
-from cluster.rpc.messages import EventFrame, SubmitFrame
 from cluster.rpc.options import channel_options
 from cluster.rpc.status import CODE_KEY, error_of
 from cluster.rpc.stream import StreamLink

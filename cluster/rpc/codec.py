@@ -18,14 +18,13 @@ from cluster.core import (
     EMPTY_TREE,
     FinishReason,
     FloatArray,
-    Refusal,
     SamplingParams,
     TokenArray,
     TokenLogprob,
     TokenTree,
-    WorkerDescription,
 )
 from cluster.errors import ProtocolError
+from cluster.messages import Refusal, WorkerDescription
 from cluster.rpc.generated import common_pb2 as pb
 
 _INT32 = np.dtype("<i4")

@@ -5,13 +5,13 @@ from __future__ import annotations
 from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
-    Refusal,
     Request,
     SpeculationOptions,
     SpeculationStats,
     TokenEvent,
 )
 from cluster.errors import ProtocolError
+from cluster.messages import EventFrame, Refusal, SubmitFrame
 from cluster.rpc.codec import (
     decode_finish,
     decode_logprobs,
@@ -26,7 +26,6 @@ from cluster.rpc.codec import (
 )
 from cluster.rpc.frames import Decoded, FrameCodec
 from cluster.rpc.generated import coordinator_pb2 as pb
-from cluster.rpc.messages import EventFrame, SubmitFrame
 
 
 def _encode_speculation(options: SpeculationOptions) -> pb.SpeculationOptions:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.core import (
-    Commit,
-    CommitFrame,
-    Completion,
-    Observation,
-    Proposal,
-    ProposalFrame,
-    Refusal,
-)
+from cluster.core import Commit, Completion, Observation, Proposal
 from cluster.errors import ProtocolError
+from cluster.messages import CommitFrame, ProposalFrame, Refusal
 from cluster.rpc.codec import (
     decode_params,
     decode_refusal,

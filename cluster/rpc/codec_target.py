@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from cluster.core import (
-    CacheMiss,
-    InHand,
-    Refusal,
-    StepReport,
-    Verdict,
-    VerdictFrame,
-    VerifyFrame,
-    VerifyItem,
-)
+from cluster.core import Verdict, VerifyItem
 from cluster.errors import ProtocolError
+from cluster.messages import CacheMiss, InHand, Refusal, StepReport, VerdictFrame, VerifyFrame
 from cluster.rpc.codec import (
     decode_logprobs,
     decode_params,
@@ -87,7 +79,6 @@ def _encode_verdict(verdict: Verdict) -> pb.Verdict:
         context_len=verdict.context_len,
         path=pack_tokens(verdict.path),
         token_ids=pack_tokens(verdict.token_ids),
-        node_draws=pack_tokens(verdict.node_draws),
         logprobs=encode_logprobs(verdict.logprobs),
     )
 
@@ -109,7 +100,6 @@ def _decode_verdict(message: pb.Verdict) -> Verdict:
         context_len=message.context_len,
         path=path,
         token_ids=token_ids,
-        node_draws=unpack_tokens(message.node_draws, "node_draws"),
         logprobs=logprobs,
     )
 
@@ -134,7 +124,6 @@ def _encode_report(report: StepReport) -> pb.StepReport:
         num_prefill_tokens=report.num_prefill_tokens,
         pages_in_use=report.pages_in_use,
         pages_total=report.pages_total,
-        pages_cached=report.pages_cached,
     )
 
 
@@ -148,7 +137,6 @@ def _decode_report(message: pb.StepReport) -> StepReport:
         num_prefill_tokens=message.num_prefill_tokens,
         pages_in_use=message.pages_in_use,
         pages_total=message.pages_total,
-        pages_cached=message.pages_cached,
     )
 
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.core import CommitFrame, ProposalFrame, Refusal, VerdictFrame, VerifyFrame
+from cluster.messages import (
+    CommitFrame,
+    EventFrame,
+    ProposalFrame,
+    Refusal,
+    SubmitFrame,
+    VerdictFrame,
+    VerifyFrame,
+)
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT, error_event
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
 from cluster.rpc.codec_target import VERDICT, VERIFY
 from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
-from cluster.rpc.messages import EventFrame, SubmitFrame
 from cluster.rpc.stream import Conversation
 
 

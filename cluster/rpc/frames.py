@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from cluster.core import Refusal
 from cluster.errors import ProtocolError, TooLargeError
+from cluster.messages import Refusal
 
 F = TypeVar("F")
 

@@ -15,14 +15,16 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cluster.core import (
+from cluster.errors import ConfigError, DrafthouseError, WorkerError
+from cluster.messages import (
     CommitFrame,
+    EventFrame,
     ProposalFrame,
+    SubmitFrame,
     VerdictFrame,
     VerifyFrame,
     WorkerDescription,
 )
-from cluster.errors import ConfigError, DrafthouseError, WorkerError
 from cluster.rpc.codec import encode_description
 from cluster.rpc.conversations import (
     ANSWER_AS_COORDINATOR,
@@ -36,7 +38,6 @@ from cluster.rpc.conversations import (
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.generated import common_pb2, coordinator_pb2
 from cluster.rpc.link import Link
-from cluster.rpc.messages import EventFrame, SubmitFrame
 from cluster.rpc.options import server_options
 from cluster.rpc.status import abort
 from cluster.rpc.stream import Conversation, StreamLink

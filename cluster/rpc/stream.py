@@ -15,8 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from cluster.core import Refusal
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.messages import Refusal
 from cluster.rpc.frames import MAX_FRAME_BYTES, FrameCodec
 from cluster.rpc.mailbox import DEFAULT_WINDOW, Mailbox
 

@@ -6,9 +6,9 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import Config
-from cluster.core import WorkerDescription
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
+from cluster.messages import WorkerDescription
 from cluster.worker.devices import devices_of
 from cluster.worker.draft import DraftWorker
 

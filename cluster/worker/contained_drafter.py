@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, Refusal
+from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import Drafter, Interruptible
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, WorkerError
+from cluster.messages import Refusal
 
 log = logging.getLogger(__name__)
 

@@ -15,19 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from cluster.core import (
-    Commit,
-    CommitFrame,
-    Completion,
-    DraftTask,
-    Observation,
-    Proposal,
-    ProposalFrame,
-    Refusal,
-    WorkerDescription,
-)
+from cluster.core import Commit, Completion, DraftTask, Observation, Proposal
 from cluster.draft.base import Drafter
 from cluster.errors import WorkerError
+from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.rpc.link import Link
 from cluster.worker.contained_drafter import ContainedDrafter
 from cluster.worker.draft_lease import DrafterLoad, DraftLease

@@ -11,7 +11,8 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from cluster.core import Completion, Observation, Proposal, ProposalFrame, Refusal
+from cluster.core import Completion, Observation, Proposal
+from cluster.messages import ProposalFrame, Refusal
 
 # Frames that may wait for the growth thread before the link is read no further.
 MAX_BACKLOG = 256

@@ -5,7 +5,8 @@ Frozen records are rebuilt by hand: dataclasses.replace costs several times as m
 
 from __future__ import annotations
 
-from cluster.core import Commit, Observation, Proposal, Refusal
+from cluster.core import Commit, Observation, Proposal
+from cluster.messages import Refusal
 
 
 def name_within(link: int, request_id: str) -> str:

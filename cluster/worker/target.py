@@ -15,17 +15,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from cluster.core import (
+from cluster.core import VerifyItem
+from cluster.errors import WorkerError
+from cluster.messages import (
     CacheMiss,
     InHand,
     Refusal,
     StepReport,
     VerdictFrame,
     VerifyFrame,
-    VerifyItem,
     WorkerDescription,
 )
-from cluster.errors import WorkerError
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 from cluster.worker.quarantine import Quarantine

@@ -7,8 +7,9 @@ import contextlib
 from collections import deque
 from dataclasses import replace
 
-from cluster.core import CacheMiss, Refusal, StepReport, Verdict, VerdictFrame, VerifyItem
+from cluster.core import Verdict, VerifyItem
 from cluster.errors import WorkerError
+from cluster.messages import CacheMiss, Refusal, StepReport, VerdictFrame
 from cluster.rpc.link import Link
 
 

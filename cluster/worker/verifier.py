@@ -17,19 +17,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from cluster.core import (
-    CacheMiss,
-    Refusal,
-    StepReport,
-    TokenArray,
-    TokenLogprob,
-    Verdict,
-    VerdictFrame,
-    VerifyItem,
-)
+from cluster.core import TokenArray, TokenLogprob, Verdict, VerifyItem
 from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.messages import CacheMiss, Refusal, StepReport, VerdictFrame
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logprobs import token_logprobs
 from cluster.spec.noise_torch import NoiseRows
@@ -58,8 +50,6 @@ class EngineLike(Protocol):
     def pages_in_use(self) -> int: ...
     @property
     def pages_total(self) -> int: ...
-    @property
-    def pages_cached(self) -> int: ...
     def submit(self, work: Work) -> None: ...
     def step(self) -> list[Output]: ...
     def retain(self, request_id: str, path: Sequence[int]) -> None: ...
@@ -151,7 +141,6 @@ class Verifier:
         return StepReport(
             pages_in_use=self._engine.pages_in_use,
             pages_total=self._engine.pages_total,
-            pages_cached=self._engine.pages_cached,
         )
 
     def _admit(self, item: VerifyItem, answers: list[Answer]) -> None:
@@ -251,7 +240,6 @@ class Verifier:
             context_len=item.context_len,
             path=path,
             token_ids=token_ids,
-            node_draws=draws[1:],
             logprobs=_logprobs(entry, path, token_ids),
         )
 
@@ -274,7 +262,6 @@ class Verifier:
             num_prefill_tokens=engine.last_step.num_prefill_rows,
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
-            pages_cached=engine.pages_cached,
         )
 
 

@@ -12,7 +12,7 @@ import logging
 
 import numpy as np
 
-from cluster.core import FinishReason, Request, TokenArray, TokenEvent, WorkerDescription
+from cluster.core import FinishReason, Request, TokenArray, TokenEvent
 from cluster.errors import (
     CapacityError,
     DrafthouseError,
@@ -20,10 +20,10 @@ from cluster.errors import (
     UnavailableError,
     error_from_code,
 )
+from cluster.messages import EventFrame, SubmitFrame, WorkerDescription
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.link import Link
-from cluster.rpc.messages import EventFrame, SubmitFrame
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,9 @@ from typing import Any
 
 from cluster import metrics
 from cluster.config import Config
-from cluster.core import SamplingParams, WorkerDescription
+from cluster.core import SamplingParams
 from cluster.errors import DrafthouseError, UnavailableError
+from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
 from cluster.text.tokenizer import Tokenizer

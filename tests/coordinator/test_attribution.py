@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cluster import metrics
-from cluster.coordinator.session import InFlight
+from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.statistics import Attribution
 from cluster.core import TokenTree, token_array
 from cluster.metrics import Metric, Recorder

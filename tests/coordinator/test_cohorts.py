@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.core import CacheMiss, StepReport, VerdictFrame, VerifyFrame, WorkerDescription
+from cluster.messages import CacheMiss, StepReport, VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.rpc.memory import MemoryLink, memory_pair
 from tests.support.coordinator.house import House, collect, house, request
 from tests.support.coordinator.toys import ToyTarget, target_description

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from cluster.coordinator.session import Session
-from cluster.core import Commit, StepReport, VerdictFrame, VerifyFrame
+from cluster.core import Commit
 from cluster.errors import WorkerError
+from cluster.messages import StepReport, VerdictFrame, VerifyFrame
 from cluster.rpc.link import Link
 from cluster.spec.demand import APART_NODES
 from tests.support.coordinator.house import GREEDY, House, collect, house, request, text_of
@@ -160,7 +161,7 @@ async def test_a_drafter_that_is_right_is_asked_for_drafts_all_the_time() -> Non
 
 async def test_a_silenced_drafter_need_not_read_the_prompt_of_a_short_text() -> None:
     async with stage({"a": random_tree(5)}) as random:
-        (seat,) = random.house.coordinator._seats()
+        (seat,) = random.house.coordinator._targets.seats
         drafts = random.house.coordinator._pool._demand
 
         @dataclass
@@ -198,7 +199,7 @@ async def test_a_model_hears_nothing_of_a_text_while_it_is_silent_for_long(
     is_model: bool, num_left: int, is_known: bool, told: list[int]
 ) -> None:
     async with stage({"a": random_tree(5)}) as random:
-        (seat,) = random.house.coordinator._seats()
+        (seat,) = random.house.coordinator._targets.seats
         drafts = random.house.coordinator._pool._demand
         session = Session("s", request([1, 2]), lambda event: None, 0, 0.0)
         session.target, session.drafters = seat, ("a",)

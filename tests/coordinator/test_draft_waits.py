@@ -15,15 +15,8 @@ from typing import Any
 
 import pytest
 
-from cluster.core import (
-    CommitFrame,
-    Completion,
-    FinishReason,
-    Proposal,
-    ProposalFrame,
-    SpeculationOptions,
-    TokenTree,
-)
+from cluster.core import Completion, FinishReason, Proposal, SpeculationOptions, TokenTree
+from cluster.messages import CommitFrame, ProposalFrame
 from cluster.rpc.link import Link
 from tests.support.coordinator.house import GREEDY, House, collect, house, request, text_of
 from tests.support.coordinator.toys import oracle_chain, plain_text

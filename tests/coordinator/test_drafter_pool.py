@@ -7,16 +7,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from cluster.core import (
-    Commit,
-    CommitFrame,
-    Observation,
-    ProposalFrame,
-    Refusal,
-    TokenTree,
-    WorkerDescription,
-)
+from cluster.core import Commit, Observation, TokenTree
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
+from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.rpc.memory import memory_pair
 from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
 from tests.support.coordinator.toys import (

@@ -7,17 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from cluster.core import (
-    CacheMiss,
-    FinishReason,
-    Refusal,
-    SpeculationOptions,
-    StepReport,
-    VerdictFrame,
-    VerifyFrame,
-    VerifyItem,
-)
+from cluster.core import FinishReason, SpeculationOptions, VerifyItem
 from cluster.errors import RequestError, WorkerError
+from cluster.messages import CacheMiss, Refusal, StepReport, VerdictFrame, VerifyFrame
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,

@@ -8,8 +8,8 @@ from typing import Any
 
 from cluster.core import FinishReason, TokenEvent
 from cluster.errors import RequestError
+from cluster.messages import SubmitFrame
 from cluster.rpc.memory import MemoryLink, memory_pair
-from cluster.rpc.messages import SubmitFrame
 from tests.support.coordinator.house import GREEDY, House, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text
 

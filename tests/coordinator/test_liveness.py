@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from cluster.core import InHand, SamplingParams, VerdictFrame, VerifyFrame, VerifyItem
+from cluster.core import SamplingParams, VerifyItem
 from cluster.errors import WorkerError
+from cluster.messages import InHand, VerdictFrame, VerifyFrame
 from cluster.rpc.faulty import FaultPlan, FaultyLink
 from cluster.rpc.link import Link
 from cluster.rpc.memory import memory_pair

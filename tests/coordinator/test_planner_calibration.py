@@ -7,9 +7,9 @@ import pytest
 
 from cluster.config import CoordinatorConfig
 from cluster.coordinator import planner as planners
+from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.planner import DraftPlanner, Lesson
 from cluster.coordinator.promises import PromiseBook
-from cluster.coordinator.session import InFlight
 from cluster.core import TokenTree
 from cluster.metrics import Recorder
 

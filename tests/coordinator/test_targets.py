@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.coordinator.targets import TargetSeat
-from cluster.core import WorkerDescription
+from cluster.messages import WorkerDescription
 from cluster.rpc.memory import memory_pair
 
 

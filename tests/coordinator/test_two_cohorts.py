@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from cluster.core import CacheMiss, StepReport, VerdictFrame, VerifyFrame
+from cluster.messages import CacheMiss, StepReport, VerdictFrame, VerifyFrame
 from tests.coordinator.test_cohorts import PlayedTarget, names, played, prefill_newcomer
 from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import target_description

@@ -17,9 +17,9 @@ from cluster.errors import (
     TooLargeError,
     UnavailableError,
 )
+from cluster.messages import EventFrame, SubmitFrame
 from cluster.rpc.mailbox import Mailbox
 from cluster.rpc.memory import MemoryLink
-from cluster.rpc.messages import EventFrame, SubmitFrame
 from deployments.ingress.coordinators import Coordinators, Ticket
 from deployments.ingress.openai_error import error_response
 from tests.support.coordinator.house import house, request

@@ -11,23 +11,26 @@ from hypothesis import strategies as st
 
 from cluster.core import (
     EMPTY_TREE,
-    CacheMiss,
     FinishReason,
     Proposal,
-    ProposalFrame,
-    Refusal,
-    StepReport,
     TokenEvent,
     TokenLogprob,
     TokenTree,
     Verdict,
-    VerdictFrame,
-    VerifyFrame,
     VerifyItem,
-    WorkerDescription,
     token_array,
 )
 from cluster.errors import ProtocolError, TooLargeError
+from cluster.messages import (
+    CacheMiss,
+    EventFrame,
+    ProposalFrame,
+    Refusal,
+    StepReport,
+    VerdictFrame,
+    VerifyFrame,
+    WorkerDescription,
+)
 from cluster.rpc import codec
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
@@ -35,7 +38,6 @@ from cluster.rpc.codec_target import VERDICT, VERIFY
 from cluster.rpc.conversations import ANSWER_AS_COORDINATOR, ANSWER_AS_DRAFTER, ANSWER_AS_TARGET
 from cluster.rpc.frames import FrameCodec, split
 from cluster.rpc.generated import common_pb2, coordinator_pb2, draft_pb2, target_pb2
-from cluster.rpc.messages import EventFrame
 from tests.support.rpc import frames_strategy as frames
 from tests.support.rpc.frames_strategy import same
 

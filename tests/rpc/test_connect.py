@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from cluster.core import PROTOCOL_VERSION
 from cluster.errors import ConfigError, ProtocolError, WorkerError
+from cluster.messages import PROTOCOL_VERSION
 from cluster.rpc.channel import Expectations, connect_drafter, connect_target
 from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
 from tests.support.rpc.toys import TARGET, EchoCoordinator, EchoDrafter, EchoTarget, stopping

@@ -9,20 +9,11 @@ from typing import Any
 import grpc
 import pytest
 
-from cluster.core import (
-    Commit,
-    CommitFrame,
-    Request,
-    SamplingParams,
-    TokenTree,
-    VerifyFrame,
-    VerifyItem,
-    token_array,
-)
+from cluster.core import Commit, Request, SamplingParams, TokenTree, VerifyItem, token_array
 from cluster.errors import CapacityError, TooLargeError, WorkerError
+from cluster.messages import CommitFrame, SubmitFrame, VerifyFrame
 from cluster.rpc.channel import connect_coordinator, connect_drafter, connect_target
 from cluster.rpc.generated import target_pb2
-from cluster.rpc.messages import SubmitFrame
 from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
 from tests.support.rpc.toys import (
     EchoCoordinator,

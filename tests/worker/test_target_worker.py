@@ -12,19 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.core import (
-    EMPTY_TREE,
-    InHand,
-    SamplingParams,
-    TokenTree,
-    VerdictFrame,
-    VerifyFrame,
-    VerifyItem,
-    WorkerDescription,
-    token_array,
-)
+from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, VerifyItem, token_array
 from cluster.engine.work import Output
 from cluster.errors import WorkerError
+from cluster.messages import InHand, VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.rpc.memory import MemoryLink, memory_pair
 from cluster.token_log import prefix_hash
 from cluster.worker.target import TargetWorker

@@ -191,28 +191,6 @@ def test_log_probabilities_are_those_of_the_raw_law() -> None:
         assert [p for _, p in entry.top] == pytest.approx(np.sort(-expected)[:3] * -1, abs=1e-5)
 
 
-def test_node_draws_are_what_the_target_would_say_at_each_node() -> None:
-    params = SamplingParams(1.0, seed=4)
-    session = Session("r", PROMPT, params)
-    target = verifier()
-    tree = random_drafts(3, VOCAB_SIZE)(PROMPT)
-
-    target.submit([session.item(tree)])
-    verdict = target.step().verdicts[0]
-
-    assert verdict.node_draws.dtype == np.int32
-    for node in range(len(tree)):
-        path, at = [], node
-        while at >= 0:
-            path.insert(0, int(tree.token_ids[at]))
-            at = int(tree.parents[at])
-        moved = Session("r", PROMPT, params)
-        moved.tokens += path
-        other = verifier()
-        other.submit([moved.item()])
-        assert other.step().verdicts[0].token_ids.tolist() == [verdict.node_draws[node]]
-
-
 def test_bias_is_added_before_the_repetition_penalty_as_in_vllm() -> None:
     """Token 1 stands in the prompt: (-1 + 3) / 1.25 = 1.6, but -1 * 1.25 + 3 = 1.75."""
     logits = np.full(VOCAB_SIZE, -9.0, dtype=np.float32)

@@ -14,9 +14,9 @@ import pytest
 
 from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
 from cluster.lead import main as lead_main
+from cluster.messages import EventFrame, SubmitFrame
 from cluster.rpc.channel import connect_coordinator
 from cluster.rpc.link import Link
-from cluster.rpc.messages import EventFrame, SubmitFrame
 from cluster.worker.cli import main as worker_main
 from tests.support.local_models import PROMPTS, hf_greedy
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence as Indices
 
 import numpy as np
 
-from cluster.core import EMPTY_TREE, TokenArray, TokenTree
+from cluster.core import TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pages import PagePool
 from cluster.engine.memory.prefix_cache import ROOT, PrefixCache
@@ -74,9 +74,9 @@ class Residency:
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Roll back to `length` committed tokens, without nodes; pages beyond stay for now."""
-        sequence.tree = EMPTY_TREE
-        if length < sequence.cached_len:
-            sequence.cached_len = length
+        rolls_back = length < sequence.cached_len
+        sequence.truncate(length)
+        if rolls_back:
             # The page that `length` falls into may be shared: `reserve` copies it when it grows.
             del sequence.shared[self.num_pages_for(length) :]
             self.trim(sequence)
@@ -179,8 +179,7 @@ class Residency:
 
     def evacuate(self, sequence: Sequence) -> None:
         """Drop everything the sequence holds, the last page first."""
-        sequence.cached_len = 0
-        sequence.tree = EMPTY_TREE
+        sequence.truncate(0)
         sequence.shared.clear()
         self.trim(sequence)
 

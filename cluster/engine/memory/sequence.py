@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +10,8 @@ import numpy.typing as npt
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.memory.prefix_cache import CachedPage
 from cluster.engine.work import Work
-from cluster.token_log import prefix_hash, prefix_hashes
+from cluster.token_log import TokenLog
 
-Number = TypeVar("Number", np.int32, np.int64, np.uint64)
-
-# Below this many new tokens a Python loop hashes faster than the vectorised form.
-_SHORT_HASH = 24
 _INITIAL_CAPACITY = 256
 
 
@@ -43,23 +38,24 @@ class Sequence:
     request_id: str
     arrival: int
     page_size: int
-    cached_len: int = 0
     pages: list[int] = field(default_factory=list)
     shared: list[CachedPage] = field(default_factory=list)
     tree: TokenTree = EMPTY_TREE  # the live nodes; all of them hold KV
     pending: Pending | None = None
-    _tokens: TokenArray = field(default_factory=lambda: np.empty(_INITIAL_CAPACITY, np.int32))
-    _hashes: npt.NDArray[np.uint64] = field(
-        default_factory=lambda: np.zeros(_INITIAL_CAPACITY + 1, np.uint64)
-    )
+    _log: TokenLog = field(default_factory=lambda: TokenLog(capacity=_INITIAL_CAPACITY))
     _slots: npt.NDArray[np.int64] = field(
         default_factory=lambda: np.empty(_INITIAL_CAPACITY, np.int64)
     )
 
     @property
+    def cached_len(self) -> int:
+        """Committed tokens that hold KV."""
+        return len(self._log)
+
+    @property
     def tokens(self) -> TokenArray:
         """int32[cached_len], the committed tokens; a view that the next step may overwrite."""
-        return self._tokens[: self.cached_len]
+        return self._log.token_ids
 
     @property
     def slots(self) -> npt.NDArray[np.int64]:
@@ -72,31 +68,25 @@ class Sequence:
 
     def hash_at(self, length: int) -> int:
         """poly64 of the first `length` <= cached_len tokens."""
-        return int(self._hashes[length])
+        return self._log.hash_at(length)
 
     def append(self, token_ids: TokenArray) -> None:
         """Commit tokens whose KV lies at the following positions; drops the nodes."""
-        start, stop = self.cached_len, self.cached_len + len(token_ids)
-        if stop > len(self._tokens):
-            capacity = max(stop, 2 * len(self._tokens))
-            self._tokens = _grown(self._tokens, capacity)
-            self._hashes = _grown(self._hashes, capacity + 1)
-        self._tokens[start:stop] = token_ids
-        value = int(self._hashes[start])
-        if len(token_ids) >= _SHORT_HASH:
-            self._hashes[start + 1 : stop + 1] = prefix_hashes(token_ids, value)
-        else:
-            for offset, token in enumerate(token_ids.tolist()):
-                value = prefix_hash((token,), value)
-                self._hashes[start + 1 + offset] = value
-        self.cached_len = stop
+        self._log.append(token_ids)
+        self.tree = EMPTY_TREE
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` committed tokens; drops the nodes."""
+        self._log.truncate(length)
         self.tree = EMPTY_TREE
 
     def add_page(self, page: int) -> None:
         start = len(self.pages) * self.page_size
         stop = start + self.page_size
         if stop > len(self._slots):
-            self._slots = _grown(self._slots, max(stop, 2 * len(self._slots)))
+            slots = np.zeros(max(stop, 2 * len(self._slots)), dtype=np.int64)
+            slots[: len(self._slots)] = self._slots
+            self._slots = slots
         self.pages.append(page)
         self._write_slots(len(self.pages) - 1)
 
@@ -110,9 +100,3 @@ class Sequence:
         first = self.pages[index] * self.page_size
         start = index * self.page_size
         self._slots[start : start + self.page_size] = np.arange(first, first + self.page_size)
-
-
-def _grown(array: npt.NDArray[Number], capacity: int) -> npt.NDArray[Number]:
-    larger = np.zeros(capacity, dtype=array.dtype)
-    larger[: len(array)] = array
-    return larger

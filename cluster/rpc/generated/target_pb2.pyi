@@ -62,22 +62,20 @@ class InHand(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("request_id", "generation", "context_len", "path", "token_ids", "node_draws", "logprobs")
+    __slots__ = ("request_id", "generation", "context_len", "path", "token_ids", "logprobs")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    NODE_DRAWS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     context_len: int
     path: bytes
     token_ids: bytes
-    node_draws: bytes
     logprobs: _common_pb2.Logprobs
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., path: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., node_draws: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., path: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ...) -> None: ...
 
 class CacheMiss(_message.Message):
     __slots__ = ("request_id", "generation", "have_len")
@@ -90,7 +88,7 @@ class CacheMiss(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., have_len: _Optional[int] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_time_s", "forward_time_s", "queue_time_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total", "pages_cached")
+    __slots__ = ("step_time_s", "forward_time_s", "queue_time_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total")
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
     FORWARD_TIME_S_FIELD_NUMBER: _ClassVar[int]
     QUEUE_TIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -99,7 +97,6 @@ class StepReport(_message.Message):
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_IN_USE_FIELD_NUMBER: _ClassVar[int]
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
-    PAGES_CACHED_FIELD_NUMBER: _ClassVar[int]
     step_time_s: float
     forward_time_s: float
     queue_time_s: float
@@ -108,5 +105,4 @@ class StepReport(_message.Message):
     num_prefill_tokens: int
     pages_in_use: int
     pages_total: int
-    pages_cached: int
-    def __init__(self, step_time_s: _Optional[float] = ..., forward_time_s: _Optional[float] = ..., queue_time_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ..., pages_cached: _Optional[int] = ...) -> None: ...
+    def __init__(self, step_time_s: _Optional[float] = ..., forward_time_s: _Optional[float] = ..., queue_time_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ...) -> None: ...

@@ -13,24 +13,26 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.core import (
-    CacheMiss,
     Commit,
-    CommitFrame,
     Observation,
     Proposal,
-    ProposalFrame,
-    Refusal,
     SamplingParams,
-    StepReport,
     TokenTree,
     Verdict,
-    VerdictFrame,
-    VerifyFrame,
     VerifyItem,
-    WorkerDescription,
     token_array,
 )
 from cluster.errors import WorkerError
+from cluster.messages import (
+    CacheMiss,
+    CommitFrame,
+    ProposalFrame,
+    Refusal,
+    StepReport,
+    VerdictFrame,
+    VerifyFrame,
+    WorkerDescription,
+)
 from cluster.rpc.link import Link
 from cluster.spec.verify import walk_draws
 from cluster.token_log import prefix_hash
@@ -163,9 +165,7 @@ class ToyTarget:
         draws = [toy_draw(context + path, item.prompt_len, params) for path in [[], *paths]]
         path, token_ids = walk_draws(item.tree, token_array(draws))
         self.contexts[item.request_id] = context + token_ids[:-1].tolist()
-        return Verdict(
-            item.request_id, item.generation, len(context), path, token_ids, token_array(draws[1:])
-        )
+        return Verdict(item.request_id, item.generation, len(context), path, token_ids)
 
 
 Grow = Callable[[list[int], Commit], TokenTree]

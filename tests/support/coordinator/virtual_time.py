@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from cluster.core import CommitFrame, ProposalFrame, VerdictFrame, VerifyFrame
 from cluster.errors import WorkerError
+from cluster.messages import CommitFrame, ProposalFrame, VerdictFrame, VerifyFrame
 from cluster.rpc.link import Link
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget
 

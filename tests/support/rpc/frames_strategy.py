@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from cluster import core
-from cluster.rpc.messages import EventFrame, SubmitFrame
+from cluster import core, messages
+from cluster.messages import EventFrame, SubmitFrame
 
 _MAX32 = 2**31 - 1
 
@@ -88,14 +88,14 @@ def verdicts(draw: st.DrawFn) -> core.Verdict:
     size = draw(st.integers(0, 6))
     return core.Verdict(
         draw(ids), draw(generations), draw(lengths), draw(tokens(size, size)),
-        draw(tokens(size + 1, size + 1)), draw(tokens()), draw(logprobs(size + 1)),
+        draw(tokens(size + 1, size + 1)), draw(logprobs(size + 1)),
     )  # fmt: skip
 
 
-misses = st.builds(core.CacheMiss, ids, generations, lengths)
-refusals = st.builds(core.Refusal, ids, generations, ids, texts)
+misses = st.builds(messages.CacheMiss, ids, generations, lengths)
+refusals = st.builds(messages.Refusal, ids, generations, ids, texts)
 reports = st.builds(
-    core.StepReport, doubles, doubles, doubles, lengths, lengths, lengths, lengths, lengths, lengths
+    messages.StepReport, doubles, doubles, doubles, lengths, lengths, lengths, lengths, lengths
 )
 commits = st.builds(
     core.Commit, ids, generations, lengths, hashes, tokens(), lengths, lengths, ids,
@@ -136,19 +136,19 @@ def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ..
     return st.lists(strategy, max_size=4).map(tuple)
 
 
-verify_frames = st.builds(core.VerifyFrame, several(verify_items), several(ids))
+verify_frames = st.builds(messages.VerifyFrame, several(verify_items), several(ids))
 verdict_frames = st.builds(
-    core.VerdictFrame,
+    messages.VerdictFrame,
     several(verdicts()),
     several(misses),
     several(refusals),
     st.none() | reports,
-    several(st.builds(core.InHand, ids, generations)),
+    several(st.builds(messages.InHand, ids, generations)),
 )
-commit_frames = st.builds(core.CommitFrame, several(commits), several(ids))
+commit_frames = st.builds(messages.CommitFrame, several(commits), several(ids))
 completions = st.builds(core.Completion, ids, generations, lengths)
 proposal_frames = st.builds(
-    core.ProposalFrame, several(proposals()), several(observations), several(refusals), lengths,
+    messages.ProposalFrame, several(proposals()), several(observations), several(refusals), lengths,
     lengths, lengths, doubles, several(completions),
 )  # fmt: skip
 submit_frames = st.builds(SubmitFrame, several(requests), several(ids))

@@ -12,17 +12,14 @@ from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
     Observation,
-    ProposalFrame,
     TokenEvent,
     Verdict,
-    VerdictFrame,
     VerifyItem,
-    WorkerDescription,
     token_array,
 )
 from cluster.errors import DrafthouseError
+from cluster.messages import EventFrame, ProposalFrame, VerdictFrame, WorkerDescription
 from cluster.rpc.link import Link
-from cluster.rpc.messages import EventFrame
 from cluster.rpc.server import RunningServer
 
 TARGET = WorkerDescription("w-1", "target", "toy", tokenizer_hash="a" * 8, vocab_size=100)

@@ -10,19 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import (
-    Commit,
-    CommitFrame,
-    DraftTask,
-    Observation,
-    Proposal,
-    ProposalFrame,
-    TokenTree,
-    WorkerDescription,
-    token_array,
-)
+from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, token_array
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.rpc.memory import MemoryLink, memory_pair
 from cluster.token_log import prefix_hash
 from cluster.worker.draft import DraftWorker

@@ -1,0 +1,37 @@
+"""What a target is working on for a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import field
+
+import numpy as np
+
+from cluster.core import EMPTY_TREE, FloatArray, TokenArray, TokenTree
+from cluster.records import record
+
+_NO_CLAIMS: FloatArray = np.empty((0, 0), dtype=np.float32)
+_NO_CLAIMS.setflags(write=False)
+
+
+@record(frozen=True, slots=True, eq=False)
+class InFlight:
+    """The item a target is working on for a session, and where its tree came from.
+
+    num_proposed: how many of the nodes each of the drafters proposed.
+    claimed: float32[k, n], k at least as many as drafters; row i: the survival that drafters[i]
+    claimed for each node, NaN where it did not propose it.
+    """
+
+    context_len: int
+    tree: TokenTree = EMPTY_TREE
+    drafters: tuple[str, ...] = ()
+    num_proposed: tuple[int, ...] = ()
+    claimed: FloatArray = field(default_factory=lambda: _NO_CLAIMS)
+
+    def num_accepted(self, path: TokenArray | Sequence[int]) -> tuple[int, ...]:
+        """How many nodes of the accepted `path` each of the drafters had proposed."""
+        if len(self.drafters) <= 1:
+            return (len(path),) * len(self.drafters)
+        claims = self.claimed[: len(self.drafters), path]
+        return tuple((claims == claims).sum(axis=1).tolist())  # NaN is not itself
