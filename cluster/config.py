@@ -16,7 +16,8 @@ from typing import Any, Literal
 class EngineConfig:
     """One model on one device group: the target's, or a drafting LM's.
 
-    model: a Hugging Face folder or hub name.
+    model: a Hugging Face folder, a GGUF file, a hub model (owner/name[@revision]) or one of
+    `drafthouse models`; see docs/models.md.
     dtype: of weights and KV; auto = the checkpoint's, on a CPU that can only emulate it float32.
     On a CPU bfloat16 is multiplied as such where the processor does that; sums are float32's.
     device: auto, cpu, cuda or cuda:N; auto = the first GPU, else the CPU.
