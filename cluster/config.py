@@ -232,13 +232,14 @@ class DashboardConfig:
 class Config:
     """The whole of it.
 
-    model_name: the name clients ask for.
+    model_name: the name clients ask for; empty = the model's own: the last part of a folder, a
+    GGUF file without its ending, the name of a hub model or of one of `drafthouse models`.
     drafters: the pool, by name.
     tasks: task class to the drafters that serve it, in order of preference; the task "default"
     serves requests without one and unknown ones, and where it is absent every drafter does.
     """
 
-    model_name: str = "drafthouse"
+    model_name: str = ""
     target: TargetConfig = field(default_factory=TargetConfig)
     drafters: Mapping[str, DrafterConfig] = field(default_factory=dict)
     tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

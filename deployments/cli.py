@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import importlib.metadata
 import logging
 import os
 import signal
@@ -111,6 +112,13 @@ def _say(text: str) -> None:
     print(f"drafthouse: {text}", file=sys.stderr, flush=True)
 
 
+def _version() -> str:
+    try:
+        return importlib.metadata.version("drafthouse")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed, run from its sources)"
+
+
 def _training() -> ModuleType:
     return importlib.import_module("cluster.train.cli")
 
@@ -119,6 +127,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="drafthouse", description="A serving cluster for speculative decoding."
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     serve = verbs.add_parser("serve", help="start the cluster and serve until Ctrl-C")
     _add_file(serve)

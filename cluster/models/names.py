@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cluster.errors import ConfigError
 from cluster.models.catalogue import KNOWN, REPOSITORY
-from cluster.models.sources import FolderSource, GgufSource, HubSource, Source
+from cluster.models.sources import FolderSource, GgufSource, HubSource, Source, WheelSource
 
 # What the hub allows in `owner/name`, and what git allows in a revision without a blank.
 _HUB_MODEL = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
@@ -47,6 +47,23 @@ def source_of(model: str) -> Source:
     if hub is None or model.endswith(".gguf") or _is_path(model):
         raise ConfigError(_unknown(model), param="model")
     return HubSource(hub[1], hub[2])
+
+
+def served_name(model: str) -> str:
+    """What clients call `model` where the configuration gives it no name."""
+    try:
+        source = source_of(model)
+    except ConfigError:
+        return model
+    match source:
+        case FolderSource(path):
+            return path.name
+        case GgufSource(path):
+            return path.stem
+        case HubSource(repo_id):
+            return repo_id
+        case WheelSource():
+            return model
 
 
 def _local(places: Iterable[Path]) -> FolderSource | GgufSource | None:

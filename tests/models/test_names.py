@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import ConfigError
 from cluster.models import names
 from cluster.models.catalogue import KNOWN
-from cluster.models.names import source_of
+from cluster.models.names import served_name, source_of
 from cluster.models.resolve import absolute
 from cluster.models.sources import FolderSource, GgufSource, HubSource, WheelSource
 
@@ -85,6 +85,18 @@ def test_only_paths_are_made_absolute(
     assert absolute(str(gguf_file)) == str(gguf_file)
     for name in ("smollm2-135m-instruct", "org/model@main", "/no/such/place"):
         assert absolute(name) == name
+
+
+def test_a_model_is_served_by_the_name_its_users_know(
+    llama_folder: Path, gguf_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(llama_folder.parent)
+    # Relative on the command line, absolute in replicas: one name.
+    assert served_name(llama_folder.name) == served_name(str(llama_folder)) == llama_folder.name
+    assert served_name(str(gguf_file)) == "tiny"
+    assert served_name("org/model@v2") == "org/model"
+    assert served_name("smollm2-135m-instruct") == "smollm2-135m-instruct"
+    assert served_name("/no/such/place") == "/no/such/place"
 
 
 def test_every_entry_of_the_catalogue_is_pinned_and_licensed() -> None:
