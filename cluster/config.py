@@ -16,7 +16,8 @@ from typing import Any, Literal
 class EngineConfig:
     """One model on one device group: the target's, or a drafting LM's.
 
-    model: a Hugging Face folder or hub name.
+    model: a Hugging Face folder, a GGUF file, a hub model (owner/name[@revision]) or one of
+    `drafthouse models`; see docs/models.md.
     dtype: of weights and KV; auto = the checkpoint's, on a CPU that can only emulate it float32.
     On a CPU bfloat16 is multiplied as such where the processor does that; sums are float32's.
     device: auto, cpu, cuda or cuda:N; auto = the first GPU, else the CPU.
@@ -231,13 +232,14 @@ class DashboardConfig:
 class Config:
     """The whole of it.
 
-    model_name: the name clients ask for.
+    model_name: the name clients ask for; empty = the model's own: the last part of a folder, a
+    GGUF file without its ending, the name of a hub model or of one of `drafthouse models`.
     drafters: the pool, by name.
     tasks: task class to the drafters that serve it, in order of preference; the task "default"
     serves requests without one and unknown ones, and where it is absent every drafter does.
     """
 
-    model_name: str = "drafthouse"
+    model_name: str = ""
     target: TargetConfig = field(default_factory=TargetConfig)
     drafters: Mapping[str, DrafterConfig] = field(default_factory=dict)
     tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from cluster.config import Config, GrpcConfig, HttpConfig
 from cluster.config_parse import parse, unknown_key
 from cluster.config_rules import check_ports, check_rules
 from cluster.errors import ConfigError
+from cluster.models.names import served_name
 
 # The keys of Ray Serve's ServeDeploySchema and ServeApplicationSchema that we let through.
 _SERVE_KEYS = ("proxy_location", "http_options", "grpc_options", "logging_config", "applications")
@@ -68,9 +69,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
 def parse_arguments(arguments: Mapping[str, Any]) -> Config:
     """The `args` of the application, as Serve hands them to `deployments.app:build`."""
     _refuse_serve_keys(arguments)
-    config = parse(Config, arguments)
+    config = _named(parse(Config, arguments))
     check_rules(config)
     return config
+
+
+def _named(config: Config) -> Config:
+    name = config.model_name or served_name(config.target.engine.model)
+    return dataclasses.replace(config, model_name=name)
 
 
 def _refuse_serve_keys(arguments: Mapping[str, Any]) -> None:
@@ -113,7 +119,7 @@ def _checked(path: Path, document: Any, overrides: Sequence[str]) -> ServeFile:
     _check_keys(grpc, _GRPC_KEYS, "grpc_options")
     _refuse_serve_keys(arguments)
     config = dataclasses.replace(
-        parse(Config, arguments),
+        _named(parse(Config, arguments)),
         http=parse(HttpConfig, {k: http[k] for k in ("host", "port") if k in http}, "http"),
         grpc=parse(GrpcConfig, {k: grpc[k] for k in ("port",) if k in grpc}, "grpc"),
     )

@@ -21,7 +21,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from cluster.config import Config, TargetConfig
+from cluster.config import Config
 from cluster.config_file import load
 from cluster.coordinator.coordinator import Coordinator
 from cluster.coordinator.stream import EventStream
@@ -37,6 +37,7 @@ from cluster.core import (
 )
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
 from cluster.in_process import InProcessHouse
+from cluster.models.resolve import resolve
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
@@ -80,9 +81,9 @@ class LLM:
         self.config = config if isinstance(config, Config) else load(config).config
         target = self.config.target
         engine = Engine.load(target.engine)
-        # After the engine, which has fetched the files of a model on the hub.
-        self.tokenizer = _tokenizer(target)
-        self.default_params = _default_params(target)
+        folder = resolve(target.engine.model)
+        self.tokenizer = _tokenizer(folder, target.generation_config)
+        self.default_params = _default_params(folder, target.generation_config)
         own = self.tokenizer.eos_token_ids if self.tokenizer else ()
         self._stop_ids = {*engine.eos_token_ids, *own}
         self._house: InProcessHouse | None = InProcessHouse(self.config, engine)
@@ -231,15 +232,15 @@ class LLM:
         return Request(uuid.uuid4().hex[:16], prompt_ids, params, task, speculation)
 
 
-def _tokenizer(target: TargetConfig) -> Tokenizer | None:
+def _tokenizer(folder: Path, generation_config: str) -> Tokenizer | None:
     try:
-        return Tokenizer.load(target.engine.model, generation_config=target.generation_config)
+        return Tokenizer.load(folder, generation_config=generation_config)
     except ConfigError:
         return None  # tokens in, tokens out
 
 
-def _default_params(target: TargetConfig) -> SamplingParams:
-    params = load_sampling_defaults(target.engine.model, target.generation_config)
+def _default_params(folder: Path, generation_config: str) -> SamplingParams:
+    params = load_sampling_defaults(folder, generation_config)
     return dataclasses.replace(params, max_tokens=params.max_tokens or SamplingParams().max_tokens)
 
 

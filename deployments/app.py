@@ -15,11 +15,11 @@ from ray.serve.config import RequestRouterConfig
 
 from cluster.config import Config
 from cluster.config_file import parse_arguments
+from cluster.models.resolve import absolute
 from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment
 from deployments.endpoint_router import ROUTER_PATH
 from deployments.ingress.deployment import IngressDeployment
-from deployments.models import find_folder
 from deployments.placement import group_options, replica_options
 from deployments.target import TargetDeployment
 
@@ -94,7 +94,7 @@ def _ingress(config: Config) -> Any:
 
 
 def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` with the folders of models made absolute.
+    """`arguments` with the folders and files of models made absolute.
 
     Replicas run in other working directories, where a relative path would mean something else.
     """
@@ -103,7 +103,7 @@ def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             return {name: walk(item, str(name)) for name, item in value.items()}
         if key == "model" and isinstance(value, str):
-            return str(find_folder(value) or value)
+            return absolute(value)
         if key == "generation_config" and isinstance(value, str) and Path(value).is_dir():
             return str(Path(value).resolve())
         return value

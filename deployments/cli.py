@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
+import importlib.metadata
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+from types import FrameType, ModuleType
 from typing import NoReturn
 
 from cluster import config_file
 from cluster.config_file import ServeFile
 from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError
+from deployments.models import check_models, fetch_model, fetch_models, models_table
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BAD_CONFIG = 2
+EXIT_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,6 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         return _run(arguments)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     except ConfigError as error:
         print(f"drafthouse: {error}", file=sys.stderr)
         return EXIT_BAD_CONFIG
@@ -51,6 +58,13 @@ def run() -> NoReturn:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.verb == "train":
         return int(_training().run(arguments))
+    if arguments.verb == "models":
+        print(models_table(), end="")
+        return EXIT_OK
+    if arguments.verb == "fetch":
+        with _terminable():
+            print(fetch_model(arguments.name, _say))
+        return EXIT_OK
     file = load(arguments.file, arguments.overrides)
     # Ray takes seconds to import: only for those who need it.
     if arguments.verb == "check":
@@ -58,6 +72,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
         print(plan(file.config), end="")
         return EXIT_OK
+    with _terminable():
+        fetch_models(file.config, _say)
     from deployments.serve_command import serve_until_stopped
 
     return serve_until_stopped(file, arguments.address)
@@ -68,16 +84,39 @@ def load(path: str, overrides: Sequence[str]) -> ServeFile:
 
     Raises ConfigError with `file: path of the key: what is wrong and the remedy`.
     """
-    from deployments.models import check_folders
-
     file = config_file.load(path, overrides)
     try:
         for name, drafter in file.config.drafters.items():
             registry.check(name, drafter)
-        check_folders(file.config)
+        check_models(file.config)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", param=error.param) from error
     return file
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Inside, SIGTERM ends like Ctrl-C, so that what is half fetched is removed."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _say(text: str) -> None:
+    print(f"drafthouse: {text}", file=sys.stderr, flush=True)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("drafthouse")
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed, run from its sources)"
 
 
 def _training() -> ModuleType:
@@ -88,6 +127,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="drafthouse", description="A serving cluster for speculative decoding."
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     serve = verbs.add_parser("serve", help="start the cluster and serve until Ctrl-C")
     _add_file(serve)
@@ -95,6 +135,11 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--address", help="join a running Ray cluster (`auto` or HOST:PORT) instead of starting one"
     )
     _add_file(verbs.add_parser("check", help="check a configuration and print the plan"))
+    verbs.add_parser("models", help="list the models that are known by name")
+    fetch_one = verbs.add_parser("fetch", help="get a model; prints the folder it lies in")
+    fetch_one.add_argument(
+        "name", help="one of `drafthouse models`, owner/name[@revision] on the hub, or a GGUF file"
+    )
     train = verbs.add_parser("train", help="train the demonstration models")
     # torch takes seconds to import: only for the verb that needs it.
     if argv and argv[0] == "train":

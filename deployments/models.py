@@ -1,8 +1,9 @@
-"""What can be said of a model folder without loading it: whether it is there, and how large."""
+"""A configuration's models before anything loads them: whether they are here, and how large."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 from cluster.config import Config, EngineConfig
 from cluster.config_parse import parse
 from cluster.errors import ConfigError
+from cluster.models.catalogue import KNOWN
+from cluster.models.names import source_of
+from cluster.models.resolve import fetch, find, resolve
 
-_REPOSITORY = Path(__file__).resolve().parents[1]
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -34,58 +37,79 @@ def engines(config: Config) -> dict[str, EngineConfig]:
     return found
 
 
-def find_folder(model: str) -> Path | None:
-    """The model's folder: absolute, below the working directory or below the repository."""
-    for folder in (Path(model).expanduser(), _REPOSITORY / model):
-        if (folder / "config.json").is_file():
-            return folder.resolve()
-    return None
-
-
 def tokenizer_folder(model: str) -> Path:
-    """The model's folder, or a local snapshot of the tokenizer's files of a hub model."""
-    folder = find_folder(model)
-    if folder is not None:
-        return folder
-    from huggingface_hub import snapshot_download
-
+    """The folder of the target's tokenizer; raises ConfigError where it cannot be had."""
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja", "*.model"]))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"target.engine.model: {model!r} is no folder here and cannot be fetched: {error}",
-            param="target.engine.model",
-        ) from error
+        return resolve(model, only_tokenizer=True)
+    except ConfigError as error:
+        raise _at("target.engine", error) from error
 
 
-def check_folders(config: Config) -> None:
-    """Raise ConfigError for a model that is meant to be a folder and is none.
-
-    A name such as `org/model` is taken for one on the Hugging Face hub, unless a folder `org`
-    lies here: then it is a path with a slip in it.
-    """
+def check_models(config: Config) -> None:
+    """Raise ConfigError for a model that is neither here nor a name of one that can be fetched."""
     for path, engine in engines(config).items():
-        if find_folder(engine.model) is not None:
-            continue
-        parts = Path(engine.model).parts
-        is_hub_name = (
-            not engine.model.startswith("/")
-            and len(parts) in (1, 2)
-            and parts[0] not in (".", "..", "~")
-            and not Path(parts[0]).exists()
-        )
-        if not is_hub_name:
-            name = f"{path}.model"
-            raise ConfigError(
-                f"{name}: {engine.model!r} holds no config.json; correct the path, or run from the "
-                "folder it is relative to",
-                param=name,
+        try:
+            source_of(engine.model)
+        except ConfigError as error:
+            raise _at(path, error) from error
+
+
+def fetch_models(config: Config, say: Callable[[str], None]) -> None:
+    """Get every model that is not on this machine; says one line about each of them."""
+    for path, engine in engines(config).items():
+        try:
+            fetch_model(engine.model, say)
+        except ConfigError as error:
+            raise _at(path, error) from error
+
+
+def fetch_model(model: str, say: Callable[[str], None]) -> Path:
+    """The model's folder; says one line where it has to be fetched or converted first."""
+    source = source_of(model)
+    folder = find(source)
+    if folder is None:
+        known = KNOWN.get(model)
+        cost = f" ({known.num_bytes / 1e6:,.0f} MB, {known.licence})" if known else ""
+        say(f"getting {model}{cost}, this once")
+        folder = fetch(source)
+    return folder
+
+
+def models_table() -> str:
+    """The catalogue for people, with what this machine has of it."""
+    rows = [("name", "parameters", "fetched", "licence", "here", "what")]
+    for model in KNOWN.values():
+        folder = find(model.source)
+        rows.append(
+            (
+                model.name,
+                f"{model.num_parameters / 1e6:,.0f} M",
+                f"{model.num_bytes / 1e6:,.0f} MB" if model.num_bytes else "-",
+                model.licence,
+                "yes" if folder is not None and folder.is_dir() else "no",
+                model.about,
             )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        + "\n"
+        for row in rows
+    )
+
+
+def _at(path: str, error: ConfigError) -> ConfigError:
+    """`error` with the path of the key that names the model."""
+    name = f"{path}.model"
+    return ConfigError(f"{name}: {error.message}", param=name)
 
 
 def estimate(engine: EngineConfig) -> MemoryEstimate | None:
     """What the engine will need, None for a model that is not on this machine."""
-    folder = find_folder(engine.model)
+    try:
+        folder = find(source_of(engine.model))
+    except ConfigError:
+        return None
     if folder is None:
         return None
     try:

@@ -46,6 +46,14 @@ def test_our_settings_come_from_args_and_the_ports_from_serves_own_sections(file
     assert (config.http.host, config.http.port, config.grpc.port) == ("0.0.0.0", 8001, 9001)
 
 
+def test_a_model_without_another_name_is_served_by_its_own(file: Path) -> None:
+    overrides = ["model_name=''", "target.engine.model=org/model"]
+    loaded = load(file, overrides)
+    assert loaded.config.model_name == "org/model"
+    arguments = loaded.document["applications"][0]["args"]
+    assert parse_arguments(arguments).model_name == "org/model"
+
+
 def test_the_document_stays_a_serve_config_with_the_ports_written_out(file: Path) -> None:
     document = load(file).document
     assert document["applications"][0]["import_path"] == "deployments.app:build"

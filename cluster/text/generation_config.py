@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
-
 from cluster.core import SamplingParams
 from cluster.errors import ConfigError, RequestError
 from cluster.spec.params import check_params
@@ -68,7 +66,7 @@ _UNSERVED: Mapping[str, tuple[Any, ...]] = {
 def load_sampling_defaults(model: str | Path, choice: str = AUTO) -> SamplingParams:
     """What requests leave open, as `choice` says; max_tokens 0 = no limit is named.
 
-    model: its folder, or the name of one on the hub whose files are here.
+    model: its folder.
     choice: auto = the model's own, none = OpenAI's, or a folder that holds the file.
     Warns of what the file asks for and is not obeyed; raises ConfigError for an unusable one.
     """
@@ -98,10 +96,7 @@ def load_eos_token_ids(model: str | Path, choice: str = AUTO) -> tuple[int, ...]
 def _folder(model: str | Path, choice: str) -> Path:
     # The tokens that end a text are no matter of taste: `none` keeps the model's own.
     if choice in (AUTO, NONE):
-        if Path(model).is_dir():
-            return Path(model)
-        found = try_to_load_from_cache(str(model), FILE)  # of a model on the hub
-        return Path(found).parent if isinstance(found, str) else Path(model)
+        return Path(model)
     if not (Path(choice) / FILE).is_file():
         raise ConfigError(
             f"target.generation_config: {choice!r} holds no {FILE}; name a folder that does, "

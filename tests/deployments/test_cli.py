@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import signal
@@ -176,6 +177,13 @@ def test_a_wrong_setting_is_named_with_file_and_path(
 ) -> None:
     assert main(["check", str(config_file), "--set", override]) == 2
     assert f"{config_file}: {path}: " in capsys.readouterr().err
+
+
+def test_the_version_is_the_installed_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"drafthouse {importlib.metadata.version('drafthouse')}\n"
 
 
 def test_a_missing_file_is_a_clear_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub.constants
 import pytest
 
 from cluster.core import SamplingParams
@@ -49,19 +48,6 @@ def test_the_operator_may_choose_openais_defaults_or_another_folder(tmp_path: Pa
     assert load_eos_token_ids(model, str(other)) == (5,)
     with pytest.raises(ConfigError, match="'nowhere' holds no "):
         load_sampling_defaults(model, "nowhere")
-
-
-def test_a_model_on_the_hub_is_read_from_its_fetched_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    repository = tmp_path / "models--org--name"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("c0ffee")
-    (repository / "snapshots").mkdir()
-    folder_with(repository / "snapshots" / "c0ffee", **QWEN)
-    assert load_sampling_defaults("org/name").top_k == 20
-    assert load_sampling_defaults("org/other") == OPENAI
 
 
 def test_what_a_checkpoint_asks_for_and_is_not_served_is_warned_of_by_name(

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
-
-from transformers.utils import cached_file
 
 from cluster.errors import ConfigError
 from cluster.fingerprint import folder_tokenizer_hash, model_hash
@@ -20,13 +17,8 @@ class Identity:
     tokenizer_hash: str
 
 
-def identify(source: str) -> Identity:
-    """Hashes of a model folder, or of the local snapshot of a hub model that has been loaded."""
-    folder = Path(source)
-    if not folder.is_dir():
-        config_file = cached_file(source, "config.json")
-        assert config_file is not None, "a loaded model has its config in the local hub cache"
-        folder = Path(config_file).parent
+def identify(folder: str) -> Identity:
+    """Hashes of a model's folder."""
     try:
         tokenizer = folder_tokenizer_hash(folder)
     except ConfigError:  # a drafter may come without one; it then serves any vocabulary

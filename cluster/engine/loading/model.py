@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,20 +34,20 @@ from cluster.engine.loading.refusals import check_servable, check_splittable, co
 from cluster.engine.loading.reproducible import check_reproducible
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
+from cluster.models.resolve import resolve
 
 log = logging.getLogger(__name__)
 
 _LOADING_ERRORS = (
     OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, SafetensorError
 )  # fmt: skip
-_REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
     """A model ready for tree attention.
 
-    module: the transformers model, in eval mode.  source: folder or hub name it came from.
+    module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
     compiled: the forward to prefer, as long as it works.  native: one that is preferred to all.
@@ -93,31 +92,10 @@ class LoadedModel:
         return logits.float()
 
 
-def resolve_source(model: str) -> str:
-    """A folder (absolute, below the working directory, or below the repository) or a hub name."""
-    if not model:
-        raise ConfigError("model is empty; name a Hugging Face folder or hub model", param="model")
-    for folder in (Path(model).expanduser(), _REPOSITORY / model):
-        if folder.is_dir():
-            if not (folder / "config.json").is_file():
-                raise ConfigError(
-                    f"model {model!r}: {folder} has no config.json; name a Hugging Face folder",
-                    param="model",
-                )
-            return str(folder.resolve())
-    if model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise ConfigError(
-            f"model {model!r}: no such folder (seen from {Path.cwd()} and {_REPOSITORY}), and not "
-            "a hub name of the form owner/name",
-            param="model",
-        )
-    return model
-
-
 def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     """Load `config.model`; raises ConfigError with the remedy when it cannot be served."""
     seam.register()
-    source = resolve_source(config.model)
+    source = str(resolve(config.model))
     model_config = _load_config(source, config)
     text_config = model_config.get_text_config(decoder=True)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)

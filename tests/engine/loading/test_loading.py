@@ -19,8 +19,6 @@ from cluster.engine.cpu import kernels, threads
 from cluster.engine.cpu.threads import configure_threads
 from cluster.engine.device import num_cores, resolve_device
 from cluster.engine.engine import Engine, Work
-from cluster.engine.loading import model as model_module
-from cluster.engine.loading.model import resolve_source
 from cluster.errors import ConfigError
 from cluster.fingerprint import folder_tokenizer_hash
 from tests.support.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS
@@ -56,31 +54,9 @@ def test_a_model_without_a_tokenizer_is_served_without_its_hash(
     assert load_engine(tmp_path).tokenizer_hash == ""
 
 
-def test_a_model_is_found_below_the_working_directory_and_the_repository(
-    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(llama_folder.parent)
-    assert resolve_source(llama_folder.name) == str(llama_folder)
-    assert resolve_source(str(llama_folder)) == str(llama_folder)
-    repository = tmp_path / "repository"
-    shutil.copytree(llama_folder, repository / "models" / "tiny")
-    monkeypatch.setattr(model_module, "_REPOSITORY", repository)
-    assert resolve_source("models/tiny") == str(repository / "models" / "tiny")
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("", "is empty"), ("./nowhere", "no such folder"), ("/no/such/place", "no such folder"),
-     ("models/a/b", "no such folder")],
-)  # fmt: skip
-def test_a_missing_model_is_named(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve_source(name)
-
-
-def test_a_folder_that_is_no_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no config\.json"):
-        resolve_source(str(tmp_path))
+def test_a_missing_model_is_named() -> None:
+    with pytest.raises(ConfigError, match="model '/no/such/place' is no such folder"):
+        load_engine(Path("/no/such/place"))
 
 
 def test_damaged_weights_are_a_configuration_error(llama_folder: Path, tmp_path: Path) -> None:

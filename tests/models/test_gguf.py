@@ -1,0 +1,153 @@
+"""A GGUF file becomes the folder it was made from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from cluster.config import Config
+from cluster.core import SamplingParams
+from cluster.errors import ConfigError
+from cluster.fingerprint import folder_tokenizer_hash, model_hash
+from cluster.local import LLM
+from cluster.models.gguf import convert
+from cluster.models.resolve import resolve
+from cluster.text.tokenizer import Tokenizer
+from tests.support.checkpoints import EOS_TOKEN_ID
+from tests.support.local_models import PROMPTS, target
+from tests.support.models.gguf_files import write_gguf
+
+Factory = Callable[..., Path]
+
+
+def logits(folder: Path) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        return model(torch.tensor([list(range(3, 60))])).logits
+
+
+@pytest.fixture(scope="module")
+def converted(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("converted") / "model"
+    convert(gguf_file, folder)
+    return folder
+
+
+def test_the_converted_weights_are_the_original_ones(llama_folder: Path, converted: Path) -> None:
+    assert torch.equal(logits(converted), logits(llama_folder))
+
+
+def test_the_converted_tokenizer_is_the_original_one(llama_folder: Path, converted: Path) -> None:
+    assert folder_tokenizer_hash(converted) == folder_tokenizer_hash(llama_folder)
+    ours, theirs = Tokenizer.load(converted), Tokenizer.load(llama_folder)
+    text = "def fib(n):\n    return 1 if n < 2 else fib(n - 1)  # été <|im_end|>"
+    assert ours.encode(text).tolist() == theirs.encode(text).tolist()
+    assert ours.eos_token_ids == theirs.eos_token_ids
+    messages = [{"role": "user", "content": "hello"}]
+    assert ours.render_chat(messages) == theirs.render_chat(messages)
+
+
+def test_two_conversions_have_one_identity(
+    gguf_file: Path, converted: Path, tmp_path: Path
+) -> None:
+    convert(gguf_file, tmp_path / "again")
+    assert model_hash(tmp_path / "again") == model_hash(converted)
+
+
+def test_a_gguf_file_is_served_by_its_path(llama_folder: Path, gguf_file: Path) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=16)
+    texts = []
+    for model in (llama_folder, gguf_file):
+        with LLM(Config(target=target(model))) as llm:
+            texts.append([item.token_ids for item in llm.generate(PROMPTS, params)])
+    assert texts[0] == texts[1]
+
+
+def test_a_gguf_file_is_converted_once(gguf_file: Path) -> None:
+    folder = resolve(str(gguf_file))
+    stamp = (folder / "model.safetensors").stat().st_mtime_ns
+    assert resolve(str(gguf_file)) == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_another_file_of_the_same_name_is_converted_anew(
+    checkpoint_factory: Factory, gguf_file: Path, tmp_path: Path
+) -> None:
+    other = write_gguf(checkpoint_factory("llama", seed=1), tmp_path / gguf_file.name)
+    first, second = resolve(str(gguf_file)), resolve(str(other))
+    assert first != second
+    assert model_hash(first) != model_hash(second)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        (GGMLQuantizationType.F16, "float16"),
+        (GGMLQuantizationType.BF16, "bfloat16"),
+        (GGMLQuantizationType.Q8_0, "bfloat16"),
+    ],
+)
+def test_16_bit_weights_stay_and_quantised_ones_become_bfloat16(
+    kind: GGMLQuantizationType, dtype: str, checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    # Blocks of 32 weights must fill the rows.
+    checkpoint = checkpoint_factory("llama", hidden_size=64)
+    convert(write_gguf(checkpoint, tmp_path / "x.gguf", kind=kind), tmp_path / "x")
+    config = json.loads((tmp_path / "x" / "config.json").read_text())
+    assert config["dtype"] == dtype
+    assert "quantization_config" not in config
+    near = torch.nn.functional.cosine_similarity(
+        logits(tmp_path / "x").flatten(), logits(checkpoint).flatten(), dim=0
+    )
+    assert near > 0.99
+
+
+def test_digits_are_split_where_the_vocabulary_was_learned_so(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    convert(write_gguf(llama_folder, tmp_path / "x.gguf", pre="smollm"), tmp_path / "x")
+    backend = AutoTokenizer.from_pretrained(tmp_path / "x").backend_tokenizer
+    pieces = [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str("in  12 a")]
+    assert pieces == ["in", "ĠĠ", "1", "2", "Ġa"]
+
+
+def test_the_token_that_ends_a_turn_ends_a_text(llama_folder: Path, tmp_path: Path) -> None:
+    fields = {"tokenizer.ggml.eot_token_id": 3}
+    convert(write_gguf(llama_folder, tmp_path / "x.gguf", fields=fields), tmp_path / "x")
+    assert Tokenizer.load(tmp_path / "x").eos_token_ids == (0, 3)
+
+
+def test_text_begins_as_the_file_says(llama_folder: Path, tmp_path: Path) -> None:
+    convert(write_gguf(llama_folder, tmp_path / "x.gguf", add_bos=True), tmp_path / "x")
+    first, *others = Tokenizer.load(tmp_path / "x").encode("ab").tolist()
+    assert first == EOS_TOKEN_ID  # also the bos token of these checkpoints
+    assert others == Tokenizer.load(llama_folder).encode("ab").tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tokenizer": False}, "holds no tokenizer"),
+        ({"fields": {"split.count": 2}}, "llama-gguf-split --merge"),
+        ({"left_out": "model.layers.1.mlp.up_proj.weight"}, r"lacks .*model\.layers\.1\.mlp\.up"),
+    ],
+)
+def test_a_file_that_is_not_whole_is_refused(
+    options: dict[str, object], message: str, llama_folder: Path, tmp_path: Path, cache: Path
+) -> None:
+    file = write_gguf(llama_folder, tmp_path / "x.gguf", **options)
+    with pytest.raises(ConfigError, match=message):
+        resolve(str(file))
+    assert not [path for path in cache.iterdir() if path.is_dir()]
+
+
+def test_something_else_with_the_ending_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.gguf").write_bytes(b"not a model at all, but long enough to be looked at")
+    with pytest.raises(ConfigError, match="cannot be read as a GGUF file"):
+        resolve(str(tmp_path / "x.gguf"))

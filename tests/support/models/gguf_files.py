@@ -1,0 +1,100 @@
+"""Tiny GGUF files, written as llama.cpp's converter writes those of a Llama."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, TokenType
+from safetensors.torch import load_file
+
+from tests.support.checkpoints import SPECIAL_TOKENS
+
+
+def write_gguf(
+    checkpoint: Path,
+    file: Path,
+    *,
+    kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    pre: str = "gpt-2",
+    fields: Mapping[str, int] | None = None,
+    tokenizer: bool = True,
+    add_bos: bool = False,
+    left_out: str = "",
+) -> Path:
+    """The Llama checkpoint of `tiny_checkpoint` as `file`.
+
+    kind: of the matrices.  fields: further unsigned integers of the header.  left_out: a tensor's
+    name in the checkpoint.
+    """
+    config = json.loads((checkpoint / "config.json").read_text())
+    writer = gguf.GGUFWriter(file, "llama")
+    _write_config(writer, config)
+    for key, value in (fields or {}).items():
+        writer.add_uint32(key, value)
+    if tokenizer:
+        _write_tokenizer(writer, checkpoint, config, pre)
+        writer.add_add_bos_token(add_bos)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+        if name == left_out:
+            continue
+        values = _in_file_order(name, tensor.to(torch.float32).numpy(), config)
+        stored = kind if values.ndim > 1 else GGMLQuantizationType.F32
+        writer.add_tensor(
+            names.get_name(name, try_suffixes=(".weight",)),
+            gguf.quantize(values, stored),
+            raw_dtype=stored,
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def _write_config(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    writer.add_rope_dimension_count(config["hidden_size"] // config["num_attention_heads"])
+    writer.add_vocab_size(config["vocab_size"])
+
+
+def _write_tokenizer(
+    writer: gguf.GGUFWriter, checkpoint: Path, config: Mapping[str, Any], pre: str
+) -> None:
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text())["model"]
+    tokens = sorted(tokenizer["vocab"], key=tokenizer["vocab"].__getitem__)
+    kinds = [TokenType.CONTROL if t in SPECIAL_TOKENS else TokenType.NORMAL for t in tokens]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["merges"]])
+    writer.add_bos_token_id(config["bos_token_id"])
+    writer.add_eos_token_id(config["eos_token_id"])
+    writer.add_pad_token_id(config["pad_token_id"])
+    writer.add_chat_template((checkpoint / "chat_template.jinja").read_text())
+
+
+def _in_file_order(name: str, values: np.ndarray, config: Mapping[str, Any]) -> np.ndarray:
+    """GGUF keeps each head's rotated halves interleaved."""
+    heads = {
+        "q_proj": config["num_attention_heads"],
+        "k_proj": config["num_key_value_heads"],
+    }.get(name.split(".")[-2])
+    if heads is None:
+        return values
+    halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
