@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -10,8 +11,9 @@ from cluster.errors import ConfigError
 from cluster.models.sources import HubSource
 
 _TOKENIZER = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
-# Repositories also hold the same weights in other formats; files in folders are such.
-_OTHERS = ["*/*", "consolidated*"]
+_SAFETENSORS, _PICKLED = "model*.safetensors", "pytorch_model*.bin"
+# Repositories also hold the same weights in other formats: what lies in folders is such.
+_OTHERS = ["*/*"]
 
 
 def find(source: HubSource) -> Path | None:
@@ -36,7 +38,7 @@ def download(source: HubSource, *, only_tokenizer: bool = False) -> Path:
         return folder
     # The same commit, though the branch may move on meanwhile.
     commit = HubSource(source.repo_id, folder.name)
-    for weights in ("*.safetensors", "*.bin"):
+    for weights in (_SAFETENSORS, _PICKLED):
         _snapshot(commit, [weights])
         if _has_weights(folder):
             return folder
@@ -47,7 +49,14 @@ def download(source: HubSource, *, only_tokenizer: bool = False) -> Path:
 
 
 def _has_weights(folder: Path) -> bool:
-    return any(True for pattern in ("*.safetensors", "*.bin") for _ in folder.glob(pattern))
+    """Whether all of the weights are here; an index lists the files of those in parts."""
+    for pattern in (_SAFETENSORS, _PICKLED):
+        for index in folder.glob(f"{pattern}.index.json"):
+            parts = json.loads(index.read_text("utf-8"))["weight_map"].values()
+            return all((folder / part).is_file() for part in set(parts))
+        if any(folder.glob(pattern)):
+            return True
+    return False
 
 
 def _snapshot(source: HubSource, patterns: list[str]) -> Path:

@@ -99,6 +99,8 @@ def _unavailable(source: WheelSource, output: str) -> str:
     errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
     if "connection broken" in output:
         errors.insert(0, "the index does not answer")
+    if "No module named pip" in output:
+        errors.append(f"install it: {sys.executable} -m ensurepip")
     reason = "; ".join(errors) or "it said nothing"
     return (
         f"pip could not get {source.requirement} ({reason}). With a mirror, name it: "

