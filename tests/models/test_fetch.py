@@ -151,7 +151,10 @@ def test_an_interrupted_fetch_leaves_nothing(cache: Path) -> None:
     """An index that accepts and never answers; then SIGTERM."""
     with socket.create_server(("127.0.0.1", 0)) as index:
         address = f"http://127.0.0.1:{index.getsockname()[1]}/simple"
-        ours = {"PIP_INDEX_URL": address, "PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": ""}
+        ours = {
+            "PIP_INDEX_URL": address, "PIP_CONFIG_FILE": "/dev/null", "PIP_FIND_LINKS": "",
+            "PIP_NO_INDEX": "false", "NO_PROXY": "127.0.0.1",
+        }  # fmt: skip
         fetching = subprocess.Popen(
             [sys.executable, "-m", "deployments.cli", "fetch", "smollm2-135m-instruct"],
             env={**os.environ, **ours},
