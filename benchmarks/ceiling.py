@@ -38,8 +38,9 @@ from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.registry import create
 from cluster.draft.replay import Recording, ReplayStats, replay
 from cluster.messages import WorkerDescription
+from cluster.spec.merge_trees import merge
 from cluster.spec.step_profile import StepProfile
-from cluster.spec.tree import merge, prune
+from cluster.spec.tree import prune
 
 _MIN_SHARE = 0.85
 _SEED = 7

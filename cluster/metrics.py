@@ -76,6 +76,13 @@ GUARD_REFUSALS = Metric(
     "Steps for which the deficit guard refused the number of drafts that promised most.",
     ("target",),
 )
+BOOKKEEPING_FAULTS = Metric(
+    "drafthouse_bookkeeping_faults",
+    "counter",
+    "Failures of what only learns from rounds (statistics, calibration, accounts, planning); the "
+    "rounds went on without it.  Each one is a defect.",
+    ("part",),
+)
 DRAFT_WAITS = Metric(
     "drafthouse_draft_waits",
     "counter",

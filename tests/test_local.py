@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from cluster.config import Config, CoordinatorConfig
-from cluster.core import FinishReason, SamplingParams, SpeculationOptions
+from cluster.config import Config, CoordinatorConfig, DrafterConfig
+from cluster.core import (
+    Commit,
+    DraftTask,
+    FinishReason,
+    Observation,
+    Proposal,
+    SamplingParams,
+    SpeculationOptions,
+    TokenTree,
+)
+from cluster.draft.base import DrafterContext
 from cluster.errors import NotFoundError, RequestError, WorkerError
 from cluster.local import LLM
+from cluster.token_log import prefix_hash
 from tests.support.checkpoints import noisy_copy
 from tests.support.local_models import PROMPTS, drafters, hf_greedy, target
 
@@ -247,3 +259,55 @@ def test_preempted_requests_are_sent_again_and_their_text_goes_on(
         metrics = tight.metrics()
     assert [c.token_ids for c in completions] == hf_greedy(llama_folder, PROMPTS, 32)
     assert "drafthouse_target_cache_misses_total 0.0" not in metrics
+
+
+class Cyclic:
+    """A plug-in whose trees are the same 80 nodes each time, whatever the parents are."""
+
+    @dataclass(frozen=True)
+    class Options:
+        parents: str = "own"
+
+    def __init__(self, context: DrafterContext, options: Options) -> None:
+        own = np.arange(80, dtype=np.int32)
+        parents = {"own": own, "next": own + 1, "far": np.full(80, 500, np.int32)}
+        self._tree = TokenTree(own, parents[options.parents])
+        self._texts: dict[str, list[int]] = {}
+        self._grown: set[str] = set()
+
+    def observe(self, commits: Sequence[Commit]) -> list[Observation]:
+        for commit in commits:
+            text = self._texts.setdefault(commit.request_id, [])
+            text[commit.base_len :] = commit.token_ids.tolist()
+        self._grown.clear()
+        return [
+            Observation(each.request_id, each.generation, len(self._texts[each.request_id]))
+            for each in commits
+        ]
+
+    def propose(self, tasks: Sequence[DraftTask]) -> list[Proposal]:
+        fresh = [task for task in tasks if task.request_id not in self._grown]
+        self._grown.update(task.request_id for task in fresh)
+        return [
+            Proposal(
+                task.request_id, task.generation, len(text := self._texts[task.request_id]),
+                prefix_hash(text), self._tree, np.full(80, 0.5, np.float32), "cyclic",
+            )
+            for task in fresh
+        ]  # fmt: skip
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._texts.pop(request_id, None)
+
+
+@pytest.mark.parametrize("parents", ["own", "next", "far"])
+def test_a_plug_in_that_sends_no_trees_costs_no_request(llama_folder: Path, parents: str) -> None:
+    drafter = DrafterConfig(kind=f"{__name__}:Cyclic", options={"parents": parents})
+    config = Config(target=target(llama_folder), drafters={"cyclic": drafter})
+    with LLM(config) as llm:
+        for _ in range(2):
+            completions = llm.generate(PROMPTS, GREEDY)
+            assert [c.token_ids for c in completions] == hf_greedy(llama_folder, PROMPTS, 32)
+        metrics = llm.metrics()
+    assert 'drafthouse_drafter_faults_total{drafter="cyclic",why="rubbish"}' in metrics

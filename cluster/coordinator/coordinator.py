@@ -17,6 +17,7 @@ from typing import Any
 from cluster import metrics
 from cluster.config import Config
 from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.fence import Fence
 from cluster.coordinator.ingress import IngressLink
 from cluster.coordinator.ledger import RoundLedger
 from cluster.coordinator.planner import DraftPlanner
@@ -74,14 +75,15 @@ class Coordinator:
         self._config = config
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
-        promises = self._promises = PromiseBook(settings)
-        self._pool = DrafterPool(settings, self.recorder, promises)
+        promises, fence = PromiseBook(settings), Fence(self.recorder)
+        self._promises = promises
+        self._pool = DrafterPool(settings, self.recorder, promises, fence)
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
         planner = self._planner = DraftPlanner(settings, promises)
-        self._ledger = RoundLedger(self.recorder, planner)
+        self._ledger = RoundLedger(self.recorder, planner, fence)
         waits = DraftWaits(promises, self.recorder, timer)
         self._rounds = RoundLoop(
-            self._table, self._pool, planner, self._ledger, waits, settings, clock
+            self._table, self._pool, planner, self._ledger, waits, fence, settings, clock
         )
         self._targets = TargetLinks(
             settings, self._table, self._rounds, planner, self._ledger, max_frame_tokens, clock
@@ -205,7 +207,7 @@ class Coordinator:
         self._ledger.settle()
         self._pool.record_demand()
         self._promises.record(self.recorder)
-        self._planner.record_calibration(self.recorder)
+        self._planner.calibration.record(self.recorder)
         self.recorder.set(metrics.RUNNING, self._table.num_running)
         self.recorder.set(metrics.QUEUED, self._table.num_waiting)
         self.recorder.set(metrics.TARGET_UP, len(self._table.seats))
@@ -251,8 +253,10 @@ class Coordinator:
 
     async def _read_proposals(self, replica: DrafterReplica) -> None:
         async for frame in replica.link:
-            sessions = self._table.sessions
-            self._rounds.drafts_arrived(self._pool.receive(replica, frame, sessions, self._clock()))
+            renewed = self._pool.receive(
+                replica, frame, self._table.sessions, self._clock(), self._table.limits.vocab_size
+            )
+            self._rounds.drafts_arrived(renewed)
 
     def _lose_drafter(self, replica: DrafterReplica, *, failed: bool) -> None:
         now = self._clock()

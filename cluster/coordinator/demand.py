@@ -12,8 +12,9 @@ from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.session import Seat, Session
 from cluster.core import TokenArray
 from cluster.metrics import Recorder
-from cluster.spec.demand import MAX_LAG, Demand, DemandBook, Place, Used
+from cluster.spec.demand import MAX_LAG, Demand, DemandBook, Place, Used, demand_apart
 from cluster.spec.patience import Mode
+from cluster.spec.tree_check import MAX_PROPOSED_NODES
 
 # Trees that are already known when a verdict comes in are what the next batch is made of, so a
 # drafter may be asked for more nodes than one step verifies: the rest survives the re-rooting.
@@ -26,12 +27,12 @@ _SILENT = Demand(Mode.PARKED, 0)
 _MAX_TERMS = 1024
 
 
-def _are_apart(replica: DrafterReplica, seat: Seat) -> bool:
-    """Whether it is a model on other devices than the target's, as far as these are known.
+def are_apart(replica: DrafterReplica, seat: Seat | None) -> bool:
+    """Whether a drafter and the target share no device, by what both say they compute on.
 
-    Look-ups do not keep what they grew: a broad tree would cost them its time with every commit.
+    Then what it computes costs the target nothing: it is never silenced, and never parked.
     """
-    if not (replica.description.model_hash and replica.devices and seat.devices):
+    if seat is None or not (replica.devices and seat.devices):
         return False
     return replica.devices.isdisjoint(seat.devices)
 
@@ -47,7 +48,7 @@ class DraftDemand:
     def __init__(self, config: CoordinatorConfig) -> None:
         self._book = DemandBook() if config.budget == "adaptive" else None
         self._known_terms: dict[
-            tuple[str, str, str, str], tuple[tuple[int, int], tuple[Place, bool, bool]]
+            tuple[str, str, str, str], tuple[tuple[int, int], tuple[Place, bool]]
         ] = {}
         self._num_commits: dict[tuple[str, str, str], int] = {}
         self._num_nodes: dict[tuple[str, str], int] = {}
@@ -58,9 +59,11 @@ class DraftDemand:
         """Whether it matters what became of the drafts."""
         return self._book is not None
 
-    def skips(self, session: Session) -> bool:
-        """Whether no drafter needs to hear of the next commit of `session`: all are silent, and
-        have heard lately.  To be asked for every commit, before `of`.
+    def skips(self, session: Session, drafters: tuple[str, ...]) -> bool:
+        """Whether none of `drafters` needs to hear of the next commit of `session`: they are
+        silent, and have heard lately.  To be asked for every commit, before `of`.
+
+        drafters: those of the session that are not apart from its target.
 
         Those that know the session hear the first one, which tells them to stop.  Those that do
         not know it would have to read its prompt: a short text is over before that is of use.
@@ -69,14 +72,15 @@ class DraftDemand:
         at every drafter of every sequence a percent of a plain step.
         """
         seat = session.target
-        if self._book is None or seat is None or not seat.silences[session.in_sampled_batch]:
+        is_asked = self._book is not None and bool(drafters)
+        if not is_asked or seat is None or not seat.silences[session.in_sampled_batch]:
             session.num_silent_commits = 0
             return False
         session.num_silent_commits += 1
         is_stop = session.num_silent_commits == 1 and bool(session.subscriptions)
         if is_stop or session.num_silent_commits % MAX_LAG == 0:
             return False
-        self._num_skipped[session.drafters, session.request.task] += 1
+        self._num_skipped[drafters, session.request.task] += 1
         return True
 
     def passes_over(self, session: Session, name: str, *, is_model: bool) -> bool:
@@ -102,14 +106,19 @@ class DraftDemand:
 
         used: by drafter, in the step that led to it; None = there was none.
         """
-        task, limit = session.request.task, session.max_draft_tokens * SHADOW_FACTOR
-        seat = session.target
-        if session.num_silent_commits:
-            demand = _SILENT
-        elif self._book is None or seat is None:
+        task = session.request.task
+        limit = min(session.max_draft_tokens * SHADOW_FACTOR, MAX_PROPOSED_NODES)
+        seat, is_apart = session.target, are_apart(replica, session.target)
+        if self._book is None or seat is None:
             demand = Demand(Mode.GROWING, limit)
+        elif is_apart:
+            # Look-ups do not keep what they grew: a broad tree would take its time each time.
+            is_broad = bool(replica.description.model_hash)
+            demand = demand_apart(self._terms(seat, replica, task)[0], limit, is_broad=is_broad)
+        elif session.num_silent_commits:
+            demand = _SILENT
         else:
-            place, is_cheap, is_apart = self._terms(seat, replica, task)
+            place, is_cheap = self._terms(seat, replica, task)
             demand = self._book.decide(
                 session.id,
                 replica.name,
@@ -117,20 +126,19 @@ class DraftDemand:
                 None if used is None else used.get(replica.name, _NOTHING),
                 limit,
                 is_cheap=is_cheap,
-                is_apart=is_apart,
             )
         # By the mode's plain string: an enumeration's own hash is slow.
         key = (replica.name, task, demand.mode._value_)
         self._num_commits[key] = self._num_commits.get(key, 0) + 1
         if demand.max_nodes:
             self._num_nodes[key[:2]] = self._num_nodes.get(key[:2], 0) + demand.max_nodes
-            if seat is not None:
+            if seat is not None and not is_apart:
                 seat.asked_in_round = seat.num_rounds
         return demand
 
-    def _terms(self, seat: Seat, replica: DrafterReplica, task: str) -> tuple[Place, bool, bool]:
-        """(place, whether the drafter is cheap there, whether it is apart): the same for all
-        sessions of a task that are committed to in one round."""
+    def _terms(self, seat: Seat, replica: DrafterReplica, task: str) -> tuple[Place, bool]:
+        """(place, whether the drafter is cheap there): the same for all sessions of a task that are
+        committed to in one round."""
         key = (seat.id, replica.name, replica.id, task)
         as_of = (seat.num_rounds, seat.num_sessions)
         known = self._known_terms.get(key)
@@ -139,7 +147,7 @@ class DraftDemand:
         num_sequences = max(seat.num_sessions, 1)
         share_s, cost_s = seat.step_time_s / num_sequences, replica.draft_cost_s
         is_cheap = cost_s is not None and cost_s <= _CHEAP_SHARE * share_s
-        terms = Place(seat.id, task, num_sequences), is_cheap, _are_apart(replica, seat)
+        terms = Place(seat.id, task, num_sequences), is_cheap
         if len(self._known_terms) >= _MAX_TERMS:
             self._known_terms.clear()
         self._known_terms[key] = (as_of, terms)

@@ -7,32 +7,27 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cluster import metrics
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.breaker import BreakerBook
 from cluster.coordinator.demand import DraftDemand, share_devices, used_by_drafter
+from cluster.coordinator.fence import Fence
 from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.promises import PromiseBook
-from cluster.coordinator.proposals import (
-    are_sound,
-    keep_newest,
-    note_loss,
-    problem_of,
-    problem_of_tree,
-)
+from cluster.coordinator.proposals import keep_newest, note_loss, problem_of
 from cluster.coordinator.replica import DrafterReplica, Subscription
+from cluster.coordinator.replicas import DrafterReplicas
 from cluster.coordinator.session import Session, Status
-from cluster.core import Observation, Verdict
-from cluster.errors import CapacityError, RequestError, error_from_code
+from cluster.core import Observation, Proposal, Verdict
+from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.link import Link
+from cluster.spec.tree_check import problems_of_proposals
 
 log = logging.getLogger(__name__)
 
-_BYTES_PER_TOKEN = 4
 # Answers in a row that ask for tokens again, after which a drafter is given up for a while.
 _MAX_SHORTAGES = 8
 
@@ -41,24 +36,22 @@ class DrafterPool:
     """Replicas by drafter name.  A session sticks to one replica per name while that one lives."""
 
     def __init__(
-        self, config: CoordinatorConfig, recorder: Recorder, promises: PromiseBook
+        self, config: CoordinatorConfig, recorder: Recorder, promises: PromiseBook, fence: Fence
     ) -> None:
         self._config = config
         self._recorder = recorder
         self._promises = promises
         self._demand = DraftDemand(config)
-        self._replicas: dict[str, dict[str, DrafterReplica]] = {}
+        self._replicas = DrafterReplicas(config, recorder)
         self._subscribed: dict[str, Session] = {}  # by id: those that a replica is told of
-        self._breakers = BreakerBook(config.breaker_failures, config.breaker_reset_s)
-        # Half a frame at most, which leaves room for everything that is not tokens.
-        self._max_frame_tokens = config.max_frame_bytes // (2 * _BYTES_PER_TOKEN)
+        self._committing = fence.section("commits")
+        self._expecting = fence.section("expectations")
 
     def __iter__(self) -> Iterator[DrafterReplica]:
-        for replicas in self._replicas.values():
-            yield from replicas.values()
+        return iter(self._replicas)
 
     def get(self, name: str, replica_id: str) -> DrafterReplica | None:
-        return self._replicas.get(name, {}).get(replica_id)
+        return self._replicas.get(name, replica_id)
 
     def add(
         self,
@@ -67,29 +60,14 @@ class DrafterPool:
         description: WorkerDescription,
         link: Link[CommitFrame, ProposalFrame],
     ) -> DrafterReplica:
-        """Take a replica into the pool.  A breaker that its former life opened stays open."""
-        breaker = self._breakers.of(name, replica_id)
-        replica = DrafterReplica(
-            name, replica_id, description, link, breaker, self._max_frame_tokens
-        )
-        self._replicas.setdefault(name, {})[replica.id] = replica
+        """Take a replica into the pool."""
         self._demand.forget(name)
-        self._recorder.set(metrics.DRAFTER_UP, len(self._replicas[name]), drafter=name)
-        return replica
+        return self._replicas.add(name, replica_id, description, link)
 
     def remove(self, replica: DrafterReplica, now: float, *, failed: bool) -> list[Session]:
         """Take a replica out.  Returns the sessions that lost it, to be committed elsewhere."""
-        replicas = self._replicas.get(replica.name, {})
-        if replicas.get(replica.id) is not replica:
+        if not self._replicas.remove(replica, now, failed=failed):
             return []
-        del replicas[replica.id]
-        self._recorder.set(metrics.DRAFTER_UP, len(replicas), drafter=replica.name)
-        replica.forget_gauges(self._recorder)
-        if failed:
-            self._record_fault(replica, "link", now)
-        else:
-            self._breakers.left(replica.name, replica.id)
-        self._breakers.forget({(other.name, other.id) for other in self}, now)
         return self._detach_all(replica)
 
     def commit(
@@ -105,14 +83,30 @@ class DrafterPool:
         Drafters read a prompt while the target does, but not on its own devices: there they read it
         after the first token, which would come later by the time they take.
         """
-        if self._demand.skips(session):
-            return
+        with self._committing:
+            self._commit(session, now, in_flight, verdict)
+
+    def _commit(
+        self,
+        session: Session,
+        now: float,
+        in_flight: InFlight | None,
+        verdict: Verdict | None,
+    ) -> None:
+        names, apart = session.drafters, self._replicas.apart(session)
+        shared = tuple(name for name in names if name not in apart) if apart else names
+        if self._demand.skips(session, shared):
+            if not apart:
+                return
+            names = apart
         used = None
         if in_flight and verdict and self._demand.learns:
             used = used_by_drafter(in_flight, verdict.path)
-        for name in session.drafters:
-            if session.num_silent_commits and self._demand.passes_over(
-                session, name, is_model=self._is_model(name)
+        for name in names:
+            if (
+                session.num_silent_commits
+                and name not in apart
+                and self._demand.passes_over(session, name, is_model=self._replicas.is_model(name))
             ):
                 continue
             subscription = session.subscriptions.get(name)
@@ -139,6 +133,13 @@ class DrafterPool:
         self._subscribed.pop(session.id, None)
         self._demand.release(session)
 
+    @staticmethod
+    def drop_trees(batch: Iterable[Session]) -> None:
+        """Forget what drafters have proposed for these."""
+        for session in batch:
+            for subscription in session.subscriptions.values():
+                subscription.held = None
+
     def record_demand(self) -> None:
         """Export what drafters were asked for since the last call."""
         self._demand.record(self._recorder)
@@ -149,30 +150,16 @@ class DrafterPool:
         frame: ProposalFrame,
         sessions: Mapping[str, Session],
         now: float,
+        vocab_size: int,
     ) -> list[Session]:
         """Take in one frame: keep newest trees, send again what is missing, count faults.
 
-        Returns the sessions with a new tree for what is committed at present, and those for which
-        no other is to come.
+        vocab_size: of the targets.  Returns the sessions with a new tree for what is committed at
+        present, and those for which no other is to come.
         """
         replica.unanswered_since = None
-        renewed: list[Session] = []
-        for proposal in frame.proposals:
-            subscription = self._current(replica, sessions.get(proposal.request_id))
-            if subscription is None:
-                continue
-            session = sessions[proposal.request_id]
-            if proposal.generation != session.generation:
-                continue
-            problem = problem_of(proposal, session)
-            if problem is None:
-                keep_newest(subscription, proposal)
-                if len(proposal.tree):
-                    self._demand.offered(session, replica.name)
-                if self._promises.arrived(subscription, proposal, now):
-                    renewed.append(session)
-            else:
-                self._record_rubbish(replica, problem, now)
+        problems = problems_of_proposals(frame.proposals, vocab_size)
+        renewed = self._take_in(replica, frame.proposals, problems, sessions, now)
         for observation in frame.observations:
             self._observe(replica, observation, sessions, now)
         for completion in frame.completions:
@@ -188,29 +175,43 @@ class DrafterPool:
         replica.record(self._recorder, frame)
         return renewed
 
-    def check_trees(self, batch: Iterable[Session], vocab_size: int, now: float) -> None:
-        """Look at the trees that a batch is about to use, each once; unsound ones are dropped."""
-        unchecked = [
-            (subscription, subscription.held)
-            for session in batch
-            for subscription in session.subscriptions.values()
-            if subscription.held is not None and not subscription.held.checked
-        ]
-        if are_sound([held for _, held in unchecked], vocab_size):
-            for _, held in unchecked:
-                held.checked = True
-            for replica in {subscription.replica for subscription, _ in unchecked}:
-                replica.breaker.record_success()
-            return
-        for subscription, held in unchecked:
-            replica = subscription.replica
-            problem = problem_of_tree(held.tree, held.survival, vocab_size)
-            if problem is None:
-                held.checked = True
-                replica.breaker.record_success()
-            else:
-                subscription.held = None
+    def _take_in(
+        self,
+        replica: DrafterReplica,
+        proposals: Sequence[Proposal],
+        problems: Sequence[str | None],
+        sessions: Mapping[str, Session],
+        now: float,
+    ) -> list[Session]:
+        """problems: of each proposal.  Returns the sessions with a tree of use at present."""
+        renewed: list[Session] = []
+        num_kept = num_refused = 0
+        for proposal, fault in zip(proposals, problems, strict=True):
+            if fault is not None:
+                num_refused += 1
+                self._record_rubbish(replica, fault, now)
+                continue
+            session = sessions.get(proposal.request_id)
+            subscription = self._current(replica, session)
+            if session is None or subscription is None:
+                continue
+            if proposal.generation != session.generation:
+                continue
+            problem = problem_of(proposal, session)
+            if problem is not None:
+                num_refused += 1
                 self._record_rubbish(replica, problem, now)
+                continue
+            num_kept += 1
+            keep_newest(subscription, proposal)
+            with self._expecting:
+                if len(proposal.tree):
+                    self._demand.offered(session, replica.name)
+                if self._promises.arrived(subscription, proposal, now):
+                    renewed.append(session)
+        if num_kept and not num_refused:
+            replica.breaker.record_success()
+        return renewed
 
     def _record_rubbish(self, replica: DrafterReplica, problem: str, now: float) -> None:
         log.warning("drafter sent rubbish name=%s id=%s: %s", replica.name, replica.id, problem)
@@ -220,49 +221,21 @@ class DrafterPool:
         """Free the sessions of replicas that have stopped answering, where another one is free."""
         moved: list[Session] = []
         for replica in list(self):
-            if not replica.sessions or not replica.is_stalled(now, self._config.breaker_reset_s):
+            if not replica.sessions or not self._replicas.is_stalled(replica, now):
                 continue
-            other = self._pick(replica.name, now, besides=replica)
-            if other is not None and not other.is_stalled(now, self._config.breaker_reset_s):
+            other = self._replicas.pick(replica.name, now, besides=replica)
+            if other is not None and not self._replicas.is_stalled(other, now):
                 self._recorder.add(metrics.DRAFTER_FAULTS, drafter=replica.name, why="stalled")
                 moved.extend(self._detach_all(replica))
         return moved
 
     def status(self, now: float) -> list[dict[str, object]]:
-        return [
-            {
-                "name": replica.name,
-                "id": replica.id,
-                "sessions": len(replica.sessions),
-                "breaker": replica.breaker.state(now),
-            }
-            for replica in self
-        ]
-
-    def _pick(
-        self, name: str, now: float, besides: DrafterReplica | None = None
-    ) -> DrafterReplica | None:
-        """The least loaded replica that may be used; one that owes an answer only at need."""
-        usable = [
-            replica
-            for replica in self._replicas.get(name, {}).values()
-            if replica is not besides and replica.breaker.allows(now) and replica.has_room()
-        ]
-        patience_s = self._config.breaker_reset_s
-        return min(
-            usable,
-            key=lambda replica: (replica.is_stalled(now, patience_s), len(replica.sessions)),
-            default=None,
-        )
-
-    def _is_model(self, name: str) -> bool:
-        replica = next(iter(self._replicas.get(name, {}).values()), None)
-        return replica is not None and bool(replica.description.model_hash)
+        return self._replicas.status(now)
 
     def _subscribe(self, session: Session, name: str, now: float) -> Subscription | None:
         if now < session.declined.get(name, now):
             return None
-        replica = self._pick(name, now)
+        replica = self._replicas.pick(name, now)
         if replica is None:
             return None
         subscription = session.subscriptions[name] = Subscription(replica)
@@ -290,9 +263,7 @@ class DrafterPool:
         replica.forget(session.id)
 
     def _record_fault(self, replica: DrafterReplica, why: str, now: float) -> None:
-        self._recorder.add(metrics.DRAFTER_FAULTS, drafter=replica.name, why=why)
-        if replica.breaker.record_failure(now):
-            log.warning("drafter left alone name=%s id=%s why=%s", replica.name, replica.id, why)
+        if self._replicas.record_fault(replica, why, now):
             self._detach_all(replica)
 
     def _observe(
@@ -343,6 +314,10 @@ class DrafterPool:
         if refusal.generation != session.generation:
             return
         error = error_from_code(refusal.code, refusal.message)
+        if isinstance(error, ProtocolError):
+            # As the codec says of a proposal that it refuses: the drafter goes on with the next.
+            self._record_rubbish(replica, error.message, now)
+            return
         if isinstance(error, RequestError):
             # It is this request that it cannot serve (say, too long); nothing is wrong with it.
             self._decline(replica, session, math.inf)

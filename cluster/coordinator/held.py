@@ -27,7 +27,6 @@ class HeldTree:
 
     proposed_len: base_len as proposed, before any re-rooting; orders proposals that overtook
     each other.  calibrated: the claimed survivals after calibration, None = not yet done.
-    checked: the tree is known to be sound; it may be used only then.
     place: what is left of it after the last batch, which mostly is replaced before the next one.
     """
 
@@ -36,7 +35,6 @@ class HeldTree:
     tree: TokenTree
     survival: FloatArray
     calibrated: FloatArray | None = None
-    checked: bool = False
     place: Place | None = None
 
     def settle(self) -> None:

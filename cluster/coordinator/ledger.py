@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster import metrics
+from cluster.coordinator.calibration import Lesson
+from cluster.coordinator.fence import Fence
 from cluster.coordinator.in_flight import InFlight
-from cluster.coordinator.planner import DraftPlanner, Lesson
+from cluster.coordinator.planner import DraftPlanner
 from cluster.coordinator.session import Session
 from cluster.coordinator.statistics import Attribution, RecentRounds, RoundTimes
 from cluster.coordinator.targets import TargetSeat
@@ -39,9 +41,11 @@ class _Answer:
 class RoundLedger:
     """Metrics, recent rounds, and the lessons that the planner draws from verdicts."""
 
-    def __init__(self, recorder: Recorder, planner: DraftPlanner) -> None:
+    def __init__(self, recorder: Recorder, planner: DraftPlanner, fence: Fence) -> None:
         self._recorder = recorder
         self._planner = planner
+        self._metrics = fence.section("metrics")
+        self._calibration = fence.section("calibration")
         self._answers: list[_Answer] = []
         self._reports: list[tuple[TargetSeat, StepReport]] = []
         self._rounds: list[RoundTimes] = []
@@ -77,27 +81,33 @@ class RoundLedger:
         reports, self._reports = self._reports, []
         rounds, self._rounds = self._rounds, []
         batches, self._batches = self._batches, []
-        if answers:
+        with self._metrics:
             self._enter_answers(answers)
         for seat, report in reports:
-            self._enter_report(seat, report)
-        for times in rounds:
-            self.recent_rounds.add(times)
-            self._recorder.observe(metrics.ROUND_OVERHEAD, times.outside_s)
-        for size, purity in batches:
-            self._enter_batch(size, purity)
+            with self._metrics:
+                self._enter_report(seat, report)
+        with self._metrics:
+            for times in rounds:
+                self.recent_rounds.add(times)
+                self._recorder.observe(metrics.ROUND_OVERHEAD, times.outside_s)
+            for size, purity in batches:
+                self._enter_batch(size, purity)
         if answers:
-            self._planner.settle_promises()
-            self._planner.learn(self._lessons(answers))
+            with self._calibration:
+                self._planner.settle_promises()
+            with self._calibration:
+                self._planner.calibration.learn(self._lessons(answers))
         if self._num_misses:
-            self._recorder.add(metrics.CACHE_MISSES, self._num_misses)
-            self._num_misses = 0
+            num_misses, self._num_misses = self._num_misses, 0
+            self._recorder.add(metrics.CACHE_MISSES, num_misses)
 
     def forget(self, seat: TargetSeat) -> None:
         """The target has left: what it last said of itself is not true any more."""
         self.settle()
         self._planner.forget(seat.id)
-        if seat.has_reported:
+        if not seat.has_reported:
+            return
+        with self._metrics:
             for gauge in (metrics.KV_PAGES_IN_USE, metrics.KV_PAGES_TOTAL):
                 self._recorder.forget(gauge, role="target", worker=seat.id)
             self._recorder.forget(metrics.DEFICIT, target=seat.id)

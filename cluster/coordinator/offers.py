@@ -12,11 +12,10 @@ from cluster.coordinator.session import Group, Session
 from cluster.core import FloatArray
 from cluster.records import record
 from cluster.spec.forest import Forest, Mask
-from cluster.spec.held_trees import HeldTrees, United
+from cluster.spec.held_trees import HeldTrees, MergedTrees
+from cluster.spec.merge_trees import merge_trees
 from cluster.spec.survival import Calibrator
-from cluster.spec.union import unite
 
-# By drafter and task.
 CalibratorOf = Callable[[str, Group], Calibrator]  # by drafter and group
 
 
@@ -76,11 +75,11 @@ def gather(batch: Sequence[Session], calibrator: CalibratorOf) -> Offers | None:
             if row.subscription.growth is not None:
                 row.subscription.growth.look(None)
         return None
-    united = unite(_held(rows, len(batch), calibrator))
-    drafters = _note(rows, united, len(batch))
-    if united.merged.num_nodes == 0:
+    found = merge_trees(_held(rows, len(batch), calibrator))
+    drafters = _note(rows, found, len(batch))
+    if found.merged.num_nodes == 0:
         return None
-    return Offers(united.merged, united.survival, drafters, united.claims)
+    return Offers(found.merged, found.survival, drafters, found.claims)
 
 
 def _held(rows: Sequence[_Row], num_groups: int, calibrator: CalibratorOf) -> HeldTrees:
@@ -101,18 +100,18 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _note(rows: Sequence[_Row], united: United, num_sessions: int) -> list[tuple[str, ...]]:
+def _note(rows: Sequence[_Row], found: MergedTrees, num_sessions: int) -> list[tuple[str, ...]]:
     """Leave with each session what has become of its trees; returns the drafters of each."""
     drafters: list[tuple[str, ...]] = [()] * num_sessions
-    forest, calibrated = united.left, united.calibrated
+    forest, calibrated = found.left, found.calibrated
     bounds = forest.starts.tolist()
-    for index, (row, root) in enumerate(zip(rows, united.roots.tolist(), strict=True)):
+    for index, (row, root) in enumerate(zip(rows, found.roots.tolist(), strict=True)):
         held, growth = row.held, row.subscription.growth
         start, stop = bounds[index], bounds[index + 1]
         if root == -2:
             row.subscription.held = None
         elif root >= 0:
-            held.place = Place(forest, united.claimed, calibrated, index)
+            held.place = Place(forest, found.claimed, calibrated, index)
             held.base_len = len(row.session.tokens)
         elif held.calibrated is None:
             held.calibrated = calibrated[start:stop]

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cluster import metrics
 from cluster.config import CoordinatorConfig
+from cluster.coordinator.calibration import CalibrationBook
+from cluster.coordinator.demand import are_apart
 from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.offers import Offers, gather
 from cluster.coordinator.promises import PromiseBook
-from cluster.coordinator.session import Group, Limits, Session
-from cluster.core import EMPTY_FLOATS, TokenArray
-from cluster.metrics import Recorder
-from cluster.spec import union
+from cluster.coordinator.session import Limits, Session
+from cluster.core import EMPTY_FLOATS
+from cluster.spec import merge_trees
 from cluster.spec.budget import BudgetController
 from cluster.spec.drafts import (
     BatchDrafts,
@@ -25,14 +25,12 @@ from cluster.spec.drafts import (
     pack,
     rank_drafts,
 )
-from cluster.spec.forest import Indices, depths, join, ranked
+from cluster.spec.forest import Indices, depths, ranked
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.promises import NUM_RANKS, WAITS_S
 from cluster.spec.quiet import Silences
 from cluster.spec.step_profile import StepProfile
-from cluster.spec.survival import Calibrator, claimed_conditionals, revealed
 
-_MAX_CALIBRATORS = 1024
 # After so many rounds in a row in which no draft was worth verifying, drafters are given a pause.
 _MAX_DECLINED = 4
 # Speculation that over many rounds is less of a gain than this is none.
@@ -40,15 +38,6 @@ _MIN_GAIN = 1.01
 # What shortens the next pause: more than the error of what plain steps would have taken without
 # drafters, which is known from a few of them on a machine that is not always equally fast.
 _SPELL_GAIN = 1.03
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lesson:
-    """A verified item of a request of that group, and the path that was accepted."""
-
-    group: Group
-    in_flight: InFlight
-    path: TokenArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +73,11 @@ class DraftPlanner:
         # what speculation gains there says little of sampled text.
         self._budgets: dict[tuple[str, bool], BudgetController] = {}
         self._silent: dict[tuple[str, bool], Silences] = {}  # likewise
+        # Likewise: those whose last batch had none but drafters that share no device with it.
+        self._unshared: set[tuple[str, bool]] = set()
         self._profiles: dict[str, StepProfile | None] = {}  # by target
-        # What a drafter's claims are worth is learned apart, too.
-        self._calibrators: dict[tuple[str, Group], Calibrator] = {}  # by drafter
-        self._exported: set[tuple[str, Group]] = set()  # those with a gauge
-        union.prepare()
+        self.calibration = CalibrationBook()
+        merge_trees.prepare()
 
     def plan(
         self,
@@ -100,10 +89,18 @@ class DraftPlanner:
     ) -> Plan:
         """One item's worth of drafts per session; max_nodes: over the whole batch."""
         key = target_id, any_sampled(batch)
-        has_drafters = any(session.subscriptions for session in batch)
-        if self._silences(key).is_silent or not has_drafters:
+        apart = [
+            are_apart(subscription.replica, session.target)
+            for session in batch
+            for subscription in session.subscriptions.values()
+        ]
+        if all(apart) and apart:
+            self._unshared.add(key)
+        else:
+            self._unshared.discard(key)
+        if not apart or (self._silences(key).is_silent and not any(apart)):
             return Plan([InFlight(len(session.tokens)) for session in batch])
-        offers = gather(batch, self._calibrator)
+        offers = gather(batch, self.calibration.calibrator)
         if offers is not None:
             offers = _within_reach(batch, offers, limits)
         caps = [session.max_draft_tokens for session in batch]
@@ -156,10 +153,12 @@ class DraftPlanner:
         be silent now; 0: they are not.
         """
         key = target_id, is_sampled
-        budget = self._budget(key)
+        budget, is_unshared = self._budget(key), key in self._unshared
         if round_time_s is not None:
+            # Beside drafters that cost the target nothing a plain step is what it is anyway.
+            is_quiet = False if is_unshared else is_quiet
             budget.record(num_sequences, num_nodes, round_time_s, is_quiet=is_quiet)
-        if self._config.budget == "fixed":
+        if self._config.budget == "fixed" or is_unshared:
             return 0
         silences = self._silences(key)
         if not silences.is_silent and budget.is_exhausted(num_sequences):
@@ -190,12 +189,13 @@ class DraftPlanner:
         is_sampled: bool = False,
     ) -> None:
         """Enter a finished round into the accounts; see `BudgetController.settle`."""
-        budget = self._budget((target_id, is_sampled))
-        budget.settle(shares, round_time_s, waited_s, is_quiet=is_quiet)
+        key = target_id, is_sampled
+        is_quiet = False if key in self._unshared else is_quiet
+        self._budget(key).settle(shares, round_time_s, waited_s, is_quiet=is_quiet)
 
     def settle_promises(self) -> None:
         """Learn what drafters have sent so long after the last commits."""
-        self._promises.settle(self._calibrator)
+        self._promises.settle(self.calibration.calibrator)
 
     def take_account(self, target_id: str) -> tuple[float, int]:
         """(deficit in seconds, refusals of the guard since this was last asked) of a target."""
@@ -204,17 +204,6 @@ class DraftPlanner:
             sum(budget.deficit_s for budget in budgets),
             sum(budget.take_refusals() for budget in budgets),
         )
-
-    def record_calibration(self, recorder: Recorder) -> None:
-        """Export how right each drafter's survivals were; not on the way of a round."""
-        for key in self._exported - self._calibrators.keys():
-            recorder.forget(metrics.CALIBRATION_ERROR, **_labels(*key))
-        self._exported &= self._calibrators.keys()
-        for key, calibrator in self._calibrators.items():
-            if calibrator.num_observed:
-                self._exported.add(key)
-                error = calibrator.expected_error()
-                recorder.set(metrics.CALIBRATION_ERROR, error, **_labels(*key))
 
     def meet(self, target_id: str, profile: StepProfile | None) -> None:
         """A target has joined; profile: of its steps, None = it has not measured any."""
@@ -225,28 +214,8 @@ class DraftPlanner:
         for law in (False, True):
             self._budgets.pop((target_id, law), None)
             self._silent.pop((target_id, law), None)
+            self._unshared.discard((target_id, law))
         self._profiles.pop(target_id, None)
-
-    def learn(self, lessons: Sequence[Lesson]) -> None:
-        """Calibrate the drafters' claims by what the target accepted of their own nodes."""
-        alike: dict[tuple[tuple[str, ...], Group], list[Lesson]] = {}
-        for lesson in lessons:
-            if lesson.in_flight.drafters:
-                key = (lesson.in_flight.drafters, lesson.group)
-                alike.setdefault(key, []).append(lesson)
-        for (drafters, group), members in alike.items():
-            forest = join([lesson.in_flight.tree for lesson in members])
-            starts = forest.starts.tolist()
-            path = np.concatenate(
-                [lesson.path + start for lesson, start in zip(members, starts, strict=False)]
-            )
-            nodes, accepted = revealed(forest.parents, path)
-            for index, drafter in enumerate(drafters):
-                claimed = np.concatenate([lesson.in_flight.claimed[index] for lesson in members])
-                # A drafter's own nodes are closed under parents: NaN stands for no parent of any.
-                own = ~np.isnan(claimed[nodes])
-                conditionals = claimed_conditionals(forest.parents, claimed)[nodes[own]]
-                self._calibrator(drafter, group).observe(conditionals, accepted[own])
 
     def _drafts(
         self, batch: Sequence[Session], offers: Offers | None, caps: list[int], moment: Moment
@@ -301,25 +270,10 @@ class DraftPlanner:
             silences = self._silent[key] = Silences()
         return silences
 
-    def _calibrator(self, drafter: str, group: Group) -> Calibrator:
-        key = (drafter, group)
-        calibrator = self._calibrators.get(key)
-        if calibrator is None:
-            if len(self._calibrators) >= _MAX_CALIBRATORS:
-                # Tasks are named by clients; the oldest one makes room.
-                del self._calibrators[next(iter(self._calibrators))]
-            calibrator = self._calibrators[key] = Calibrator()
-        return calibrator
-
 
 def any_sampled(batch: Iterable[Session]) -> bool:
     """The law of a batch, which is of one law where that can be."""
     return any(session.is_sampled for session in batch)
-
-
-def _labels(drafter: str, group: Group) -> dict[str, str]:
-    task, is_sampled = group
-    return {"drafter": drafter, "task": task, "law": "sampled" if is_sampled else "greedy"}
 
 
 def _within_reach(batch: Sequence[Session], offers: Offers, limits: Limits) -> Offers:

@@ -34,11 +34,28 @@ class RoundBook:
 
     def open(
         self, seat: TargetSeat, batch: list[Session], num_nodes: int, *, is_sampled: bool
-    ) -> None:
+    ) -> OpenRound:
         """`batch` is handed over now, with so many draft nodes.  is_sampled: its law."""
-        now, last = self._clock(), seat.closed
+        names = {session.id for session in batch}
+        opened = OpenRound(
+            sent_at=self._clock(),
+            num_sequences=len(batch),
+            num_nodes=num_nodes,
+            pending=names,
+            stepping=set(names),
+            is_clean=not seat.prefilling,
+            is_queued=bool(seat.rounds),
+            is_sampled=is_sampled,
+        )
+        seat.rounds.append(opened)
+        return opened
+
+    def note_opened(self, seat: TargetSeat, opened: OpenRound, batch: list[Session]) -> None:
+        """How long the batch has waited, and what became of the round before it."""
+        now, last = opened.sent_at, seat.closed
         seat.closed = None
-        waited_s, awaited = self._waits.end(seat, now)
+        waited_s, opened.awaited = self._waits.end(seat, now)
+        opened.waited_s = waited_s
         if last is not None and last.report is not None and last.is_clean and not last.is_queued:
             times = RoundTimes(
                 sent_at=last.sent_at,
@@ -54,24 +71,8 @@ class RoundBook:
             self._ledger.note_round(times)
         if waited_s > 0.0:
             seat.waited_in_round = seat.num_rounds
-        planned_s = 0.0
         if last is not None and last.report is not None:  # else there was no verdict to plan after
-            planned_s = max(now - last.received_at - waited_s, 0.0)
-        names = {session.id for session in batch}
-        opened = OpenRound(
-            sent_at=now,
-            num_sequences=len(batch),
-            num_nodes=num_nodes,
-            pending=names,
-            stepping=set(names),
-            is_clean=not seat.prefilling,
-            is_queued=bool(seat.rounds),
-            waited_s=waited_s,
-            awaited=awaited,
-            planned_s=planned_s,
-            is_sampled=is_sampled,
-        )
-        seat.rounds.append(opened)
+            opened.planned_s = max(now - last.received_at - waited_s, 0.0)
         self._ledger.note_batch(len(batch), purity(batch))
 
     def close(self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float) -> None:

@@ -16,13 +16,14 @@ from typing import Protocol
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.batching import choose_batch
 from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.fence import Fence
 from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.ledger import RoundLedger
-from cluster.coordinator.planner import DraftPlanner, Moment, any_sampled
+from cluster.coordinator.planner import DraftPlanner, Moment, Plan, any_sampled
 from cluster.coordinator.round_book import RoundBook
 from cluster.coordinator.session import Limits, Session, Status
 from cluster.coordinator.targets import TargetSeat
-from cluster.coordinator.verdicts import is_sound, is_stuck
+from cluster.coordinator.verdicts import is_credible, is_sound, is_stuck
 from cluster.coordinator.waits import DraftWaits
 from cluster.core import FinishReason, Verdict, VerifyItem
 from cluster.errors import (
@@ -67,6 +68,7 @@ class RoundLoop:
         planner: DraftPlanner,
         ledger: RoundLedger,
         waits: DraftWaits,
+        fence: Fence,
         settings: CoordinatorConfig,
         clock: Callable[[], float],
     ) -> None:
@@ -78,6 +80,9 @@ class RoundLoop:
         self._max_wait_s = settings.max_homogeneity_wait_ms / 1000.0
         self._clock = clock
         self._book = RoundBook(planner, ledger, waits, settings, clock)
+        self._planning = fence.section("planning")
+        self._rounds = fence.section("rounds")
+        self._statistics = fence.section("statistics")
         self.limits = Limits()
 
     def take(self, seat: TargetSeat, frame: VerdictFrame, now: float) -> None:
@@ -100,10 +105,11 @@ class RoundLoop:
                 opened.stepping.clear()
         ended = [opened for opened, _ in was_stepping if not opened.pending]
         seat.rounds = [opened for opened in seat.rounds if opened.pending]
-        if frame.report is not None:
+        if frame.report is not None and is_credible(frame.report):
             self._ledger.note_report(seat, frame.report)
             for opened in ended:
-                self._book.close(seat, opened, frame.report, now)
+                with self._rounds:
+                    self._book.close(seat, opened, frame.report, now)
 
     def dispatch(self, seat: TargetSeat) -> None:
         """Queue for `seat` whatever it can be sent now: prefills at once, a batch if it is free."""
@@ -126,7 +132,8 @@ class RoundLoop:
 
     def settle(self, seat: TargetSeat) -> None:
         """Learn from the rounds of `seat` that have ended, once its next batch is under way."""
-        self._book.settle(seat)
+        with self._rounds:
+            self._book.settle(seat)
 
     def drafts_arrived(self, sessions: Iterable[Session]) -> None:
         """Go on where this is what a batch was waiting for."""
@@ -159,8 +166,9 @@ class RoundLoop:
         position = session.num_output_tokens
         num_kept, reason = session.cut(verdict.token_ids, self.limits)
         session.tokens.append(verdict.token_ids[:num_kept])
-        session.statistics.record_step(len(in_flight.tree), len(verdict.path), num_kept)
-        session.reach.record(len(in_flight.tree), len(verdict.path))
+        with self._statistics:
+            session.statistics.record_step(len(in_flight.tree), len(verdict.path), num_kept)
+            session.reach.record(len(in_flight.tree), len(verdict.path))
         session.in_flight = None
         session.num_misses = session.num_retries = 0
         opened = seat.answered(session.id)
@@ -233,24 +241,39 @@ class RoundLoop:
         # A step of unknown length may be longer than any wait: nobody sits it out.
         step_time_s = seat.step_time_s or math.inf
         batch = choose_batch(seat.ready.values(), now, self._max_wait_s, step_time_s, limit)
+        planned: list[InFlight] | None = None
+        with self._planning:
+            plan = self._plan(seat, batch, now)
+            if plan.wait_s > 0.0:
+                self._waits.begin(
+                    seat, plan.awaited, plan.wait_s, now, self.dispatch, is_trial=plan.is_trial
+                )
+                return []
+            planned = plan.in_flight
+        if planned is None:
+            # Whichever tree it failed on is not tried again, and this round is a plain one.
+            self._pool.drop_trees(batch)
+            planned = [InFlight(len(session.tokens)) for session in batch]
+        return self._items(seat, batch, planned, now)
+
+    def _plan(self, seat: TargetSeat, batch: list[Session], now: float) -> Plan:
         row_limit = seat.description.max_batch_tokens
         max_nodes = max(row_limit - len(batch), 0) if row_limit else None
-        self._pool.check_trees(batch, self.limits.vocab_size, now)
         left_s = self._waits.left_s(seat, now)
         if seat.num_cohorts > 1 or len(batch) < len(seat.ready):
             # Drafts had another cohort's step to come in; others have a bound of their own to keep.
             left_s = 0.0
         moment = Moment(now, left_s, self._waits.waited_s(seat, now))
-        plan = self._planner.plan(seat.id, batch, self.limits, max_nodes, moment)
-        if plan.wait_s > 0.0:
-            self._waits.begin(
-                seat, plan.awaited, plan.wait_s, now, self.dispatch, is_trial=plan.is_trial
-            )
-            return []
+        return self._planner.plan(seat.id, batch, self.limits, max_nodes, moment)
+
+    def _items(
+        self, seat: TargetSeat, batch: list[Session], planned: list[InFlight], now: float
+    ) -> list[VerifyItem]:
+        """The batch as it is sent, with the drafts planned for each of its sessions."""
         items: list[VerifyItem] = []
         num_nodes = 0
         is_sampled = any_sampled(batch)
-        for session, in_flight in zip(batch, plan.in_flight, strict=True):
+        for session, in_flight in zip(batch, planned, strict=True):
             del seat.ready[session.id]
             seat.decoding[session.id] = session
             session.in_flight = in_flight
@@ -259,5 +282,7 @@ class RoundLoop:
             session.in_sampled_batch = is_sampled
             num_nodes += len(in_flight.tree)
             items.append(session.item(in_flight.tree))
-        self._book.open(seat, batch, num_nodes, is_sampled=is_sampled)
+        opened = self._book.open(seat, batch, num_nodes, is_sampled=is_sampled)
+        with self._rounds:
+            self._book.note_opened(seat, opened, batch)
         return items

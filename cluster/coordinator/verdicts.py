@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from cluster.coordinator.in_flight import InFlight
 from cluster.core import Verdict
-from cluster.messages import VerdictFrame
+from cluster.messages import StepReport, VerdictFrame
 
 
 def is_stuck(frame: VerdictFrame) -> bool:
@@ -19,6 +21,12 @@ def is_stuck(frame: VerdictFrame) -> bool:
         and not (frame.verdicts or frame.misses or frame.refusals)
         and report.num_prefill_tokens == 0
     )
+
+
+def is_credible(report: StepReport) -> bool:
+    """Whether the times of a report can be times: one that is no number spoils every mean."""
+    times_s = (report.step_time_s, report.forward_time_s, report.queue_time_s)
+    return all(math.isfinite(time_s) and time_s >= 0.0 for time_s in times_s)
 
 
 def is_sound(verdict: Verdict, in_flight: InFlight, vocab_size: int) -> bool:

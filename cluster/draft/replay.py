@@ -24,6 +24,7 @@ from cluster.draft.base import Drafter
 from cluster.draft.root_counts import RootCounts
 from cluster.errors import ProtocolError
 from cluster.spec.tree import walk
+from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
 from cluster.token_log import prefix_hash
 
 # A drafter that still grows after so many slices of one round does not keep its bound.
@@ -100,7 +101,7 @@ def replay(
     """Draft along `recording` and release the request afterwards.
 
     Raises ProtocolError where the drafter breaks its protocol: a proposal for another text, a
-    tree above max_nodes, an observation that is not what was sent.
+    tree that is none or above max_nodes, an observation that is not what was sent.
     """
     counts = drafter.root_counts if isinstance(drafter, CountsRoots) else RootCounts()
     hits, commits = counts.hits, counts.commits
@@ -190,6 +191,9 @@ class _Replay:
         return newest
 
     def _check(self, proposal: Proposal) -> None:
+        (problem,) = problems_of_proposals([proposal], ANY_VOCABULARY)
+        if problem is not None:
+            raise ProtocolError(problem)
         if proposal.base_len != len(self._committed) or proposal.prefix_hash != self._hash:
             raise ProtocolError(
                 f"a proposal continues {proposal.base_len} tokens, {len(self._committed)} are "

@@ -3,7 +3,7 @@
 Public messages carry arrays as packed repeated fields, which are copied into numpy arrays; those
 between our own processes as little-endian `bytes`, which are read in place, so such arrays are
 read-only.  Decoding raises ProtocolError for what cannot be a noun at all (lengths that do not
-fit); whether a tree makes sense is `spec.tree.check_tree`'s business.
+fit), and the frames' decoders for trees that `spec.tree_check` refuses.
 """
 
 from __future__ import annotations
@@ -73,12 +73,8 @@ def read_floats(field: Sequence[float]) -> FloatArray:
 
 
 def make_tree(token_ids: TokenArray, parents: TokenArray) -> TokenTree:
-    """A tree whose two arrays have equal lengths; their contents are not looked at."""
-    if len(token_ids) != len(parents):
-        raise ProtocolError(
-            f"tree has {len(token_ids)} token_ids and {len(parents)} parents; one of each per node"
-        )
-    return TokenTree(token_ids, parents) if len(token_ids) else EMPTY_TREE
+    """The tree as it was sent: `spec.tree_check` is to look at it next."""
+    return TokenTree(token_ids, parents) if len(token_ids) or len(parents) else EMPTY_TREE
 
 
 def encode_params(params: SamplingParams) -> pb.SamplingParams:

@@ -18,9 +18,7 @@ from cluster.rpc.codec import (
 from cluster.rpc.frames import Decoded, FrameCodec
 from cluster.rpc.generated import draft_pb2 as pb
 from cluster.rpc.generated.common_pb2 import TokenTree
-
-# Products of rounded probabilities may exceed one by a little.
-_MAX_SURVIVAL = 1.001
+from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
 
 
 def _encode_commit(commit: Commit) -> pb.Commit:
@@ -82,22 +80,13 @@ def _encode_proposal(proposal: Proposal) -> pb.Proposal:
 
 
 def _decode_proposal(message: pb.Proposal) -> Proposal:
-    tree = make_tree(read_tokens(message.tree.token_ids), read_tokens(message.tree.parents))
-    survival = read_floats(message.survival)
-    if len(survival) != len(tree):
-        raise ProtocolError(
-            f"proposal has {len(tree)} nodes and {len(survival)} survival values; one per node"
-        )
-    # Written so that NaN fails as well: it would poison every sum it enters.
-    if len(survival) and not (survival.min() >= 0.0 and survival.max() <= _MAX_SURVIVAL):
-        raise ProtocolError("proposal has a survival that is no probability; send values in [0, 1]")
     return Proposal(
         request_id=message.request_id,
         generation=message.generation,
         base_len=message.base_len,
         prefix_hash=message.prefix_hash,
-        tree=tree,
-        survival=survival,
+        tree=make_tree(read_tokens(message.tree.token_ids), read_tokens(message.tree.parents)),
+        survival=read_floats(message.survival),
         drafter=message.drafter,
         is_complete=message.is_complete,
     )
@@ -147,8 +136,16 @@ def _decode_proposals(message: pb.ProposalFrame) -> Decoded[ProposalFrame]:
             proposals.append(_decode_proposal(proposal))
         except ProtocolError as error:
             refusals.append(refusal_of(proposal.request_id, proposal.generation, error))
+    problems = problems_of_proposals(proposals, ANY_VOCABULARY)
+    refusals += [
+        refusal_of(each.request_id, each.generation, ProtocolError(problem))
+        for each, problem in zip(proposals, problems, strict=True)
+        if problem is not None
+    ]
     frame = ProposalFrame(
-        proposals=tuple(proposals),
+        proposals=tuple(
+            each for each, problem in zip(proposals, problems, strict=True) if problem is None
+        ),
         observations=tuple(map(_decode_observation, message.observations)),
         refusals=tuple(refusals),
         pages_in_use=message.pages_in_use,

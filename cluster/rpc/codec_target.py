@@ -19,6 +19,7 @@ from cluster.rpc.codec import (
 )
 from cluster.rpc.frames import Decoded, FrameCodec
 from cluster.rpc.generated import target_pb2 as pb
+from cluster.spec.tree_check import ANY_VOCABULARY, are_sound, problem_of_tree
 
 
 def _encode_item(item: VerifyItem) -> pb.VerifyItem:
@@ -68,6 +69,14 @@ def _decode_verify(message: pb.VerifyFrame) -> Decoded[VerifyFrame]:
             items.append(_decode_item(item))
         except ProtocolError as error:
             refusals.append(refusal_of(item.request_id, item.generation, error))
+    if not are_sound([item.tree for item in items], None, ANY_VOCABULARY):
+        problems = [problem_of_tree(item.tree, None, ANY_VOCABULARY) for item in items]
+        refusals += [
+            refusal_of(item.request_id, item.generation, ProtocolError(problem))
+            for item, problem in zip(items, problems, strict=True)
+            if problem is not None
+        ]
+        items = [item for item, problem in zip(items, problems, strict=True) if problem is None]
     frame = VerifyFrame(tuple(items), tuple(message.released), message.apart)
     return Decoded(frame, tuple(refusals))
 

@@ -30,8 +30,8 @@ from cluster.spec.patience import (
 # What is asked for where next to nothing was taken, and while nobody knows.
 MIN_NODES = 4
 PROBE_NODES = 8
-# What a drafter on devices of its own is asked for: there drafting costs the target nothing, and
-# the broader the tree, the more often it goes on behind the next commit.  All sessions of a target
+# What a model on devices of its own is asked for: there drafting costs the target nothing, and the
+# broader the tree, the more often it goes on behind the next commit.  All sessions of a target
 # share the latter, for the coordinator reads whatever is sent.
 APART_NODES = 64
 _APART_NODES_OF_ALL = 512
@@ -75,6 +75,16 @@ class Demand:
     is_told: bool = True
 
 
+def demand_apart(place: Place, limit: int, *, is_broad: bool) -> Demand:
+    """What to ask of a drafter that shares no device with the target: drafts, always.
+
+    limit: as in `DemandBook.decide`.  is_broad: it keeps what it has grown.
+    """
+    num_nodes = min(max(limit >> place.level, MIN_NODES), limit)
+    share = min(_APART_NODES_OF_ALL // place.num_sequences, APART_NODES) if is_broad else 0
+    return Demand(Mode.GROWING, max(num_nodes, share))
+
+
 class DemandBook:
     """Decides the demand of every commit.  A few microseconds a call."""
 
@@ -92,14 +102,12 @@ class DemandBook:
         limit: int,
         *,
         is_cheap: bool = False,
-        is_apart: bool = False,
     ) -> Demand:
         """What to ask of `drafter` with the next commit of a session.
 
         used: of its nodes, in the step that led to the commit; None = there was no step.
-        limit: most nodes that may be asked for of a drafter that shares devices with the target,
-        above 0.  is_cheap: its drafts cost next to nothing beside a step.  is_apart: it shares
-        none.
+        limit: most nodes that may be asked for, above 0.  is_cheap: its drafts cost next to nothing
+        beside a step.
         """
         level = place.level
         num_drops = self._num_drops(place, level)
@@ -113,11 +121,7 @@ class DemandBook:
             asked.num_untold += 1
             return Demand(Mode.PARKED, 0, is_told)
         asked.num_untold = 0
-        num_nodes = min(self._num_nodes(asked, group, limit, level), limit)
-        if is_apart:
-            share = _APART_NODES_OF_ALL // place.num_sequences
-            num_nodes = max(num_nodes, min(share, APART_NODES))
-        return Demand(asked.mode, num_nodes)
+        return Demand(asked.mode, min(self._num_nodes(asked, group, limit, level), limit))
 
     def offered(self, session_id: str, drafter: str) -> None:
         """A tree of the drafter has come; unknown sessions are no error."""

@@ -35,7 +35,7 @@ class HeldTrees:
 
 
 @record(frozen=True, slots=True, eq=False)
-class United:
+class MergedTrees:
     """What has become of the trees.
 
     roots: int64[trees], which of the tree's nodes is the last committed token now; -1 = it has not

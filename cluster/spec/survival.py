@@ -178,11 +178,6 @@ class Calibrator:
         if self._unfitted >= max(_REFIT_EVERY, _REFIT_SHARE * self.num_observed):
             self._fit()
 
-    def observe_verdict(self, parents: TokenArray, claimed: FloatArray, path: TokenArray) -> None:
-        """Learn from one verified tree: claimed survivals, and the path that was accepted."""
-        nodes, accepted = revealed(parents, path)
-        self.observe(claimed_conditionals(parents, claimed)[nodes], accepted)
-
     def expected_error(self) -> float:
         """Expected calibration error of what was predicted before each outcome was known.
 

@@ -13,37 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TOKENS, EMPTY_TREE, FloatArray, TokenArray, TokenTree
-from cluster.errors import ProtocolError
-
-# One bit per merged tree.
-MAX_SOURCES = 64
-
-
-def check_tree(tree: TokenTree, vocab_size: int) -> None:
-    """Raise ProtocolError, naming the node and its value, unless `tree` is well formed.
-
-    Well formed: arrays of equal length, parents before children, every token in
-    [0, vocab_size), and no two siblings with the same token.
-    """
-    tokens, parents = tree.token_ids.tolist(), tree.parents.tolist()
-    if len(tokens) != len(parents):
-        raise ProtocolError(
-            f"a tree has {len(tokens)} token ids and {len(parents)} parents; send one parent per id"
-        )
-    seen: set[tuple[int, int]] = set()
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if not -1 <= parent < node:
-            raise ProtocolError(
-                f"node {node} has parent {parent}; parents stand before their children, "
-                "-1 continues the context"
-            )
-        if not 0 <= token < vocab_size:
-            raise ProtocolError(
-                f"node {node} has token {token}, the target's vocabulary is 0..{vocab_size - 1}"
-            )
-        if (parent, token) in seen:
-            raise ProtocolError(f"node {node} repeats token {token} of a sibling under {parent}")
-        seen.add((parent, token))
 
 
 def depths(parents: TokenArray) -> TokenArray:
@@ -112,73 +81,6 @@ def monotone(parents: TokenArray, survival: FloatArray) -> FloatArray:
         limit = 1.0 if parent < 0 else bounded[parent]
         bounded.append(min(value, limit) if value > 0.0 else 0.0)
     return np.array(bounded, dtype=np.float32)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class MergedTree:
-    """Several drafters' trees as one.
-
-    survival: float32[n], not increasing along a path.  sources: uint64[n]; bit m is set where
-    tree m proposed the node.
-    """
-
-    tree: TokenTree
-    survival: FloatArray
-    sources: npt.NDArray[np.uint64]
-
-
-def merge(
-    trees: Sequence[TokenTree],
-    survivals: Sequence[FloatArray],
-    weights: Sequence[float] | None = None,
-) -> MergedTree:
-    """The trie union of `trees`, all of which continue the same context.
-
-    weights: of the drafters, normalised here to sum 1; None = equal.  A node's survival is the
-    weighted mean of what the trees claim, and a tree without the node claims 0.  Nodes stand in
-    order of first mention, so parents stand before children.
-    """
-    if len(trees) > MAX_SOURCES:
-        raise ValueError(f"{len(trees)} trees cannot be merged; at most {MAX_SOURCES} can")
-    shares = _shares(len(trees), weights)
-    edges: dict[tuple[int, int], int] = {}
-    tokens: list[int] = []
-    parents: list[int] = []
-    survival: list[float] = []
-    sources: list[int] = []
-    for index, (tree, claimed) in enumerate(zip(trees, survivals, strict=True)):
-        places: list[int] = []
-        share, bit = shares[index], 1 << index
-        rows = zip(
-            tree.token_ids.tolist(), tree.parents.tolist(),
-            monotone(tree.parents, claimed).tolist(), strict=True,
-        )  # fmt: skip
-        for token, parent, value in rows:
-            above = -1 if parent < 0 else places[parent]
-            place = edges.setdefault((above, token), len(tokens))
-            if place == len(tokens):
-                tokens.append(token)
-                parents.append(above)
-                survival.append(0.0)
-                sources.append(0)
-            places.append(place)
-            survival[place] += share * value
-            sources[place] |= bit
-    merged = TokenTree(np.array(tokens, dtype=np.int32), np.array(parents, dtype=np.int32))
-    # Rounding of the sums may lift a child over its parent by an ulp; clamp once more.
-    values = monotone(merged.parents, np.array(survival, dtype=np.float32))
-    return MergedTree(merged, values, np.array(sources, dtype=np.uint64))
-
-
-def _shares(num_trees: int, weights: Sequence[float] | None) -> list[float]:
-    if weights is None:
-        return [1.0 / num_trees] * num_trees if num_trees else []
-    if len(weights) != num_trees:
-        raise ValueError(f"{len(weights)} weights for {num_trees} trees; give one per tree")
-    total = float(sum(weights))
-    if any(weight < 0.0 for weight in weights) or (num_trees and not total > 0.0):
-        raise ValueError(f"weights {list(weights)} must be non-negative and not all zero")
-    return [weight / total for weight in weights]
 
 
 def prune(

@@ -1,18 +1,28 @@
-"""A drafter behind a wall: whatever it raises costs the request concerned its drafts, no more."""
+"""A drafter behind a wall: what it raises, or answers in no form that is one, costs the request
+concerned its drafts, no more."""
 
 from __future__ import annotations
 
 import logging
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from dataclasses import replace
+from operator import index
+from typing import Any, Protocol, runtime_checkable
 
-from cluster.core import Commit, DraftTask, Observation, Proposal
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.draft.base import Drafter, Interruptible
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import Refusal
+from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
 
 log = logging.getLogger(__name__)
+
+# Counts travel in 32 bits.
+_MAX_COUNT = (1 << 32) - 1
 
 
 @runtime_checkable
@@ -47,7 +57,13 @@ class ContainedDrafter:
         """KV pages in use and in all; zeros for a drafter without an engine."""
         if self._pages is None:
             return 0, 0
-        return self._pages.pages_in_use, self._pages.pages_total
+        try:
+            in_use, total = index(self._pages.pages_in_use), index(self._pages.pages_total)
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            self._pages = None  # it is not asked again
+            self._log("pages", error)
+            return 0, 0
+        return min(max(in_use, 0), _MAX_COUNT), min(max(total, 0), _MAX_COUNT)
 
     def interrupt(self) -> None:
         """End the slice under way soon, where the drafter can; from any thread."""
@@ -79,6 +95,8 @@ class ContainedDrafter:
                 raise ProtocolError(
                     f"the drafter answered {len(commits)} commits with {len(answers)} observations"
                 )
+            for commit, answer in zip(commits, answers, strict=True):
+                _check_observation(commit, answer)
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
             if len(commits) == 1:
                 return [self._refused(commits[0].request_id, commits[0].generation, error)]
@@ -95,7 +113,7 @@ class ContainedDrafter:
 
     def _propose(self, tasks: Sequence[DraftTask]) -> tuple[list[Proposal], list[Refusal]]:
         try:
-            proposals = list(self._drafter.propose(tasks))
+            proposals = [_exactly_typed(each) for each in self._drafter.propose(tasks)]
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
             if len(tasks) == 1:
                 return [], [self._refused(tasks[0].request_id, tasks[0].generation, error)]
@@ -105,7 +123,27 @@ class ContainedDrafter:
                 [each for _, refusals in results for each in refusals],
             )
         self.num_failures = 0
-        return proposals, []
+        return self._checked(tasks, proposals)
+
+    def _checked(
+        self, tasks: Sequence[DraftTask], proposals: Sequence[Proposal]
+    ) -> tuple[list[Proposal], list[Refusal]]:
+        """The proposals that may leave; one that may not resets its request as an error does."""
+        generations = {task.request_id: task.generation for task in tasks}
+        sound: list[Proposal] = []
+        refusals: list[Refusal] = []
+        problems = problems_of_proposals(proposals, ANY_VOCABULARY)
+        for proposal, problem in zip(proposals, problems, strict=True):
+            if problem is None:
+                sound.append(proposal)
+                continue
+            name = getattr(proposal, "request_id", None)
+            known = [name] if isinstance(name, str) and name in generations else list(generations)
+            refusals += [
+                self._refused(each, generations[each], ProtocolError(problem)) for each in known
+            ]
+        refused = {refusal.request_id for refusal in refusals}
+        return [each for each in sound if each.request_id not in refused], refusals
 
     def release(self, request_ids: Sequence[str]) -> None:
         """Forget requests, those the drafter does not know included."""
@@ -140,6 +178,39 @@ class ContainedDrafter:
             type(error).__name__,
             detail,
         )
+
+
+def _exactly_typed(proposal: Proposal) -> Proposal:
+    """The proposal with int32 and float32 arrays, where its own hold no other numbers than these
+    can: NumPy makes wider ones unless told otherwise."""
+    if not (isinstance(proposal, Proposal) and isinstance(proposal.tree, TokenTree)):
+        return proposal
+    arrays = (proposal.tree.token_ids, proposal.tree.parents, proposal.survival)
+    token_ids, parents = (_narrowed(array, "i", np.int32) for array in arrays[:2])
+    survival = _narrowed(arrays[2], "f", np.float32)
+    if token_ids is arrays[0] and parents is arrays[1] and survival is arrays[2]:
+        return proposal
+    return replace(proposal, tree=TokenTree(token_ids, parents), survival=survival)
+
+
+def _narrowed(array: Any, kind: str, dtype: type) -> Any:
+    if not isinstance(array, np.ndarray) or array.dtype == dtype or array.dtype.kind != kind:
+        return array
+    narrow: npt.NDArray[Any] = array.astype(dtype)
+    return narrow if kind == "f" or np.array_equal(narrow, array) else array
+
+
+def _check_observation(commit: Commit, answer: object) -> None:
+    """Raise ProtocolError unless a drafter's answer to a commit can be one."""
+    if not isinstance(answer, Observation):
+        raise ProtocolError(f"a drafter answered a commit with a {type(answer).__name__}")
+    is_named = isinstance(answer.request_id, str) and answer.request_id == commit.request_id
+    counts = answer.generation, answer.have_len
+    is_counted = all(isinstance(each, (int, np.integer)) and each >= 0 for each in counts)
+    if not (is_named and is_counted and answer.have_len <= _MAX_COUNT):
+        raise ProtocolError("a drafter's observation names another request, or counts no tokens")
+    if not isinstance(answer.log_loss, (int, float, np.floating, type(None))):
+        raise ProtocolError(f"a drafter's log_loss is a {type(answer.log_loss).__name__}")
 
 
 def _declined(commit: Commit, answer: Observation | Refusal) -> Refusal | None:

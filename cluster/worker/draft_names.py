@@ -5,7 +5,7 @@ Frozen records are rebuilt by hand: dataclasses.replace costs several times as m
 
 from __future__ import annotations
 
-from cluster.core import Commit, Observation, Proposal
+from cluster.core import Commit, Observation, Proposal, TokenTree
 from cluster.messages import Refusal
 
 
@@ -29,21 +29,27 @@ def renamed_commit(link: int, commit: Commit) -> Commit:
 
 
 def renamed_proposal(proposal: Proposal, request_id: str) -> Proposal:
+    """With arrays of its own: links hand over by reference, and a drafter may reuse its own."""
+    tree = TokenTree(proposal.tree.token_ids.copy(), proposal.tree.parents.copy())
     return Proposal(
         request_id,
-        proposal.generation,
-        proposal.base_len,
-        proposal.prefix_hash,
-        proposal.tree,
-        proposal.survival,
+        int(proposal.generation),
+        int(proposal.base_len),
+        int(proposal.prefix_hash),
+        tree,
+        proposal.survival.copy(),
         proposal.drafter,
-        proposal.is_complete,
+        bool(proposal.is_complete),
     )
 
 
 def renamed_observation(observation: Observation, request_id: str) -> Observation:
+    loss = observation.log_loss
     return Observation(
-        request_id, observation.generation, observation.have_len, observation.log_loss
+        request_id,
+        int(observation.generation),
+        int(observation.have_len),
+        None if loss is None else float(loss),
     )
 
 

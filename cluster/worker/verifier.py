@@ -26,7 +26,7 @@ from cluster.spec.draw import FusedDraw
 from cluster.spec.logprobs import token_logprobs
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.params import check_params
-from cluster.spec.tree import check_tree
+from cluster.spec.tree_check import are_sound, check_tree
 from cluster.spec.verify import walk_draws
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
 
@@ -91,8 +91,11 @@ class Verifier:
     def submit(self, items: Sequence[VerifyItem]) -> list[Answer]:
         """Queue `items`.  Returns the answers that are known at once; the others come by `step`."""
         answers: list[Answer] = []
+        are_trees_sound = are_sound([item.tree for item in items], None, self._engine.vocab_size)
         for item in items:
             try:
+                if not are_trees_sound:
+                    check_tree(item.tree, self._engine.vocab_size)
                 self._admit(item, answers)
             except DrafthouseError as error:
                 answers.append(_refusal(item, error))
@@ -217,7 +220,6 @@ class Verifier:
                 f"prompt_len is {item.prompt_len}; give 1..{item.context_len}, "
                 "and send the whole prompt before a draw"
             )
-        check_tree(item.tree, vocab_size)
 
     def _miss(self, item: VerifyItem, sequence: TargetSequence, have_len: int) -> CacheMiss:
         # What was lost is sent again, with its tokens.

@@ -9,7 +9,8 @@ import pytest
 from benchmarks.capacity import Load, costs, parts, profile, run
 from benchmarks.null_workers import NUM_NODES, TOKENS_PER_ROUND, VOCABULARY, draft_tree, text
 from benchmarks.rounds import codec_time_s, shares
-from cluster.spec.tree import check_tree, prune, reroot
+from cluster.spec.tree import prune, reroot
+from cluster.spec.tree_check import check_tree
 
 _SMALL = Load(num_sequences=4, num_rounds=20)
 

@@ -176,12 +176,12 @@ async def test_a_silenced_drafter_need_not_read_the_prompt_of_a_short_text() -> 
         known, new = (
             Text(seat, subscriptions, request=request([1, 2])) for subscriptions in ({"a": 1}, {})
         )
-        assert not drafts.skips(known)  # type: ignore[arg-type]
+        assert not drafts.skips(known, ("a",))  # type: ignore[arg-type]
         seat.silences[True] = 1  # of sampled text, which these are not
-        assert not drafts.skips(known)  # type: ignore[arg-type]
+        assert not drafts.skips(known, ("a",))  # type: ignore[arg-type]
         seat.silences[False] = 1
         for text, told in ((known, {0, 15, 31}), (new, {15, 31})):
-            found = [not drafts.skips(text) for _ in range(40)]  # type: ignore[arg-type]
+            found = [not drafts.skips(text, ("a",)) for _ in range(40)]  # type: ignore[arg-type]
             assert {place for place, each in enumerate(found) if each} == told
 
 
@@ -209,11 +209,13 @@ async def test_a_model_hears_nothing_of_a_text_while_it_is_silent_for_long(
         heard = [
             place
             for place in range(40)
-            if not (drafts.skips(session) or drafts.passes_over(session, "a", is_model=is_model))
+            if not (
+                drafts.skips(session, ("a",)) or drafts.passes_over(session, "a", is_model=is_model)
+            )
         ]
         assert heard == told
         seat.silences[session.is_sampled] = 0
-        assert not drafts.skips(session)
+        assert not drafts.skips(session, ("a",))
         assert not drafts.passes_over(session, "a", is_model=is_model)
 
 
@@ -288,8 +290,40 @@ async def test_look_ups_are_not_asked_for_what_they_would_build_anew_each_time()
         assert max(commit.max_nodes for commit in right.drafters["a"].commits()) < APART_NODES
 
 
-async def test_who_drafts_in_vain_is_parked_on_devices_of_its_own_too() -> None:
-    async with stage({"a": random_tree(5)}, devices=(("x/gpu0",), ("x/gpu1",))) as random:
-        await random.run("first")
-        await random.run("second")
-        assert share_asked(random.drafters["a"].commits()) < 0.1
+APART = (("x/gpu0",), ("x/gpu1",))
+
+
+@pytest.mark.parametrize("model_hash", ["m", ""], ids=["model", "look-up"])
+@pytest.mark.parametrize("grow", [random_tree(5), oracle_chain(16)], ids=["in vain", "right"])
+async def test_who_drafts_on_devices_of_its_own_is_never_silenced_or_parked(
+    grow: Grow, model_hash: str
+) -> None:
+    async with stage({"a": grow}, devices=APART, model_hash=model_hash) as apart:
+        await apart.run("first")
+        await apart.run("second", "third")
+        commits = apart.drafters["a"].commits()
+        assert all(commit.max_nodes for commit in commits)
+        # It hears of every token as soon as there is one.
+        assert all(len(commit.token_ids) < 20 for commit in commits)
+        assert apart.counter("drafthouse_drafter_commits", 'demand="parked"') == 0
+
+
+async def test_drafts_from_other_devices_are_used_while_those_beside_the_target_are_silent() -> (
+    None
+):
+    async with stage({"near": random_tree(5)}, devices=APART, free_rows=8) as mixed:
+        near = mixed.drafters["near"]
+        mixed.house.coordinator.remove_drafter("near", "r0")
+        near.devices = ("x/gpu0",)
+        mixed.house.add_drafter(near)
+        far = AskedDrafter(
+            "far", oracle_chain(16), survival=0.9, time=mixed.time, devices=("x/gpu1",),
+            model_hash="m",
+        )  # fmt: skip
+        mixed.house.add_drafter(far)
+        mixed.drafters["far"] = far
+        await mixed.run("first")
+        await mixed.run("second")
+        assert share_asked(near.commits()) < 0.1
+        assert all(commit.max_nodes for commit in far.commits())
+        assert len(far.commits()) < 0.3 * LONG.max_tokens, "its drafts save steps"

@@ -75,9 +75,9 @@ def no_tree(context: list[int], opened: Commit) -> TokenTree:
     ids=["unknown", "its own", "the target's"],
 )
 async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
-    devices: tuple[str, ...], first_commit: int
+    devices: tuple[str, ...], first_commit: int, budget: str
 ) -> None:
-    async with house() as stage:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget(devices=("x/cpu0",)))
         drafter = ToyDrafter("a", oracle_chain(4), devices=devices)
         stage.add_drafter(drafter)
@@ -88,8 +88,8 @@ async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
         assert events[-1].stats.num_draft_tokens > 0
 
 
-async def test_a_drafter_that_declines_is_not_sent_the_text_again_and_again() -> None:
-    async with house() as stage:
+async def test_a_drafter_that_declines_is_not_sent_the_text_again_and_again(budget: str) -> None:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget())
         drafter = DecliningDrafter("a", no_tree)
         stage.add_drafter(drafter)
@@ -100,8 +100,8 @@ async def test_a_drafter_that_declines_is_not_sent_the_text_again_and_again() ->
         assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
 
 
-async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault() -> None:
-    async with house() as stage:
+async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault(budget: str) -> None:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget())
         drafter = RefusingDrafter("a", no_tree, code=RequestError.code)
         stage.add_drafter(drafter)
@@ -111,8 +111,8 @@ async def test_a_request_that_a_drafter_cannot_serve_is_not_its_fault() -> None:
         assert sum(len(frame.commits) for frame in drafter.frames) <= 3 * 5
 
 
-async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has() -> None:
-    async with house(breaker_failures=1) as stage:
+async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has(budget: str) -> None:
+    async with house(budget=budget, breaker_failures=1) as stage:
         target = ToyTarget()
         stage.add_target(target)
         drafter = PickyDrafter("a", oracle_in_a_crowd(3), code=CapacityError.code)
@@ -126,8 +126,8 @@ async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has() -> Non
         assert (await first)[-1].finish_reason == "length"
 
 
-async def test_a_drafter_that_fails_again_and_again_is_left_alone() -> None:
-    async with house(breaker_failures=3, breaker_reset_s=60.0) as stage:
+async def test_a_drafter_that_fails_again_and_again_is_left_alone(budget: str) -> None:
+    async with house(budget=budget, breaker_failures=3, breaker_reset_s=60.0) as stage:
         stage.add_target(ToyTarget())
         drafter = RefusingDrafter("a", no_tree, code=WorkerError.code)
         stage.add_drafter(drafter)
@@ -140,8 +140,10 @@ async def test_a_drafter_that_fails_again_and_again_is_left_alone() -> None:
         assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 3.0' in metrics
 
 
-async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_again() -> None:
-    async with house(breaker_failures=3, breaker_reset_s=60.0) as stage:
+async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_again(
+    budget: str,
+) -> None:
+    async with house(budget=budget, breaker_failures=3, breaker_reset_s=60.0) as stage:
         target = ToyTarget()
         stage.add_target(target)
         drafter = PickyDrafter("a", oracle_in_a_crowd(3), code=WorkerError.code)
@@ -159,8 +161,8 @@ async def test_a_request_that_a_drafter_fails_on_is_not_sent_to_it_again_and_aga
         assert 'drafthouse_drafter_faults_total{drafter="a",why="refused"} 1.0' in metrics
 
 
-async def test_a_full_drafter_gets_no_more_requests_than_it_takes() -> None:
-    async with house() as stage:
+async def test_a_full_drafter_gets_no_more_requests_than_it_takes(budget: str) -> None:
+    async with house(budget=budget) as stage:
         target = ToyTarget()
         target.gate.clear()
         stage.add_target(target)
@@ -178,8 +180,8 @@ async def test_a_full_drafter_gets_no_more_requests_than_it_takes() -> None:
         await asyncio.gather(*tasks)
 
 
-async def test_a_drafter_that_joins_late_is_told_of_running_requests() -> None:
-    async with house() as stage:
+async def test_a_drafter_that_joins_late_is_told_of_running_requests(budget: str) -> None:
+    async with house(budget=budget) as stage:
         target = ToyTarget()
         stage.add_target(target)
         running = asyncio.create_task(collect(stage.coordinator, request(params=LONGER)))
@@ -190,8 +192,8 @@ async def test_a_drafter_that_joins_late_is_told_of_running_requests() -> None:
         assert events[-1].stats.num_accepted_draft_tokens > 0
 
 
-async def test_a_lost_workers_gauges_go_with_it() -> None:
-    async with house() as stage:
+async def test_a_lost_workers_gauges_go_with_it(budget: str) -> None:
+    async with house(budget=budget) as stage:
         target_link = stage.add_target(ToyTarget(), "gone-target")
         drafter_link = stage.add_drafter(ToyDrafter("a", oracle_chain()), "gone-drafter")
         await collect(stage.coordinator, request())
@@ -213,8 +215,10 @@ async def test_a_lost_workers_gauges_go_with_it() -> None:
     [{"tokenizer_hash": "other"}, {"protocol_version": 99}, {"role": "target"}],
     ids=["tokenizer", "protocol", "role"],
 )
-async def test_a_drafter_that_does_not_fit_is_refused_loudly(change: dict[str, object]) -> None:
-    async with house() as stage:
+async def test_a_drafter_that_does_not_fit_is_refused_loudly(
+    change: dict[str, object], budget: str
+) -> None:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget())
         ours, _ = memory_pair()
         wrong: WorkerDescription = replace(drafter_description("a"), **change)
@@ -222,8 +226,8 @@ async def test_a_drafter_that_does_not_fit_is_refused_loudly(change: dict[str, o
             stage.coordinator.add_drafter("a", "r0", wrong, ours)
 
 
-async def test_the_first_target_decides_which_drafters_fit() -> None:
-    async with house() as stage:
+async def test_the_first_target_decides_which_drafters_fit(budget: str) -> None:
+    async with house(budget=budget) as stage:
         ours, theirs = memory_pair()
         stage.tasks.append(asyncio.create_task(ToyDrafter("a", oracle_chain()).serve(theirs)))
         wrong = replace(drafter_description("a"), tokenizer_hash="other")
@@ -233,8 +237,8 @@ async def test_the_first_target_decides_which_drafters_fit() -> None:
         assert stage.coordinator.status()["drafters"] == []
 
 
-async def test_a_target_with_another_model_is_refused_beside_the_first() -> None:
-    async with house() as stage:
+async def test_a_target_with_another_model_is_refused_beside_the_first(budget: str) -> None:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget(), "one")
         ours, _ = memory_pair()
         with pytest.raises(ProtocolError, match="model_hash"):
@@ -243,8 +247,8 @@ async def test_a_target_with_another_model_is_refused_beside_the_first() -> None
             )
 
 
-async def test_a_request_that_brings_down_every_target_ends_with_an_error() -> None:
-    async with house(drafters=()) as stage:
+async def test_a_request_that_brings_down_every_target_ends_with_an_error(budget: str) -> None:
+    async with house(budget=budget, drafters=()) as stage:
         running = asyncio.create_task(collect(stage.coordinator, request()))
         for life in range(8):
             if running.done():
@@ -259,8 +263,8 @@ async def test_a_request_that_brings_down_every_target_ends_with_an_error() -> N
         assert events[-1].error_code == WorkerError.code
 
 
-async def test_stopping_cancels_what_runs() -> None:
-    async with house(drafters=()) as stage:
+async def test_stopping_cancels_what_runs(budget: str) -> None:
+    async with house(budget=budget, drafters=()) as stage:
         target = ToyTarget()
         stage.add_target(target)
         running = asyncio.create_task(
@@ -274,21 +278,21 @@ async def test_stopping_cancels_what_runs() -> None:
         assert target.contexts == {}
 
 
-async def test_replicas_that_came_and_went_are_forgotten_in_time() -> None:
-    async with house(breaker_reset_s=5.0) as stage:
+async def test_replicas_that_came_and_went_are_forgotten_in_time(budget: str) -> None:
+    async with house(budget=budget, breaker_reset_s=5.0) as stage:
         for life in range(6):
             stage.clock.now += 40.0
             link = stage.add_drafter(ToyDrafter("a", oracle_chain()), f"life-{life}")
             link.sever()
             await stage.settle(20)
-        assert [replica_id for _, replica_id in stage.coordinator._pool._breakers] == [
+        assert [replica_id for _, replica_id in stage.coordinator._pool._replicas.breakers] == [
             "life-4",
             "life-5",
         ]
 
 
-async def test_only_trees_that_a_batch_uses_are_looked_at() -> None:
-    """The first of two proposals in a frame is unsound, but nobody ever uses it."""
+async def test_every_tree_is_looked_at_before_anything_uses_it(budget: str) -> None:
+    """The first of two proposals in a frame is unsound, and overtaken by the other at once."""
 
     class Hasty(ToyDrafter):
         def answer(self, frame: CommitFrame) -> ProposalFrame:
@@ -299,11 +303,15 @@ async def test_only_trees_that_a_batch_uses_are_looked_at() -> None:
             )
             return replace(answer, proposals=(*unsound, *answer.proposals))
 
-    async with house(breaker_failures=1) as stage:
+    async with house(budget=budget, breaker_failures=1000) as stage:
         stage.add_target(ToyTarget())
-        stage.add_drafter(Hasty("a", oracle_chain()))
+        drafter = Hasty("a", oracle_chain())
+        stage.add_drafter(drafter)
         events = await collect(stage.coordinator, request())
         assert text_of(events) == plain_text([1, 2, 3], GREEDY)
         assert events[-1].stats is not None
         assert events[-1].stats.num_accepted_draft_tokens > 0
-        assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
+        await stage.settle()
+        num_frames = sum(bool(frame.commits) for frame in drafter.frames)
+        rubbish = f'drafter_faults_total{{drafter="a",why="rubbish"}} {num_frames:.1f}'
+        assert rubbish in stage.coordinator.render_metrics().decode()

@@ -39,11 +39,11 @@ def add_faulty_drafter(stage: House, toy: ToyDrafter, there: FaultPlan, back: Fa
 @LAWS
 @pytest.mark.parametrize("seed", range(5))
 async def test_a_faulty_drafter_link_does_not_change_the_text(
-    params: SamplingParams, seed: int
+    params: SamplingParams, seed: int, budget: str
 ) -> None:
     there = FaultPlan(seed, drop=0.2, duplicate=0.2, delay=0.1, reorder=0.3, max_delay_s=0.1)
     back = replace(there, seed=seed + 100)
-    async with house(breaker_failures=1000) as stage:
+    async with house(budget=budget, breaker_failures=1000) as stage:
         stage.add_target(ToyTarget())
         add_faulty_drafter(stage, ToyDrafter("a", oracle_in_a_crowd(seed)), there, back)
         longer = replace(params, max_tokens=200)
@@ -58,11 +58,11 @@ async def test_a_faulty_drafter_link_does_not_change_the_text(
 @LAWS
 @pytest.mark.parametrize("seed", range(5))
 async def test_a_target_link_that_doubles_and_reorders_frames_does_not_change_the_text(
-    params: SamplingParams, seed: int
+    params: SamplingParams, seed: int, budget: str
 ) -> None:
     there = FaultPlan(seed, duplicate=0.3, delay=0.1, reorder=0.4, max_delay_s=0.05)
     back = replace(there, seed=seed + 100)
-    async with house() as stage:
+    async with house(budget=budget) as stage:
         ours, theirs = memory_pair()
         toy = ToyTarget()
         stage.tasks.append(asyncio.create_task(toy.serve(FaultyLink(theirs, back, turns))))
@@ -75,8 +75,10 @@ async def test_a_target_link_that_doubles_and_reorders_frames_does_not_change_th
         assert text_of(events) == plain_text(one.prompt_ids.tolist(), one.params)
 
 
-async def test_a_drafter_whose_link_breaks_again_and_again_is_left_alone_for_a_while() -> None:
-    async with house(breaker_failures=2, breaker_reset_s=60.0) as stage:
+async def test_a_drafter_whose_link_breaks_again_and_again_is_left_alone_for_a_while(
+    budget: str,
+) -> None:
+    async with house(budget=budget, breaker_failures=2, breaker_reset_s=60.0) as stage:
         stage.add_target(ToyTarget())
         for _ in range(2):
             link = stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
@@ -91,8 +93,8 @@ async def test_a_drafter_whose_link_breaks_again_and_again_is_left_alone_for_a_w
         assert drafter.frames != []
 
 
-async def test_a_session_moves_to_another_replica_when_its_own_is_lost() -> None:
-    async with house() as stage:
+async def test_a_session_moves_to_another_replica_when_its_own_is_lost(budget: str) -> None:
+    async with house(budget=budget) as stage:
         target = ToyTarget()
         stage.add_target(target)
         replicas = [ToyDrafter("a", oracle_in_a_crowd(i)) for i in range(2)]
@@ -107,8 +109,8 @@ async def test_a_session_moves_to_another_replica_when_its_own_is_lost() -> None
         assert replicas[1 - first].frames[0].commits[0].base_len == 0
 
 
-async def test_sessions_of_a_stalled_replica_move_to_a_free_one() -> None:
-    async with house(breaker_reset_s=2.0) as stage:
+async def test_sessions_of_a_stalled_replica_move_to_a_free_one(budget: str) -> None:
+    async with house(budget=budget, breaker_reset_s=2.0) as stage:
         target = ToyTarget()
         stage.add_target(target)
         stalled = ToyDrafter("a", oracle_in_a_crowd(1))
@@ -125,8 +127,8 @@ async def test_sessions_of_a_stalled_replica_move_to_a_free_one() -> None:
         assert other.frames != []
 
 
-async def test_requests_spread_over_the_replicas_of_a_drafter() -> None:
-    async with house() as stage:
+async def test_requests_spread_over_the_replicas_of_a_drafter(budget: str) -> None:
+    async with house(budget=budget) as stage:
         target = ToyTarget()
         target.gate.clear()
         stage.add_target(target)

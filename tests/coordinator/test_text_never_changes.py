@@ -24,8 +24,8 @@ LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seede
 
 
 @LAWS
-async def test_plain_decoding_emits_the_targets_text(params: SamplingParams) -> None:
-    async with house(drafters=()) as stage:
+async def test_plain_decoding_emits_the_targets_text(params: SamplingParams, budget: str) -> None:
+    async with house(budget=budget, drafters=()) as stage:
         stage.add_target(ToyTarget())
         events = await collect(stage.coordinator, request(params=params))
     assert text_of(events) == plain_text([1, 2, 3], params)
@@ -39,8 +39,10 @@ async def test_plain_decoding_emits_the_targets_text(params: SamplingParams) -> 
     [oracle_chain(), oracle_in_a_crowd(1), random_tree(2), random_tree(3, 40)],
     ids=["oracle", "crowd", "random", "large-random"],
 )
-async def test_a_drafter_does_not_change_the_text(grow: Grow, params: SamplingParams) -> None:
-    async with house() as stage:
+async def test_a_drafter_does_not_change_the_text(
+    grow: Grow, params: SamplingParams, budget: str
+) -> None:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", grow))
         events = await collect(stage.coordinator, request(params=params))
@@ -49,9 +51,9 @@ async def test_a_drafter_does_not_change_the_text(grow: Grow, params: SamplingPa
 
 @LAWS
 async def test_merged_drafters_do_not_change_the_text_and_save_steps(
-    params: SamplingParams,
+    params: SamplingParams, budget: str
 ) -> None:
-    async with house() as stage:
+    async with house(budget=budget) as stage:
         target = ToyTarget()
         stage.add_target(target)
         stage.add_drafter(ToyDrafter("a", random_tree(5)))
@@ -62,8 +64,8 @@ async def test_merged_drafters_do_not_change_the_text_and_save_steps(
 
 
 @pytest.mark.parametrize("cohorts", ["one", "two"])
-async def test_many_requests_at_once_each_get_their_own_text(cohorts: str) -> None:
-    async with house(cohorts=cohorts) as stage:
+async def test_many_requests_at_once_each_get_their_own_text(cohorts: str, budget: str) -> None:
+    async with house(budget=budget, cohorts=cohorts) as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(7)))
         prompts = [[i, i + 1, (i * 7) % 32] for i in range(12)]
@@ -96,8 +98,8 @@ def _lie(proposal: Proposal) -> Proposal:
     return replace(proposal, survival=proposal.survival[:-1])
 
 
-async def test_rubbish_is_counted_and_opens_the_breaker_and_the_text_goes_on() -> None:
-    async with house(breaker_reset_s=60.0) as stage:
+async def test_rubbish_is_counted_and_opens_the_breaker_and_the_text_goes_on(budget: str) -> None:
+    async with house(budget=budget, breaker_reset_s=60.0) as stage:
         stage.add_target(ToyTarget())
         liar = ToyDrafter("a", oracle_chain(), spoil=_lie)
         stage.add_drafter(liar)
@@ -110,8 +112,8 @@ async def test_rubbish_is_counted_and_opens_the_breaker_and_the_text_goes_on() -
         assert liar.released == ["r"]
 
 
-async def test_an_open_breaker_closes_again_when_the_drafter_behaves() -> None:
-    async with house(breaker_reset_s=5.0) as stage:
+async def test_an_open_breaker_closes_again_when_the_drafter_behaves(budget: str) -> None:
+    async with house(budget=budget, breaker_reset_s=5.0) as stage:
         stage.add_target(ToyTarget())
         drafter = ToyDrafter("a", oracle_chain(), spoil=_lie)
         stage.add_drafter(drafter)
@@ -129,8 +131,8 @@ async def test_an_open_breaker_closes_again_when_the_drafter_behaves() -> None:
         assert stats.num_accepted_draft_tokens > 0
 
 
-async def test_a_silent_drafter_is_never_waited_for() -> None:
-    async with house() as stage:
+async def test_a_silent_drafter_is_never_waited_for(budget: str) -> None:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget())
         drafter = ToyDrafter("a", oracle_chain())
         drafter.gate.clear()
@@ -141,8 +143,10 @@ async def test_a_silent_drafter_is_never_waited_for() -> None:
     assert events[-1].stats.num_draft_tokens == 0
 
 
-async def test_a_blocked_drafter_link_gets_few_long_commits_instead_of_many_short_ones() -> None:
-    async with house() as stage:
+async def test_a_blocked_drafter_link_gets_few_long_commits_instead_of_many_short_ones(
+    budget: str,
+) -> None:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget())
         drafter = ToyDrafter("a", random_tree(1))
         drafter.gate.clear()
@@ -157,8 +161,8 @@ async def test_a_blocked_drafter_link_gets_few_long_commits_instead_of_many_shor
         assert drafter.contexts == {}
 
 
-async def test_a_drafter_that_dies_and_returns_costs_only_speed() -> None:
-    async with house(breaker_failures=10) as stage:
+async def test_a_drafter_that_dies_and_returns_costs_only_speed(budget: str) -> None:
+    async with house(budget=budget, breaker_failures=10) as stage:
         target = ToyTarget()
         stage.add_target(target)
         params = replace(SEEDED, max_tokens=120)
@@ -175,9 +179,9 @@ async def test_a_drafter_that_dies_and_returns_costs_only_speed() -> None:
         assert events[-1].stats.num_accepted_draft_tokens > 0
 
 
-async def test_a_target_that_forgets_is_sent_the_rest_and_the_text_goes_on() -> None:
+async def test_a_target_that_forgets_is_sent_the_rest_and_the_text_goes_on(budget: str) -> None:
     rng = np.random.default_rng(3)
-    async with house() as stage:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget(forgets=lambda item: item.base_len > 0 and rng.random() < 0.3))
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
         events = await collect(stage.coordinator, request(params=SEEDED))
@@ -186,8 +190,8 @@ async def test_a_target_that_forgets_is_sent_the_rest_and_the_text_goes_on() -> 
         assert "drafthouse_target_cache_misses_total 0.0" not in metrics
 
 
-async def test_another_target_takes_over_in_mid_text() -> None:
-    async with house() as stage:
+async def test_another_target_takes_over_in_mid_text(budget: str) -> None:
+    async with house(budget=budget) as stage:
         first, second = ToyTarget(), ToyTarget()
         link = stage.add_target(first, "one")
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(2)))
@@ -202,8 +206,8 @@ async def test_another_target_takes_over_in_mid_text() -> None:
         assert "drafthouse_failovers_total 1.0" in stage.coordinator.render_metrics().decode()
 
 
-async def test_a_target_that_returns_finishes_what_it_began() -> None:
-    async with house() as stage:
+async def test_a_target_that_returns_finishes_what_it_began(budget: str) -> None:
+    async with house(budget=budget) as stage:
         toy = ToyTarget()
         link = stage.add_target(toy)
         params = replace(GREEDY, max_tokens=100)
@@ -216,9 +220,9 @@ async def test_a_target_that_returns_finishes_what_it_began() -> None:
         assert text_of(await running) == plain_text([1, 2, 3], params)
 
 
-async def test_a_resumed_request_continues_at_its_position() -> None:
+async def test_a_resumed_request_continues_at_its_position(budget: str) -> None:
     whole = plain_text([1, 2, 3], SEEDED)
-    async with house() as stage:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget())
         resumed = replace(request(params=SEEDED), output_ids=np.array(whole[:13], dtype=np.int32))
         events = await collect(stage.coordinator, resumed)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cluster.draft.candidates import Ranking
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.spec.tree import check_tree
+from cluster.spec.tree_check import check_tree
 
 RANKING = Ranking(np.array([1]), np.array([0.0]), np.array([0.0]))
 

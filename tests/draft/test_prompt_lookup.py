@@ -12,7 +12,7 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.gram_index import GramIndex
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.draft.replay import Recording, replay
-from cluster.spec.tree import check_tree
+from cluster.spec.tree_check import check_tree
 from cluster.token_log import TokenLog
 from tests.support.draft.author import GREEDY, Author, grow, write
 

@@ -20,7 +20,7 @@ from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
-from cluster.spec.tree import check_tree
+from cluster.spec.tree_check import check_tree
 from cluster.token_log import prefix_hash
 from tests.support.draft.author import Author, grow, lm_drafter, write
 

@@ -10,7 +10,7 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.replay import Recording, replay
 from cluster.draft.suffix import PastOutputs, SuffixDrafter, SuffixOptions
 from cluster.errors import ConfigError
-from cluster.spec.tree import check_tree
+from cluster.spec.tree_check import check_tree
 from cluster.token_log import TokenLog
 from tests.support.draft.author import GREEDY, Author, write
 

@@ -172,6 +172,22 @@ def test_a_survival_that_is_no_probability_is_refused(value: float) -> None:
     assert "no probability" in frame.refusals[0].message
 
 
+@pytest.mark.parametrize("parents", [[0, 0], [1, -1], [-1, 500], [-2, 0]])
+def test_a_tree_with_parents_that_lead_nowhere_is_refused(parents: list[int]) -> None:
+    tree = TokenTree.of([1, 2], parents)
+    good = Proposal("good", 1, 0, 0, TokenTree.chain([3]), np.ones(1, np.float32))
+    bad = Proposal("bad", 1, 0, 0, tree, np.ones(2, np.float32))
+
+    proposed = PROPOSAL.decode(PROPOSAL.encode(ProposalFrame((bad, good)))[0]).frame
+    asked = VERIFY.decode(VERIFY.encode(VerifyFrame((verify_item("a", tree), verify_item("b"))))[0])
+
+    assert [proposal.request_id for proposal in proposed.proposals] == ["good"]
+    assert [refusal.request_id for refusal in proposed.refusals] == ["bad"]
+    assert "parent" in proposed.refusals[0].message
+    assert [item.request_id for item in asked.frame.items] == ["b"]
+    assert [refusal.request_id for refusal in asked.refusals] == ["a"]
+
+
 def test_each_worker_answers_malformed_items_in_its_own_frame() -> None:
     refusals = (Refusal("a", 1, "protocol_error", "why"),)
     assert ANSWER_AS_TARGET.answer is not None

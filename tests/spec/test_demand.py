@@ -17,6 +17,7 @@ from cluster.spec.demand import (
     DemandBook,
     Place,
     Used,
+    demand_apart,
 )
 from cluster.spec.patience import Mode
 
@@ -38,7 +39,6 @@ class Batch:
     book: DemandBook = field(default_factory=DemandBook)
     task: str = "code"
     is_cheap: bool = False
-    is_apart: bool = False
     names: list[str] = field(default_factory=list)
     rounds: list[list[Demand]] = field(default_factory=list)
     _asked_for: dict[str, int] = field(default_factory=dict)
@@ -67,9 +67,7 @@ class Batch:
         used = None
         if num_taken is not None:
             used = Used(num_taken, int(self.accepts and num_taken > 0))
-        demand = self.book.decide(
-            name, "lm", place, used, LIMIT, is_cheap=self.is_cheap, is_apart=self.is_apart
-        )
+        demand = self.book.decide(name, "lm", place, used, LIMIT, is_cheap=self.is_cheap)
         self._asked_for[name] = self._asked_for.get(name, 0) + 1 if demand.max_nodes else 0
         return demand
 
@@ -301,13 +299,19 @@ def test_a_commit_without_a_step_uses_no_patience() -> None:
 
 
 @pytest.mark.parametrize(("num_sequences", "asked"), [(1, APART_NODES), (8, 64), (32, 16)])
-def test_on_devices_of_its_own_a_drafter_never_stops_within_what_the_coordinator_reads(
+def test_on_devices_of_its_own_a_model_grows_broad_trees_within_what_the_coordinator_reads(
     num_sequences: int, asked: int
 ) -> None:
-    batch = Batch(num_sequences, uses=lambda name: 1, is_apart=True)
-    assert {each for row in batch.run(20) for each in row} == {Demand(Mode.GROWING, asked)}
+    place = Place("t", "code", num_sequences)
+    assert demand_apart(place, LIMIT, is_broad=True) == Demand(Mode.GROWING, asked)
 
 
-def test_sharing_among_many_takes_nothing_from_what_is_used() -> None:
-    batch = Batch(256, uses=lambda name: 3, is_apart=True)
-    assert {each.max_nodes for row in batch.run(20) for each in row} <= {6, LIMIT}
+@pytest.mark.parametrize("is_broad", [True, False])
+@pytest.mark.parametrize("limit", [1, 3, LIMIT])
+def test_on_devices_of_its_own_a_drafter_is_always_asked_for_some(
+    limit: int, is_broad: bool
+) -> None:
+    for num_sequences in (1, 2, 64, 256, 100_000):
+        demand = demand_apart(Place("t", "code", num_sequences), limit, is_broad=is_broad)
+        assert demand.mode is Mode.GROWING
+        assert demand.max_nodes >= min(limit, 4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -11,20 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import EMPTY_TREE, FloatArray, TokenTree
-from cluster.errors import ProtocolError
+from cluster.core import FloatArray, TokenTree
 from cluster.spec import forest as forests
 from cluster.spec import tree as trees_
 from tests.support.spec.trees import token_trees
-
-
-@pytest.fixture(scope="module", params=[1 << 30, -1], ids=["few nodes", "many"], autouse=True)
-def limit_of_few(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Small forests are looped over, large ones are not; both ways take any forest."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forests, "_FEW", request.param)
-        yield
-
 
 many_trees = st.lists(token_trees(), max_size=5)
 seeds = st.integers(0, 2**32 - 1)
@@ -57,81 +47,37 @@ def test_trees_come_out_as_they_went_in(trees: list[TokenTree]) -> None:
     assert all(tree.parents.dtype == np.int32 for tree in split)
 
 
-@given(many_trees, seeds)
-def test_depths_and_monotone_survivals_are_those_of_each_tree(
-    trees: list[TokenTree], seed: int
-) -> None:
-    forest, survivals = forests.join(trees), claims(trees, seed)
-
-    bounded = forests.monotone(forest.parents, forests.concatenated(survivals))
+@given(many_trees)
+def test_depths_are_those_of_each_tree(trees: list[TokenTree]) -> None:
+    forest = forests.join(trees)
 
     assert pieces(forest, forests.depths(forest.parents)) == [
         trees_.depths(tree.parents).tolist() for tree in trees
     ]
-    assert pieces(forest, bounded) == [
-        trees_.monotone(tree.parents, values).tolist()
-        for tree, values in zip(trees, survivals, strict=True)
-    ]
 
 
-@given(many_trees, seeds)
-def test_re_rooting_is_that_of_each_tree(trees: list[TokenTree], seed: int) -> None:
-    generator = np.random.default_rng(seed)
-    survivals = [np.abs(np.nan_to_num(values)) for values in claims(trees, seed)]
-    committed = []
-    for tree in trees:
-        path = trees_.path_to(tree.parents, int(generator.integers(-1, len(tree))))
-        wrong = generator.integers(0, 6, int(generator.integers(0, 2)))
-        committed.append(np.concatenate([tree.token_ids[path], wrong]).astype(np.int32))
-    forest = forests.join(trees)
+def test_the_depths_of_a_long_chain_are_found_in_few_steps() -> None:
+    chain = TokenTree.chain(range(1000))
 
-    roots = forests.walk(forest, committed)
-    kept = forests.below(forest, roots)
-    rest = forest.keep(kept)
-    if forest.num_nodes:
-        values = forests.conditioned(forests.concatenated(survivals), forest, roots, kept)
-        found = pieces(rest, values)
-
-    for index, tree in enumerate(trees):
-        result = trees_.reroot(tree, committed[index], survivals[index])
-        start = int(forest.starts[index])
-        assert (roots[index] == -2) == (not result.hit)
-        assert int(roots[index]) - (start if roots[index] >= 0 else 0) == (
-            result.node if result.hit else -2
-        )
-        assert same(rest.split()[index], result.tree)
-        if forest.num_nodes:
-            assert found[index] == result.survival.tolist()
+    assert forests.depths(forests.join([chain]).parents).tolist() == list(range(1, 1001))
 
 
-@given(st.lists(st.lists(token_trees(vocab_size=3), max_size=3), max_size=4), seeds)
-def test_merging_is_that_of_each_group(groups: list[list[TokenTree]], seed: int) -> None:
-    trees = [tree for group in groups for tree in group]
-    survivals = claims(trees, seed)
-    owners = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    shares = np.array([1.0 / len(group) for group in groups for _ in group])
-    forest = forests.join(trees)
+@given(st.lists(st.integers(-1, 7), min_size=1, max_size=8))
+def test_arrays_that_are_no_tree_end_all_the_same(parents: list[int]) -> None:
+    places = np.minimum(np.array(parents, np.int64), len(parents) - 1)
 
-    merged = forests.merge(forest, owners, len(groups), forests.concatenated(survivals), shares)
-
-    places = pieces(forest, merged.places)
-    first = 0
-    for index, group in enumerate(groups):
-        expected = trees_.merge(group, survivals[first : first + len(group)])
-        assert same(merged.forest.split()[index], expected.tree)
-        values = pieces(merged.forest, merged.survival)[index]
-        assert values == expected.survival.tolist()
-        start = int(merged.forest.starts[index])
-        for bit in range(len(group)):
-            own = np.flatnonzero((expected.sources >> np.uint64(bit)) & np.uint64(1))
-            assert sorted(place - start for place in places[first + bit]) == own.tolist()  # type: ignore[operator]
-        first += len(group)
+    assert len(forests.depths(places)) == len(parents)
 
 
 @given(many_trees, seeds)
 def test_the_best_nodes_are_those_of_each_tree(trees: list[TokenTree], seed: int) -> None:
     forest = forests.join(trees)
-    survival = forests.monotone(forest.parents, forests.concatenated(claims(trees, seed)))
+    survival = forests.concatenated(
+        [
+            trees_.monotone(tree.parents, values)
+            for tree, values in zip(trees, claims(trees, seed), strict=True)
+        ]
+    )
 
     nodes, ranks = forests.ranked(survival, forest.owners, forest.starts)
 
@@ -162,33 +108,4 @@ def test_products_and_shares_are_those_of_each_tree(trees: list[TokenTree], seed
         total = max(sum(conditionals[siblings].tolist()), 1.0)
         assert shares[node] == pytest.approx(conditionals[node] / total)
         above = 1.0 if parent < 0 else products[parent]
-        assert products[node] == shares[node] * above
-
-
-@given(st.lists(token_trees(vocab_size=4), max_size=4), st.data())
-def test_trees_are_sound_together_when_each_one_is(
-    trees: list[TokenTree], data: st.DataObject
-) -> None:
-    for index, tree in enumerate(trees):
-        if len(tree) and data.draw(st.booleans()):
-            node = data.draw(st.integers(0, len(tree) - 1))
-            tokens, parents = tree.token_ids.copy(), tree.parents.copy()
-            tokens[node] = data.draw(st.integers(-1, 4))
-            parents[node] = data.draw(st.integers(-2, len(tree)))
-            trees[index] = TokenTree(tokens, parents)
-
-    assert forests.are_well_formed(trees, 4) == all(is_well_formed(tree, 4) for tree in trees)
-
-
-def test_arrays_of_unequal_length_are_no_tree() -> None:
-    uneven = TokenTree(np.array([1, 2], np.int32), np.array([-1], np.int32))
-
-    assert not forests.are_well_formed([uneven, EMPTY_TREE], 4)
-
-
-def is_well_formed(tree: TokenTree, vocab_size: int) -> bool:
-    try:
-        trees_.check_tree(tree, vocab_size)
-    except ProtocolError:
-        return False
-    return True
+        assert products[node] == pytest.approx(shares[node] * above)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from cluster.core import SamplingParams, TokenTree
-from cluster.spec.tree import merge, prune, reroot
+from cluster.spec.merge_trees import merge
+from cluster.spec.tree import prune, reroot
 from cluster.spec.verify import walk_draws
 from tests.support.spec.toy_law import (
     NUM_SEEDS,

@@ -234,16 +234,6 @@ def test_calibrated_survival_is_a_law_over_each_nodes_children(tree: TokenTree, 
         assert total <= (1.0 if parent < 0 else survival[parent]) * (1 + 1e-5)
 
 
-def test_verdicts_teach_the_calibrator_only_what_they_reveal() -> None:
-    calibrator = Calibrator()
-    tree = TokenTree.of([1, 2, 3, 4], [-1, -1, 0, 2])
-    claimed = np.array([0.6, 0.3, 0.3, 0.2], np.float32)
-
-    calibrator.observe_verdict(tree.parents, claimed, np.array([1], np.int32))
-
-    assert calibrator.num_observed == pytest.approx(2.0, rel=1e-2)  # nodes 0 and 1 only
-
-
 def test_extreme_claims_do_not_break_the_fit() -> None:
     calibrator = Calibrator()
     for _ in range(50):

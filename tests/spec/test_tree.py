@@ -9,46 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import EMPTY_TREE, TokenTree
-from cluster.errors import ProtocolError
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, TokenTree
+from cluster.spec.merge_trees import merge
 from cluster.spec.tree import (
     ancestor_mask,
-    check_tree,
     children,
     depths,
-    merge,
     monotone,
     path_to,
     prune,
     reroot,
     walk,
 )
+from cluster.spec.tree_check import check_tree
 from tests.support.spec.trees import paths, token_trees
 
 
 def survival_of(tree: TokenTree, seed: int) -> np.ndarray:
     values = np.random.default_rng(seed).random(len(tree)).astype(np.float32)
     return monotone(tree.parents, values)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "parents", "named"),
-    [
-        ([1, 2], [-1], "2 token ids and 1 parents"),
-        ([1, 2], [-1, 1], "node 1 has parent 1"),
-        ([1, 2], [1, -1], "node 0 has parent 1"),
-        ([1], [-2], "parent -2"),
-        ([1, 10], [-1, 0], "token 10"),
-        ([-1], [-1], "token -1"),
-        ([3, 4, 3], [-1, -1, -1], "node 2 repeats token 3"),
-        ([3, 4, 4], [-1, 0, 0], "under 0"),
-    ],
-)
-def test_a_malformed_tree_is_refused_with_the_value(
-    tokens: list[int], parents: list[int], named: str
-) -> None:
-    with pytest.raises(ProtocolError, match=named):
-        check_tree(TokenTree.of(tokens, parents), vocab_size=10)
 
 
 @given(token_trees())
@@ -66,7 +45,7 @@ def test_the_empty_tree_is_legal_everywhere() -> None:
     assert children(EMPTY_TREE.parents) == [[]]
     assert walk(EMPTY_TREE, [1]) == (None, 0)
     assert len(merge([], []).tree) == 0
-    assert len(merge([EMPTY_TREE], [np.empty(0, np.float32)]).tree) == 0
+    assert len(merge([EMPTY_TREE], [EMPTY_FLOATS]).tree) == 0
     assert reroot(EMPTY_TREE, []).hit
     assert not reroot(EMPTY_TREE, [1]).hit
 
@@ -90,58 +69,6 @@ def test_a_walk_finds_the_longest_known_prefix(tree: TokenTree, tokens: list[int
     matched = max(k for k in range(len(tokens) + 1) if tuple(tokens[:k]) in known)
 
     assert walk(tree, tokens) == (known[tuple(tokens[:matched])], matched)
-
-
-@given(
-    st.lists(token_trees(), min_size=1, max_size=4),
-    st.lists(st.floats(0.01, 10), min_size=4, max_size=4),
-)
-def test_a_merge_is_the_union_of_paths_with_mixed_survival(
-    trees: list[TokenTree], weights: list[float]
-) -> None:
-    weights = weights[: len(trees)]
-    survivals = [survival_of(tree, seed) for seed, tree in enumerate(trees)]
-
-    merged = merge(trees, survivals, weights)
-
-    check_tree(merged.tree, 6)
-    claims = [
-        dict(zip(paths(t), s.tolist(), strict=True)) for t, s in zip(trees, survivals, strict=True)
-    ]
-    assert set(paths(merged.tree)) == set(itertools.chain.from_iterable(claims))
-    for node, path in enumerate(paths(merged.tree)):
-        shares = np.array([claim.get(path, 0.0) for claim in claims])
-        expected = float(shares @ np.array(weights) / sum(weights))
-        assert merged.survival[node] == pytest.approx(expected, rel=1e-5)
-        sources = sum(1 << index for index, claim in enumerate(claims) if path in claim)
-        assert int(merged.sources[node]) == sources
-
-
-@given(token_trees())
-def test_merging_a_tree_with_itself_changes_nothing(tree: TokenTree) -> None:
-    survival = survival_of(tree, 1)
-
-    merged = merge([tree, tree], [survival, survival])
-
-    assert merged.tree.token_ids.tolist() == tree.token_ids.tolist()
-    assert merged.tree.parents.tolist() == tree.parents.tolist()
-    np.testing.assert_allclose(merged.survival, survival, rtol=1e-6)
-
-
-def test_a_merge_clamps_claims_that_grow_along_a_path() -> None:
-    chain = TokenTree.chain([1, 2])
-
-    merged = merge([chain], [np.array([0.2, 0.9], np.float32)])
-
-    assert merged.survival.tolist() == pytest.approx([0.2, 0.2])
-
-
-@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0]])
-def test_a_merge_refuses_weights_that_make_no_mixture(weights: list[float]) -> None:
-    chain, survival = TokenTree.chain([1]), np.ones(1, np.float32)
-
-    with pytest.raises(ValueError, match="weights"):
-        merge([chain, chain], [survival, survival], weights)
 
 
 @given(token_trees(max_nodes=9), st.integers(0, 10))

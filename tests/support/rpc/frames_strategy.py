@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from cluster import core, messages
 from cluster.messages import EventFrame, SubmitFrame
+from cluster.spec.tree import monotone
+from tests.support.spec.trees import token_trees
 
 _MAX32 = 2**31 - 1
 
@@ -28,16 +30,14 @@ def tokens(min_size: int = 0, max_size: int = 12) -> st.SearchStrategy[core.Toke
     return st.lists(token_ids, min_size=min_size, max_size=max_size).map(core.token_array)
 
 
-@st.composite
-def trees(draw: st.DrawFn) -> core.TokenTree:
-    size = draw(st.integers(0, 10))
-    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
-    return core.TokenTree.of(draw(tokens(size, size)), parents)
+def trees() -> st.SearchStrategy[core.TokenTree]:
+    """Well-formed ones: others do not survive the wire, nor should they."""
+    return token_trees(vocab_size=_MAX32, max_nodes=10)
 
 
-def survivals(size: int) -> st.SearchStrategy[core.FloatArray]:
-    values = st.lists(st.floats(0.0, 1.0, width=32), min_size=size, max_size=size)
-    return values.map(lambda numbers: np.array(numbers, dtype=np.float32))
+def survivals(tree: core.TokenTree) -> st.SearchStrategy[core.FloatArray]:
+    values = st.lists(st.floats(0.0, 1.0, width=32), min_size=len(tree), max_size=len(tree))
+    return values.map(lambda numbers: monotone(tree.parents, np.array(numbers, np.float32)))
 
 
 params = st.builds(
@@ -107,7 +107,7 @@ commits = st.builds(
 def proposals(draw: st.DrawFn) -> core.Proposal:
     tree = draw(trees())
     return core.Proposal(
-        draw(ids), draw(generations), draw(lengths), draw(hashes), tree, draw(survivals(len(tree))),
+        draw(ids), draw(generations), draw(lengths), draw(hashes), tree, draw(survivals(tree)),
         draw(ids), draw(st.booleans()),
     )  # fmt: skip
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.config import CoordinatorConfig
-from cluster.coordinator import planner as planners
+from cluster.coordinator import calibration
+from cluster.coordinator.calibration import CalibrationBook, Lesson
 from cluster.coordinator.in_flight import InFlight
-from cluster.coordinator.planner import DraftPlanner, Lesson
-from cluster.coordinator.promises import PromiseBook
 from cluster.core import TokenTree
 from cluster.metrics import Recorder
 
@@ -28,21 +26,19 @@ def tasks_in(recorder: Recorder) -> list[str]:
 
 
 def test_gauges_of_tasks_that_made_room_for_others_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planners, "_MAX_CALIBRATORS", 2)
-    config, recorder = CoordinatorConfig(), Recorder()
-    planner = DraftPlanner(config, PromiseBook(config))
+    monkeypatch.setattr(calibration, "_MAX_CALIBRATORS", 2)
+    book, recorder = CalibrationBook(), Recorder()
     for task, exported in (("x", ["x"]), ("y", ["x", "y"]), ("z", ["y", "z"]), ("y", ["y", "z"])):
-        planner.learn([lesson(task)])
-        planner.record_calibration(recorder)
+        book.learn([lesson(task)])
+        book.record(recorder)
         assert tasks_in(recorder) == exported
 
 
 def test_greedy_and_sampled_text_of_a_task_are_learned_apart() -> None:
-    config, recorder = CoordinatorConfig(), Recorder()
-    planner = DraftPlanner(config, PromiseBook(config))
-    planner.learn([lesson("x")])
-    planner.learn([lesson("x", is_sampled=True)])
-    planner.record_calibration(recorder)
+    book, recorder = CalibrationBook(), Recorder()
+    book.learn([lesson("x")])
+    book.learn([lesson("x", is_sampled=True)])
+    book.record(recorder)
     assert tasks_in(recorder) == ["x", "x"]
     text = recorder.render().decode()
     assert 'law="greedy"' in text

@@ -1,13 +1,13 @@
 /* What the drafters of a batch offer: trees re-rooted at the last committed token, calibrated and
- * merged sequence by sequence.  The same as in unite.py, which says what the numbers mean, and where
- * NumPy takes a hundred calls for it.
+ * merged sequence by sequence.  The same as in merge_trees.py, the reference, which says what the
+ * numbers mean.
  */
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
-/* As in native.py.  Trees stand end to end; parents count from the start of their tree. */
+/* As in trees.py.  Trees stand end to end; parents count from the start of their tree. */
 struct Held {
     int64_t num_trees, num_groups, num_knots;
     const int64_t *counts, *committed_counts, *groups;
@@ -19,7 +19,7 @@ struct Held {
 };
 
 /* Parents are places in these arrays.  places: of the nodes that are left in the merged forest. */
-struct United {
+struct Merged {
     int64_t *roots, *starts, *parents, *owners, *places;
     int32_t *tokens;
     float *claimed, *calibrated;
@@ -88,7 +88,7 @@ float bounded(float value, float above) { return value > 0.0f ? std::min(value, 
 }  // namespace
 
 /* Returns how many trees of one group have nodes, at most. */
-extern "C" int64_t unite(const Held *held, const United *out) {
+extern "C" int64_t merge_trees(const Held *held, const Merged *out) {
     int64_t num_left = 0, read = 0, committed = 0;
     std::vector<int64_t> place;
     out->starts[0] = 0;
@@ -131,7 +131,9 @@ extern "C" int64_t unite(const Held *held, const United *out) {
 
     int64_t num_merged = 0, tree = 0;
     std::vector<int64_t> child, sibling; /* the first child of a merged node, the next of its parent */
-    std::vector<double> claims;
+    /* Of each merged node: what is claimed for it, and what those claim who looked behind it. */
+    std::vector<double> claims, reached, values;
+    std::vector<char> has_looked;
     std::vector<float> own(num_left);
     for (int64_t group = 0; group < held->num_groups; group++) {
         const int64_t begin = tree, first = num_merged;
@@ -149,13 +151,17 @@ extern "C" int64_t unite(const Held *held, const United *out) {
         for (int64_t member = begin; is_known && member < tree; member++)
             if (out->slots[member] >= 0) total += std::exp(best - held->losses[member]);
         int64_t roots = -1; /* the first child of the context */
+        double context = 0.0; /* the shares of those that looked behind it */
         child.clear();
         sibling.clear();
         claims.clear();
+        reached.clear();
         for (int64_t member = begin; member < tree; member++) {
             if (out->slots[member] < 0) continue;
             double share = 1.0 / num_members;
             if (is_known) share = std::exp(best - held->losses[member]) / total;
+            context += share;
+            has_looked.assign(out->starts[member + 1] - out->starts[member], 0);
             for (int64_t node = out->starts[member]; node < out->starts[member + 1]; node++) {
                 const int64_t parent = out->parents[node];
                 own[node] = bounded(out->calibrated[node], parent < 0 ? 1.0f : own[parent]);
@@ -173,14 +179,23 @@ extern "C" int64_t unite(const Held *held, const United *out) {
                     *head = found;
                     child.push_back(-1); /* may move what `head` points to */
                     claims.push_back(0.0);
+                    reached.push_back(0.0);
                 }
                 out->places[node] = first + found;
                 claims[found] += share * own[node];
+                if (parent >= 0 && !has_looked[parent - out->starts[member]]) {
+                    has_looked[parent - out->starts[member]] = 1;
+                    reached[above] += share * own[parent];
+                }
             }
         }
+        values.assign(num_merged - first, 0.0);
         for (int64_t node = first; node < num_merged; node++) {
             const int64_t parent = out->merged_parents[node];
-            out->merged_survival[node] = bounded((float)claims[node - first], parent < 0 ? 1.0f : out->merged_survival[parent]);
+            const double above = parent < 0 ? context : reached[parent - first];
+            const double value = parent < 0 ? 1.0 : values[parent - first];
+            values[node - first] = above > 0.0 ? value * std::min(claims[node - first] / above, 1.0) : 0.0;
+            out->merged_survival[node] = (float)values[node - first];
         }
     }
     out->merged_starts[held->num_groups] = num_merged;

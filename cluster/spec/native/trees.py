@@ -1,4 +1,4 @@
-"""The native way of `cluster.spec.union`: see unite.cpp."""
+"""The native ways of `cluster.spec.merge_trees` and `cluster.spec.tree_check`: see the sources."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster import cpp
+from cluster.core import FloatArray, TokenTree
 from cluster.spec.forest import Forest
-from cluster.spec.held_trees import HeldTrees, United
+from cluster.spec.held_trees import HeldTrees, MergedTrees
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Held(ctypes.Structure):
-    """unite.cpp's Held."""
+    """merge_trees.cpp's Held."""
 
     _fields_ = (
         *((name, _INT64) for name in ("num_trees", "num_groups", "num_knots")),
@@ -29,14 +30,24 @@ class _Held(ctypes.Structure):
     )
 
 
-class _United(ctypes.Structure):
-    """unite.cpp's United."""
+class _Merged(ctypes.Structure):
+    """merge_trees.cpp's Merged."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("roots", "starts", "parents", "owners", "places")),
         *((name, _POINTER) for name in ("tokens", "claimed", "calibrated")),
         *((name, _POINTER) for name in ("merged_starts", "merged_parents", "merged_owners")),
         *((name, _POINTER) for name in ("merged_tokens", "merged_survival", "slots")),
+    )
+
+
+class _Checked(ctypes.Structure):
+    """check_trees.cpp's Checked."""
+
+    _fields_ = (
+        *((name, _INT64) for name in ("num_trees", "num_ids")),
+        *((name, _POINTER) for name in ("counts", "tokens", "parents", "survivals")),
+        *((name, ctypes.c_double) for name in ("max_survival", "growth_factor", "growth")),
     )
 
 
@@ -64,20 +75,45 @@ def _flat(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArr
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    library = cpp.load(Path(__file__).parent, ("unite.cpp",))
+    library = cpp.load(Path(__file__).parent, ("merge_trees.cpp", "check_trees.cpp"))
     if library is not None:
-        library.unite.argtypes = [_POINTER, _POINTER]
-        library.unite.restype = _INT64
+        library.merge_trees.argtypes = [_POINTER, _POINTER]
+        library.merge_trees.restype = _INT64
+        library.are_sound.argtypes = [_POINTER]
+        library.are_sound.restype = _INT64
     return library
 
 
 def is_available() -> bool:
-    """Whether `unite` can be called; the first question may compile something."""
+    """Whether the others can be called; the first question may compile something."""
     return _library() is not None
 
 
-def unite(held: HeldTrees) -> United:
-    """See `cluster.spec.union.unite`."""
+def are_sound(
+    trees: Sequence[TokenTree],
+    survivals: Sequence[FloatArray] | None,
+    num_ids: int,
+    bounds: tuple[float, float, float],
+) -> bool:
+    """See `cluster.spec.tree_check.are_sound`; the arrays fit each other.
+
+    bounds: its MAX_SURVIVAL, GROWTH_FACTOR and GROWTH.
+    """
+    library = _library()
+    assert library is not None, "ask is_available first"
+    counts = np.array([len(tree.token_ids) for tree in trees], dtype=np.int64)
+    tokens = _flat([tree.token_ids for tree in trees], np.int32)
+    parents = _flat([tree.parents for tree in trees], np.int32)
+    claimed = None if survivals is None else _flat(survivals, np.float32)
+    given = _Checked(
+        len(trees), num_ids, counts.ctypes.data, tokens.ctypes.data, parents.ctypes.data,
+        None if claimed is None else claimed.ctypes.data, *bounds,
+    )  # fmt: skip
+    return bool(library.are_sound(ctypes.byref(given)))
+
+
+def merge_trees(held: HeldTrees) -> MergedTrees:
+    """See `cluster.spec.merge_trees.merge_trees`."""
     library = _library()
     assert library is not None, "ask is_available first"
     trees, num_trees, num_groups = held.trees, len(held.trees), held.num_groups
@@ -123,10 +159,10 @@ def unite(held: HeldTrees) -> United:
     words = _Columns(np.int32, (num_nodes, num_nodes))
     floats = _Columns(np.float32, (num_nodes,) * 3)
     at, word, float_at = ints.addresses, words.addresses, floats.addresses
-    width = library.unite(
+    width = library.merge_trees(
         ctypes.byref(given),
         ctypes.byref(
-            _United(*at[:5], word[0], *float_at[:2], *at[5:8], word[1], float_at[2], at[8])
+            _Merged(*at[:5], word[0], *float_at[:2], *at[5:8], word[1], float_at[2], at[8])
         ),
     )
     roots, starts, left_parents, owners, places, ends, above, groups, slots = ints.arrays
@@ -137,7 +173,7 @@ def unite(held: HeldTrees) -> United:
     left_claims = floats.arrays[0][:num_left]
     places = places[:num_left]
     of_each[slots[owners[:num_left]], places] = left_claims
-    return United(
+    return MergedTrees(
         roots, left, left_claims, floats.arrays[1][:num_left],
         merged, floats.arrays[2][:num_merged], of_each,
     )  # fmt: skip

@@ -1,0 +1,38 @@
+/* Whether trees are what `tree_check.py`, the reference, takes for sound. */
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+/* As in trees.py.  Trees stand end to end; parents count from the start of their tree. */
+struct Checked {
+    int64_t num_trees, num_ids;
+    const int64_t *counts;
+    const int32_t *tokens, *parents;
+    const float *survivals;                          /* null = without */
+    double max_survival, growth_factor, growth;
+};
+
+extern "C" int64_t are_sound(const Checked *given) {
+    std::vector<uint64_t> edges;
+    int64_t first = 0;
+    for (int64_t tree = 0; tree < given->num_trees; tree++) {
+        const int64_t count = given->counts[tree];
+        const int32_t *tokens = given->tokens + first, *parents = given->parents + first;
+        const float *survivals = given->survivals ? given->survivals + first : nullptr;
+        edges.clear();
+        for (int64_t node = 0; node < count; node++) {
+            const int64_t parent = parents[node];
+            if (parent < -1 || parent >= node) return 0;
+            if (tokens[node] < 0 || tokens[node] >= given->num_ids) return 0;
+            edges.push_back((uint64_t)(parent + 1) << 32 | (uint32_t)tokens[node]);
+            if (!survivals) continue;
+            const double value = survivals[node];
+            if (!(value >= 0.0 && value <= given->max_survival)) return 0; /* false for what is no number */
+            if (parent >= 0 && value > given->growth_factor * (double)survivals[parent] + given->growth) return 0;
+        }
+        std::sort(edges.begin(), edges.end());
+        if (std::adjacent_find(edges.begin(), edges.end()) != edges.end()) return 0;
+        first += count;
+    }
+    return 1;
+}

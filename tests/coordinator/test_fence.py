@@ -1,0 +1,124 @@
+"""Bookkeeping that fails costs no request, no target and no drafter."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cluster.coordinator.calibration import CalibrationBook
+from cluster.coordinator.demand import DraftDemand
+from cluster.coordinator.fence import Fence
+from cluster.coordinator.ledger import RoundLedger
+from cluster.coordinator.planner import DraftPlanner
+from cluster.coordinator.promises import PromiseBook
+from cluster.coordinator.round_book import RoundBook
+from cluster.coordinator.statistics import Attribution, RequestStatistics
+from cluster.coordinator.waits import DraftWaits
+from cluster.messages import StepReport, VerdictFrame, VerifyFrame
+from cluster.metrics import Recorder
+from cluster.spec.budget import BudgetController
+from cluster.spec.guard import DeficitGuard
+from cluster.spec.reach import Reach
+from cluster.spec.survival import Calibrator
+from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
+
+PARTS = [
+    (DraftPlanner, "plan"), (CalibrationBook, "learn"), (DraftPlanner, "record_step"),
+    (DraftPlanner, "settle_round"), (DraftPlanner, "settle_promises"),
+    (DraftPlanner, "take_account"), (BudgetController, "decide"), (BudgetController, "settle"),
+    (Calibrator, "observe"), (DeficitGuard, "settle"), (PromiseBook, "committed"),
+    (PromiseBook, "arrived"), (PromiseBook, "expected"), (DraftDemand, "of"),
+    (DraftDemand, "offered"), (RequestStatistics, "record_step"), (Reach, "record"),
+    (Attribution, "add"), (RoundBook, "close"), (RoundBook, "note_opened"), (RoundBook, "settle"),
+    (RoundLedger, "_enter_report"), (DraftWaits, "left_s"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("owner", "part"), PARTS, ids=[f"{owner.__name__}.{part}" for owner, part in PARTS]
+)
+async def test_a_part_that_only_learns_may_fail_in_every_round(
+    monkeypatch: pytest.MonkeyPatch, owner: type, part: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError(part)
+
+    monkeypatch.setattr(owner, part, fail)
+    params = [replace(GREEDY, max_tokens=150), replace(SEEDED, max_tokens=150)]
+    async with house(budget="adaptive") as stage:
+        target = stage.add_target(ToyTarget())
+        drafter = stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+        texts = await asyncio.gather(
+            *(
+                collect(stage.coordinator, request(params=each, id=f"r{index}"))
+                for index, each in enumerate(params)
+            )
+        )
+        await stage.settle()
+        status = stage.coordinator.status()
+        assert [each["id"] for each in status["targets"]] == ["target-0"]
+        assert [each["breaker"] for each in status["drafters"]] == ["closed"]
+        monkeypatch.undo()
+        assert "drafthouse_failovers_total 0.0" in stage.coordinator.render_metrics().decode()
+        target.sever()
+        drafter.sever()
+        await stage.settle()
+    for events, each in zip(texts, params, strict=True):
+        assert text_of(events) == plain_text([1, 2, 3], each)
+
+
+async def test_what_failed_is_counted_and_the_drafts_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Calibrator, "observe", fail)
+    async with house(budget="fixed") as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+        events = await collect(stage.coordinator, request())
+        assert events[-1].stats is not None
+        assert events[-1].stats.num_accepted_draft_tokens > 0
+        metrics = stage.coordinator.render_metrics().decode()
+        assert 'drafthouse_bookkeeping_faults_total{part="calibration"}' in metrics
+
+
+def test_failures_are_logged_at_each_doubling(caplog: pytest.LogCaptureFixture) -> None:
+    section = Fence(Recorder()).section("sums")
+
+    with caplog.at_level(logging.ERROR):
+        for _ in range(100):
+            with section:
+                raise KeyError("unknown")
+
+    assert len(caplog.records) == 7
+
+
+def test_what_is_no_failure_passes_the_fence() -> None:
+    section = Fence(Recorder()).section("sums")
+
+    with pytest.raises(asyncio.CancelledError), section:
+        raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0])
+async def test_a_report_of_times_that_are_none_is_left_aside(time_s: float) -> None:
+    class Confused(ToyTarget):
+        def answer(self, frame: VerifyFrame) -> VerdictFrame:
+            answer = super().answer(frame)
+            report = answer.report or StepReport()
+            return replace(answer, report=replace(report, step_time_s=time_s))
+
+    async with house(budget="adaptive") as stage:
+        stage.add_target(Confused())
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+        events = await collect(stage.coordinator, request())
+        (status,) = stage.coordinator.status()["targets"]
+    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+    assert status["step_time_s"] == 0.0

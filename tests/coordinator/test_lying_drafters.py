@@ -1,0 +1,152 @@
+"""A drafter that lies in a thousand ways: every request ends with the target's text all the same.
+
+One house stands for all lies, so what one of them leaves behind in its books meets the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cluster.core import Proposal, SamplingParams
+from cluster.rpc import server
+from cluster.rpc.channel import connect_drafter
+from cluster.rpc.stream import Conversation
+from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
+from tests.support.coordinator.lies import LYING, Lie, lies
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
+from tests.support.coordinator.virtual_time import TimedDrafter, TimedTarget, VirtualTime
+from tests.support.rpc.toys import stopping
+
+# Five lies each: a thousand within a process, and a thousand on a wire.
+MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PARAMS = (replace(GREEDY, max_tokens=24), replace(SEEDED, max_tokens=24))
+
+
+@dataclass
+class Told:
+    """What the drafter tells: honest proposals and lies by turns."""
+
+    lies: Sequence[Lie] = ()
+    num_proposals: int = 0
+    num_lies: int = 0
+
+    def spoil(self, proposal: Proposal) -> Proposal:
+        self.num_proposals += 1
+        if not self.lies or self.num_proposals % 2:
+            return proposal
+        self.num_lies += 1
+        return self.lies[self.num_lies % len(self.lies)].told(proposal)
+
+
+@dataclass
+class Stack:
+    """A running house on an event loop of its own, and what its drafter is to tell."""
+
+    loop: asyncio.AbstractEventLoop
+    stage: House
+    told: Told
+    time: VirtualTime | None = None
+    num_requests: int = 0
+
+    def complete(self, params: SamplingParams, told: Sequence[Lie]) -> list[int]:
+        self.told.lies = told
+        self.num_requests += 1
+        # What was learned of a task lasts for its next request.
+        task = f"task-{self.num_requests % 100}"
+        asked = request(params=params, id=f"r{self.num_requests}", task=task)
+        return self.loop.run_until_complete(self._complete(asked))
+
+    async def _complete(self, asked: Any) -> list[int]:
+        running = asyncio.create_task(collect(self.stage.coordinator, asked))
+        if self.time is not None:
+            await self.time.run_until(running.done)
+        return text_of(await running)
+
+    def check(self) -> None:
+        """The liar has cost nobody anything, and is in the pool still."""
+        status = self.stage.coordinator.status()
+        assert [each["id"] for each in status["targets"]] == ["target-0"]
+        assert [each["name"] for each in status["drafters"]] == ["a"]
+        metrics = self.stage.coordinator.render_metrics().decode()
+        assert "drafthouse_failovers_total 0.0" in metrics
+        assert "drafthouse_bookkeeping_faults_total{" not in metrics
+        assert self.told.num_lies >= 1000
+        # Trees were verified, and learned from, between the lies.
+        assert 'spec_decode_num_accepted_tokens_total{drafter="a"' in metrics
+        assert 'drafter_faults_total{drafter="a",why="rubbish"}' in metrics
+
+
+SETTINGS: dict[str, Any] = {"budget": "adaptive", "breaker_failures": 10**9}
+
+
+@pytest.fixture(scope="module")
+def in_process() -> Iterator[Stack]:
+    time, told = VirtualTime(), Told()
+
+    async def enter(stack: AsyncExitStack) -> House:
+        stage = await stack.enter_async_context(house(clock=time, timer=time.timer, **SETTINGS))
+        stage.add_target(TimedTarget(time=time))
+        stage.add_drafter(TimedDrafter("a", oracle_in_a_crowd(1), spoil=told.spoil, time=time))
+        return stage
+
+    yield from _running(enter, told, time)
+
+
+@pytest.fixture(scope="module")
+def over_the_wire() -> Iterator[Stack]:
+    told = Told()
+    answers = Conversation(LYING, server.ANSWER_AS_DRAFTER.incoming)
+
+    async def enter(stack: AsyncExitStack) -> House:
+        stage = await stack.enter_async_context(house(**SETTINGS))
+        stage.add_target(ToyTarget())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server, "ANSWER_AS_DRAFTER", answers)
+            liar = ToyDrafter("a", oracle_in_a_crowd(1), spoil=told.spoil)
+            running = await stack.enter_async_context(stopping(await server.serve_drafter(liar)))
+        description, link = await connect_drafter(running.address)
+        stage.coordinator.add_drafter("a", "r0", description, link)
+        return stage
+
+    yield from _running(enter, told)
+
+
+def _running(enter: Any, told: Told, time: VirtualTime | None = None) -> Iterator[Stack]:
+    loop = asyncio.new_event_loop()
+    stack = AsyncExitStack()
+    logging.disable(logging.WARNING)  # a line for every lie
+    try:
+        yield Stack(loop, loop.run_until_complete(enter(stack)), told, time)
+    finally:
+        logging.disable(logging.NOTSET)
+        loop.run_until_complete(stack.aclose())
+        loop.close()
+
+
+def test_a_thousand_lies_within_a_process_change_no_text(in_process: Stack) -> None:
+    @MANY
+    @given(told=st.lists(lies(), min_size=4, max_size=8), params=st.sampled_from(PARAMS))
+    def test(told: list[Lie], params: SamplingParams) -> None:
+        assert in_process.complete(params, told) == plain_text([1, 2, 3], params)
+
+    test()
+    in_process.check()
+
+
+def test_a_thousand_lies_over_the_wire_change_no_text(over_the_wire: Stack) -> None:
+    @MANY
+    @given(told=st.lists(lies(), min_size=4, max_size=8), params=st.sampled_from(PARAMS))
+    def test(told: list[Lie], params: SamplingParams) -> None:
+        assert over_the_wire.complete(params, told) == plain_text([1, 2, 3], params)
+
+    test()
+    over_the_wire.check()

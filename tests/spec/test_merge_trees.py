@@ -1,0 +1,259 @@
+"""Trees are re-rooted, calibrated and merged alike in native code and in loops."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.core import FloatArray, TokenTree
+from cluster.spec.forest import Forest
+from cluster.spec.held_trees import HeldTrees, MergedTrees
+from cluster.spec.merge_trees import merge, merge_trees, merge_trees_one_by_one
+from cluster.spec.native import trees as native
+from cluster.spec.survival import Calibrator
+from cluster.spec.tree import path_to
+from cluster.spec.tree_check import check_tree
+from tests.support.spec.trees import paths, token_trees
+
+needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler")
+
+Way = Callable[[HeldTrees], MergedTrees]
+BOTH_WAYS = pytest.mark.parametrize(
+    "way",
+    [merge_trees_one_by_one, pytest.param(native.merge_trees, marks=needs_compiler)],
+    ids=["loops", "native"],
+)
+
+
+def experienced(seed: int) -> Calibrator:
+    """One that has seen claims which promise too much."""
+    generator, calibrator = np.random.default_rng(seed), Calibrator()
+    for _ in range(20):
+        claimed = generator.random(16)
+        calibrator.observe(claimed, generator.random(16) < 0.6 * claimed)
+    return calibrator
+
+
+_CALIBRATORS = (Calibrator(), experienced(0), experienced(1))
+
+
+@st.composite
+def held_trees(draw: st.DrawFn) -> HeldTrees:
+    """Up to three trees for each of up to four sequences; commits that mostly follow the tree."""
+    num_groups = draw(st.integers(1, 4))
+    groups = [i for i in range(num_groups) for _ in range(draw(st.integers(0, 3)))]
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    trees = [draw(token_trees()) for _ in groups]
+    claimed = [survivals(tree, generator) for tree in trees]
+    known: list[FloatArray | None] = [
+        survivals(tree, generator) if generator.random() < 0.3 else None for tree in trees
+    ]
+    committed = []
+    for tree in trees:
+        tokens: list[int] = []
+        if len(tree) and generator.random() < 0.6:
+            path = path_to(tree.parents, int(generator.integers(len(tree))))
+            tokens = [int(tree.token_ids[node]) for node in path]
+        if generator.random() < 0.2:
+            tokens.append(int(generator.integers(6)))
+        committed.append(np.array(tokens, np.int32))
+    calibrators = [_CALIBRATORS[int(generator.integers(3))] for _ in trees]
+    losses = [float(generator.choice([0.1, 1.0, 2.5, math.nan])) for _ in trees]
+    return HeldTrees(trees, claimed, known, calibrators, committed, groups, losses, num_groups)
+
+
+def survivals(tree: TokenTree, generator: np.random.Generator) -> FloatArray:
+    """What a drafter may claim: not increasing along a path, with zeros and ones among them."""
+    shares = generator.choice([0.0, 0.2, 0.5, 0.8, 0.97, 1.0], len(tree))
+    found: list[float] = []
+    for parent, share in zip(tree.parents.tolist(), shares.tolist(), strict=True):
+        found.append(share * (found[parent] if parent >= 0 else 1.0))
+    return np.array(found, np.float32)
+
+
+def shape(forest: Forest) -> list[list[int]]:
+    return [
+        column.tolist()
+        for column in (forest.token_ids, forest.parents, forest.owners, forest.starts)
+    ]
+
+
+def assert_equal(found: MergedTrees, expected: MergedTrees) -> None:
+    assert found.roots.tolist() == expected.roots.tolist()
+    assert shape(found.left) == shape(expected.left)
+    assert shape(found.merged) == shape(expected.merged)
+    for name in ("claimed", "calibrated", "survival", "claims"):
+        values, others = getattr(found, name), getattr(expected, name)
+        np.testing.assert_allclose(values, others, rtol=2e-6, atol=1e-7, err_msg=name)
+        assert values.dtype == np.float32
+
+
+@needs_compiler
+@given(held_trees())
+def test_both_ways_agree(held: HeldTrees) -> None:
+    assert_equal(native.merge_trees(held), merge_trees_one_by_one(held))
+
+
+@needs_compiler
+def test_both_ways_agree_on_a_large_batch() -> None:
+    generator = np.random.default_rng(5)
+    trees, committed = [], []
+    for _ in range(96):
+        parents = [-1, *(int(generator.integers(-1, node)) for node in range(1, 64))]
+        trees.append(TokenTree.of(range(64), parents))
+        committed.append(np.array([0] if generator.random() < 0.5 else [], np.int32))
+    held = HeldTrees(
+        trees, [survivals(tree, generator) for tree in trees], [None] * 96,
+        [_CALIBRATORS[index % 3] for index in range(96)], committed,
+        [index // 3 for index in range(96)], [0.5] * 96, 32,
+    )  # fmt: skip
+    found = native.merge_trees(held)
+    assert found.merged.num_nodes > 1000
+    assert_equal(found, merge_trees_one_by_one(held))
+
+
+@BOTH_WAYS
+def test_two_drafters_of_a_sequence_share_its_tree_by_trust(way: Way) -> None:
+    """The first sequence's text has gone on by a token that both had drafted."""
+    chain = TokenTree.of([7, 8, 9], [-1, 0, 1])
+    fork = TokenTree.of([7, 8, 5], [-1, 0, 0])
+    other = TokenTree.of([3], [-1])
+    values = np.array([0.8, 0.4, 0.2], np.float32)
+    held = HeldTrees(
+        [chain, fork, other], [values, values, values[:1]], [values, values, values[:1]],
+        [_CALIBRATORS[0]] * 3, [np.array([7], np.int32)] * 2 + [np.array([], np.int32)],
+        [0, 0, 1], [0.0, math.log(3.0), math.nan], 2,
+    )  # fmt: skip
+
+    found = way(held)
+
+    assert found.roots.tolist() == [0, 0, -1]
+    assert found.merged.token_ids.tolist() == [8, 9, 5, 3]
+    assert found.merged.parents.tolist() == [-1, 0, -1, -1]
+    # Given that 7 was reached: 0.5 of both, and behind 8 only the first has looked.  The fork alone
+    # holds 5 possible, and is trusted a third as much.
+    expected = [0.5, 0.25, 0.25 * 0.25, 0.8]
+    np.testing.assert_allclose(found.survival, expected, rtol=1e-6)
+    claims = [[0.5, 0.25, np.nan, 0.8], [0.5, np.nan, 0.25, np.nan]]
+    np.testing.assert_allclose(found.claims, claims, rtol=1e-6)
+
+
+def test_a_text_that_leaves_the_tree_leaves_nothing_of_it() -> None:
+    chain = TokenTree.of([7, 8], [-1, 0])
+    values = np.array([0.8, 0.4], np.float32)
+    held = HeldTrees(
+        [chain], [values], [None], [_CALIBRATORS[1]], [np.array([7, 9], np.int32)], [0], [0.1], 1
+    )
+
+    found = merge_trees(held)
+
+    assert found.roots.tolist() == [-2]
+    assert found.left.num_nodes == found.merged.num_nodes == 0
+
+
+@given(
+    st.lists(token_trees(), min_size=1, max_size=4),
+    st.lists(st.floats(0.01, 10), min_size=4, max_size=4),
+    st.integers(0, 2**32 - 1),
+)
+def test_a_merge_is_the_union_of_paths_with_survivals_of_those_who_looked(
+    trees: list[TokenTree], weights: list[float], seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    values = [survivals(tree, generator) for tree in trees]
+
+    merged = merge(trees, values, weights[: len(trees)])
+
+    check_tree(merged.tree, 6)
+    claims = [
+        {(): 1.0} | dict(zip(paths(tree), claimed.tolist(), strict=True))
+        for tree, claimed in zip(trees, values, strict=True)
+    ]
+    found = paths(merged.tree)
+    assert {(), *found} == set(itertools.chain.from_iterable(claims))
+    survival = {(): 1.0} | dict(zip(found, merged.survival.tolist(), strict=True))
+    for path in found:
+        looked = [
+            (weight, claim)
+            for weight, claim in zip(weights, claims, strict=False)
+            if any(other[:-1] == path[:-1] for other in claim if other)
+        ]
+        said = sum(weight * claim.get(path, 0.0) for weight, claim in looked)
+        above = sum(weight * claim[path[:-1]] for weight, claim in looked)
+        expected = survival[path[:-1]] * said / above if above else 0.0
+        assert survival[path] == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    for tree, places in zip(trees, merged.places, strict=True):
+        assert [found[place] for place in places] == paths(tree)
+
+
+@BOTH_WAYS
+@given(held_trees())
+def test_no_child_survives_more_often_than_its_parent(way: Way, held: HeldTrees) -> None:
+    found = way(held)
+
+    above = np.where(found.merged.parents < 0, 1.0, found.survival[found.merged.parents])
+    assert (found.survival <= above).all()
+
+
+@BOTH_WAYS
+def test_a_drafter_that_did_not_look_so_far_does_not_halve_a_longer_chain(way: Way) -> None:
+    """A look-up's long chain, and a model whose tree ends after its first two tokens."""
+    chain, model = TokenTree.chain(range(10, 18)), TokenTree.of([10, 11, 20], [-1, 0, -1])
+    claimed = np.float32(0.9) ** np.arange(1, 9, dtype=np.float32)
+    said = np.array([0.9, 0.9 * 0.9, 0.05], np.float32)
+
+    found = way(held_without_text([chain, model], [claimed, said]))
+
+    places = [found.merged.token_ids.tolist().index(token) for token in range(10, 18)]
+    np.testing.assert_allclose(found.survival[places], claimed, rtol=1e-5)
+
+
+@BOTH_WAYS
+def test_a_drafter_that_looked_and_proposed_something_else_says_zero(way: Way) -> None:
+    ours, theirs = TokenTree.of([1, 2], [-1, 0]), TokenTree.of([1, 3], [-1, 0])
+    values = np.array([0.8, 0.4], np.float32)
+
+    found = way(held_without_text([ours, theirs], [values, values]))
+
+    assert found.merged.token_ids.tolist() == [1, 2, 3]
+    np.testing.assert_allclose(found.survival, [0.8, 0.2, 0.2], rtol=1e-6)
+
+
+@BOTH_WAYS
+def test_who_held_the_beginning_more_likely_has_more_to_say_of_what_follows(way: Way) -> None:
+    sure, unsure = TokenTree.of([1, 2], [-1, 0]), TokenTree.of([1, 3], [-1, 0])
+    values = [np.array([0.9, 0.9], np.float32), np.array([0.1, 0.1], np.float32)]
+
+    found = way(held_without_text([sure, unsure], values))
+
+    np.testing.assert_allclose(found.survival, [0.5, 0.45, 0.05], rtol=1e-6)
+
+
+def held_without_text(trees: list[TokenTree], values: list[FloatArray]) -> HeldTrees:
+    """Calibrated trees of one sequence, whose text has not gone on."""
+    return HeldTrees(
+        trees, values, list(values), [_CALIBRATORS[0]] * len(trees),
+        [np.array([], np.int32)] * len(trees), [0] * len(trees), [math.nan] * len(trees), 1,
+    )  # fmt: skip
+
+
+@given(token_trees(), st.integers(0, 2**32 - 1))
+def test_merging_a_tree_with_itself_changes_nothing(tree: TokenTree, seed: int) -> None:
+    values = survivals(tree, np.random.default_rng(seed))
+
+    merged = merge([tree, tree], [values, values])
+
+    assert paths(merged.tree) == paths(tree)
+    np.testing.assert_allclose(merged.survival, values, rtol=1e-6)
+
+
+def test_a_merge_clamps_claims_that_grow_along_a_path() -> None:
+    merged = merge([TokenTree.chain([1, 2])], [np.array([0.2, 0.9], np.float32)])
+
+    assert merged.survival.tolist() == pytest.approx([0.2, 0.2])

@@ -1,0 +1,240 @@
+"""Plug-in drafters that answer anything at all: the worker, its links and the text outlive them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
+from cluster.errors import ProtocolError
+from cluster.rpc.channel import connect_drafter
+from cluster.rpc.memory import memory_pair
+from cluster.rpc.server import serve_drafter
+from cluster.worker.draft import DraftWorker
+from tests.support.coordinator.house import GREEDY, SEEDED, collect, request, text_of
+from tests.support.coordinator.house import house as coordinator_house
+from tests.support.coordinator.toys import ToyTarget, drafter_description, plain_text
+from tests.support.rpc.toys import stopping
+from tests.support.worker.draft_peer import (
+    PATIENCE_S,
+    CountingDrafter,
+    Peer,
+    extension,
+    house,
+    opening,
+)
+
+PARAMS = [replace(GREEDY, max_tokens=40), replace(SEEDED, max_tokens=40)]
+
+
+def tree(token_ids: Any, parents: Any) -> Callable[[Proposal], Proposal]:
+    def told(honest: Proposal) -> Proposal:
+        survival = np.full(len(token_ids), 0.5, np.float32)
+        return replace(honest, tree=TokenTree(token_ids, parents), survival=survival)
+
+    return told
+
+
+def changed(**fields: Any) -> Callable[[Proposal], Proposal]:
+    return lambda honest: replace(honest, **fields)
+
+
+INTS = np.arange(80, dtype=np.int32)
+PROPOSALS: dict[str, Callable[[Proposal], Any]] = {
+    "nothing": lambda _: None,
+    "a string": lambda _: "tree",
+    "its own parents": tree(INTS % 32, INTS),
+    "parents beyond the tree": tree(INTS % 32, np.full(80, 500, np.int32)),
+    "lists": tree([1, 2], [-1, 0]),
+    "objects": tree(np.array([None, "a"]), np.array([None, "b"])),
+    "numbers of more than 32 bits": tree(np.array([1 << 40]), np.array([-1])),
+    "a square": tree(np.zeros((2, 2), np.int32), np.zeros((2, 2), np.int32)),
+    "no tree": changed(tree=None),
+    "no survival": changed(survival=None),
+    "survivals of no number": changed(survival=np.full(1, np.nan, np.float32)),
+    "a length below 0": changed(base_len=-1),
+    "a length of no number": changed(base_len="long"),
+    "a hash of 65 bits": changed(prefix_hash=1 << 64),
+    "a generation of no number": changed(generation=None),
+    "a request of no name": changed(request_id=["r"]),
+    "a request of another": changed(request_id="somebody else's"),
+    "a name of bytes": changed(drafter=b"toy"),
+    "perhaps complete": changed(is_complete="perhaps"),
+    "too many nodes": tree(np.zeros(100_000, np.int32), np.full(100_000, -1, np.int32)),
+}
+OBSERVATIONS: dict[str, Callable[[Observation], Any]] = {
+    "nothing": lambda _: None,
+    "a length below 0": lambda honest: replace(honest, have_len=-1),
+    "a length of no number": lambda honest: replace(honest, have_len="all"),
+    "a generation of no number": lambda honest: replace(honest, generation=2.5),
+    "a loss of no number": lambda honest: replace(honest, log_loss="little"),
+    "another request": lambda honest: replace(honest, request_id="somebody else's"),
+}
+
+
+class Liar(CountingDrafter):
+    """Honest in its first answer and in every third one after that."""
+
+    def __init__(
+        self,
+        proposes: Callable[[Proposal], Any] | None = None,
+        observes: Callable[[Observation], Any] | None = None,
+    ) -> None:
+        super().__init__(slices=2)
+        self.proposes, self.observes = proposes, observes
+        self.num_answers = 0
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Any]:
+        honest = super().propose(tasks)
+        if self.proposes is None or self._is_honest():
+            return honest
+        return [self.proposes(proposal) for proposal in honest]
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Any]:
+        honest = super().observe(commits)
+        if self.observes is None or self._is_honest():
+            return honest
+        return [self.observes(observation) for observation in honest]
+
+    def _is_honest(self) -> bool:
+        self.num_answers += 1
+        return self.num_answers % 3 == 1
+
+
+@dataclass
+class PatientTarget(ToyTarget):
+    """Answers once the drafter has nothing left to do, so that every tree is there in time."""
+
+    worker: DraftWorker | None = None
+
+    async def serve(self, link: Any) -> None:
+        async for frame in link:
+            assert self.worker is not None
+            await asyncio.to_thread(self.worker.wait_idle, PATIENCE_S)
+            await link.send(self.answer(frame))
+
+
+async def check_texts(liar: Liar, *, over_the_wire: bool) -> None:
+    """Every text is the target's, and nobody has lost a link."""
+    worker = DraftWorker(liar, drafter_description("a"))
+    worker.start()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(asyncio.to_thread, worker.stop)
+        settings: dict[str, Any] = {"budget": "adaptive", "breaker_failures": 1000}
+        stage = await stack.enter_async_context(coordinator_house(**settings))
+        stage.add_target(PatientTarget(worker=worker))
+        if over_the_wire:
+            server = await stack.enter_async_context(stopping(await serve_drafter(worker)))
+            _, link = await connect_drafter(server.address)
+        else:
+            link, theirs = memory_pair()
+            stage.tasks.append(asyncio.create_task(worker.serve(theirs)))
+        stage.coordinator.add_drafter("a", "r0", worker.describe(), link)
+        texts = await asyncio.gather(
+            *(
+                collect(stage.coordinator, request(params=params, id=f"r{index}"))
+                for index, params in enumerate(PARAMS)
+            )
+        )
+        for events, params in zip(texts, PARAMS, strict=True):
+            assert text_of(events) == plain_text([1, 2, 3], params)
+        status = stage.coordinator.status()
+        assert [each["id"] for each in status["targets"]] == ["target-0"]
+        assert [each["name"] for each in status["drafters"]] == ["a"]
+        metrics = stage.coordinator.render_metrics().decode()
+        assert 'drafter="a",why="link"' not in metrics
+        assert "drafthouse_bookkeeping_faults_total{" not in metrics
+    assert liar.num_answers > 2
+
+
+WAYS = pytest.mark.parametrize("over_the_wire", [False, True], ids=["in process", "wire"])
+
+
+@WAYS
+@pytest.mark.parametrize("form", PROPOSALS)
+async def test_a_plug_in_that_proposes_anything_changes_no_text(
+    form: str, over_the_wire: bool
+) -> None:
+    await check_texts(Liar(proposes=PROPOSALS[form]), over_the_wire=over_the_wire)
+
+
+@WAYS
+@pytest.mark.parametrize("form", OBSERVATIONS)
+async def test_a_plug_in_that_observes_anything_changes_no_text(
+    form: str, over_the_wire: bool
+) -> None:
+    await check_texts(Liar(observes=OBSERVATIONS[form]), over_the_wire=over_the_wire)
+
+
+async def test_a_proposal_that_is_none_is_refused_and_the_next_one_goes_out() -> None:
+    async with house(Liar(proposes=PROPOSALS["its own parents"])) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1, 2]))
+        await peer.until(lambda frame: bool(frame.refusals))
+        (refusal,) = peer.frames[-1].refusals
+        assert (refusal.request_id, refusal.code) == ("a", ProtocolError.code)
+        assert "node 0 has parent 0" in refusal.message
+        await peer.send(opening("b", [3, 4]))
+        await peer.until(lambda frame: bool(frame.refusals))
+        await peer.send(opening("c", [3, 4]))
+        assert (await peer.proposal("c")).base_len == 2
+
+
+async def first_proposal(drafter: CountingDrafter) -> tuple[Peer, Proposal]:
+    async with house(drafter) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1, 2]))
+        proposal = await peer.proposal("a")
+        await peer.send(extension("a", [1, 2], [3]))
+        await running.idle()
+        return peer, proposal
+
+
+async def test_wider_numbers_are_narrowed_where_they_fit() -> None:
+    class Wide(CountingDrafter):
+        def _proposal(self, task: DraftTask) -> Proposal:
+            honest = super()._proposal(task)
+            wide: Any = TokenTree(
+                honest.tree.token_ids.astype(np.int64), honest.tree.parents.astype(np.int64)
+            )
+            return replace(honest, tree=wide, survival=honest.survival.astype(np.float64))  # type: ignore[arg-type]
+
+    _, proposal = await first_proposal(Wide())
+
+    assert proposal.tree.token_ids.dtype == proposal.tree.parents.dtype == np.int32
+    assert proposal.survival.dtype == np.float32
+
+
+async def test_a_drafter_may_use_its_arrays_again() -> None:
+    class Thrifty(CountingDrafter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own: list[np.ndarray] = []
+
+        def _proposal(self, task: DraftTask) -> Proposal:
+            for array in self.own:
+                array[:] = 7
+            honest = super()._proposal(task)
+            self.own += [honest.tree.token_ids, honest.tree.parents]
+            return honest
+
+    peer, proposal = await first_proposal(Thrifty())
+
+    trees = [proposal.tree, *(each.tree for frame in peer.frames for each in frame.proposals)]
+    assert all(tree.parents.tolist() == list(range(-1, len(tree) - 1)) for tree in trees)
+
+
+async def test_pages_that_are_no_numbers_are_taken_for_none() -> None:
+    class Forgetful(CountingDrafter):
+        pages_in_use = "many"
+        pages_total = 10
+
+    peer, _ = await first_proposal(Forgetful())
+
+    assert {frame.pages_total for frame in peer.frames} == {0}
