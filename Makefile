@@ -16,7 +16,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve test check format docs lint-protos stubs train clean
+.PHONY: help serve test check format docs lint-protos mutation stubs train clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -52,6 +52,12 @@ docs: $(VENV)/.dev-installed ## regenerate docs/configuration.md and docs/metric
 lint-protos: ## lint the gRPC contract with buf (fetched by npx where absent)
 	@if command -v buf >/dev/null; then buf lint protos; else npx --yes @bufbuild/buf lint protos; fi
 
+# One process per core; `make mutation ARGS='cluster.spec.tree*'` asks of one module.  One thread each: mutants run side by side.
+mutation: $(VENV)/.dev-installed ## change the code in thousands of small ways and see which ones the tests notice (docs/mutation.md)
+	@$(PIP) -c constraints.txt -e '.[mutation]'
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run $(ARGS)
+	$(BIN)/python -m tests.support.mutation
+
 stubs: $(VENV)/.dev-installed ## regenerate the gRPC stubs from protos/
 	$(BIN)/python -m cluster.rpc.generate
 
@@ -59,7 +65,7 @@ train: $(VENV)/.serve-installed ## train the demonstration models anew (hours on
 	@exec $(BIN)/drafthouse train $(or $(ARGS),all)
 
 clean: ## remove the environment and everything that was built
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist mutants *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 	find cluster deployments tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Stamps, so that running again installs nothing unless a file that decides about packages has changed.

@@ -6,8 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 from tests.support.checkpoints import noisy_copy, tiny_checkpoint
+
+# `make mutation` asks one question per mutant, does any test fail, and the same way each time.
+settings.register_profile(
+    "mutation",
+    phases=[Phase.explicit, Phase.generate],
+    derandomize=True,
+    database=None,
+    report_multiple_bugs=False,
+)
 
 
 @pytest.fixture(scope="session")

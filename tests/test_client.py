@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import grpc
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cluster.client import (
     AsyncClient,
-    ChatMessage,
     Client,
     Endpoint,
     Generation,
     GenerationRequest,
     SamplingOptions,
 )
-from cluster.core import FinishReason, SpeculationOptions, SpeculationStats, token_array
+from cluster.core import FinishReason, SpeculationStats, token_array
 from cluster.errors import (
     CapacityError,
     ConfigError,
@@ -36,20 +32,16 @@ from cluster.errors import (
 )
 from cluster.rpc.codec_generation import (
     decode_request,
-    decode_response,
-    encode_request,
     encode_response,
 )
-from cluster.rpc.generated import generation_pb2, generation_pb2_grpc
+from cluster.rpc.generated import generation_pb2_grpc
 from cluster.rpc.generation import (
     ChoiceDelta,
     GenerationCall,
     GenerationResponse,
-    ResumedChoice,
     Usage,
 )
 from cluster.rpc.status import error_from_status, status_code, trailing_metadata
-from tests.support.rpc.frames_strategy import same, speculation, token_ids, tokens
 
 NUM_TOKENS = 12
 PATIENCE_S = 20.0
@@ -327,86 +319,3 @@ def test_a_message_that_a_proxy_finds_too_large_is_not_sent_again() -> None:
 def test_root_certificates_without_tls_are_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="tls"):
         Endpoint("host:1", root_certificates=b"pem")
-
-
-texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
-counts = st.none() | st.integers(0, 2**31 - 1)
-numbers = st.none() | st.floats(allow_nan=False)
-samplings = st.builds(
-    SamplingOptions,
-    temperature=numbers,
-    top_p=numbers,
-    top_k=counts,
-    min_p=numbers,
-    presence_penalty=numbers,
-    frequency_penalty=numbers,
-    repetition_penalty=numbers,
-    logit_bias=st.dictionaries(token_ids, st.floats(allow_nan=False), max_size=3),
-    seed=st.none() | st.integers(0, 2**64 - 1),
-    max_tokens=counts,
-    min_tokens=counts,
-    stop=st.lists(texts, max_size=3).map(tuple),
-    include_stop=st.booleans(),
-    stop_token_ids=st.lists(token_ids, max_size=3).map(tuple),
-    ignore_eos=st.booleans(),
-    logprobs=counts,
-)
-chats = st.lists(st.builds(ChatMessage, texts, texts, texts), max_size=3).map(tuple)
-public_requests = st.builds(
-    GenerationRequest,
-    model=texts,
-    prompt=texts | chats | tokens(),
-    sampling=samplings,
-    n=st.integers(1, 9),
-    speculation=speculation,
-    metadata=st.dictionaries(texts, texts, max_size=2),
-    resume=st.lists(st.builds(ResumedChoice, counts.map(lambda c: c or 0), tokens(), st.booleans()))
-    .map(tuple),
-    request_id=texts,
-)  # fmt: skip
-
-
-@settings(max_examples=100, deadline=None)
-@given(request=public_requests)
-def test_every_public_request_survives_the_wire(request: GenerationRequest) -> None:
-    message = generation_pb2.GenerateRequest.FromString(encode_request(request).SerializeToString())
-    assert same(decode_request(message), request)
-
-
-@pytest.mark.parametrize(
-    "sampling",
-    [SamplingOptions(top_k=-1), SamplingOptions(seed=2**64), SamplingOptions(logprobs=-2)],
-)
-def test_a_value_the_message_cannot_hold_is_a_request_error(sampling: SamplingOptions) -> None:
-    with pytest.raises(RequestError, match="out of range"):
-        encode_request(GenerationRequest("toy", "prompt", sampling))
-
-
-@pytest.mark.parametrize(
-    ("message", "param"),
-    [
-        (generation_pb2.GenerateRequest(model="toy"), "prompt"),
-    ],
-)
-def test_a_request_that_cannot_be_read_names_the_field(message: Any, param: str) -> None:
-    with pytest.raises(RequestError) as raised:
-        decode_request(message)
-    assert raised.value.param == param
-
-
-def test_absent_speculation_means_enabled() -> None:
-    bare = generation_pb2.GenerateRequest(model="toy", text="a")
-    assert decode_request(bare).speculation == SpeculationOptions()
-
-
-def test_a_response_survives_the_wire() -> None:
-    deltas: Sequence[ChoiceDelta] = (
-        ChoiceDelta(0, "a", token_array([1]), stop="a", finish_reason=FinishReason.STOP),
-        ChoiceDelta(1),
-    )
-    response = GenerationResponse("id", "toy", 2**63, tuple(deltas), Usage(1, 2, 3, 4))
-    read = decode_response(
-        generation_pb2.GenerateResponse.FromString(encode_response(response).SerializeToString())
-    )
-    assert same(read, response)
-    assert read.choices[1].token_ids.dtype == np.int32

@@ -13,6 +13,7 @@ from cluster.core import (
     EMPTY_TREE,
     FinishReason,
     Proposal,
+    SamplingParams,
     TokenEvent,
     TokenLogprob,
     TokenTree,
@@ -78,6 +79,7 @@ def test_every_frame_survives_the_wire(
         max_context_len=frames.lengths,
         max_running_sequences=frames.lengths,
         max_batch_tokens=frames.lengths,
+        devices=st.lists(frames.ids, max_size=3).map(tuple),
         step_rows=st.lists(frames.lengths, max_size=5).map(tuple),
         step_times_s=st.lists(st.floats(0.0, 10.0), max_size=5).map(tuple),
     )
@@ -149,6 +151,36 @@ def test_an_unreadable_verdict_reads_as_a_refusal_of_its_item() -> None:
     frame = VERDICT.decode(message.SerializeToString()).frame
     assert frame.verdicts == ()
     assert [(r.request_id, r.generation) for r in frame.refusals] == [("a", 3)]
+    assert "1 accepted nodes and 1 tokens" in frame.refusals[0].message
+
+
+@pytest.mark.parametrize("field", ["path", "token_ids"])
+def test_a_torn_verdict_names_the_array(field: str) -> None:
+    torn = target_pb2.Verdict(request_id="a", token_ids=bytes(4))
+    setattr(torn, field, bytes(5))
+    (refusal,) = VERDICT.decode(
+        target_pb2.VerdictFrame(verdicts=[torn]).SerializeToString()
+    ).frame.refusals
+    assert refusal.message == f"{field} has 5 bytes; i32[] takes a multiple of 4"
+
+
+def test_a_verdict_has_a_log_probability_for_each_token_or_none() -> None:
+    odd = target_pb2.Verdict(
+        request_id="a",
+        generation=3,
+        path=bytes(4),
+        token_ids=bytes(8),
+        logprobs=common_pb2.Logprobs(logprobs=[-1.0], num_top=[0]),
+    )
+    event = coordinator_pb2.TokenEvent(
+        request_id="a", position=4, token_ids=bytes(8), logprobs=odd.logprobs
+    )
+    verdicts = VERDICT.decode(target_pb2.VerdictFrame(verdicts=[odd]).SerializeToString()).frame
+    (refusal,) = verdicts.refusals
+    assert (refusal.generation, refusal.message) == (3, "verdict has 2 tokens and 1 logprobs")
+    events = EVENT.decode(coordinator_pb2.EventFrame(events=[event]).SerializeToString()).frame
+    assert events.events[0].error_message == "event has 2 tokens and 1 logprobs"
+    assert (events.events[0].position, len(events.events[0].token_ids)) == (4, 0)
 
 
 def test_an_unreadable_proposal_reads_as_a_refusal() -> None:
@@ -196,7 +228,10 @@ def test_each_worker_answers_malformed_items_in_its_own_frame() -> None:
     assert ANSWER_AS_DRAFTER.answer(refusals).refusals == refusals
     assert ANSWER_AS_COORDINATOR.answer is not None
     (event,) = ANSWER_AS_COORDINATOR.answer(refusals).events
-    assert (event.request_id, event.error_message) == ("a", "why")
+    expected = TokenEvent(
+        "a", 0, token_array([]), (), FinishReason.ERROR, None, "protocol_error", "why"
+    )
+    assert same(event, expected)
 
 
 def test_an_unreadable_event_ends_its_request_with_an_error() -> None:
@@ -208,10 +243,65 @@ def test_an_unreadable_event_ends_its_request_with_an_error() -> None:
 
 
 def test_a_request_without_parameters_is_refused_not_read_as_greedy() -> None:
-    bare = coordinator_pb2.Request(id="a", prompt_ids=bytes(4))
-    decoded = SUBMIT.decode(coordinator_pb2.SubmitFrame(requests=[bare]).SerializeToString())
-    assert decoded.frame.requests == ()
-    assert "params is absent" in decoded.refusals[0].message
+    params = common_pb2.SamplingParams()
+    speculation = coordinator_pb2.SpeculationOptions()
+    requests = [
+        coordinator_pb2.Request(id="a", prompt_ids=bytes(4), speculation=speculation),
+        coordinator_pb2.Request(id="b", prompt_ids=bytes(4), params=params),
+        coordinator_pb2.Request(id="c", params=params, speculation=speculation),
+    ]
+    message = coordinator_pb2.SubmitFrame(requests=requests, cancelled=["d"])
+    decoded = SUBMIT.decode(message.SerializeToString())
+    assert (decoded.frame.requests, decoded.frame.cancelled) == ((), ("d",))
+    assert [(each.request_id, each.generation, each.message) for each in decoded.refusals] == [
+        ("a", 0, "params is absent; send the request's own"),
+        ("b", 0, "speculation is absent; send the request's own"),
+        ("c", 0, "prompt_ids is empty; send at least one token"),
+    ]
+
+
+@pytest.mark.parametrize("field", ["prompt_ids", "output_ids"])
+def test_a_torn_array_is_refused_with_its_name(field: str) -> None:
+    torn = coordinator_pb2.Request(
+        id="a",
+        prompt_ids=bytes(4),
+        params=common_pb2.SamplingParams(),
+        speculation=coordinator_pb2.SpeculationOptions(),
+    )
+    setattr(torn, field, bytes(7))
+    decoded = SUBMIT.decode(coordinator_pb2.SubmitFrame(requests=[torn]).SerializeToString())
+    assert [refusal.message for refusal in decoded.refusals] == [
+        f"{field} has 7 bytes; i32[] takes a multiple of 4"
+    ]
+
+
+@pytest.mark.parametrize("field", ["delta", "tree_token_ids", "tree_parents"])
+def test_a_torn_item_is_refused_with_the_name_of_the_array(field: str) -> None:
+    torn = target_pb2.VerifyItem(request_id="a", generation=3, delta=bytes(4))
+    setattr(torn, field, bytes(9))
+    decoded = VERIFY.decode(target_pb2.VerifyFrame(items=[torn]).SerializeToString())
+    expected = Refusal(
+        "a", 3, ProtocolError.code, f"{field} has 9 bytes; i32[] takes a multiple of 4"
+    )
+    assert decoded.refusals == (expected,)
+
+
+def test_a_bias_without_a_value_for_each_token_is_refused() -> None:
+    params = common_pb2.SamplingParams(logit_bias_token_ids=[1, 2], logit_bias_values=[0.5])
+    commit = draft_pb2.Commit(request_id="a", generation=2, params=params)
+    good = draft_pb2.Commit(request_id="b")
+    message = draft_pb2.CommitFrame(commits=[commit, good], released=["c"])
+    decoded = COMMIT.decode(message.SerializeToString())
+    assert [each.request_id for each in decoded.frame.commits] == ["b"]
+    assert decoded.frame.released == ("c",)
+    (refusal,) = decoded.refusals
+    assert (refusal.request_id, refusal.generation, refusal.code) == ("a", 2, ProtocolError.code)
+    assert "2 logit_bias_token_ids and 1 logit_bias_values" in refusal.message
+
+
+def test_a_negative_seed_travels_as_its_64_bits() -> None:
+    params = SamplingParams(seed=-1)
+    assert codec.decode_params(codec.encode_params(params)).seed == 2**64 - 1
 
 
 def test_logprobs_that_do_not_add_up_are_refused() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cluster.spec.cohorts import CohortChoice
 from cluster.spec.step_profile import StepProfile
 
@@ -49,3 +51,52 @@ def test_a_target_that_is_slower_than_its_profile_is_judged_by_what_it_takes() -
 
 def test_without_a_curve_there_is_one() -> None:
     assert play(CohortChoice(None), COMPUTE_BOUND, 64, OUTSIDE_S) == 1
+
+
+# ---- By hand: R rows take 1 + R seconds, so one cohort takes 1 + R + o and two max(2 + R, 1 + R/2
+# + o).  Two must be faster by 3 % to be taken: o > 1.06 + 0.03 R, and o < 32.3 R - 66.7.
+LINEAR = StepProfile((1, 64), (2.0, 65.0))
+
+
+def steady(choice: CohortChoice, rows: int, outside_s: float, rounds: int) -> int:
+    for _ in range(rounds):
+        choice.record(rows // 2, rows - rows // 2, 1.0 + rows, outside_s)
+    return choice.num_cohorts
+
+
+@pytest.mark.parametrize(
+    ("outside_s", "expected"), [(1.35, 1), (1.37, 2), (150.0, 2), (200.0, 1), (0.0, 1)]
+)
+def test_two_are_taken_where_they_are_faster_by_the_margin(outside_s: float, expected: int) -> None:
+    assert steady(CohortChoice(LINEAR), 10, outside_s, 32) == expected
+
+
+def test_it_decides_every_32_rounds() -> None:
+    choice = CohortChoice(LINEAR)
+    assert steady(choice, 10, 1.5, 31) == 1
+    assert steady(choice, 10, 1.5, 1) == 2
+    assert steady(choice, 5, 0.0, 31) == 2
+    assert steady(choice, 5, 0.0, 1) == 1
+
+
+def test_two_are_kept_while_they_are_faster_at_all() -> None:
+    choice = CohortChoice(LINEAR)
+    steady(choice, 10, 1.5, 32)
+    assert steady(choice, 5, 1.01, 32 * 20) == 2  # halves of the same ten rows
+    assert steady(choice, 5, 0.99, 32 * 20) == 1
+
+
+def test_single_rows_and_single_rounds_count_for_what_they_are() -> None:
+    choice = CohortChoice(LINEAR)
+    steady(choice, 1, 1.35, 32)
+    assert steady(choice, 10, 1.35, 32) == 2, "in the mean there were some eight rows"
+    choice = CohortChoice(LINEAR)
+    steady(choice, 10, 1.30, 31)
+    assert steady(choice, 2, 1.30, 1) == 1, "one small round is not the load"
+
+
+def test_rounds_without_rows_do_not_count() -> None:
+    choice = CohortChoice(LINEAR)
+    steady(choice, 0, 1.5, 100)
+    assert steady(choice, 10, 1.5, 31) == 1
+    assert steady(choice, 10, 1.5, 1) == 2

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
-from cluster.spec.draw import DrawRows, Draws, draw
+from cluster.spec.draw import DrawRows, Draws, draw, winner_among
 from cluster.spec.noise import gumbel_rows
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.sampling import is_truncated, pack
@@ -24,7 +24,7 @@ def rows_for(params: Sequence[SamplingParams], positions: Sequence[int]) -> Draw
     return DrawRows(
         packed=np.array([pack(p) for p in params]),
         truncated=np.array([is_truncated(p) for p in params]),
-        seeds=np.array([p.seed for p in params], dtype=np.uint64),
+        seeds=np.array([p.noise_key for p in params], dtype=np.uint64),
         positions=np.array(positions, dtype=np.int64),
         streams=np.array([p.stream for p in params], dtype=np.int64),
     )
@@ -142,3 +142,36 @@ def test_drawing_leaves_the_logits_as_they_were() -> None:
     drawn(logits, [SamplingParams(0.7, 0.9)] * 4, range(4))
 
     assert np.array_equal(logits, before)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.integers(0, 999),
+    st.sampled_from([0.3, 1.0, 2.0]),
+    st.integers(0, 2**40),
+    st.integers(0, 3),
+)
+def test_the_winner_among_some_tokens_is_the_draw_where_it_is_one_of_them(
+    seed: int, temperature: float, position: int, stream: int
+) -> None:
+    logits = random_logits(seed, 1, 60)
+    params = SamplingParams(temperature, seed=seed, stream=stream)
+    (token,) = drawn(logits, [params], [position]).token_ids.tolist()
+    others = np.random.default_rng(seed).permutation(60)[:5].tolist()
+    among = np.array(sorted({token, *others}), dtype=np.int64)
+
+    row = torch.from_numpy(logits[0])
+    assert winner_among(row, among, temperature, (seed, position, stream)) == token
+
+
+def test_a_batch_of_greedy_and_sampled_rows_is_not_changed_by_the_draw() -> None:
+    logits = torch.from_numpy(random_logits(3, 4, 50))
+    before = logits.clone()
+    params = [SamplingParams(0.0), SamplingParams(1.0), SamplingParams(0.0), SamplingParams(0.7)]
+
+    found = draw(logits, rows_for(params, range(4)), NoiseRows(50, CPU))
+
+    assert torch.equal(logits, before)
+    assert found.token_ids.dtype == np.int32
+    assert found.valid.dtype == np.bool_
+    assert found.token_ids[[0, 2]].tolist() == before.argmax(1)[[0, 2]].tolist()

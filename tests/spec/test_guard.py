@@ -204,3 +204,60 @@ def test_a_crowd_may_lose_fewer_of_its_longer_steps() -> None:
         guard = model.guard(num_sequences)
         assert guard.allows(allowance_s, step_s)
         assert not guard.allows(1.01 * allowance_s, step_s)
+
+
+# ---- One account by hand: an eighth slower for good, two steps of half a second of allowance.
+
+
+def test_before_the_first_round_the_allowance_is_what_may_be_lost() -> None:
+    guard = DeficitGuard(slowdown=0.125, slack_steps=2.0)
+    assert (guard.deficit_s, guard.is_exhausted) == (0.0, False)
+    assert guard.allows(1.0, 0.5)
+    assert not guard.allows(1.01, 0.5)
+    assert guard.allows(-1.0, 0.0)  # a round that saves time needs no balance
+
+
+def test_a_loss_is_charged_and_a_gain_is_saved_up_to_the_allowance() -> None:
+    guard = DeficitGuard(slowdown=0.125, slack_steps=2.0)
+    guard.settle(time_s=1.5, plain_s=0.8, step_s=0.5)  # 0.9 would have been its due
+    assert guard.deficit_s == pytest.approx(0.6)
+    assert guard.allows(0.4 - 1e-9, 9.0)
+    assert not guard.allows(0.4 + 1e-9, 9.0)  # what counts is the balance, not the step
+    guard.settle(time_s=0.5, plain_s=0.8, step_s=0.5)
+    assert guard.deficit_s == pytest.approx(0.2)
+    guard.settle(time_s=0.5, plain_s=8.0, step_s=0.5)
+    assert guard.deficit_s == 0.0
+    assert not guard.is_exhausted
+
+
+def test_nothing_is_left_when_the_balance_is_zero() -> None:
+    guard = DeficitGuard(slowdown=0.0, slack_steps=2.0)
+    guard.settle(time_s=1.0, plain_s=0.0, step_s=0.5)
+    assert guard.is_exhausted
+    assert guard.allows(0.0, 0.5)
+    assert guard.allows(-0.5, 0.5)
+    assert not guard.allows(0.01, 0.5)
+
+
+def test_a_plain_round_takes_what_is_left_and_no_more() -> None:
+    guard = DeficitGuard(slowdown=0.0, slack_steps=2.0)
+    guard.settle(time_s=1.25, plain_s=0.5, step_s=0.5, is_plain=True)
+    assert guard.deficit_s == pytest.approx(0.75)
+    guard.settle(time_s=3.0, plain_s=0.5, step_s=0.5, is_plain=True)
+    assert guard.deficit_s == pytest.approx(1.0)
+    guard.settle(time_s=2.0, plain_s=0.5, step_s=0.5)  # a speculative one goes below zero
+    assert guard.deficit_s == pytest.approx(2.5)
+    guard.settle(time_s=2.0, plain_s=0.5, step_s=0.5, is_plain=True)
+    assert guard.deficit_s == pytest.approx(2.5)  # and a plain one leaves it there
+    guard.settle(time_s=0.25, plain_s=0.5, step_s=0.5, is_plain=True)
+    assert guard.deficit_s == pytest.approx(2.25)
+
+
+def test_the_allowance_follows_the_step() -> None:
+    guard = DeficitGuard(slowdown=0.0, slack_steps=2.0)
+    guard.settle(time_s=0.5, plain_s=0.5, step_s=0.5)
+    assert guard.deficit_s == 0.0
+    guard.settle(time_s=0.5, plain_s=0.5, step_s=0.25)
+    assert guard.deficit_s == 0.0  # cut at the smaller allowance
+    guard.settle(time_s=0.5, plain_s=0.5, step_s=1.0)
+    assert guard.deficit_s == pytest.approx(1.5)

@@ -91,3 +91,39 @@ def test_bias_adds_up_and_a_ban_is_final() -> None:
 
     assert logits[0].tolist() == pytest.approx([0.0, 2.5, 0.0, -1.0])
     assert logits[1].tolist() == pytest.approx([0.0, -np.inf, -np.inf, -1.0])
+
+
+def test_everything_is_kept_on_the_logits_device_in_single_precision() -> None:
+    # The meta device computes nothing and is not the default one: what forgets it is seen.
+    meta = torch.device("meta")
+    bias = TokenBias.of([(1, 0.5)], meta)
+    counts = Counts.of(token_array([1]), token_array([2]), VOCAB_SIZE, meta)
+
+    assert {bias.token_ids.device, bias.values.device} == {meta}
+    assert (bias.token_ids.dtype, bias.values.dtype) == (torch.int64, torch.float32)
+    assert {counts.output.device, counts.seen.device} == {meta}
+    assert (counts.output.dtype, counts.seen.dtype) == (torch.float32, torch.bool)
+
+    logits = torch.empty(2, VOCAB_SIZE, device=meta)
+    tree = TokenTree.chain([3])
+    penalise(logits, [PenalisedRows(0, 2, counts, SamplingParams(presence_penalty=1.0), tree)])
+    bias.apply(logits)
+    ban(logits, [0], torch.tensor([1], device=meta))
+
+
+def test_a_bias_named_twice_is_added_twice_and_to_every_row() -> None:
+    logits = torch.zeros(2, VOCAB_SIZE)
+
+    TokenBias.of([(1, 0.5), (4, -2), (1, 0.25)], CPU).apply(logits)
+    TokenBias.of([(0, 3)], CPU).apply(logits)
+
+    assert logits.tolist() == [[3.0, 0.75, 0.0, 0.0, -2.0, 0.0]] * 2
+
+
+def test_no_bias_and_no_row_to_ban_change_nothing() -> None:
+    logits = torch.ones(2, VOCAB_SIZE)
+
+    TokenBias.of([], CPU).apply(logits)
+    ban(logits, [], torch.tensor([1]))
+
+    assert torch.equal(logits, torch.ones(2, VOCAB_SIZE))

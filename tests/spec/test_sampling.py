@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -11,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
-from cluster.errors import RequestError
-from cluster.spec.params import check_params
 from cluster.spec.sampling import NUM_CANDIDATES, RowLaws, probabilities, scale, survivors
 
 CPU = torch.device("cpu")
@@ -117,35 +113,3 @@ def test_a_tiny_temperature_is_the_argmax_and_does_not_overflow() -> None:
     probs = probabilities(logits, RowLaws.of([SamplingParams(temperature=1e-38, top_p=0.9)], CPU))
 
     assert probs.tolist() == [[0.0, 1.0, 0.0]]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("temperature", -0.1),
-        ("temperature", math.nan),
-        ("temperature", math.inf),
-        ("top_p", 0.0),
-        ("top_p", 1.5),
-        ("top_k", -1),
-        ("min_p", 2.0),
-        ("repetition_penalty", 0.0),
-        ("presence_penalty", math.nan),
-        ("frequency_penalty", math.inf),
-        ("min_tokens", -2),
-        ("logprobs", -1),
-        ("logit_bias", ((100, 1.0),)),
-        ("logit_bias", ((1, math.nan),)),
-    ],
-)
-def test_meaningless_parameters_are_refused_by_name(field: str, value: object) -> None:
-    with pytest.raises(RequestError, match=field) as raised:
-        check_params(SamplingParams(**{field: value}), vocab_size=100)
-
-    assert raised.value.param == field
-
-
-def test_ordinary_parameters_are_accepted() -> None:
-    check_params(
-        SamplingParams(0.0, 0.9, 50, 0.05, -2.0, 2.0, 1.2, ((3, -100.0),), logprobs=0), 100
-    )

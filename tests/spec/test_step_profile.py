@@ -30,6 +30,11 @@ def profile() -> StepProfile:
         ((2, 1), (0.1, 0.2)),
         ((1, 1), (0.1, 0.2)),
         ((0, 1), (0.1, 0.2)),
+        ((-1, 1), (0.1, 0.2)),
+        ((1, 3, 2), (0.1, 0.2, 0.3)),
+        ((1, 2, 2), (0.1, 0.2, 0.3)),
+        ((1, 2), (-0.1, 0.2)),
+        ((1, 2), (0.1, 0.0)),
         ((1, 2), (0.0, 0.2)),
         ((1, 2), (0.1, float("inf"))),
         ((1, 2), (0.1, float("nan"))),
@@ -37,6 +42,13 @@ def profile() -> StepProfile:
 )
 def test_what_is_no_profile_is_none(rows: tuple[int, ...], times_s: tuple[float, ...]) -> None:
     assert StepProfile.of(rows, times_s) is None
+
+
+def test_two_points_are_a_profile() -> None:
+    found = StepProfile.of([1, 2], [0.5, 2.0])
+    assert found == StepProfile((1, 2), (0.5, 2.0))
+    assert found.at([1, 2, 3]).tolist() == [0.5, 2.0, 3.5]
+    assert found.at([1, 2, 3]).dtype == np.float64
 
 
 def test_between_sizes_it_is_interpolated_and_beyond_them_it_goes_on() -> None:

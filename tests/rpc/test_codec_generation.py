@@ -1,0 +1,147 @@
+"""The public service's messages and our nouns say the same, both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.core import (
+    FinishReason,
+    SpeculationOptions,
+    SpeculationStats,
+    TokenLogprob,
+    token_array,
+)
+from cluster.errors import RequestError
+from cluster.rpc.codec_generation import (
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from cluster.rpc.generated import generation_pb2
+from cluster.rpc.generation import (
+    ChatMessage,
+    ChoiceDelta,
+    GenerationRequest,
+    GenerationResponse,
+    ResumedChoice,
+    SamplingOptions,
+    Usage,
+)
+from tests.support.rpc.frames_strategy import same, speculation, token_ids, tokens
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
+counts = st.none() | st.integers(0, 2**31 - 1)
+numbers = st.none() | st.floats(allow_nan=False)
+samplings = st.builds(
+    SamplingOptions,
+    temperature=numbers,
+    top_p=numbers,
+    top_k=counts,
+    min_p=numbers,
+    presence_penalty=numbers,
+    frequency_penalty=numbers,
+    repetition_penalty=numbers,
+    logit_bias=st.dictionaries(token_ids, st.floats(allow_nan=False), max_size=3),
+    seed=st.none() | st.integers(0, 2**64 - 1),
+    max_tokens=counts,
+    min_tokens=counts,
+    stop=st.lists(texts, max_size=3).map(tuple),
+    include_stop=st.booleans(),
+    stop_token_ids=st.lists(token_ids, max_size=3).map(tuple),
+    ignore_eos=st.booleans(),
+    logprobs=counts,
+)
+chats = st.lists(st.builds(ChatMessage, texts, texts, texts), max_size=3).map(tuple)
+public_requests = st.builds(
+    GenerationRequest,
+    model=texts,
+    prompt=texts | chats | tokens(),
+    sampling=samplings,
+    n=st.integers(1, 9),
+    speculation=speculation,
+    metadata=st.dictionaries(texts, texts, max_size=2),
+    resume=st.lists(st.builds(ResumedChoice, counts.map(lambda c: c or 0), tokens(), st.booleans()))
+    .map(tuple),
+    request_id=texts,
+)  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(request=public_requests)
+def test_every_public_request_survives_the_wire(request: GenerationRequest) -> None:
+    message = generation_pb2.GenerateRequest.FromString(encode_request(request).SerializeToString())
+    assert same(decode_request(message), request)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [SamplingOptions(top_k=-1), SamplingOptions(seed=2**64), SamplingOptions(logprobs=-2)],
+)
+def test_a_value_the_message_cannot_hold_is_a_request_error(sampling: SamplingOptions) -> None:
+    with pytest.raises(RequestError, match="the request holds a value out of range"):
+        encode_request(GenerationRequest("toy", "prompt", sampling))
+
+
+def test_a_request_without_a_prompt_is_refused_by_name() -> None:
+    with pytest.raises(RequestError, match="set text, chat or tokens") as raised:
+        decode_request(generation_pb2.GenerateRequest(model="toy"))
+    assert raised.value.param == "prompt"
+
+
+def test_absent_speculation_means_enabled() -> None:
+    bare = generation_pb2.GenerateRequest(model="toy", text="a")
+    assert decode_request(bare).speculation == SpeculationOptions()
+
+
+def test_a_response_survives_the_wire() -> None:
+    deltas: Sequence[ChoiceDelta] = (
+        ChoiceDelta(0, "a", token_array([1]), stop="a", finish_reason=FinishReason.STOP),
+        ChoiceDelta(1),
+    )
+    response = GenerationResponse("id", "toy", 2**63, tuple(deltas), Usage(1, 2, 3, 4))
+    read = decode_response(
+        generation_pb2.GenerateResponse.FromString(encode_response(response).SerializeToString())
+    )
+    assert same(read, response)
+    assert read.choices[1].token_ids.dtype == np.int32
+
+
+def test_the_last_response_brings_usage_and_what_speculation_did() -> None:
+    stats = SpeculationStats(0, 2, 8, 3, 5, (1, 0, 0, 1))
+    delta = ChoiceDelta(
+        2, "x", token_array([7, 9]), (TokenLogprob(-0.5, ((1, -0.5),)), TokenLogprob(-2.0))
+    )
+    message = encode_response(
+        GenerationResponse("id", "toy", 1, (delta,), Usage(1, 2, 3, 4), stats)
+    )
+
+    sent = message.speculative_decoding
+    assert sent.mean_acceptance_length == 2.5
+    assert sent.draft_acceptance_rate == 0.375
+    read = decode_response(message)
+    assert read.speculative_decoding == stats
+    assert read.usage == Usage(1, 2, 3, 4)
+    assert same(read.choices, (delta,))
+
+
+def test_a_response_without_news_has_neither() -> None:
+    read = decode_response(encode_response(GenerationResponse("id", "toy", 1)))
+    assert (read.choices, read.usage, read.speculative_decoding) == ((), None, None)
+
+
+def test_a_prompt_of_tokens_stays_one_though_it_is_empty() -> None:
+    message = encode_request(GenerationRequest("toy", token_array([])))
+    prompt = decode_request(message).prompt
+    assert isinstance(prompt, np.ndarray)
+    assert (len(prompt), prompt.dtype) == (0, np.int32)
+
+
+def test_zero_choices_on_the_wire_are_one() -> None:
+    bare = generation_pb2.GenerateRequest(model="toy", text="a")
+    assert decode_request(bare).n == 1

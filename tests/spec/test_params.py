@@ -1,0 +1,82 @@
+"""Every sampling parameter has a range; the edge belongs to it or not, and the refusal says so."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from cluster.core import SamplingParams
+from cluster.errors import RequestError
+from cluster.spec.params import check_params
+
+VOCAB_SIZE = 100
+TINY = 5e-324
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("temperature", (0.0, TINY, 1e300)),
+        ("top_p", (TINY, 0.5, 1.0)),
+        ("min_p", (0.0, 0.5, 1.0)),
+        ("presence_penalty", (-1e300, 0.0, 1e300)),
+        ("frequency_penalty", (-1e300, 0.0, 1e300)),
+        ("repetition_penalty", (TINY, 1.0, 1e300)),
+        ("top_k", (0, 1, VOCAB_SIZE + 1)),
+        ("min_tokens", (0, 1, 10**9)),
+        ("logprobs", (None, 0, VOCAB_SIZE)),
+        ("logit_bias", ((), ((0, -100.0),), ((VOCAB_SIZE - 1, 1e300),))),
+    ],
+)
+def test_what_has_a_meaning_is_accepted(field: str, values: tuple[object, ...]) -> None:
+    for value in values:
+        check_params(SamplingParams(**{field: value}), VOCAB_SIZE)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "interval"),
+    [
+        ("temperature", -0.1, "[0.0, inf)"),
+        ("temperature", math.nan, "[0.0, inf)"),
+        ("temperature", math.inf, "[0.0, inf)"),
+        ("top_p", 0.0, "(0.0, 1.0]"),
+        ("top_p", 1.5, "(0.0, 1.0]"),
+        ("min_p", -TINY, "[0.0, 1.0]"),
+        ("min_p", 2.0, "[0.0, 1.0]"),
+        ("presence_penalty", math.nan, "(-inf, inf)"),
+        ("presence_penalty", -math.inf, "(-inf, inf)"),
+        ("frequency_penalty", math.inf, "(-inf, inf)"),
+        ("repetition_penalty", 0.0, "(0.0, inf)"),
+        ("repetition_penalty", math.inf, "(0.0, inf)"),
+        ("top_k", -1, "[0, inf)"),
+        ("min_tokens", -2, "[0, inf)"),
+        ("logprobs", -1, "[0, 100]"),
+        ("logprobs", VOCAB_SIZE + 1, "[0, 100]"),
+    ],
+)
+def test_what_has_none_is_refused_with_its_field_value_and_range(
+    field: str, value: object, interval: str
+) -> None:
+    with pytest.raises(RequestError) as raised:
+        check_params(SamplingParams(**{field: value}), VOCAB_SIZE)
+
+    assert raised.value.param == field
+    assert raised.value.message == f"{field} is {value}; give a finite number in {interval}"
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB_SIZE])
+def test_a_bias_for_a_token_that_does_not_exist_is_refused(token: int) -> None:
+    with pytest.raises(RequestError) as raised:
+        check_params(SamplingParams(logit_bias=((3, 1.0), (token, 1.0))), VOCAB_SIZE)
+
+    assert raised.value.param == "logit_bias"
+    assert raised.value.message == f"logit_bias names token {token}; the vocabulary is 0..99"
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_bias_that_is_no_finite_number_is_refused(value: float) -> None:
+    with pytest.raises(RequestError, match=r"in \(-inf, inf\)") as raised:
+        check_params(SamplingParams(logit_bias=((3, value),)), VOCAB_SIZE)
+
+    assert raised.value.param == "logit_bias"
