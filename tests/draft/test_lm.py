@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cluster.core import Proposal, token_array
+from cluster.draft.bounded import Bounded
 from cluster.draft.lm import LMDrafter
-from cluster.draft.per_task import PerTask
 from cluster.draft.replay import Recording, replay
 from cluster.draft.sharpness import Sharpness
 from cluster.engine.engine import Engine
@@ -37,7 +37,7 @@ class Unlearning(Sharpness):
 
 
 def unlearning(drafter: LMDrafter) -> LMDrafter:
-    drafter._sharpness = PerTask(Unlearning)
+    drafter._sharpness = Bounded(Unlearning)
     return drafter
 
 
