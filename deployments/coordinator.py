@@ -22,7 +22,7 @@ from cluster.rpc.server import serve_coordinator
 from deployments.connections import Connections
 from deployments.endpoints import Endpoint, ServeEndpoints
 from deployments.exporter import Exporter
-from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
+from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
 
 TargetLink = Link[VerifyFrame, VerdictFrame]
 DrafterLink = Link[CommitFrame, ProposalFrame]
@@ -42,7 +42,7 @@ class CoordinatorDeployment:
         self._server = ReplicaServer(
             await serve_coordinator(
                 self._coordinator,
-                node_address(),
+                listen_address(config),
                 max_frame_bytes=config.coordinator.max_frame_bytes,
             ),
             self._coordinator.describe(),

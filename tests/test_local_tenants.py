@@ -9,8 +9,8 @@ from cluster.config import Config, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.local import LLM
 from cluster.tenant import DEFAULT_TENANT, tenant_of
-from tests.draft.recorder import Recorder
-from tests.local_models import target
+from tests.support.draft.recorder import Recorder
+from tests.support.local_models import target
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -20,7 +20,7 @@ def test_drafters_hear_the_tenant_of_a_salt_and_not_the_salt(
 ) -> None:
     config = Config(
         target=target(checkpoint_factory("llama")),
-        drafters={"recorder": DrafterConfig(kind="tests.draft.recorder:Recorder")},
+        drafters={"recorder": DrafterConfig(kind="tests.support.draft.recorder:Recorder")},
     )
     with LLM(config) as llm:
         texts = {

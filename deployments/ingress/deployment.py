@@ -14,6 +14,7 @@ from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
 from deployments.ingress.front import Front
 from deployments.ingress.grpc_face import GrpcFace
+from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
 from deployments.models import tokenizer_folder
 from deployments.replica import configure_logging, process_id, where
@@ -31,6 +32,10 @@ class IngressDeployment:
         self._grpc = GrpcFace(self._front)
         self._exporter = Exporter(self._front.recorder, process_id("ingress"))
         self._exporter.start()
+        self._listener: GrpcListener | None = None
+        if config.grpc.listener == "ingress":
+            self._listener = GrpcListener(self._grpc, config)
+            await self._listener.start()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Serve calls this after the constructor and passes HTTP requests to what it returns."""
@@ -55,6 +60,8 @@ class IngressDeployment:
         return where()
 
     async def __del__(self) -> None:
+        if hasattr(self, "_listener") and self._listener is not None:
+            await self._listener.stop()
         if hasattr(self, "_exporter"):
             await self._front.stop()
             await self._exporter.stop()
