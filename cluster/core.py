@@ -229,7 +229,7 @@ class VerifyItem:
     """One sequence's share of a target step: append `delta` at `base_len`, verify `tree` after it.
 
     prefix_hash: poly64 of the first base_len tokens.  delta: int32[k], k >= 1.
-    params: sent when base_len is 0 (the target then opens the request), else None.
+    params, tenant: sent when base_len is 0 (the target then opens the request), else None and b"".
     prompt_len: output position of a token at absolute position a is a - prompt_len.
     """
 
@@ -241,6 +241,7 @@ class VerifyItem:
     tree: TokenTree
     prompt_len: int
     params: SamplingParams | None = None
+    tenant: bytes = b""
 
     @property
     def context_len(self) -> int:

@@ -84,6 +84,7 @@ class LMDrafter:
             commit.task,
             commit.params or SamplingParams(),
             request_id=commit.request_id,
+            tenant=commit.tenant,
         )
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:

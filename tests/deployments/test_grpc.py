@@ -103,13 +103,6 @@ BAD: list[tuple[GenerationRequest, grpc.StatusCode]] = [
 ]
 
 
-def test_what_is_far_too_large_is_not_even_read(served: Served) -> None:
-    body = encode_request(GenerationRequest(MODEL, "x" * 10_000_000)).SerializeToString()
-    with grpc.insecure_channel(served.own_grpc) as channel:
-        code, _ = failure(channel, body)
-    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
-
-
 @pytest.mark.parametrize(("request_", "status"), BAD)
 def test_bad_input_has_the_matching_status(
     channel: grpc.Channel, request_: GenerationRequest, status: grpc.StatusCode

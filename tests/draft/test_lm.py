@@ -41,6 +41,21 @@ def unlearning(drafter: LMDrafter) -> LMDrafter:
     return drafter
 
 
+@pytest.mark.parametrize("prompt_len", [21, 9], ids=["in steps", "natively"])
+def test_no_prefix_of_another_tenant_is_used(llama_folder: Path, prompt_len: int) -> None:
+    engine = draft_engine(llama_folder)
+    drafter = lm_drafter(engine)
+    drafts = {}
+    for name, tenant in (("first", b"a"), ("other", b"b"), ("own", b"a")):
+        author = Author(PROMPT[:prompt_len], request_id=name, tenant=tenant)
+        drafts[name] = write(drafter, author, [])
+        pages = {entry.page for entry in engine._residency.sequences[name].shared}
+        drafts[name, "pages"] = pages
+    assert drafts["first", "pages"]
+    assert not drafts["first", "pages"] & drafts["other", "pages"]
+    assert_same_proposal(drafts["first"], drafts["other"])
+
+
 def assert_same_proposal(left: Proposal | None, right: Proposal | None) -> None:
     assert left is not None
     assert right is not None

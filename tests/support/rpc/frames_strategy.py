@@ -79,7 +79,7 @@ def logprobs(size: int) -> st.SearchStrategy[tuple[core.TokenLogprob, ...]]:
 
 verify_items = st.builds(
     core.VerifyItem, ids, generations, lengths, hashes, tokens(1), trees(), lengths,
-    st.none() | params,
+    st.none() | params, st.binary(max_size=16),
 )  # fmt: skip
 
 
