@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
 import struct
@@ -32,10 +33,14 @@ def listening(pids: Iterable[int]) -> list[Listening]:
     for pid in pids:
         try:
             command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
-            links = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+            entries = list(Path(f"/proc/{pid}/fd").iterdir())
         except OSError:  # it has just ended
             continue
-        for link in set(links) & {f"socket:[{inode}]" for inode in sockets}:
+        links = set()
+        for entry in entries:
+            with contextlib.suppress(OSError):  # closed meanwhile
+                links.add(os.readlink(entry))
+        for link in links & {f"socket:[{inode}]" for inode in sockets}:
             found.append(Listening(pid, command, *sockets[int(link[8:-1])]))
     return found
 
