@@ -36,7 +36,7 @@ class CoordinatorDeployment:
         configure_logging()
         self._config = config
         name = process_id("coordinator")
-        recorder = Recorder()
+        recorder = Recorder(name)
         self._coordinator = Coordinator(config, recorder, worker_id=name)
         await self._coordinator.start()
         self._server = ReplicaServer(
@@ -47,7 +47,7 @@ class CoordinatorDeployment:
             ),
             self._coordinator.describe(),
         )
-        self._exporter = Exporter(recorder, name, self._coordinator.render_metrics)
+        self._exporter = Exporter(recorder, self._coordinator.render_metrics)
         self._exporter.start()
         self._connections: list[Connections[Any]] = [
             Connections("target", ServeEndpoints(target), self._connect_target, self._use_target),

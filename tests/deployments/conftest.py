@@ -181,5 +181,11 @@ def arguments(target: Path, drafter: Path) -> dict[str, Any]:
         },
         # Fixed: whether drafts pay is a matter of timing, and these tests ask other questions.
         "coordinator": {"placement": small, "budget": "fixed"},
-        "ingress": {"placement": small, "max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": 10},
+        # Two: whatever is asked, any of them may be the one that answers.
+        "ingress": {
+            "placement": small,
+            "max_body_bytes": MAX_BODY_BYTES,
+            "body_timeout_s": 10,
+            "replicas": 2,
+        },
     }
