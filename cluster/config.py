@@ -1,7 +1,7 @@
 """One strict schema for everything an operator can set.  The defaults live here and nowhere else.
 
 A configuration file is an ordinary Ray Serve config file; ours sits in `applications[0].args`,
-with `http` and `grpc` taken from Serve's own `http_options` and `grpc_options`.  An unknown or
+with `http` taken from Serve's own `http_options`.  An unknown or
 mistyped key stops start-up with its path and the nearest known key.
 """
 
@@ -208,12 +208,29 @@ class HttpConfig:
 
 @dataclass(frozen=True, slots=True)
 class GrpcConfig:
-    """The gRPC endpoint: Ray Serve's `grpc_options`.
+    """The gRPC endpoint.
 
-    port: TCP port, on all interfaces.
+    listener: ingress = every ingress replica, at host and port of its own node; serve = Ray Serve's
+    proxies, on every node, all interfaces and the port of Serve's own `grpc_options`, which must
+    name the servicer functions.
+    host: the interface to listen on; 0.0.0.0 = all.  port: TCP port.
     """
 
+    listener: Literal["ingress", "serve"] = "ingress"
+    host: str = "127.0.0.1"
     port: int = 9000
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """Where the parts listen for each other: coordinators, targets, drafters, and Ray itself where
+    `drafthouse serve` starts it.  None of them but Ray asks who is calling.
+
+    interface: loopback = 127.0.0.1, for one machine; node = the address by which Ray knows the
+    node, for clusters, in a network that is closed to others.
+    """
+
+    interface: Literal["loopback", "node"] = "loopback"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +264,7 @@ class Config:
     ingress: IngressConfig = field(default_factory=IngressConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
     dashboard: DashboardConfig = field(default_factory=DashboardConfig)
 
     @property

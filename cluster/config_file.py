@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from cluster.config import Config, GrpcConfig, HttpConfig
+from cluster.config import Config, HttpConfig
 from cluster.config_parse import parse, unknown_key
 from cluster.config_rules import check_ports, check_rules
 from cluster.errors import ConfigError
@@ -50,8 +50,9 @@ class ServeFile:
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
     """Read `path` and apply overrides of the form `target.engine.dtype=float32`.
 
-    `http.*` and `grpc.*` mean Serve's http_options and grpc_options; everything else means a key
-    below applications[0].args.  Values are YAML.  Raises ConfigError with file and key path.
+    `http.*` means Serve's http_options, and where `grpc.listener` is serve its grpc_options hold
+    the port; everything else means a key below applications[0].args.  Values are YAML.  Raises
+    ConfigError with file and key path.
     """
     path = Path(path)
     try:
@@ -80,9 +81,8 @@ def _named(config: Config) -> Config:
 
 
 def _refuse_serve_keys(arguments: Mapping[str, Any]) -> None:
-    for name in ("http", "grpc"):
-        if name in arguments:
-            raise ConfigError(f"{name}: set it in {name}_options, Ray Serve's own key", param=name)
+    if "http" in arguments:
+        raise ConfigError("http: set it in http_options, Ray Serve's own key", param="http")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -114,20 +114,48 @@ def _checked(path: Path, document: Any, overrides: Sequence[str]) -> ServeFile:
     grpc = _section(document, "grpc_options")
     arguments = _section(application, "args")
     for override in overrides:
-        _override({"http": http, "grpc": grpc}, arguments, override)
+        _override(http, grpc, arguments, override)
     _check_keys(http, _HTTP_KEYS, "http_options")
     _check_keys(grpc, _GRPC_KEYS, "grpc_options")
     _refuse_serve_keys(arguments)
     config = dataclasses.replace(
         _named(parse(Config, arguments)),
         http=parse(HttpConfig, {k: http[k] for k in ("host", "port") if k in http}, "http"),
-        grpc=parse(GrpcConfig, {k: grpc[k] for k in ("port",) if k in grpc}, "grpc"),
     )
+    if config.grpc.listener == "serve":
+        config = _served_by_proxy(config, grpc)
+    elif grpc:
+        raise ConfigError(
+            "grpc_options: Ray Serve's gRPC proxy listens on all interfaces; remove them, and the "
+            "ingress listens at grpc.host, or set grpc.listener: serve",
+            param="grpc_options",
+        )
     check_rules(config)
     check_ports(config)
     http["host"], http["port"] = config.http.host, config.http.port
-    grpc["port"] = config.grpc.port
     return ServeFile(path, document, config)
+
+
+def _served_by_proxy(config: Config, grpc: dict[str, Any]) -> Config:
+    """`config` with the port of Serve's own section, which must be complete."""
+    if not grpc.get("grpc_servicer_functions"):
+        raise ConfigError(
+            "grpc.listener: serve needs grpc_options.grpc_servicer_functions; see "
+            "configs/two-node.yaml, or set it to ingress",
+            param="grpc.listener",
+        )
+    default = type(config.grpc)()
+    if (config.grpc.host, config.grpc.port) != (default.host, default.port):
+        raise ConfigError(
+            "grpc: with listener: serve the port is set in grpc_options, Ray Serve's own key, and "
+            "the host cannot be chosen; remove both",
+            param="grpc",
+        )
+    port = parse(type(config.grpc), {k: grpc[k] for k in ("port",) if k in grpc}, "grpc").port
+    grpc["port"] = port
+    return dataclasses.replace(
+        config, grpc=dataclasses.replace(config.grpc, host="0.0.0.0", port=port)
+    )
 
 
 def _section(parent: dict[str, Any], name: str) -> dict[str, Any]:
@@ -149,15 +177,17 @@ def _check_keys(mapping: Any, known: Sequence[str], path: str) -> None:
 
 
 def _override(
-    serve_sections: Mapping[str, dict[str, Any]], arguments: dict[str, Any], override: str
+    http: dict[str, Any], grpc: dict[str, Any], arguments: dict[str, Any], override: str
 ) -> None:
     """Set the one key that `override` names, in a section of Serve's or in our arguments."""
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
     node = arguments
-    if parts[0] in serve_sections:
-        node = serve_sections[parts[0]]
-        parts = parts[1:]
+    serve_listens = (arguments.get("grpc") or {}).get("listener") == "serve"
+    if parts[0] == "http":
+        node, parts = http, parts[1:]
+    elif parts[0] == "grpc" and serve_listens and parts[1:2] != ["listener"]:
+        node, parts = grpc, parts[1:]
     if not separator or not parts or not all(parts):
         raise ConfigError(f"--set {override!r}: expected key.path=value", param=key)
     for part in parts[:-1]:

@@ -106,6 +106,7 @@ class Request:
 
     output_ids: tokens already emitted, which the output continues.
     was_admitted: a coordinator that is gone had let it in; it need not queue again.
+    tenant: `cluster.tenant`; only its own earlier texts may help.
     """
 
     id: str
@@ -115,6 +116,7 @@ class Request:
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     output_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
     was_admitted: bool = False
+    tenant: bytes = b""
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -182,9 +184,9 @@ class Commit:
     """Committed tokens for a drafter: "append `token_ids` from `base_len`".
 
     prefix_hash: poly64 of the first base_len tokens.  max_nodes: how many nodes the coordinator
-    can use at present.  params and task come with the first commit of a (request, generation)
-    and whenever base_len is 0; a drafter that knows fewer than base_len tokens answers with what
-    it has (`Observation.have_len`) and is sent the rest.
+    can use at present.  params, task and tenant come with the first commit of a (request,
+    generation) and whenever base_len is 0; a drafter that knows fewer than base_len tokens answers
+    with what it has (`Observation.have_len`) and is sent the rest.
     """
 
     request_id: str
@@ -196,6 +198,7 @@ class Commit:
     max_nodes: int
     task: str = "default"
     params: SamplingParams | None = None
+    tenant: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +229,7 @@ class VerifyItem:
     """One sequence's share of a target step: append `delta` at `base_len`, verify `tree` after it.
 
     prefix_hash: poly64 of the first base_len tokens.  delta: int32[k], k >= 1.
-    params: sent when base_len is 0 (the target then opens the request), else None.
+    params, tenant: sent when base_len is 0 (the target then opens the request), else None and b"".
     prompt_len: output position of a token at absolute position a is a - prompt_len.
     """
 
@@ -238,6 +241,7 @@ class VerifyItem:
     tree: TokenTree
     prompt_len: int
     params: SamplingParams | None = None
+    tenant: bytes = b""
 
     @property
     def context_len(self) -> int:

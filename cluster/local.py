@@ -38,6 +38,7 @@ from cluster.core import (
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
 from cluster.in_process import InProcessHouse
 from cluster.models.resolve import resolve
+from cluster.tenant import tenant_of
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
@@ -94,6 +95,7 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         task: str = "default",
+        cache_salt: str | None = None,
         speculation: SpeculationOptions | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
@@ -104,7 +106,8 @@ class LLM:
         None = `default_params`.  Without a seed every prompt draws its own; prompt i of those that
         share parameters with a seed uses the i-th stream after theirs.  stop: strings that end a
         text and are not part of it.  ignore_eos: end-of-sequence tokens are text like any other.
-        Raises the first request's error.
+        cache_salt: what was written with another one makes these no faster, nor they it.  Raises
+        the first request's error.
         """
         asked = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
@@ -115,7 +118,11 @@ class LLM:
                 param="params",
             )
         requests = [
-            self._request(prompt, each, task, speculation or SpeculationOptions(), ignore_eos)
+            dataclasses.replace(
+                self._request(prompt, each, speculation or SpeculationOptions(), ignore_eos),
+                task=task,
+                tenant=tenant_of(cache_salt),
+            )
             for prompt, each in zip(asked, params, strict=True)
         ]
         house = self._open_house()
@@ -211,7 +218,6 @@ class LLM:
         self,
         prompt: Prompt,
         params: SamplingParams,
-        task: str,
         speculation: SpeculationOptions,
         ignore_eos: bool,
     ) -> Request:
@@ -229,7 +235,7 @@ class LLM:
             params = dataclasses.replace(params, stop_token_ids=stop_ids)
         if params.seed is None:
             params = dataclasses.replace(params, seed=secrets.randbits(_SEED_BITS))
-        return Request(uuid.uuid4().hex[:16], prompt_ids, params, task, speculation)
+        return Request(uuid.uuid4().hex[:16], prompt_ids, params, speculation=speculation)
 
 
 def _tokenizer(folder: Path, generation_config: str) -> Tokenizer | None:

@@ -5,10 +5,13 @@ Names follow vLLM's speculative-decoding counters, with the labels `drafter` and
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -166,19 +169,38 @@ CACHE_MISSES = Metric(
     "drafthouse_target_cache_misses", "counter", "Items answered with `I have m tokens`."
 )
 
+MISSING_PROCESSES = Metric(
+    "drafthouse_missing_processes",
+    "gauge",
+    "Processes that did not answer this scrape in time, and whose series are absent from it.",
+    ("role",),
+)
+
 ALL: tuple[Metric, ...] = tuple(value for value in globals().values() if isinstance(value, Metric))
+
+
+# What an ingress records of its own; everything else is the coordinators'.
+INGRESS: tuple[Metric, ...] = (REJECTED,)
+
+# Names the process that a sample is of, beside the metric's own labels.
+PROCESS_LABEL = "process"
 
 
 class Recorder:
     """Holds one process's values.  Cheap enough for the per-round path (microseconds a call)."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: str = "", only: Sequence[Metric] = ALL) -> None:
+        """process: a name that no other process has or had, written on every sample that is
+        rendered; "" for a process that is alone.  only: what it records."""
+        self.process = process
         self.registry = CollectorRegistry()
+        self._rendered = CollectorRegistry()
+        self._rendered.register(_Labelled(self.registry, process))
         kinds = {"counter": Counter, "gauge": Gauge}
         self._series: dict[str, Counter | Gauge | Histogram] = {}
         # prometheus_client takes longer to find a child than to change it.
         self._children: dict[tuple[str | None, ...], Any] = {}
-        for metric in ALL:
+        for metric in only:
             if metric.kind == "histogram":
                 self._series[metric.name] = Histogram(
                     metric.name, metric.help, metric.labels, buckets=metric.buckets,
@@ -218,4 +240,20 @@ class Recorder:
 
     def render(self) -> bytes:
         """The values in Prometheus' text format."""
-        return generate_latest(self.registry)
+        return generate_latest(self._rendered)
+
+
+class _Labelled(Collector):
+    """The families of a registry with the process on every sample."""
+
+    def __init__(self, registry: CollectorRegistry, process: str) -> None:
+        self._registry = registry
+        self._labels = {PROCESS_LABEL: process} if process else {}
+
+    def collect(self) -> Iterator[Family]:
+        for family in self._registry.collect():
+            labelled = Family(family.name, family.documentation, family.type, family.unit)
+            labelled.samples = [
+                sample._replace(labels=sample.labels | self._labels) for sample in family.samples
+            ]
+            yield labelled

@@ -72,6 +72,14 @@ def _run(arguments: argparse.Namespace) -> int:
 
         print(plan(file.config), end="")
         return EXIT_OK
+    from deployments.ports import check_free
+    from deployments.ray_environment import prepare_to_join, prepare_to_start
+
+    if arguments.address is None:
+        check_free(file.config)
+        prepare_to_start(file.config)
+    else:
+        prepare_to_join()
     with _terminable():
         fetch_models(file.config, _say)
     from deployments.serve_command import serve_until_stopped

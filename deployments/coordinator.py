@@ -22,7 +22,7 @@ from cluster.rpc.server import serve_coordinator
 from deployments.connections import Connections
 from deployments.endpoints import Endpoint, ServeEndpoints
 from deployments.exporter import Exporter
-from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
+from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
 
 TargetLink = Link[VerifyFrame, VerdictFrame]
 DrafterLink = Link[CommitFrame, ProposalFrame]
@@ -36,18 +36,18 @@ class CoordinatorDeployment:
         configure_logging()
         self._config = config
         name = process_id("coordinator")
-        recorder = Recorder()
+        recorder = Recorder(name)
         self._coordinator = Coordinator(config, recorder, worker_id=name)
         await self._coordinator.start()
         self._server = ReplicaServer(
             await serve_coordinator(
                 self._coordinator,
-                node_address(),
+                listen_address(config),
                 max_frame_bytes=config.coordinator.max_frame_bytes,
             ),
             self._coordinator.describe(),
         )
-        self._exporter = Exporter(recorder, name, self._coordinator.render_metrics)
+        self._exporter = Exporter(recorder, self._coordinator.render_metrics)
         self._exporter.start()
         self._connections: list[Connections[Any]] = [
             Connections("target", ServeEndpoints(target), self._connect_target, self._use_target),

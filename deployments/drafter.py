@@ -12,7 +12,7 @@ from cluster.rpc.server import serve_drafter
 from cluster.worker.build import build_drafter
 from cluster.worker.draft import DraftWorker
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
-from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
+from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
 
 
 class DrafterDeployment:
@@ -28,7 +28,9 @@ class DrafterDeployment:
         self._worker.start()
         self._server = ReplicaServer(
             await serve_drafter(
-                self._worker, node_address(), max_frame_bytes=config.coordinator.max_frame_bytes
+                self._worker,
+                listen_address(config),
+                max_frame_bytes=config.coordinator.max_frame_bytes,
             ),
             self._worker.describe(),
         )

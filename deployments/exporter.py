@@ -13,7 +13,7 @@ from typing import Any
 
 from ray.util import metrics as ray_metrics
 
-from cluster.metrics import ALL, Metric, Recorder
+from cluster.metrics import ALL, PROCESS_LABEL, Metric, Recorder
 
 log = logging.getLogger(__name__)
 
@@ -25,19 +25,15 @@ _PERIOD_S = 2.0
 class Exporter:
     """Copies the values of one `Recorder`; tags are the metric's labels and `process`.
 
-    Counters are passed on as increments.  A histogram becomes its `_sum` and `_count`, because
-    Ray's histograms take single observations only.
+    Counters are passed on as increments.  A histogram becomes gauges with the names, labels and
+    values of its `_bucket`, `_sum` and `_count`, because Ray's histograms take single observations
+    only; `rate` and `histogram_quantile` ask for no more.
     """
 
-    def __init__(
-        self, recorder: Recorder, process: str, refresh: Callable[[], object] | None = None
-    ) -> None:
-        """process: tells apart the processes that record the same metric, e.g. a replica id.
-
-        refresh: called on the event loop before each copy, to bring gauges up to date.
-        """
+    def __init__(self, recorder: Recorder, refresh: Callable[[], object] | None = None) -> None:
+        """refresh: called on the event loop before each copy, to bring gauges up to date."""
         self._recorder = recorder
-        self._process = process
+        self._process = recorder.process
         self._refresh = refresh
         self._series: dict[str, Any] = {}
         self._exported: dict[tuple[str, Labels], float] = {}
@@ -69,22 +65,20 @@ class Exporter:
             if metric is None:
                 continue
             for sample in family.samples:
-                if not sample.name.endswith(("_created", "_bucket")):
+                if not sample.name.endswith("_created"):
                     gone.discard((sample.name, _key(sample.labels)))
                     self._export_sample(metric, sample.name, dict(sample.labels), sample.value)
         for name, labels in gone:
             # Ray's agent would repeat the last value of what is no more, for ever.
             gauge = self._gauges.pop((name, labels))
-            gauge.set(0.0, tags={**dict(labels), "process": self._process})
+            gauge.set(0.0, tags={**dict(labels), PROCESS_LABEL: self._process})
 
     def _export_sample(
         self, metric: Metric, name: str, labels: dict[str, str], value: float
     ) -> None:
-        # Ray appends `_total` to counters itself.
-        name = name.removesuffix("_total")
-        tags = {**labels, "process": self._process}
-        if metric.kind == "gauge":
-            gauge = self._get(metric, name, ray_metrics.Gauge)
+        tags = {**labels, PROCESS_LABEL: self._process}
+        if metric.kind != "counter":
+            gauge = self._get(metric, name, ray_metrics.Gauge, tuple(tags))
             gauge.set(value, tags=tags)
             self._gauges[name, _key(labels)] = gauge
             return
@@ -92,13 +86,14 @@ class Exporter:
         increment = value - self._exported.get(key, 0.0)
         self._exported[key] = value
         if increment > 0:
-            self._get(metric, name, ray_metrics.Counter).inc(increment, tags=tags)
+            # Ray appends `_total` to counters itself.
+            name = name.removesuffix("_total")
+            counter = self._get(metric, name, ray_metrics.Counter, tuple(tags))
+            counter.inc(increment, tags=tags)
 
-    def _get(self, metric: Metric, name: str, kind: Any) -> Any:
+    def _get(self, metric: Metric, name: str, kind: Any, tag_keys: tuple[str, ...]) -> Any:
         if name not in self._series:
-            self._series[name] = kind(
-                name, description=metric.help, tag_keys=(*metric.labels, "process")
-            )
+            self._series[name] = kind(name, description=metric.help, tag_keys=tag_keys)
         return self._series[name]
 
 

@@ -14,12 +14,16 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.exceptions import AuthenticationError
 
 from cluster.config import Config, PlacementConfig
-from cluster.errors import ConfigError
-from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
+from cluster.errors import ConfigError, WorkerError
+from deployments.addresses import is_loopback
 from deployments.placement import total_resources
 from deployments.processes import adopt_orphans, end_descendants
+from deployments.ray_environment import drawn_token
+from deployments.ray_token import HOW_TO_SHARE_A_TOKEN, check_asks_for_token
+from deployments.replica import listen_address
 
 log = logging.getLogger(__name__)
 
@@ -38,16 +42,10 @@ class LocalRay:
         self._folder: Path | None = None
 
     def start(self) -> None:
-        """Start Ray's processes below this one.  Raises ConfigError when the machine lacks GPUs."""
-        # Local and short-lived: Ray's token would only lock the user out of the dashboard.
-        os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Workers at nice 15, Ray's default, leave drafters no room to stand back behind the target.
-        os.environ.setdefault("RAY_worker_niceness", "0")
-        os.environ.setdefault("RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S", "1")
-        os.environ.setdefault(MESSAGE_LIMIT, str(message_limit(self._config.ingress)))
-        # Actors that reserve no GPU still see them: `device: auto` uses one without any flag.
-        os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+        """Start Ray's processes below this one, in the environment that `ray_environment` has set.
+
+        Raises ConfigError when the machine lacks GPUs.
+        """
         adopt_orphans()
         self._folder = Path(tempfile.mkdtemp(prefix="drafthouse-", dir="/tmp"))
         wanted = total_resources(self._config)
@@ -65,6 +63,12 @@ class LocalRay:
             logging_level=logging.WARNING,
             _temp_dir=str(self._folder),
         )
+        address = str(ray.util.get_node_ip_address())
+        if self._config.network.interface == "loopback" and not is_loopback(address):
+            raise WorkerError(
+                f"Ray listens at {address} and not on loopback; it was imported before its "
+                "environment was prepared, or is too new for this version of Drafthouse"
+            )
         num_gpus = ray.cluster_resources().get("GPU", 0.0)
         if wanted.get("GPU", 0.0) > num_gpus:
             raise ConfigError(
@@ -72,6 +76,17 @@ class LocalRay:
                 f"{num_gpus:g}; lower them, or join a larger cluster with --address",
                 param="placement",
             )
+
+    def token_file(self) -> Path | None:
+        """A file, readable for this user only, with the token that the dashboard asks for; None
+        where the user has one already.  It goes with the folder."""
+        token = drawn_token()
+        if token is None or self._folder is None:
+            return None
+        path = self._folder / "dashboard-token"
+        path.touch(mode=0o600)
+        path.write_text(token)
+        return path
 
     def stop(self) -> None:
         """End everything and remove the folder.  Must not be interrupted by signals.
@@ -89,24 +104,41 @@ class LocalRay:
 class JoinedRay:
     """A cluster that runs already; only our application on it is ours to end."""
 
-    def __init__(self, address: str, application: str) -> None:
+    def __init__(self, config: Config, address: str, application: str) -> None:
+        self._config = config
         self._address = address
         self._application = application
+        self._is_ours = False
 
     def start(self) -> None:
-        """Connect; raises ConfigError when nothing answers at the address."""
+        """Connect; raises ConfigError when nothing answers at the address, when that Ray asks
+        nobody for a token, and when it has nodes that the parts would not reach each other from."""
         try:
-            ray.init(address=self._address, log_to_driver=False, logging_level=logging.WARNING)
+            found = ray.init(
+                address=self._address, log_to_driver=False, logging_level=logging.WARNING
+            )
         except ConnectionError as error:
             raise ConfigError(
                 f"--address {self._address}: no Ray cluster answers there ({error})"
             ) from error
+        except AuthenticationError as error:
+            raise ConfigError(
+                f"--address {self._address}: {str(error).splitlines()[0]}; {HOW_TO_SHARE_A_TOKEN}"
+            ) from error
+        check_asks_for_token(self._address, found.dashboard_url)
+        listen_address(self._config)
+        self._is_ours = True
+
+    def token_file(self) -> Path | None:
+        """None: whoever started that Ray has its token."""
+        return None
 
     def stop(self) -> None:
-        """Remove the application and disconnect."""
+        """Remove the application, where it is this command's, and disconnect."""
         if ray.is_initialized():
             # The request to delete may have been taken when the answer does not come.
-            _within(_DRAIN_S + _SHUTDOWN_S, lambda: serve.delete(self._application))
+            if self._is_ours:
+                _within(_DRAIN_S + _SHUTDOWN_S, lambda: serve.delete(self._application))
             _within(_SHUTDOWN_S, ray.shutdown)
 
 

@@ -6,14 +6,14 @@ import socket
 
 from cluster.config import Config
 from cluster.errors import ConfigError
+from deployments.addresses import is_everywhere
 
 
 def check_free(config: Config) -> None:
     """Raise ConfigError for the first port that another process listens on."""
     wanted = [
         (config.http.host, config.http.port, "http.port", "HTTP"),
-        # Serve's gRPC proxy listens on every interface.
-        ("::", config.grpc.port, "grpc.port", "gRPC"),
+        (_probed(config.grpc.host), config.grpc.port, "grpc.port", "gRPC"),
     ]
     if config.dashboard.enabled:
         wanted.append(
@@ -26,6 +26,11 @@ def check_free(config: Config) -> None:
                 f"end it or pass --set {setting}=PORT",
                 param=setting,
             )
+
+
+def _probed(host: str) -> str:
+    # Serve's gRPC proxy, which means all interfaces, listens on IPv6 as well.
+    return "::" if is_everywhere(host) else host
 
 
 def is_free(host: str, port: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import socket
 from typing import Any
 
@@ -13,8 +14,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config import EngineConfig, TargetConfig
 from cluster.errors import WorkerError
+from deployments.addresses import LOOPBACK
 from deployments.placement import actor_options
-from deployments.replica import node_address, where
+from deployments.replica import where
 
 
 class RankActor:
@@ -34,11 +36,18 @@ def _follow(config: EngineConfig, rank: int, address: str) -> None:
     from cluster.engine.parallel import init_rank, leave_group
 
     configure_threads(config)
+    stay_on_this_node()
     init_rank(rank, config.tensor_parallel, address, local_rank=local_rank())
     try:
         Engine.load(config).follow()
     finally:
         leave_group()
+
+
+def stay_on_this_node() -> None:
+    """Let the group's ranks, all on one node, talk over loopback: none of them asks who calls."""
+    for library in ("GLOO", "NCCL"):
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
 
 
 def local_rank() -> int | None:
@@ -57,7 +66,7 @@ class RankGroup:
     def __init__(self, config: TargetConfig) -> None:
         """Start the actors in the bundles after the replica's own.  They wait for rank 0."""
         self._config = config
-        self.address = f"{node_address()}:{_free_port()}"
+        self.address = f"{LOOPBACK}:{_free_port()}"
         self._actors = [self._start(rank) for rank in range(1, config.engine.tensor_parallel)]
         self._following = [
             actor.follow.remote(config.engine, rank, self.address).future()
@@ -94,5 +103,5 @@ class RankGroup:
 def _free_port() -> int:
     """A port of this node that nobody uses now; torch's rendezvous binds it a moment later."""
     with socket.socket() as probe:
-        probe.bind(("", 0))
+        probe.bind((LOOPBACK, 0))
         return int(probe.getsockname()[1])

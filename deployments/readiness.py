@@ -11,6 +11,7 @@ from typing import Any
 
 from cluster.config import Config
 from cluster.errors import WorkerError
+from deployments.addresses import from_here, joined
 
 # The replicas run already: what is left is that they find each other.
 PATIENCE_S = 600.0
@@ -22,8 +23,8 @@ _POLL_S = 0.25
 
 def base_url(config: Config, route_prefix: str) -> str:
     """Where this machine reaches the HTTP face, without a slash at the end."""
-    host = "127.0.0.1" if config.http.host in ("0.0.0.0", "::") else config.http.host
-    return f"http://{host}:{config.http.port}{route_prefix.rstrip('/')}"
+    where = joined(from_here(config.http.host), config.http.port)
+    return f"http://{where}{route_prefix.rstrip('/')}"
 
 
 def wait_until_connected(

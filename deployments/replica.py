@@ -8,8 +8,11 @@ from typing import Any
 
 import ray
 
+from cluster.config import Config
+from cluster.errors import ConfigError
 from cluster.messages import WorkerDescription
 from cluster.rpc.server import RunningServer
+from deployments.addresses import LOOPBACK, joined
 from deployments.endpoints import ADDRESS_KEY, WORKER_KEY
 
 # A stream's last frames are on their way when a replica is told to stop; more is not waited for,
@@ -29,9 +32,26 @@ def configure_logging() -> None:
     logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
-def node_address() -> str:
-    """The address under which other nodes reach this one."""
-    return str(ray.util.get_node_ip_address())
+def listen_address(config: Config) -> str:
+    """Where this node's replicas listen for other parts of the application.
+
+    Raises ConfigError for loopback in a cluster of several nodes.
+    """
+    num_nodes = sum(node["Alive"] for node in ray.nodes())
+    return address_for(config.network.interface, num_nodes, str(ray.util.get_node_ip_address()))
+
+
+def address_for(interface: str, num_nodes: int, node_address: str) -> str:
+    """`listen_address`, as a function of what it depends on."""
+    if interface == "node":
+        return node_address
+    if num_nodes > 1:
+        raise ConfigError(
+            f"network.interface: on loopback the parts cannot reach each other, for this Ray has "
+            f"{num_nodes} nodes; set it to node, in a network that is closed to others",
+            param="network.interface",
+        )
+    return LOOPBACK
 
 
 def process_id(role: str) -> str:
@@ -60,7 +80,7 @@ class ReplicaServer:
     def metadata(self) -> dict[str, str]:
         """What the replica publishes through Serve's `record_replica_metadata`."""
         return {
-            ADDRESS_KEY: f"{node_address()}:{self._server.port}",
+            ADDRESS_KEY: joined(self._server.host, self._server.port),
             WORKER_KEY: self._worker_id,
         }
 

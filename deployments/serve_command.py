@@ -19,9 +19,9 @@ from ray.serve.schema import ApplicationStatus, LoggingConfig
 from cluster.config import Config
 from cluster.config_file import ServeFile
 from cluster.errors import ConfigError, WorkerError
+from deployments.addresses import from_here, joined
 from deployments.app import build
 from deployments.local_ray import JoinedRay, LocalRay
-from deployments.ports import check_free
 from deployments.readiness import base_url, wait_until_connected
 
 _POLL_S = 0.25
@@ -35,13 +35,13 @@ class _Stop(BaseException):
 def serve_until_stopped(file: ServeFile, address: str | None) -> int:
     """Serve `file` until SIGINT or SIGTERM; 0 after an orderly end.
 
-    Raises ConfigError when a port is taken or the machine lacks what the placement asks for, and
-    WorkerError when the application does not come up.
+    Ray's environment is prepared and the ports are free.  Raises ConfigError when the machine lacks
+    what the placement asks for, and WorkerError when the application does not come up.
     """
     refuse_unserved_keys(file)
-    cluster = LocalRay(file.config) if address is None else JoinedRay(address, _name(file))
-    if address is None:
-        check_free(file.config)
+    cluster = (
+        LocalRay(file.config) if address is None else JoinedRay(file.config, address, _name(file))
+    )
     for name in ("ray.serve", "ray"):
         logging.getLogger(name).setLevel(logging.WARNING)
     signals = _Signals()
@@ -54,6 +54,9 @@ def serve_until_stopped(file: ServeFile, address: str | None) -> int:
             _wait_until_running(_name(file), signals)
             url = base_url(file.config, _route_prefix(file))
             wait_until_connected(url, file.config.drafters, signals.check, _progress)
+            token_file = cluster.token_file() if file.config.dashboard.enabled else None
+            if token_file is not None:
+                _progress(f"the dashboard asks for a token; it is in {token_file}")
             _say(ready_line(file.config, _route_prefix(file)), sys.stdout)
             signals.wait()
     except (_Stop, SystemExit, KeyboardInterrupt):
@@ -67,15 +70,13 @@ def serve_until_stopped(file: ServeFile, address: str | None) -> int:
 
 def ready_line(config: Config, route_prefix: str = "/") -> str:
     """The one line on stdout that says where to connect."""
-    host = "127.0.0.1" if config.http.host in ("0.0.0.0", "::") else config.http.host
     parts = [
         f"{base_url(config, route_prefix)}/v1 (OpenAI HTTP)",
-        f"{host}:{config.grpc.port} (gRPC)",
+        f"{joined(from_here(config.grpc.host), config.grpc.port)} (gRPC)",
     ]
     if config.dashboard.enabled:
         dashboard = config.dashboard
-        shown = "127.0.0.1" if dashboard.host in ("0.0.0.0", "::") else dashboard.host
-        parts.append(f"http://{shown}:{dashboard.port} (dashboard)")
+        parts.append(f"http://{joined(from_here(dashboard.host), dashboard.port)} (dashboard)")
     return "Drafthouse is ready: " + ", ".join(parts)
 
 

@@ -10,8 +10,8 @@ from cluster.errors import WorkerError
 from cluster.rpc.server import serve_target
 from cluster.worker.build import build_target
 from cluster.worker.priority import freeze_gc
-from deployments.ranks import RankGroup, local_rank
-from deployments.replica import ReplicaServer, configure_logging, node_address, process_id, where
+from deployments.ranks import RankGroup, local_rank, stay_on_this_node
+from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -33,7 +33,9 @@ class TargetDeployment:
         self._worker.start()
         self._server = ReplicaServer(
             await serve_target(
-                self._worker, node_address(), max_frame_bytes=config.coordinator.max_frame_bytes
+                self._worker,
+                listen_address(config),
+                max_frame_bytes=config.coordinator.max_frame_bytes,
             ),
             self._worker.describe(),
         )
@@ -72,5 +74,6 @@ def _load(config: Config, ranks: RankGroup) -> Engine:
     engine = config.target.engine
     configure_threads(engine)
     if engine.tensor_parallel > 1:
+        stay_on_this_node()
         init_rank(0, engine.tensor_parallel, ranks.address, local_rank=local_rank())
     return Engine.load(engine)

@@ -17,6 +17,7 @@ applications:
     import_path: deployments.app:build
     args:
       model_name: demo
+      grpc: {listener: serve}
       target:
         engine:
           model: somewhere
@@ -69,7 +70,8 @@ def test_absent_sections_get_the_defaults(tmp_path: Path) -> None:
     loaded = load(path)
     assert loaded.config.http.port == 8000
     assert loaded.document["http_options"] == {"host": "127.0.0.1", "port": 8000}
-    assert loaded.document["grpc_options"] == {"port": 9000}
+    assert not loaded.document["grpc_options"], "the ingress listens, not Serve"
+    assert (loaded.config.grpc.host, loaded.config.grpc.port) == ("127.0.0.1", 9000)
 
 
 def test_overrides_reach_our_settings_and_serves(file: Path) -> None:
@@ -104,6 +106,39 @@ def test_the_last_override_of_a_key_wins_and_a_value_may_hold_an_equals_sign(fil
 def test_an_override_may_set_a_key_to_its_empty_value(file: Path) -> None:
     assert load(file, ["drafters={}"]).config.drafters == {}
     assert load(file, ["drafters="]).config.drafters == {}
+
+
+def test_the_ingress_own_listener_is_set_in_args(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "applications:\n- args: {target: {engine: {model: m}}, grpc: {port: 9001}}"
+    )
+    loaded = load(path, ["grpc.host=0.0.0.0"])
+    assert (loaded.config.grpc.host, loaded.config.grpc.port) == ("0.0.0.0", 9001)
+    assert load(path, ["grpc.port=9002"]).config.grpc.port == 9002
+    again = parse_arguments(loaded.document["applications"][0]["args"])
+    assert again.grpc == loaded.config.grpc
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("grpc.listener=ingress", "grpc_options: Ray Serve's gRPC proxy listens on all interfaces"),
+        ("grpc.grpc_servicer_functions=[]", "needs grpc_options.grpc_servicer_functions"),
+        ("grpc={listener: serve, port: 9}", "expected key.path=value"),
+        ("grpc.host=127.0.0.1", "grpc_options.host: unknown key"),
+        ("network.interface=lo", "'lo' is none of: loopback, node"),
+    ],
+)
+def test_who_listens_for_grpc_is_said_once(file: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(file, [override])
+    assert message in caught.value.message
+
+
+def test_an_address_for_serves_own_proxy_is_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, DOCUMENT.replace("serve}", "serve, port: 9002}"))
+    with pytest.raises(ConfigError, match="the port is set in grpc_options"):
+        load(path)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,17 @@ def test_a_shipped_configuration_says_nothing_that_serve_would_ignore(path: Path
     assert set(document["applications"][0]) <= set(type(schema.applications[0]).model_fields)
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_shipped_configuration_is_for_one_machine_or_for_a_cluster(path: Path) -> None:
+    """On one machine everything listens on loopback; a cluster has its own network."""
+    config = load(path).config
+    everywhere = config.http.host == "0.0.0.0"
+    assert config.dashboard.host == "127.0.0.1"
+    assert (config.network.interface == "node") == everywhere
+    assert (config.grpc.listener == "serve") == everywhere
+    assert everywhere or (config.http.host, config.grpc.host) == ("127.0.0.1", "127.0.0.1")
+
+
 def test_the_local_configuration_needs_neither_labels_nor_custom_resources() -> None:
     """`serve run` starts Ray without them."""
     config = load(REPOSITORY / "configs" / "local.yaml").config

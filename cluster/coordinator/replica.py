@@ -208,6 +208,7 @@ class DrafterReplica:
             max_nodes=max_nodes,
             task=session.request.task,
             params=session.request.params if opens else None,
+            tenant=session.request.tenant if opens else b"",
         )
 
     def _count_asked(self) -> None:

@@ -138,6 +138,7 @@ class Session:
             tree,
             self.prompt_len,
             params,
+            b"" if params is None else self.request.tenant,
         )
 
     def cut(self, token_ids: TokenArray, limits: Limits) -> tuple[int, FinishReason | None]:

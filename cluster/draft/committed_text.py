@@ -41,6 +41,12 @@ class RequestState:
     params: SamplingParams
     text: TokenLog = field(default_factory=TokenLog)
     renewed: bool = False
+    tenant: bytes = b""
+
+    @property
+    def circle(self) -> tuple[bytes, str]:
+        """The texts that this one may learn from, and teach: its tenant's of its task class."""
+        return self.tenant, self.task
 
     @property
     def next_position(self) -> int:
@@ -102,8 +108,9 @@ class RequestTable(Generic[State]):
     def _renew(self, state: State, commit: Commit) -> None:
         former = (state.generation, state.prompt_len, state.params)
         state.generation, state.prompt_len = commit.generation, commit.prompt_len
-        if commit.params is not None:  # the task travels with the parameters
+        if commit.params is not None:  # task and tenant travel with the parameters
             state.task, state.params = commit.task, commit.params
+            state.tenant = commit.tenant
         state.renewed |= former != (state.generation, state.prompt_len, state.params)
 
     def declined(self, commit: Commit) -> Observation:

@@ -20,6 +20,7 @@ from cluster.core import (
     TokenArray,
 )
 from cluster.draft.base import DrafterContext
+from cluster.draft.bounded import Bounded
 from cluster.draft.committed_text import RequestState, RequestTable, common_len
 from cluster.draft.count_tree import (
     NO_COUNT_TREE,
@@ -29,7 +30,6 @@ from cluster.draft.count_tree import (
     grow_count_tree,
 )
 from cluster.draft.hit_rates import HitRates
-from cluster.draft.per_task import PerTask
 
 Context = TypeVar("Context")
 
@@ -54,7 +54,7 @@ class CountDrafter(ABC, Generic[State, Context]):
         self._min_survival = min_survival
         self._requests: RequestTable[State] = RequestTable(context.max_requests, self._opened)
         # Greedy and sampled requests of a task class learn apart.
-        self._rates: PerTask[HitRates] = PerTask(HitRates)
+        self._rates: Bounded[HitRates] = Bounded(HitRates)
 
     @abstractmethod
     def _opened(self, commit: Commit) -> State:

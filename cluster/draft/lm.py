@@ -16,13 +16,13 @@ import torch
 
 from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
 from cluster.draft.base import DrafterContext
+from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import rank_rows
 from cluster.draft.committed_text import RequestTable, common_len
 from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
-from cluster.draft.per_task import PerTask
 from cluster.draft.root_counts import RootCounts
 from cluster.draft.sharpness import Sharpness, conditionals
 from cluster.engine.cpu.growth import Growing, GrowthRules
@@ -61,7 +61,7 @@ class LMDrafter:
         self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
         self._requests: RequestTable[LMRequest] = RequestTable(context.max_requests, self._opened)
         # Greedy and sampled requests of a task class are fitted apart.
-        self._sharpness: PerTask[Sharpness] = PerTask(Sharpness)
+        self._sharpness: Bounded[Sharpness] = Bounded(Sharpness)
         self.root_counts = RootCounts()
         self._rules = self._growth_rules()
 
@@ -84,6 +84,7 @@ class LMDrafter:
             commit.task,
             commit.params or SamplingParams(),
             request_id=commit.request_id,
+            tenant=commit.tenant,
         )
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:

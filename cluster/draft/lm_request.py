@@ -97,6 +97,7 @@ class LMRequest(RequestState):
             base_len,
             self.text.token_ids[base_len:].copy(),
             prefix_hash=self.text.hash_at(base_len),
+            tenant=self.tenant,
         )
 
     def leaves_work(self, leaves: list[int]) -> Work:
@@ -133,7 +134,7 @@ class LMRequest(RequestState):
             self.request_id, base_len, self.text.token_ids[base_len:], self.text.hash_at(base_len),
             tree.engine_tree(), tree.leaves(), len(tree) + 1, max_slots,
             ranked_draw(params, len(self.text) - self.prompt_len), tau, coverage,
-            params.max_tokens, params.min_tokens, params.stop_token_ids,
+            params.max_tokens, params.min_tokens, params.stop_token_ids, self.tenant,
         )  # fmt: skip
 
     def grown(self, answer: Output | Grown) -> None:

@@ -1,6 +1,6 @@
 """N-gram cache: the most frequent continuations of the last words in all text seen so far.
 
-One store per task class, shared by all requests of it and kept when they end.
+One store per tenant and task class, shared by all requests of it and kept when they end.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from cluster.core import Commit
 from cluster.draft.base import DrafterContext
+from cluster.draft.bounded import Bounded
 from cluster.draft.committed_text import gram_keys
 from cluster.draft.count_drafter import CountDrafter, CountState, opening_params
 from cluster.draft.count_tree import Continuations
 from cluster.draft.gram_index import check_at_least, check_ngrams
-from cluster.draft.per_task import PerTask
 from cluster.token_log import TokenLog, prefix_hash
 
 
@@ -21,22 +21,22 @@ from cluster.token_log import TokenLog, prefix_hash
 class NgramCacheOptions:
     """min_ngram, max_ngram: shortest and longest context that is counted, in tokens.
 
-    max_contexts: contexts kept per task class (about 250 bytes each); the least recently used
-    half is forgotten at a time.  max_tasks: task classes with a store of their own, least recently
-    used out.  max_continuations: tokens counted per context.
+    max_contexts: contexts kept per store (about 250 bytes each); the least recently used half is
+    forgotten at a time.  max_stores: stores, one per tenant and task class, least recently used
+    out.  max_continuations: tokens counted per context.
     min_survival: less likely nodes are left out.
     """
 
     min_ngram: int = 1
     max_ngram: int = 4
     max_contexts: int = 200_000
-    max_tasks: int = 8
+    max_stores: int = 8
     max_continuations: int = 8
     min_survival: float = 0.02
 
     def __post_init__(self) -> None:
         check_ngrams(self.min_ngram, self.max_ngram)
-        check_at_least(1, max_tasks=self.max_tasks, max_continuations=self.max_continuations)
+        check_at_least(1, max_stores=self.max_stores, max_continuations=self.max_continuations)
         check_at_least(2, max_contexts=self.max_contexts)
 
 
@@ -101,24 +101,28 @@ class NgramCacheDrafter(CountDrafter[_CacheState, tuple[int, ...]]):
     def __init__(self, context: DrafterContext, options: NgramCacheOptions) -> None:
         super().__init__(context, options.min_survival)
         self._options = options
-        self._stores = PerTask(
-            lambda: GramStore(options.max_contexts, options.max_continuations), options.max_tasks
+        self._stores = Bounded(
+            lambda: GramStore(options.max_contexts, options.max_continuations), options.max_stores
         )
 
     @property
     def num_contexts(self) -> int:
-        """Contexts held over all task classes."""
+        """Contexts held over all stores."""
         return sum(len(store) for store in self._stores)
 
     def _opened(self, commit: Commit) -> _CacheState:
         return _CacheState(
-            commit.generation, commit.prompt_len, commit.task, opening_params(commit)
+            commit.generation,
+            commit.prompt_len,
+            commit.task,
+            opening_params(commit),
+            tenant=commit.tenant,
         )
 
     def _learn(self, state: _CacheState, start: int) -> None:
         start = max(start, state.learned_len)
         state.learned_len = max(state.learned_len, len(state.text))
-        store = self._stores.of(state.task)
+        store = self._stores.of(state.circle)
         for size in range(self._options.min_ngram, self._options.max_ngram + 1):
             first = max(start, size)  # the first token with a whole context before it
             if first >= len(state.text):
@@ -138,7 +142,7 @@ class NgramCacheDrafter(CountDrafter[_CacheState, tuple[int, ...]]):
         self, state: _CacheState, context: tuple[int, ...]
     ) -> Continuations[tuple[int, ...]] | None:
         """Those of the longest known context; a doubling of its count is as good as a token."""
-        store = self._stores.of(state.task)
+        store = self._stores.of(state.circle)
         for size in range(min(self._options.max_ngram, len(context)), 0, -1):
             if size < self._options.min_ngram:
                 return None

@@ -62,6 +62,7 @@ class LookupDrafter(CountDrafter[LookupState, Match]):
             commit.prompt_len,
             commit.task,
             opening_params(commit),
+            tenant=commit.tenant,
             long=GramIndex(self._max_ngram),
             short=GramIndex(self._min_ngram),
         )

@@ -3,9 +3,8 @@
 Oliaro et al., "SuffixDecoding" (2024).  Agents, edits and templates repeat what was written
 before, word for word and for hundreds of tokens; the longer the agreement, the surer the copy.
 
-All requests of a task class share its outputs.  Nothing of them can reach another text, which the
-target alone draws; where not even its speed may tell of them, give those clients a task class of
-their own.
+The requests of a tenant and task class share their outputs.  Nothing of them can reach another
+text, which the target alone draws; but its speed tells of them, so no other tenant's are looked up.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import numpy as np
 
 from cluster.core import TokenArray, token_array
 from cluster.draft.base import DrafterContext
+from cluster.draft.bounded import Bounded
 from cluster.draft.committed_text import gram_keys
 from cluster.draft.gram_index import (
     LONGEST_MATCH,
@@ -27,7 +27,6 @@ from cluster.draft.gram_index import (
     check_ngrams,
     match_of,
 )
-from cluster.draft.per_task import PerTask
 from cluster.draft.prompt_lookup import LookupDrafter, LookupState
 from cluster.token_log import TokenLog
 
@@ -39,21 +38,21 @@ class SuffixOptions:
     """min_ngram, max_ngram: shortest and longest suffix that is looked up, in tokens.
 
     max_matches: places in this request, and as many in past outputs, that are merged into one
-    tree, newest first.  max_tokens: tokens of past outputs kept per task class (about 250 bytes
-    each); the older half is forgotten at a time.  max_tasks: task classes with outputs of their
-    own, least recently used out.  min_survival: less likely nodes are left out.
+    tree, newest first.  max_tokens: tokens of past outputs kept per store (about 250 bytes each);
+    the older half is forgotten at a time.  max_stores: stores, one per tenant and task class, least
+    recently used out.  min_survival: less likely nodes are left out.
     """
 
     min_ngram: int = 2
     max_ngram: int = 8
     max_matches: int = 16
     max_tokens: int = 200_000
-    max_tasks: int = 8
+    max_stores: int = 8
     min_survival: float = 0.02
 
     def __post_init__(self) -> None:
         check_ngrams(self.min_ngram, self.max_ngram)
-        check_at_least(1, max_matches=self.max_matches, max_tasks=self.max_tasks)
+        check_at_least(1, max_matches=self.max_matches, max_stores=self.max_stores)
         check_at_least(2, max_tokens=self.max_tokens)
 
 
@@ -71,7 +70,7 @@ class _Shelf:
 
 
 class PastOutputs:
-    """Outputs of one task class, at most max_tokens of them.
+    """Outputs of one store, at most max_tokens of them.
 
     They stand on two shelves; when the newer one is full, the older one is cleared and takes its
     place.  So forgetting costs nothing.
@@ -119,17 +118,17 @@ class SuffixDrafter(LookupDrafter):
     def __init__(self, context: DrafterContext, options: SuffixOptions) -> None:
         super().__init__(context, options.min_survival, options.min_ngram, options.max_ngram)
         self._max_matches = options.max_matches
-        self._outputs = PerTask(lambda: PastOutputs(options), options.max_tasks)
+        self._outputs = Bounded(lambda: PastOutputs(options), options.max_stores)
 
     @property
     def num_past_tokens(self) -> int:
-        """Tokens of past outputs held over all task classes."""
+        """Tokens of past outputs held over all stores."""
         return sum(outputs.num_tokens for outputs in self._outputs)
 
     def _root(self, state: LookupState) -> Match:
         tokens = state.text.token_ids
         own = (tokens, state.places(self._max_matches))
-        return match_of(tokens, [own, *self._outputs.of(state.task).find(state.text)])
+        return match_of(tokens, [own, *self._outputs.of(state.circle).find(state.text)])
 
     def release(self, request_ids: Sequence[str]) -> None:
         """See `Drafter.release`.  The output is kept, with the end of the prompt before it."""
@@ -137,4 +136,4 @@ class SuffixDrafter(LookupDrafter):
             state = self._requests.pop(request_id)
             if state is not None and state.next_position > 0:
                 start = max(state.prompt_len - LONGEST_MATCH, 0)
-                self._outputs.of(state.task).add(state.text.token_ids[start:])
+                self._outputs.of(state.circle).add(state.text.token_ids[start:])

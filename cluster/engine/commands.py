@@ -141,6 +141,7 @@ def _put_work(parts: list[bytes], work: Work) -> None:
     parts += (_NUMBER.pack(work.base_len), _NUMBER.pack(work.num_cached_nodes))
     for tokens in (work.delta, work.tree.token_ids, work.tree.parents):
         _put_tokens(parts, tokens)
+    _put_bytes(parts, work.tenant)
     parts.append(_BYTE.pack(work.prefix_hash is not None))
     parts.append(_HASH.pack(work.prefix_hash or 0))
 
@@ -149,16 +150,20 @@ def _work(reader: _Reader) -> Work:
     request_id = reader.text()
     base_len, num_cached_nodes = reader.number(_NUMBER), reader.number(_NUMBER)
     delta, token_ids, parents = reader.tokens(), reader.tokens(), reader.tokens()
+    tenant = reader.binary()
     is_checked, prefix_hash = reader.number(_BYTE), reader.number(_HASH)
     return Work(
         request_id, base_len, delta, TokenTree(token_ids, parents), num_cached_nodes,
-        prefix_hash if is_checked else None,
+        prefix_hash if is_checked else None, tenant,
     )  # fmt: skip
 
 
 def _put_text(parts: list[bytes], text: str) -> None:
-    encoded = text.encode()
-    parts += (_COUNT.pack(len(encoded)), encoded)
+    _put_bytes(parts, text.encode())
+
+
+def _put_bytes(parts: list[bytes], data: bytes) -> None:
+    parts += (_COUNT.pack(len(data)), data)
 
 
 def _put_tokens(parts: list[bytes], tokens: TokenArray) -> None:
@@ -182,7 +187,10 @@ class _Reader:
         return value
 
     def text(self) -> str:
-        return self._taken(self.number(_COUNT)).decode()
+        return self.binary().decode()
+
+    def binary(self) -> bytes:
+        return self._taken(self.number(_COUNT))
 
     def tokens(self) -> TokenArray:
         """int32, a copy: the engine may keep it."""

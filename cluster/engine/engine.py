@@ -267,8 +267,9 @@ class Engine:
         residency = self._residency
         sequence = residency.enter(tree.request_id)
         work = Work(
-            tree.request_id, tree.base_len, tree.delta, tree.tree, len(tree.tree), tree.prefix_hash
-        )
+            tree.request_id, tree.base_len, tree.delta, tree.tree, len(tree.tree), tree.prefix_hash,
+            tree.tenant,
+        )  # fmt: skip
         have_len = residency.open(work, sequence)
         if have_len is not None:
             return Output(tree.request_id, have_len=have_len)

@@ -17,6 +17,7 @@ out.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public all the same
 from transformers.distributed import DistributedConfig
 
 from cluster.engine.commands import (
@@ -74,15 +76,25 @@ def init_rank(
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if num_gpus else "gloo",
-            init_method=f"tcp://{address}",
+            store=_store(rank, world_size, address, timedelta(seconds=timeout_s)),
             rank=rank,
             world_size=world_size,
             timeout=timedelta(seconds=timeout_s),
         )
-    except (RuntimeError, ValueError) as error:
+    except (RuntimeError, ValueError, OSError) as error:
         raise WorkerError(
             f"rank {rank} of {world_size} could not join its group at {address}: {error}"
         ) from error
+
+
+def _store(rank: int, world_size: int, address: str, timeout: timedelta) -> TCPStore:
+    """Where the ranks find each other: at `address`, and no other interface of rank 0's machine."""
+    host, _, port = address.rpartition(":")
+    listener = None
+    if rank == 0:
+        # Left to itself the store listens on all interfaces, whatever host it is given.
+        listener = socket.create_server((host, int(port))).detach()
+    return TCPStore(host, int(port), world_size, rank == 0, timeout, master_listen_fd=listener)
 
 
 def distributed_config(world_size: int) -> DistributedConfig:

@@ -19,6 +19,7 @@ class Work:
     delta: int32[k], may be empty.  tree: continues the base_len + k tokens.
     num_cached_nodes: the first so many nodes of `tree` already hold KV (a drafter's live tree);
     needs an empty delta.  prefix_hash: poly64 of the first base_len tokens, None = unchecked.
+    tenant: with base_len 0, whose cached prefixes may be used and added to; else as it was.
     """
 
     request_id: str
@@ -27,6 +28,7 @@ class Work:
     tree: TokenTree = EMPTY_TREE
     num_cached_nodes: int = 0
     prefix_hash: int | None = None
+    tenant: bytes = b""
 
     @property
     def context_len(self) -> int:

@@ -78,6 +78,7 @@ def _encode_request(request: Request) -> pb.Request:
         speculation=_encode_speculation(request.speculation),
         output_ids=pack_tokens(request.output_ids),
         was_admitted=request.was_admitted,
+        tenant=request.tenant,
     )
 
 
@@ -97,6 +98,7 @@ def _decode_request(message: pb.Request) -> Request:
         speculation=_decode_speculation(message.speculation),
         output_ids=unpack_tokens(message.output_ids, "output_ids"),
         was_admitted=message.was_admitted,
+        tenant=message.tenant,
     )
 
 

@@ -32,6 +32,7 @@ def _encode_commit(commit: Commit) -> pb.Commit:
         max_nodes=commit.max_nodes,
         task=commit.task,
         params=None if commit.params is None else encode_params(commit.params),
+        tenant=commit.tenant,
     )
 
 
@@ -46,6 +47,7 @@ def _decode_commit(message: pb.Commit) -> Commit:
         max_nodes=message.max_nodes,
         task=message.task,
         params=decode_params(message.params) if message.HasField("params") else None,
+        tenant=message.tenant,
     )
 
 

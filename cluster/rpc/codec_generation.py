@@ -56,6 +56,7 @@ def encode_request(request: GenerationRequest) -> generation_pb2.GenerateRequest
                 for choice in request.resume
             ],
             request_id=request.request_id,
+            cache_salt=request.cache_salt,
         )
         if isinstance(request.prompt, str):
             message.text = request.prompt
@@ -100,6 +101,7 @@ def decode_request(message: generation_pb2.GenerateRequest) -> GenerationRequest
             for choice in message.resume
         ),
         request_id=message.request_id,
+        cache_salt=message.cache_salt,
     )
 
 

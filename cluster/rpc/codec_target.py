@@ -33,6 +33,7 @@ def _encode_item(item: VerifyItem) -> pb.VerifyItem:
         tree_parents=pack_tokens(item.tree.parents),
         prompt_len=item.prompt_len,
         params=None if item.params is None else encode_params(item.params),
+        tenant=item.tenant,
     )
 
 
@@ -52,6 +53,7 @@ def _decode_item(message: pb.VerifyItem) -> VerifyItem:
         ),
         prompt_len=message.prompt_len,
         params=decode_params(message.params) if message.HasField("params") else None,
+        tenant=message.tenant,
     )
 
 

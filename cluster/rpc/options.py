@@ -39,6 +39,18 @@ def public_channel_options() -> list[tuple[str, int]]:
     ]
 
 
+def public_server_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Options of the public service's own server; it reads no longer message."""
+    return [
+        ("grpc.max_receive_message_length", max_message_bytes),
+        # A client that vanished without a word holds its request for no longer than two of them.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        # Replicas on one node share the port, also while one replaces another.
+        ("grpc.so_reuseport", 1),
+    ]
+
+
 def server_options(max_frame_bytes: int) -> list[tuple[str, int]]:
     """Options of a server that may receive frames of max_frame_bytes."""
     return [

@@ -25,6 +25,7 @@ def renamed_commit(link: int, commit: Commit) -> Commit:
         commit.max_nodes,
         commit.task,
         commit.params,
+        commit.tenant,
     )
 
 

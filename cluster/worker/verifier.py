@@ -168,9 +168,10 @@ class Verifier:
         if sequence is None or have_len < item.base_len:
             answers.append(CacheMiss(item.request_id, item.generation, have_len))
             return
-        self._engine.submit(
-            Work(item.request_id, item.base_len, item.delta, item.tree, 0, item.prefix_hash)
+        work = Work(
+            item.request_id, item.base_len, item.delta, item.tree, 0, item.prefix_hash, item.tenant
         )
+        self._engine.submit(work)
         sequence.extend(item.base_len, item.delta)
         self._sequences[item.request_id] = sequence
         self._pending[item.request_id] = _Pending(item, self._clock())

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
+
+from ray import serve
 
 from cluster.config import Config, TargetConfig
 from cluster.core import SamplingParams
@@ -14,7 +17,9 @@ from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
 from deployments.ingress.front import Front
 from deployments.ingress.grpc_face import GrpcFace
+from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
+from deployments.ingress.metrics_page import AskOthers, nobody
 from deployments.models import tokenizer_folder
 from deployments.replica import configure_logging, process_id, where
 
@@ -26,11 +31,19 @@ class IngressDeployment:
         """coordinator: a Serve handle; it only says where the coordinators listen."""
         configure_logging()
         tokenizer, defaults = await asyncio.to_thread(_load_text, config.target)
-        self._front = Front(config, tokenizer, defaults, ServeEndpoints(coordinator))
+        process = process_id("ingress")
+        self._front = Front(
+            config, tokenizer, defaults, ServeEndpoints(coordinator),
+            process=process, others=_others_of(process, config),
+        )  # fmt: skip
         self._front.start()
         self._grpc = GrpcFace(self._front)
-        self._exporter = Exporter(self._front.recorder, process_id("ingress"))
+        self._exporter = Exporter(self._front.recorder)
         self._exporter.start()
+        self._listener: GrpcListener | None = None
+        if config.grpc.listener == "ingress":
+            self._listener = GrpcListener(self._grpc, config)
+            await self._listener.start()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Serve calls this after the constructor and passes HTTP requests to what it returns."""
@@ -50,11 +63,18 @@ class IngressDeployment:
         async for response in self._grpc.watch(request):
             yield response
 
+    async def metrics_for(self, asking: str) -> bytes:
+        """This replica's own series, in Prometheus' text format; b"" where it asks itself."""
+        recorder = self._front.recorder
+        return b"" if recorder.process == asking else recorder.render()
+
     async def placement(self) -> dict[str, Any]:
         """Node and devices of the replica."""
         return where()
 
     async def __del__(self) -> None:
+        if hasattr(self, "_listener") and self._listener is not None:
+            await self._listener.stop()
         if hasattr(self, "_exporter"):
             await self._front.stop()
             await self._exporter.stop()
@@ -67,3 +87,22 @@ def _load_text(target: TargetConfig) -> tuple[Tokenizer, SamplingParams]:
         folder, generation_config=choice, trust_remote_code=target.engine.trust_remote_code
     )
     return tokenizer, load_sampling_defaults(folder, choice)
+
+
+def _others_of(process: str, config: Config) -> AskOthers:
+    """Asks the other replicas of this deployment for their series."""
+    if config.ingress.replicas == 1:
+        return nobody
+    context = serve.get_replica_context()
+    handle = serve.get_deployment_handle(context.deployment, app_name=context.app_name)
+
+    async def ask(timeout_s: float) -> list[bytes]:
+        answers: list[Any] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                answers = await handle.broadcast("metrics_for", process).results_async(
+                    return_exceptions=True
+                )
+        return [answer for answer in answers if answer and isinstance(answer, bytes)]
+
+    return ask

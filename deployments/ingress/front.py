@@ -21,7 +21,7 @@ from deployments.connections import Connections
 from deployments.endpoints import Endpoint, Endpoints
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
-from deployments.ingress.merge import merge_texts
+from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody
 from deployments.ingress.spec import GenerationSpec, Limits, Resumption
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,22 @@ class Front:
     """The front door.  Create it inside the event loop that serves the requests."""
 
     def __init__(
-        self, config: Config, tokenizer: Tokenizer, defaults: SamplingParams, endpoints: Endpoints
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        defaults: SamplingParams,
+        endpoints: Endpoints,
+        *,
+        process: str = "",
+        others: AskOthers = nobody,
     ) -> None:
-        """defaults: for what requests leave open.  endpoints: the coordinators."""
+        """defaults: for what requests leave open.  endpoints: the coordinators.  process: this
+        one's name among those that record metrics.  others: asks the other replicas of the ingress
+        for theirs."""
         self.config = config
         self.tokenizer = tokenizer
-        self.recorder = Recorder()
+        self.recorder = Recorder(process, only=metrics.INGRESS)
+        self._others = others
         settings = config.coordinator
         self.coordinators = Coordinators(max_frame_bytes=settings.max_frame_bytes)
         self._links: dict[str, CoordinatorLink] = {}
@@ -130,9 +140,9 @@ class Front:
         }
 
     async def render_metrics(self) -> bytes:
-        """Live values of this replica and of every coordinator, in Prometheus' text format."""
-        texts = await self._ask(lambda link: link.metrics(_REPORT_TIMEOUT_S))
-        return merge_texts([self.recorder.render(), *texts])
+        """The series of every ingress replica and coordinator, in Prometheus' text format."""
+        num_others = self.config.ingress.replicas - 1
+        return await metrics_page(self.recorder, dict(self._links), self._others, num_others)
 
     async def _ask(self, question: Any) -> list[Any]:
         """The answers of the coordinators that gave one."""

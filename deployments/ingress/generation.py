@@ -164,6 +164,7 @@ class Generation:
                     task=spec.task,
                     speculation=spec.speculation,
                     output_ids=resumed[index].token_ids if index in resumed else EMPTY_TOKENS,
+                    tenant=spec.tenant,
                 )
                 await self._open(index, request, resumed.get(index))
 

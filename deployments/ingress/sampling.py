@@ -6,6 +6,7 @@ from typing import Any
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
+from cluster.tenant import DEFAULT_TENANT, tenant_of
 from deployments.ingress.fields import Fields, encodable, shown
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
 
@@ -15,6 +16,8 @@ _MAX_LOGIT_BIAS = 1024
 # OpenAI's limits.
 _MAX_METADATA = 16
 _MAX_METADATA_KEY_LEN = 64
+# A key of 256 bytes in hexadecimal, or a long name.
+_MAX_SALT_LEN = 512
 
 
 def read_spec(
@@ -62,6 +65,7 @@ def read_spec(
         add_special_tokens=fields.boolean("add_special_tokens", default=True),
         task=limits.task_class(_task(fields)),
         speculation=parse_speculation(fields.get("speculation"), limits),
+        tenant=_tenant(fields),
     )
 
 
@@ -73,6 +77,19 @@ def _check_sequences(num_prompts: int, num_choices: int, limits: Limits) -> None
             f"is {limits.max_sequences} (ingress.max_sequences_per_request); send fewer",
             param="prompt" if num_prompts > 1 else "n",
         )
+
+
+def _tenant(fields: Fields) -> bytes:
+    salt = fields.get("cache_salt")
+    if salt is None:
+        return DEFAULT_TENANT
+    if not isinstance(salt, str) or not salt:
+        # A client whose salt got lost must not share what it writes; the value is a secret.
+        raise RequestError(
+            "cache_salt: it must be text that is not empty; send some or remove it",
+            param="cache_salt",
+        )
+    return tenant_of(fields.string("cache_salt", "", _MAX_SALT_LEN))
 
 
 def _top_p(fields: Fields, default: float) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
+from cluster.tenant import DEFAULT_TENANT
 
 Message = Mapping[str, str]  # role, content and perhaps name, as chat templates read them
 
@@ -41,6 +42,7 @@ class GenerationSpec:
     add_special_tokens: bool = True
     task: str = "default"
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
+    tenant: bytes = DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True, eq=False)

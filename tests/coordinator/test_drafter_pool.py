@@ -88,6 +88,18 @@ async def test_a_prompt_is_read_beside_the_target_unless_that_holds_it_up(
         assert events[-1].stats.num_draft_tokens > 0
 
 
+async def test_a_drafter_learns_whose_text_it_is_with_the_first_commit() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        drafter = ToyDrafter("a", oracle_chain(4))
+        stage.add_drafter(drafter)
+        await collect(stage.coordinator, request(tenant=b"theirs"))
+        commits = [commit for frame in drafter.frames for commit in frame.commits]
+        assert len(commits) > 1
+        for commit in commits:
+            assert commit.tenant == (b"theirs" if commit.params is not None else b"")
+
+
 async def test_a_drafter_that_declines_is_not_sent_the_text_again_and_again(budget: str) -> None:
     async with house(budget=budget) as stage:
         stage.add_target(ToyTarget())

@@ -28,10 +28,14 @@ DEADLINE_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where the application answers, and what it serves."""
+    """Where the application answers, and what it serves.
+
+    grpc: Serve's proxy.  own_grpc: the ingress' own listener.
+    """
 
     http: str
     grpc: str
+    own_grpc: str
     dashboard: str
     target_folder: Path
 
@@ -134,7 +138,7 @@ def served(
 
     from deployments.app import build
 
-    http_port, grpc_port = free_port(), free_port()
+    http_port, grpc_port, own_port = free_port(), free_port(), free_port()
     serve.start(
         http_options={"host": "127.0.0.1", "port": http_port},
         grpc_options={
@@ -146,10 +150,12 @@ def served(
         },
         logging_config={"enable_access_log": False},
     )
-    serve.run(build(arguments(long_folder, long_draft_folder)), name=APPLICATION)
+    own = {"grpc": {"port": own_port}}
+    serve.run(build(arguments(long_folder, long_draft_folder) | own), name=APPLICATION)
     found = Served(
         http=f"http://127.0.0.1:{http_port}",
         grpc=f"127.0.0.1:{grpc_port}",
+        own_grpc=f"127.0.0.1:{own_port}",
         dashboard=f"http://127.0.0.1:{dashboard_port}",
         target_folder=long_folder,
     )
@@ -175,5 +181,11 @@ def arguments(target: Path, drafter: Path) -> dict[str, Any]:
         },
         # Fixed: whether drafts pay is a matter of timing, and these tests ask other questions.
         "coordinator": {"placement": small, "budget": "fixed"},
-        "ingress": {"placement": small, "max_body_bytes": MAX_BODY_BYTES, "body_timeout_s": 10},
+        # Two: whatever is asked, any of them may be the one that answers.
+        "ingress": {
+            "placement": small,
+            "max_body_bytes": MAX_BODY_BYTES,
+            "body_timeout_s": 10,
+            "replicas": 2,
+        },
     }

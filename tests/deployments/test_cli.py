@@ -12,13 +12,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grpc
 import httpx
 import pytest
 import yaml
 
+from cluster.client import Client, GenerationRequest, SamplingOptions
 from deployments.cli import main
 from deployments.ports import is_free
 from tests.deployments.conftest import DEADLINE_S, MODEL, free_port, wait_until
+from tests.support.deployments.listening import listening
 
 LOCAL = Path(__file__).resolve().parents[2] / "configs" / "local.yaml"
 
@@ -29,10 +32,6 @@ def config_file(long_folder: Path, tmp_path: Path) -> Path:
     engine = {"model": str(long_folder), "device": "cpu", "threads": 1, "num_pages": 64}
     document = {
         "http_options": {"host": "127.0.0.1", "port": free_port()},
-        "grpc_options": {
-            "port": free_port(),
-            "grpc_servicer_functions": ["deployments.ingress.servicers.add_generation"],
-        },
         "applications": [
             {
                 "name": "cli",
@@ -41,6 +40,7 @@ def config_file(long_folder: Path, tmp_path: Path) -> Path:
                     "model_name": MODEL,
                     "target": {"engine": engine},
                     "drafters": {"lookup": {"kind": "prompt_lookup"}},
+                    "grpc": {"port": free_port()},
                     "dashboard": {"port": free_port()},
                 },
             }
@@ -57,9 +57,12 @@ class Command:
     def __init__(self, config_file: Path) -> None:
         self.stdout = config_file.with_suffix(".out")
         self.stderr = config_file.with_suffix(".err")
+        # Not that of the Ray which other tests have started in this process.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         with self.stdout.open("w") as out, self.stderr.open("w") as err:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "deployments.cli", "serve", str(config_file)],
+                env=environment,
                 stdout=out,
                 stderr=err,
             )
@@ -115,11 +118,11 @@ def test_serve_says_one_line_and_leaves_nothing_behind(command: Command, config_
     command.wait_for("Drafthouse is ready:")
     document = yaml.safe_load(config_file.read_text())
     http = document["http_options"]["port"]
-    grpc = document["grpc_options"]["port"]
-    dashboard = document["applications"][0]["args"]["dashboard"]["port"]
+    arguments = document["applications"][0]["args"]
+    own_grpc, dashboard = arguments["grpc"]["port"], arguments["dashboard"]["port"]
     assert command.stdout.read_text() == (
-        f"Drafthouse is ready: http://127.0.0.1:{http}/v1 (OpenAI HTTP), 127.0.0.1:{grpc} (gRPC), "
-        f"http://127.0.0.1:{dashboard} (dashboard)\n"
+        f"Drafthouse is ready: http://127.0.0.1:{http}/v1 (OpenAI HTTP), "
+        f"127.0.0.1:{own_grpc} (gRPC), http://127.0.0.1:{dashboard} (dashboard)\n"
     )
     body = {"model": MODEL, "prompt": "x", "max_tokens": 4}
     answer = httpx.post(f"http://127.0.0.1:{http}/v1/completions", json=body, timeout=DEADLINE_S)
@@ -128,7 +131,41 @@ def test_serve_says_one_line_and_leaves_nothing_behind(command: Command, config_
     assert command.stop(signal.SIGTERM) == 0
     assert not [pid for pid in family if running(pid)]
     assert not folder.exists()
-    assert all(is_free("127.0.0.1", port) for port in (http, grpc, dashboard))
+    assert all(is_free("127.0.0.1", port) for port in (http, own_grpc, dashboard))
+
+
+def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(
+    command: Command, config_file: Path
+) -> None:
+    command.wait_for("Drafthouse is ready:")
+    arguments = yaml.safe_load(config_file.read_text())["applications"][0]["args"]
+    open_sockets = [one for one in listening(command.family()) if not one.is_on_loopback]
+    # Ray gives every replica of Serve a server on all interfaces, which asks for Ray's token.
+    assert all(one.command.startswith("ray::ServeReplica") for one in open_sockets), open_sockets
+    for one in open_sockets:
+        assert unauthenticated(one.port)
+    dashboard = f"http://127.0.0.1:{arguments['dashboard']['port']}/api/jobs/"
+    assert httpx.get(dashboard, timeout=60).status_code == 401
+    assert httpx.post(dashboard, json={"entrypoint": "true"}, timeout=60).status_code == 401
+    told = re.search(r"asks for a token; it is in (\S+)", command.stderr.read_text())
+    assert told is not None
+    file = Path(told.group(1))
+    assert file.stat().st_mode & 0o077 == 0
+    headers = {"Authorization": f"Bearer {file.read_text()}"}
+    assert httpx.get(dashboard, headers=headers, timeout=60).status_code == 200
+    with Client(f"127.0.0.1:{arguments['grpc']['port']}") as client:
+        request = GenerationRequest(MODEL, "x", sampling=SamplingOptions(max_tokens=4))
+        assert list(client.generate(request))[-1].usage is not None
+
+
+def unauthenticated(port: int) -> bool:
+    """Whether the server there refuses a call without a token, whatever the call."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            channel.unary_unary("/ray.serve.ASGIService/HandleRequest")(b"", timeout=60)
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+    return False
 
 
 def test_an_interrupt_during_start_up_leaves_nothing_behind(command: Command) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import time
 from typing import Any
 
 import httpx
 
+from cluster.metrics import STEP_TIME
 from tests.deployments.conftest import APPLICATION, MODEL, Served, wait_until
 
 
@@ -17,7 +20,9 @@ def test_the_dashboard_lists_deployments_replicas_and_placement_groups(served: S
     assert set(deployments) == {
         "ingress", "coordinator", "target", "drafter-lm", "drafter-lookup", "drafter-ngram",
     }  # fmt: skip
-    assert all(len(one["replicas"]) == 1 for one in deployments.values())
+    counts = {name: len(one["replicas"]) for name, one in deployments.items()}
+    assert counts.pop("ingress") == 2
+    assert set(counts.values()) == {1}
     groups = httpx.get(
         f"{served.dashboard}/api/v0/placement_groups", params={"detail": True}, timeout=60
     ).json()["data"]["result"]["result"]
@@ -34,7 +39,9 @@ def test_our_metrics_reach_rays_metrics_agent(served: Served) -> None:
         "ray_spec_decode_num_draft_tokens_total",
         "ray_drafthouse_output_tokens_total",
         "ray_drafthouse_kv_pages",
-        "ray_drafthouse_target_step_seconds_count_total",
+        "ray_drafthouse_target_step_seconds_count",
+        "ray_drafthouse_target_step_seconds_sum",
+        "ray_drafthouse_target_step_seconds_bucket",
     )
 
     def exported() -> bool:
@@ -45,3 +52,36 @@ def test_our_metrics_reach_rays_metrics_agent(served: Served) -> None:
         return all(f"\n{name}{{" in text for name in wanted)
 
     wait_until(exported)
+    buckets: dict[str, float] = {}
+    for line in httpx.get(url, timeout=60).text.splitlines():
+        bound = re.search(r'^ray_drafthouse_target_step_seconds_bucket\{.*le="([^"]+)"', line)
+        if bound is not None:
+            buckets[bound.group(1)] = float(line.rpartition(" ")[2])
+    assert set(buckets) == {*map(str, STEP_TIME.buckets), "+Inf"}
+    counts = [buckets[bound] for bound in sorted(buckets, key=float)]
+    assert counts == sorted(counts), "they are cumulative"
+    assert counts[-1] > 0
+
+
+def test_every_scrape_has_the_series_of_every_process_whichever_answers(served: Served) -> None:
+    for _ in range(3):  # two of them are refused by one ingress, or one by each
+        httpx.post(f"{served.http}/v1/completions", json={"model": "other"}, timeout=120)
+    rejected = "drafthouse_rejected_requests_total"
+    before: dict[str, float] = {}
+    for _ in range(12):
+        text = httpx.get(f"{served.http}/metrics", timeout=60).text
+        series = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+        values = {name: float(value) for name, value in series.items()}
+        processes = set(re.findall(r'process="([a-z]+)-', text))
+        assert processes == {"ingress", "coordinator"}
+        assert set(values) >= set(before), "no series comes and goes"
+        for name, value in values.items():
+            if name.split("{")[0].endswith(("_total", "_count", "_bucket")):
+                assert value >= before.get(name, 0.0)
+            if name.split("{")[0].endswith("_created"):
+                assert value < time.time() + 60, "a date is not added to another"
+        before = values
+    assert sum(v for name, v in before.items() if name.startswith(rejected)) >= 3
+    assert len({name for name in before if name.startswith(rejected)}) >= 1
+    missing = [v for name, v in before.items() if name.startswith("drafthouse_missing_processes")]
+    assert missing == [0.0, 0.0]

@@ -1,4 +1,4 @@
-"""The gRPC face behind Serve's proxy: generation, errors, health and reflection."""
+"""The gRPC face, behind Serve's proxy and by itself: generation, errors, health and reflection."""
 
 from __future__ import annotations
 
@@ -25,15 +25,21 @@ TOO_HOT = SamplingOptions(temperature=9.0)
 GREEDY = SamplingOptions(temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
+@pytest.fixture(params=["grpc", "own_grpc"])
+def address(request: pytest.FixtureRequest, served: Served) -> str:
+    """Both ways in: Serve's proxy, and the ingress' own listener."""
+    return str(getattr(served, request.param))
+
+
 @pytest.fixture
-def client(served: Served) -> Iterator[Client]:
-    with Client(served.grpc) as client:
+def client(address: str) -> Iterator[Client]:
+    with Client(address) as client:
         yield client
 
 
 @pytest.fixture
-def channel(served: Served) -> Iterator[grpc.Channel]:
-    with grpc.insecure_channel(served.grpc) as channel:
+def channel(address: str) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(address) as channel:
         yield channel
 
 

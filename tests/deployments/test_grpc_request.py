@@ -7,6 +7,7 @@ import pytest
 from cluster.core import token_array
 from cluster.errors import RequestError
 from cluster.rpc.generation import GenerationRequest, ResumedChoice
+from cluster.tenant import DEFAULT_TENANT, tenant_of
 from deployments.ingress.grpc_request import request_name, to_spec
 from tests.deployments.test_openai_request import LIMITS
 
@@ -40,6 +41,13 @@ def test_a_resumption_that_cannot_be_is_refused(
     with pytest.raises(RequestError) as caught:
         to_spec(GenerationRequest("demo", "x", n=2, resume=resume), LIMITS)
     assert caught.value.param == param
+
+
+def test_a_salt_means_the_same_tenant_as_over_http() -> None:
+    salted = GenerationRequest("demo", "x", cache_salt="secret")
+    assert to_spec(salted, LIMITS).tenant == tenant_of("secret")
+    assert to_spec(GenerationRequest("demo", "x"), LIMITS).tenant == DEFAULT_TENANT
+    assert "secret" not in repr(salted) + repr(to_spec(salted, LIMITS))
 
 
 def test_a_resumption_may_have_no_tokens_yet() -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import NotFoundError, RequestError, surface_of
 from cluster.rpc.generation import GenerationRequest
+from cluster.tenant import DEFAULT_TENANT, tenant_of
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.body import parse_body
 from deployments.ingress.grpc_request import to_spec
@@ -373,3 +374,26 @@ def test_metadata_is_bounded_and_not_echoed(metadata: dict[str, str]) -> None:
         parse_completion(completion(metadata=metadata), LIMITS)
     assert len(caught.value.message) < 80
     assert caught.value.param == "metadata"
+
+
+def test_a_salt_becomes_a_tenant_and_goes_no_further() -> None:
+    specs = [
+        parse(values, LIMITS).spec
+        for parse, values in (
+            (parse_completion, completion(cache_salt="secret")),
+            (parse_chat, chat(cache_salt="secret")),
+            (parse_completion, completion(cache_salt="Secret")),
+        )
+    ]
+    assert specs[0].tenant == specs[1].tenant == tenant_of("secret")
+    assert specs[2].tenant != specs[0].tenant
+    assert "secret" not in repr(specs[0])
+    assert parse_completion(completion(), LIMITS).spec.tenant == DEFAULT_TENANT
+
+
+@pytest.mark.parametrize("salt", ["", 1234567, ["s"], "1234567" * 100, "\ud8001234567"])
+def test_a_salt_that_is_none_is_refused_and_not_repeated(salt: object) -> None:
+    with pytest.raises(RequestError, match="cache_salt") as caught:
+        parse_completion(completion(cache_salt=salt), LIMITS)
+    assert caught.value.param == "cache_salt"
+    assert "1234567" not in caught.value.message

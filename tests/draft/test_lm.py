@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cluster.core import Proposal, token_array
+from cluster.draft.bounded import Bounded
 from cluster.draft.lm import LMDrafter
-from cluster.draft.per_task import PerTask
 from cluster.draft.replay import Recording, replay
 from cluster.draft.sharpness import Sharpness
 from cluster.engine.engine import Engine
@@ -37,8 +37,23 @@ class Unlearning(Sharpness):
 
 
 def unlearning(drafter: LMDrafter) -> LMDrafter:
-    drafter._sharpness = PerTask(Unlearning)
+    drafter._sharpness = Bounded(Unlearning)
     return drafter
+
+
+@pytest.mark.parametrize("prompt_len", [21, 9], ids=["in steps", "natively"])
+def test_no_prefix_of_another_tenant_is_used(llama_folder: Path, prompt_len: int) -> None:
+    engine = draft_engine(llama_folder)
+    drafter = lm_drafter(engine)
+    drafts = {}
+    for name, tenant in (("first", b"a"), ("other", b"b"), ("own", b"a")):
+        author = Author(PROMPT[:prompt_len], request_id=name, tenant=tenant)
+        drafts[name] = write(drafter, author, [])
+        pages = {entry.page for entry in engine._residency.sequences[name].shared}
+        drafts[name, "pages"] = pages
+    assert drafts["first", "pages"]
+    assert not drafts["first", "pages"] & drafts["other", "pages"]
+    assert_same_proposal(drafts["first"], drafts["other"])
 
 
 def assert_same_proposal(left: Proposal | None, right: Proposal | None) -> None:

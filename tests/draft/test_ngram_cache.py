@@ -44,6 +44,14 @@ def test_the_most_frequent_continuation_comes_first() -> None:
     assert 50 in proposal.tree.token_ids.tolist()
 
 
+def test_other_tenants_do_not_see_what_was_counted() -> None:
+    cache = drafter()
+    write(cache, Author([1, 2, 50, 51, 52], tenant=b"a"), [])
+    for tenant in (b"", b"b"):
+        assert write(cache, Author([1, 2], request_id=f"of {tenant!r}", tenant=tenant), []) is None
+    assert write(cache, Author([1, 2], request_id="own", tenant=b"a"), []) is not None
+
+
 def test_repeated_outputs_are_drafted_almost_whole() -> None:
     text = np.random.default_rng(0).integers(0, 500, 200).astype(np.int32)
     for temperature in (0.0, 1.0):
@@ -56,11 +64,17 @@ def test_repeated_outputs_are_drafted_almost_whole() -> None:
 
 
 def test_memory_is_bounded_whatever_is_committed() -> None:
-    cache = drafter(max_contexts=1000, max_tasks=2)
+    cache = drafter(max_contexts=1000, max_stores=2)
     generator = np.random.default_rng(1)
     for index in range(12):
         text = generator.integers(0, 50_000, 700).tolist()
-        write(cache, Author(text, request_id=str(index), task=f"task-{index % 6}"), [])
+        write(
+            cache,
+            Author(
+                text, request_id=str(index), task=f"task-{index % 3}", tenant=b"%d" % (index % 2)
+            ),
+            [],
+        )
         cache.release([str(index)])
         assert cache.num_contexts <= 2 * 1000
 
@@ -88,12 +102,12 @@ def test_a_full_context_replaces_its_rarest_continuation() -> None:
 def test_a_rollback_does_not_count_the_text_twice() -> None:
     cache, author = drafter(), Author([1, 2, 3, 4])
     cache.observe([author.opening()])
-    before = dict(cache._stores.of("default")._young)
+    before = dict(cache._stores.of((b"", "default"))._young)
     counts = {key: list(value) for key, value in before.items()}
     shorter = author.commit_of(0)
     cache.observe([dataclasses.replace(shorter, token_ids=shorter.token_ids[:2])])
     cache.observe([shorter])
-    assert cache._stores.of("default")._young == counts
+    assert cache._stores.of((b"", "default"))._young == counts
 
 
 def test_a_repeated_commit_is_cheap_and_changes_nothing() -> None:
@@ -108,7 +122,7 @@ def test_a_repeated_commit_is_cheap_and_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"min_ngram": 0}, {"max_contexts": 1}, {"max_tasks": 0}, {"max_continuations": 0}],
+    [{"min_ngram": 0}, {"max_contexts": 1}, {"max_stores": 0}, {"max_continuations": 0}],
 )
 def test_meaningless_options_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):

@@ -55,6 +55,25 @@ def test_other_tasks_do_not_see_an_output_and_a_prompt_is_not_one() -> None:
     assert write(suffix, Author([1, 51, 52], task="code", request_id="again"), []) is not None
 
 
+def test_other_tenants_do_not_see_an_output() -> None:
+    suffix = drafter()
+    finish(suffix, Author([7, 8, 9], tenant=b"a"), [50, 51, 52, 53, 54])
+    for tenant in (b"", b"b"):
+        other = Author([1, 51, 52], request_id=f"other {tenant!r}", tenant=tenant)
+        assert write(suffix, other, []) is None
+    own = Author([1, 51, 52], request_id="own", tenant=b"a")
+    assert write(suffix, own, []) is not None
+
+
+def test_what_is_kept_is_bounded_over_tenants() -> None:
+    suffix = drafter(max_tokens=100, max_stores=3)
+    for number in range(20):
+        author = Author([7, 8], request_id=f"r{number}", tenant=b"%d" % number)
+        finish(suffix, author, text_of(number, 40).tolist())
+        assert suffix.num_past_tokens <= 3 * 100
+    assert suffix.num_past_tokens > 2 * 40
+
+
 def test_a_draft_ends_where_the_past_output_ended() -> None:
     suffix = drafter()
     finish(suffix, Author([7, 8, 9]), [50, 51, 52])
@@ -131,7 +150,7 @@ def test_every_tree_is_well_formed_while_outputs_gather() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"min_ngram": 0}, {"min_ngram": 9}, {"max_matches": 0}, {"max_tokens": 1}, {"max_tasks": 0}],
+    [{"min_ngram": 0}, {"min_ngram": 9}, {"max_matches": 0}, {"max_tokens": 1}, {"max_stores": 0}],
 )
 def test_meaningless_options_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):

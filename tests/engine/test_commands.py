@@ -31,8 +31,9 @@ from cluster.engine.work import Work
 from cluster.errors import ProtocolError
 
 WORK = Work(
-    "naïve", 7, token_array([5, 0, 2**31 - 1]), TokenTree.of([3, -4, 9], [-1, 0, 5]), 2, 2**64 - 1
-)
+    "naïve", 7, token_array([5, 0, 2**31 - 1]), TokenTree.of([3, -4, 9], [-1, 0, 5]), 2, 2**64 - 1,
+    b"\x00\xffwhose",
+)  # fmt: skip
 COMMANDS: list[Command] = [
     Submit(WORK),
     Submit(Work("", 0, token_array([]), EMPTY_TREE)),
@@ -55,6 +56,7 @@ works = st.builds(
     st.builds(TokenTree, token_ids, token_ids),
     st.integers(0, 9),
     st.none() | st.integers(0, 2**64 - 1),
+    st.binary(max_size=16),
 )
 nodes = st.lists(st.integers(0, 2**31 - 1), max_size=4).map(tuple)
 any_command = st.one_of(

@@ -117,3 +117,28 @@ def test_what_cannot_be_split_is_refused_before_loading(
 def test_a_device_map_and_tensor_parallelism_exclude_each_other(llama_folder: Path) -> None:
     with pytest.raises(ConfigError, match="device_map"):
         Engine.load(EngineConfig(model=str(llama_folder), tensor_parallel=2, device_map="auto"))
+
+
+_LISTENS = """
+import os, sys
+from cluster.engine.parallel import init_rank, leave_group
+from tests.support.deployments.listening import listening
+init_rank(0, 1, sys.argv[1])
+print(*("loopback" if one.is_on_loopback else one.host for one in listening([os.getpid()])))
+leave_group()
+"""
+
+
+def test_a_group_on_loopback_is_reached_from_this_machine_only() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    said = subprocess.run(
+        [sys.executable, "-c", _LISTENS, address],
+        env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=True,
+    )
+    assert set(said.stdout.split()) == {"loopback"}, said.stderr

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import itertools
+import json
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from tests.support.manifests import (
     REPOSITORY,
     SCHEMAS,
     NodeShape,
+    door_problems,
     node_shapes,
     only,
     operator_problems,
@@ -31,6 +34,8 @@ MANIFESTS = {
     "base": ("k8s/base", "k8s/base/serve.yaml"),
     "8xh100": ("k8s/overlays/8xh100", "configs/llama-70b-8xh100.yaml"),
 }
+
+Breakage = Callable[[dict[str, Any]], None]
 
 pytestmark = pytest.mark.skipif(
     shutil.which("kubectl") is None, reason="kubectl, which renders the manifests, is not installed"
@@ -112,6 +117,8 @@ def test_the_application_can_be_imported_and_is_reachable_from_other_pods(
         module, _, attribute = servicer.rpartition(".")
         assert callable(getattr(importlib.import_module(module), attribute))
     assert serve_file.config.http.host == "0.0.0.0"
+    assert serve_file.config.grpc.listener == "serve"
+    assert serve_file.config.network.interface == "node"
 
 
 def test_everything_the_configuration_reserves_fits_the_worker_groups(
@@ -166,7 +173,7 @@ def test_the_ray_version_is_the_one_the_image_installs(service: dict[str, Any]) 
 def test_the_cluster_demonstration_serves_what_the_local_one_serves() -> None:
     local = load(REPOSITORY / "configs" / "local.yaml")
     base = load(REPOSITORY / "k8s" / "base" / "serve.yaml")
-    assert base.document["grpc_options"] == local.document["grpc_options"]
+    assert base.config.grpc.port == local.config.grpc.port
     here, there = local.config, base.config
     assert there.model_name == here.model_name
     assert there.tasks == here.tasks
@@ -177,9 +184,46 @@ def test_the_cluster_demonstration_serves_what_the_local_one_serves() -> None:
     assert there.target.engine.model == f"/opt/drafthouse/{here.target.engine.model}"
 
 
-# Negative controls: the checks above mean something only if a broken manifest fails them.
+def test_whoever_can_reach_ray_must_show_a_token(service: dict[str, Any]) -> None:
+    assert door_problems(service) == []
 
-Breakage = Callable[[dict[str, Any]], None]
+
+def _no_token(service: dict[str, Any]) -> None:
+    service["spec"]["rayClusterConfig"]["authOptions"]["mode"] = "disabled"
+
+
+def _mode_unsaid(service: dict[str, Any]) -> None:
+    del service["spec"]["rayClusterConfig"]["authOptions"]
+
+
+def _mode_overruled_in_a_pod(service: dict[str, Any]) -> None:
+    group = service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]
+    environment = group["template"]["spec"]["containers"][0]["env"]
+    environment.append({"name": "RAY_AUTH_MODE", "value": "disabled"})
+
+
+@pytest.mark.parametrize("breakage", [_no_token, _mode_unsaid, _mode_overruled_in_a_pod])
+def test_the_check_of_tokens_catches_an_open_ray(
+    service: dict[str, Any], breakage: Breakage
+) -> None:
+    broken = copy.deepcopy(service)
+    breakage(broken)
+    assert len(door_problems(broken)) == 1
+
+
+def test_the_image_opens_no_port_but_the_clients() -> None:
+    lines = (REPOSITORY / "k8s" / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lines if line.startswith("EXPOSE")] == ["EXPOSE 8000 9000"]
+    (command,) = (json.loads(line[4:]) for line in lines if line.startswith("CMD "))
+    overrides = [after for word, after in itertools.pairwise(command) if word == "--set"]
+    config = load(REPOSITORY / command[2], overrides).config
+    assert command[:2] == ["drafthouse", "serve"]
+    assert config.http.host == config.grpc.host == "0.0.0.0"
+    assert config.network.interface == "loopback"
+    assert config.dashboard.host == "127.0.0.1"
+
+
+# Negative controls: the checks above mean something only if a broken manifest fails them.
 
 
 def _unknown_key(service: dict[str, Any]) -> None:

@@ -98,6 +98,19 @@ def operator_problems(service: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def door_problems(service: Mapping[str, Any]) -> list[str]:
+    """How a pod's Ray would run code for whoever reaches it; empty when it asks for a token."""
+    cluster = service["spec"]["rayClusterConfig"]
+    problems = []
+    if cluster.get("authOptions", {}).get("mode") != "token":
+        problems.append("authOptions.mode is not token")
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        for variable in _container(group).get("env", ()):
+            if variable["name"].startswith("RAY_AUTH_"):
+                problems.append(f"{variable['name']} overrules authOptions")
+    return problems
+
+
 @dataclass(frozen=True, slots=True)
 class NodeShape:
     """What each pod of one group offers to Ray."""

@@ -102,11 +102,12 @@ class Leaves:
 class Growing:
     """A request's tree before a call, and what it is grown by.
 
-    base_len, delta, prefix_hash: the text as in `Work`; with a delta there is no tree yet, and its
-    last token is the root.  tree: expanded nodes in the order of their slots.  leaves: see there.
-    num_nodes: the root, expanded nodes and leaves.  max_slots: nodes that may have one.  draw: of
-    the token after the root.  tau, coverage: see `cluster.draft.sharpness`.  stop_token_ids end the
-    text from output position min_tokens on, as its length does at max_tokens.
+    base_len, delta, prefix_hash, tenant: the text as in `Work`; with a delta there is no tree yet,
+    and its last token is the root.  tree: expanded nodes in the order of their slots.  leaves: see
+    there.  num_nodes: the root, expanded nodes and leaves.  max_slots: nodes that may have one.
+    draw: of the token after the root.  tau, coverage: see `cluster.draft.sharpness`.
+    stop_token_ids end the text from output position min_tokens on, as its length does at
+    max_tokens.
     """
 
     request_id: str
@@ -123,6 +124,7 @@ class Growing:
     max_tokens: int
     min_tokens: int
     stop_token_ids: Sequence[int]
+    tenant: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,9 +1,10 @@
 """Finds the pages of a prefix that another sequence has already computed.
 
-A trie over full pages of committed tokens.  The key of an entry is (its parent's serial number,
-its tokens' bytes), so a hit compares the tokens themselves and never trusts a hash.  Pages without
-holders are evicted least recently used; a sequence lets go of its last page first, so children go
-before their parents.
+One trie per tenant over full pages of committed tokens.  The key of an entry is (its parent's
+serial number, its tokens' bytes), so a hit compares the tokens themselves and never trusts a hash;
+below the root stands the tenant instead of a serial, so no tenant finds what others have computed.
+Pages without holders are evicted least recently used; a sequence lets go of its last page first, so
+children go before their parents.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 
 from cluster.core import TokenArray
 
-ROOT = 0
+# What an entry stands below: another entry, by its serial, or the root of a tenant's trie.
+Parent = int | bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class CachedPage:
 
     serial: int
     page: int
-    key: tuple[int, bytes]
+    key: tuple[Parent, bytes]
 
 
 class PrefixCache:
@@ -31,10 +33,10 @@ class PrefixCache:
     def __init__(self, page_size: int, *, enabled: bool = True) -> None:
         self.enabled = enabled
         self.page_size = page_size
-        self._entries: dict[tuple[int, bytes], CachedPage] = {}
+        self._entries: dict[tuple[Parent, bytes], CachedPage] = {}
         self._by_page: dict[int, CachedPage] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
-        self._last_serial = ROOT
+        self._last_serial = 0
 
     @property
     def num_idle(self) -> int:
@@ -43,7 +45,7 @@ class PrefixCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def match(self, parent: int, tokens: TokenArray) -> list[CachedPage]:
+    def match(self, parent: Parent, tokens: TokenArray) -> list[CachedPage]:
         """The longest chain of entries below `parent` whose pages hold the start of `tokens`."""
         found: list[CachedPage] = []
         size = self.page_size
@@ -55,10 +57,10 @@ class PrefixCache:
             parent = entry.serial
         return found
 
-    def find(self, parent: int, page_tokens: TokenArray) -> CachedPage | None:
+    def find(self, parent: Parent, page_tokens: TokenArray) -> CachedPage | None:
         return self._entries.get((parent, page_tokens.tobytes()))
 
-    def insert(self, parent: int, page_tokens: TokenArray, page: int) -> CachedPage:
+    def insert(self, parent: Parent, page_tokens: TokenArray, page: int) -> CachedPage:
         """Enter a held page; the key must be absent."""
         self._last_serial += 1
         entry = CachedPage(self._last_serial, page, (parent, page_tokens.tobytes()))

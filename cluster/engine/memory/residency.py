@@ -15,7 +15,7 @@ import numpy as np
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pages import PagePool
-from cluster.engine.memory.prefix_cache import ROOT, PrefixCache
+from cluster.engine.memory.prefix_cache import PrefixCache
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.work import Work
 from cluster.errors import ProtocolError
@@ -56,6 +56,9 @@ class Residency:
         Afterwards the sequence holds a prefix of the work's context: at least base_len tokens, and
         those tokens of the delta, but the last, that it held already.
         """
+        if work.base_len == 0 and work.tenant != sequence.tenant:
+            self.evacuate(sequence)
+            sequence.tenant = work.tenant
         if work.base_len > sequence.cached_len:
             return sequence.cached_len
         if work.prefix_hash is not None and (sequence.hash_at(work.base_len) != work.prefix_hash):
@@ -102,8 +105,7 @@ class Residency:
         ):
             return 0
         self.trim(sequence)
-        parent = sequence.shared[-1].serial if sequence.shared else ROOT
-        entries = self._prefixes.match(parent, delta[:-1])
+        entries = self._prefixes.match(sequence.prefix_end, delta[:-1])
         for entry in entries:
             self.pool.hold(entry.page)
             sequence.add_page(entry.page)
@@ -149,7 +151,7 @@ class Residency:
         size = self._page_size
         while (len(sequence.shared) + 1) * size <= sequence.cached_len:
             index = len(sequence.shared)
-            parent = sequence.shared[-1].serial if index else ROOT
+            parent = sequence.prefix_end
             page_tokens = sequence.tokens[index * size : (index + 1) * size]
             entry = self._prefixes.find(parent, page_tokens)
             if entry is None:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
-from cluster.engine.memory.prefix_cache import CachedPage
+from cluster.engine.memory.prefix_cache import CachedPage, Parent
 from cluster.engine.work import Work
 from cluster.token_log import TokenLog
 
@@ -33,6 +33,7 @@ class Sequence:
     preemption.  pages: the block table; token i lies in page i // page_size.  Nodes follow the
     context: node j lies at position cached_len + j of the same table.
     shared: the prefix-cache entries of the first len(shared) pages; these pages are read-only.
+    tenant: whose prefixes it shares.
     """
 
     request_id: str
@@ -42,6 +43,7 @@ class Sequence:
     shared: list[CachedPage] = field(default_factory=list)
     tree: TokenTree = EMPTY_TREE  # the live nodes; all of them hold KV
     pending: Pending | None = None
+    tenant: bytes = b""
     _log: TokenLog = field(default_factory=lambda: TokenLog(capacity=_INITIAL_CAPACITY))
     _slots: npt.NDArray[np.int64] = field(
         default_factory=lambda: np.empty(_INITIAL_CAPACITY, np.int64)
@@ -61,6 +63,11 @@ class Sequence:
     def slots(self) -> npt.NDArray[np.int64]:
         """int64[len(pages) * page_size], slot by position; a view."""
         return self._slots[: len(self.pages) * self.page_size]
+
+    @property
+    def prefix_end(self) -> Parent:
+        """What the prefix cache's entry of the next full page stands below."""
+        return self.shared[-1].serial if self.shared else self.tenant
 
     @property
     def num_slots_used(self) -> int:

@@ -16,7 +16,7 @@ class CommitFrame(_message.Message):
     def __init__(self, commits: _Optional[_Iterable[_Union[Commit, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "token_ids", "prompt_len", "max_nodes", "task", "params")
+    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "token_ids", "prompt_len", "max_nodes", "task", "params", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class Commit(_message.Message):
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     TASK_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     base_len: int
@@ -35,7 +36,8 @@ class Commit(_message.Message):
     max_nodes: int
     task: str
     params: _common_pb2.SamplingParams
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., task: _Optional[str] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+    tenant: bytes
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., prompt_len: _Optional[int] = ..., max_nodes: _Optional[int] = ..., task: _Optional[str] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[bytes] = ...) -> None: ...
 
 class ProposalFrame(_message.Message):
     __slots__ = ("proposals", "observations", "refusals", "pages_in_use", "pages_total", "num_requests", "draft_time_s", "completions")

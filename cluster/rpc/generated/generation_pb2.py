@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from cluster.rpc.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64rafthouse/v1/generation.proto\x12\rdrafthouse.v1\x1a\x1a\x64rafthouse/v1/common.proto\"\xba\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.drafthouse.v1.ChatMessagesH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.drafthouse.v1.TokenIdsH\x00\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.drafthouse.v1.SamplingOptions\x12\t\n\x01n\x18\x06 \x01(\r\x12\x36\n\x0bspeculation\x18\x07 \x01(\x0b\x32!.drafthouse.v1.SpeculationRequest\x12>\n\x08metadata\x18\x08 \x03(\x0b\x32,.drafthouse.v1.GenerateRequest.MetadataEntry\x12,\n\x06resume\x18\t \x03(\x0b\x32\x1c.drafthouse.v1.ResumedChoice\x12\x12\n\nrequest_id\x18\n \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06prompt\"<\n\x0c\x43hatMessages\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.drafthouse.v1.ChatMessage\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x0f\"\x8c\x05\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x08 \x03(\x0b\x32-.drafthouse.v1.SamplingOptions.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\n \x01(\rH\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x14\n\x0cinclude_stop\x18\r \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x0f\x12\x12\n\nignore_eos\x18\x0f \x01(\x08\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0b\n\t_logprobs\"\xd9\x01\n\x12SpeculationRequest\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x32\n\x08\x64rafters\x18\x03 \x01(\x0b\x32\x1b.drafthouse.v1.DrafterNamesH\x02\x88\x01\x01\x12\x1a\n\rlatency_class\x18\x04 \x01(\tH\x03\x88\x01\x01\x42\n\n\x08_enabledB\x13\n\x11_max_draft_tokensB\x0b\n\t_draftersB\x10\n\x0e_latency_class\"C\n\rResumedChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x0f\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\xcf\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12+\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x1a.drafthouse.v1.ChoiceDelta\x12#\n\x05usage\x18\x05 \x01(\x0b\x32\x14.drafthouse.v1.Usage\x12@\n\x14speculative_decoding\x18\x06 \x01(\x0b\x32\".drafthouse.v1.SpeculativeDecoding\"\xb8\x01\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x0f\x12)\n\x08logprobs\x18\x04 \x01(\x0b\x32\x17.drafthouse.v1.Logprobs\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.drafthouse.v1.FinishReason\x12\x11\n\x04stop\x18\x06 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_stop\"\x81\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x03 \x01(\x04\x12\"\n\x1arejected_prediction_tokens\x18\x04 \x01(\x04\"\xe0\x01\n\x13SpeculativeDecoding\x12\x1e\n\x16mean_acceptance_length\x18\x01 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x02 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x03 \x03(\x04\x12\x16\n\x0enum_spec_steps\x18\x04 \x01(\x04\x12!\n\x19num_accepted_draft_tokens\x18\x05 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x06 \x01(\x04\x12\x17\n\x0fnum_spec_tokens\x18\x07 \x01(\x04\x32\x62\n\x11GenerationService\x12M\n\x08Generate\x12\x1e.drafthouse.v1.GenerateRequest\x1a\x1f.drafthouse.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x64rafthouse/v1/generation.proto\x12\rdrafthouse.v1\x1a\x1a\x64rafthouse/v1/common.proto\"\xce\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12+\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x1b.drafthouse.v1.ChatMessagesH\x00\x12)\n\x06tokens\x18\x04 \x01(\x0b\x32\x17.drafthouse.v1.TokenIdsH\x00\x12\x30\n\x08sampling\x18\x05 \x01(\x0b\x32\x1e.drafthouse.v1.SamplingOptions\x12\t\n\x01n\x18\x06 \x01(\r\x12\x36\n\x0bspeculation\x18\x07 \x01(\x0b\x32!.drafthouse.v1.SpeculationRequest\x12>\n\x08metadata\x18\x08 \x03(\x0b\x32,.drafthouse.v1.GenerateRequest.MetadataEntry\x12,\n\x06resume\x18\t \x03(\x0b\x32\x1c.drafthouse.v1.ResumedChoice\x12\x12\n\nrequest_id\x18\n \x01(\t\x12\x12\n\ncache_salt\x18\x0b \x01(\t\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x42\x08\n\x06prompt\"<\n\x0c\x43hatMessages\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.drafthouse.v1.ChatMessage\":\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"\x1d\n\x08TokenIds\x12\x11\n\ttoken_ids\x18\x01 \x03(\x0f\"\x8c\x05\n\x0fSamplingOptions\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\rH\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x41\n\nlogit_bias\x18\x08 \x03(\x0b\x32-.drafthouse.v1.SamplingOptions.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x17\n\nmax_tokens\x18\n \x01(\rH\x08\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x0b \x01(\rH\t\x88\x01\x01\x12\x0c\n\x04stop\x18\x0c \x03(\t\x12\x14\n\x0cinclude_stop\x18\r \x01(\x08\x12\x16\n\x0estop_token_ids\x18\x0e \x03(\x0f\x12\x12\n\nignore_eos\x18\x0f \x01(\x08\x12\x15\n\x08logprobs\x18\x10 \x01(\rH\n\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x15\n\x13_repetition_penaltyB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\x0b\n\t_logprobs\"\xd9\x01\n\x12SpeculationRequest\x12\x14\n\x07\x65nabled\x18\x01 \x01(\x08H\x00\x88\x01\x01\x12\x1d\n\x10max_draft_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x32\n\x08\x64rafters\x18\x03 \x01(\x0b\x32\x1b.drafthouse.v1.DrafterNamesH\x02\x88\x01\x01\x12\x1a\n\rlatency_class\x18\x04 \x01(\tH\x03\x88\x01\x01\x42\n\n\x08_enabledB\x13\n\x11_max_draft_tokensB\x0b\n\t_draftersB\x10\n\x0e_latency_class\"C\n\rResumedChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x0f\x12\x10\n\x08\x66inished\x18\x03 \x01(\x08\"\xcf\x01\n\x10GenerateResponse\x12\n\n\x02id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12+\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x1a.drafthouse.v1.ChoiceDelta\x12#\n\x05usage\x18\x05 \x01(\x0b\x32\x14.drafthouse.v1.Usage\x12@\n\x14speculative_decoding\x18\x06 \x01(\x0b\x32\".drafthouse.v1.SpeculativeDecoding\"\xb8\x01\n\x0b\x43hoiceDelta\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x11\n\ttoken_ids\x18\x03 \x03(\x0f\x12)\n\x08logprobs\x18\x04 \x01(\x0b\x32\x17.drafthouse.v1.Logprobs\x12\x32\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x1b.drafthouse.v1.FinishReason\x12\x11\n\x04stop\x18\x06 \x01(\tH\x00\x88\x01\x01\x42\x07\n\x05_stop\"\x81\x01\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\x04\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\x04\x12\"\n\x1a\x61\x63\x63\x65pted_prediction_tokens\x18\x03 \x01(\x04\x12\"\n\x1arejected_prediction_tokens\x18\x04 \x01(\x04\"\xe0\x01\n\x13SpeculativeDecoding\x12\x1e\n\x16mean_acceptance_length\x18\x01 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x02 \x01(\x01\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x03 \x03(\x04\x12\x16\n\x0enum_spec_steps\x18\x04 \x01(\x04\x12!\n\x19num_accepted_draft_tokens\x18\x05 \x01(\x04\x12\x18\n\x10num_draft_tokens\x18\x06 \x01(\x04\x12\x17\n\x0fnum_spec_tokens\x18\x07 \x01(\x04\x32\x62\n\x11GenerationService\x12M\n\x08Generate\x12\x1e.drafthouse.v1.GenerateRequest\x1a\x1f.drafthouse.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,31 +37,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_options = b'8\001'
   _globals['_GENERATEREQUEST']._serialized_start=78
-  _globals['_GENERATEREQUEST']._serialized_end=520
-  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_start=463
-  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_end=510
-  _globals['_CHATMESSAGES']._serialized_start=522
-  _globals['_CHATMESSAGES']._serialized_end=582
-  _globals['_CHATMESSAGE']._serialized_start=584
-  _globals['_CHATMESSAGE']._serialized_end=642
-  _globals['_TOKENIDS']._serialized_start=644
-  _globals['_TOKENIDS']._serialized_end=673
-  _globals['_SAMPLINGOPTIONS']._serialized_start=676
-  _globals['_SAMPLINGOPTIONS']._serialized_end=1328
-  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=1116
-  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=1164
-  _globals['_SPECULATIONREQUEST']._serialized_start=1331
-  _globals['_SPECULATIONREQUEST']._serialized_end=1548
-  _globals['_RESUMEDCHOICE']._serialized_start=1550
-  _globals['_RESUMEDCHOICE']._serialized_end=1617
-  _globals['_GENERATERESPONSE']._serialized_start=1620
-  _globals['_GENERATERESPONSE']._serialized_end=1827
-  _globals['_CHOICEDELTA']._serialized_start=1830
-  _globals['_CHOICEDELTA']._serialized_end=2014
-  _globals['_USAGE']._serialized_start=2017
-  _globals['_USAGE']._serialized_end=2146
-  _globals['_SPECULATIVEDECODING']._serialized_start=2149
-  _globals['_SPECULATIVEDECODING']._serialized_end=2373
-  _globals['_GENERATIONSERVICE']._serialized_start=2375
-  _globals['_GENERATIONSERVICE']._serialized_end=2473
+  _globals['_GENERATEREQUEST']._serialized_end=540
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_start=483
+  _globals['_GENERATEREQUEST_METADATAENTRY']._serialized_end=530
+  _globals['_CHATMESSAGES']._serialized_start=542
+  _globals['_CHATMESSAGES']._serialized_end=602
+  _globals['_CHATMESSAGE']._serialized_start=604
+  _globals['_CHATMESSAGE']._serialized_end=662
+  _globals['_TOKENIDS']._serialized_start=664
+  _globals['_TOKENIDS']._serialized_end=693
+  _globals['_SAMPLINGOPTIONS']._serialized_start=696
+  _globals['_SAMPLINGOPTIONS']._serialized_end=1348
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_start=1136
+  _globals['_SAMPLINGOPTIONS_LOGITBIASENTRY']._serialized_end=1184
+  _globals['_SPECULATIONREQUEST']._serialized_start=1351
+  _globals['_SPECULATIONREQUEST']._serialized_end=1568
+  _globals['_RESUMEDCHOICE']._serialized_start=1570
+  _globals['_RESUMEDCHOICE']._serialized_end=1637
+  _globals['_GENERATERESPONSE']._serialized_start=1640
+  _globals['_GENERATERESPONSE']._serialized_end=1847
+  _globals['_CHOICEDELTA']._serialized_start=1850
+  _globals['_CHOICEDELTA']._serialized_end=2034
+  _globals['_USAGE']._serialized_start=2037
+  _globals['_USAGE']._serialized_end=2166
+  _globals['_SPECULATIVEDECODING']._serialized_start=2169
+  _globals['_SPECULATIVEDECODING']._serialized_end=2393
+  _globals['_GENERATIONSERVICE']._serialized_start=2395
+  _globals['_GENERATIONSERVICE']._serialized_end=2493
 # @@protoc_insertion_point(module_scope)

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("model", "text", "chat", "tokens", "sampling", "n", "speculation", "metadata", "resume", "request_id")
+    __slots__ = ("model", "text", "chat", "tokens", "sampling", "n", "speculation", "metadata", "resume", "request_id", "cache_salt")
     class MetadataEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class GenerateRequest(_message.Message):
     METADATA_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     model: str
     text: str
     chat: ChatMessages
@@ -36,7 +37,8 @@ class GenerateRequest(_message.Message):
     metadata: _containers.ScalarMap[str, str]
     resume: _containers.RepeatedCompositeFieldContainer[ResumedChoice]
     request_id: str
-    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., n: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationRequest, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., resume: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ..., request_id: _Optional[str] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, model: _Optional[str] = ..., text: _Optional[str] = ..., chat: _Optional[_Union[ChatMessages, _Mapping]] = ..., tokens: _Optional[_Union[TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., n: _Optional[int] = ..., speculation: _Optional[_Union[SpeculationRequest, _Mapping]] = ..., metadata: _Optional[_Mapping[str, str]] = ..., resume: _Optional[_Iterable[_Union[ResumedChoice, _Mapping]]] = ..., request_id: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class ChatMessages(_message.Message):
     __slots__ = ("messages",)

@@ -18,7 +18,7 @@ class VerifyFrame(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[VerifyItem, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ..., apart: _Optional[bool] = ...) -> None: ...
 
 class VerifyItem(_message.Message):
-    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "delta", "tree_token_ids", "tree_parents", "prompt_len", "params")
+    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "delta", "tree_token_ids", "tree_parents", "prompt_len", "params", "tenant")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class VerifyItem(_message.Message):
     TREE_PARENTS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     base_len: int
@@ -37,7 +38,8 @@ class VerifyItem(_message.Message):
     tree_parents: bytes
     prompt_len: int
     params: _common_pb2.SamplingParams
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., delta: _Optional[bytes] = ..., tree_token_ids: _Optional[bytes] = ..., tree_parents: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ...) -> None: ...
+    tenant: bytes
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., delta: _Optional[bytes] = ..., tree_token_ids: _Optional[bytes] = ..., tree_parents: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[bytes] = ...) -> None: ...
 
 class VerdictFrame(_message.Message):
     __slots__ = ("verdicts", "misses", "refusals", "report", "in_hand")

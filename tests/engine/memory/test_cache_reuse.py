@@ -66,6 +66,27 @@ def test_a_prefix_hit_saves_rows_and_changes_nothing(engine: Engine, oracle: obj
     torch.testing.assert_close(found, expected_rows(oracle, second, tree), **CLOSE)
 
 
+def test_another_tenant_finds_no_prefix_and_gets_the_same_rows(
+    engine: Engine, oracle: object
+) -> None:
+    run(engine, Work("first", 0, prompt(24), tenant=b"a"))
+    for tenant in (b"", b"b", b"a"):
+        name = f"of {tenant!r}"
+        found = rows(run(engine, Work(name, 0, prompt(24), tenant=tenant)))
+        assert engine.last_step.num_prefix_hit_tokens == (20 if tenant == b"a" else 0)
+        torch.testing.assert_close(found[0], last_logits(oracle, prompt(24)), **CLOSE)
+    engine.check_integrity()
+
+
+def test_a_request_that_opens_again_for_another_tenant_keeps_nothing(engine: Engine) -> None:
+    run(engine, Work("a", 0, prompt(24), tenant=b"a"))
+    run(engine, Work("a", 0, prompt(24), tenant=b"b"))
+    assert engine.last_step.num_rows == 24
+    run(engine, Work("other", 0, prompt(24), tenant=b"b"))
+    assert engine.last_step.num_prefix_hit_tokens == 20
+    engine.check_integrity()
+
+
 def test_a_prefix_outlives_the_request_that_computed_it(engine: Engine, oracle: object) -> None:
     run(engine, Work("first", 0, prompt(24)))
     engine.release("first")

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cluster.core import EMPTY_TOKENS, TokenTree, token_array
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pages import PagePool
-from cluster.engine.memory.prefix_cache import ROOT, PrefixCache
+from cluster.engine.memory.prefix_cache import PrefixCache
 from cluster.engine.memory.residency import Residency
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.types import LayerSpec
@@ -152,12 +152,13 @@ TestResidents.settings = settings(
 
 def test_a_hit_compares_tokens_and_their_whole_prefix() -> None:
     cache = PrefixCache(page_size=2)
-    first = cache.insert(ROOT, token_array([1, 2]), page=0)
+    first = cache.insert(b"", token_array([1, 2]), page=0)
     second = cache.insert(first.serial, token_array([3, 4]), page=1)
-    assert cache.match(ROOT, token_array([1, 2, 3, 4, 5])) == [first, second]
-    assert cache.match(ROOT, token_array([1, 2, 3])) == [first]
-    assert cache.match(ROOT, token_array([3, 4])) == []
+    assert cache.match(b"", token_array([1, 2, 3, 4, 5])) == [first, second]
+    assert cache.match(b"", token_array([1, 2, 3])) == [first]
+    assert cache.match(b"", token_array([3, 4])) == []
     assert cache.match(second.serial, token_array([1, 2])) == []
+    assert cache.match(b"other", token_array([1, 2, 3])) == []
 
 
 def test_the_least_recently_used_page_goes_first_and_children_before_parents() -> None:

@@ -39,6 +39,7 @@ class Author:
         request_id: str = "a",
         task: str = "default",
         max_nodes: int = 16,
+        tenant: bytes = b"",
     ) -> None:
         self.tokens: list[int] = []
         self.generation = 1
@@ -47,6 +48,7 @@ class Author:
         self._params = params
         self._task = task
         self._max_nodes = max_nodes
+        self._tenant = tenant
 
     def opening(self) -> Commit:
         return self.commit(self._prompt)
@@ -69,6 +71,7 @@ class Author:
             self._max_nodes,
             self._task,
             self._params if base_len == 0 else None,
+            self._tenant if base_len == 0 else b"",
         )
 
     def task(self) -> DraftTask:

@@ -79,7 +79,7 @@ def logprobs(size: int) -> st.SearchStrategy[tuple[core.TokenLogprob, ...]]:
 
 verify_items = st.builds(
     core.VerifyItem, ids, generations, lengths, hashes, tokens(1), trees(), lengths,
-    st.none() | params,
+    st.none() | params, st.binary(max_size=16),
 )  # fmt: skip
 
 
@@ -99,7 +99,7 @@ reports = st.builds(
 )
 commits = st.builds(
     core.Commit, ids, generations, lengths, hashes, tokens(), lengths, lengths, ids,
-    st.none() | params,
+    st.none() | params, st.binary(max_size=16),
 )  # fmt: skip
 
 
@@ -114,7 +114,15 @@ def proposals(draw: st.DrawFn) -> core.Proposal:
 
 observations = st.builds(core.Observation, ids, generations, lengths, st.none() | doubles)
 requests = st.builds(
-    core.Request, ids, tokens(1), params, ids, speculation, tokens(), st.booleans()
+    core.Request,
+    ids,
+    tokens(1),
+    params,
+    ids,
+    speculation,
+    tokens(),
+    st.booleans(),
+    st.binary(max_size=16),
 )
 stats = st.builds(
     core.SpeculationStats, lengths, lengths, lengths, lengths, lengths,

@@ -1,6 +1,6 @@
-"""One thing per task class, least recently used out.
+"""One thing per key, least recently used out.
 
-Task names come from clients, so their number is not trusted.
+Names of task classes and tenants come from clients, so their number is not trusted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 DEFAULT_BOUND = 256
 
 
-class PerTask(Generic[T]):
+class Bounded(Generic[T]):
     """A mapping that makes what it lacks and never exceeds `bound` entries."""
 
     def __init__(self, make: Callable[[], T], bound: int = DEFAULT_BOUND) -> None:

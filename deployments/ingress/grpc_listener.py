@@ -1,0 +1,81 @@
+"""The gRPC face on a port of the ingress' own, where Ray Serve's proxy is not to listen.
+
+Serve's proxy listens on all interfaces, whatever is configured.  Here the interface is chosen.  All
+replicas on a node share the port, and the kernel spreads connections over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health
+from grpc_reflection.v1alpha import reflection
+
+from cluster.config import Config
+from cluster.errors import ConfigError, DrafthouseError
+from cluster.rpc.options import public_server_options
+from cluster.rpc.status import abort
+from deployments.addresses import joined
+from deployments.ingress.grpc_face import GrpcFace
+from deployments.ingress.servicers import (
+    GENERATION,
+    add_generation,
+    add_health,
+    message_limit,
+)
+
+# A client whose stream is cut can resume it; the stop of the whole application must not hang.
+_GRACE_S = 5.0
+
+
+class GrpcListener:
+    """A server that listens from `start` to `stop`."""
+
+    def __init__(self, face: GrpcFace, config: Config) -> None:
+        self._where = config.grpc
+        self._server = grpc.aio.server(options=public_server_options(message_limit(config.ingress)))
+        servicer = _Servicer(face)
+        add_generation(servicer, self._server)
+        add_health(servicer, self._server)
+        names = (GENERATION, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self) -> None:
+        """Raises ConfigError when the address cannot be had."""
+        where = joined(self._where.host, self._where.port)
+        try:
+            self._server.add_insecure_port(where)
+        except RuntimeError as error:
+            raise ConfigError(
+                f"grpc: {where} cannot be bound on this node; choose another host or port, or set "
+                "grpc.listener: serve",
+                param="grpc",
+            ) from error
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """Refuse new calls, give open ones a few seconds, then break them."""
+        await self._server.stop(_GRACE_S)
+
+
+class _Servicer:
+    """The face's methods as gRPC calls them: bytes in, bytes out."""
+
+    def __init__(self, face: GrpcFace) -> None:
+        self._face = face
+
+    async def Generate(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
+        async for response in self._face.generate(body, context):
+            yield response.SerializeToString()
+
+    async def Check(self, body: bytes, context: Any) -> bytes:
+        try:
+            return bytes((await self._face.check(body, context)).SerializeToString())
+        except DrafthouseError as error:
+            await abort(context, error)
+
+    async def Watch(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
+        async for response in self._face.watch(body):
+            yield response.SerializeToString()

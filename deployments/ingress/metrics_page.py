@@ -1,0 +1,86 @@
+"""What /metrics says: the series of every process that records any, side by side.
+
+Any ingress replica may be the one that answers, and the next scrape may reach another.  So each
+sample carries the name of the process that it is of, and nothing is added up: a counter is one
+process' own, and never falls while that lives.  A process that does not answer in time is absent
+from that scrape, which says how many are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Protocol
+
+from cluster import metrics
+from cluster.errors import DrafthouseError
+from cluster.metrics import Recorder
+
+log = logging.getLogger(__name__)
+
+# Half of the time that Prometheus gives a scrape unless told otherwise.
+_TIMEOUT_S = 5.0
+
+
+class AsksCoordinator(Protocol):
+    """A link to a coordinator, as far as it is needed here."""
+
+    async def metrics(self, timeout_s: float) -> bytes: ...
+
+
+# The texts of the other ingress replicas that answer in time.
+AskOthers = Callable[[float], Awaitable[list[bytes]]]
+
+
+async def nobody(timeout_s: float) -> list[bytes]:
+    """The other replicas of an ingress that has none."""
+    return []
+
+
+async def metrics_page(
+    own: Recorder,
+    coordinators: Mapping[str, AsksCoordinator],
+    others: AskOthers,
+    num_others: int,
+) -> bytes:
+    """own: of the replica that answers.  num_others: replicas that there should be beside it."""
+    answers, found = await asyncio.gather(
+        asyncio.gather(*(_ask(name, link) for name, link in coordinators.items())),
+        others(_TIMEOUT_S),
+    )
+    texts = [text for text in answers if text is not None]
+    scrape = Recorder(only=(metrics.MISSING_PROCESSES,))
+    missing = {"coordinator": len(answers) - len(texts), "ingress": num_others - len(found)}
+    for role, count in missing.items():
+        scrape.set(metrics.MISSING_PROCESSES, max(count, 0), role=role)
+    return side_by_side([scrape.render(), own.render(), *found, *texts])
+
+
+async def _ask(name: str, link: AsksCoordinator) -> bytes | None:
+    try:
+        return await link.metrics(_TIMEOUT_S)
+    except DrafthouseError as error:
+        log.info("coordinator id=%s gives no metrics: %s", name, error)
+        return None
+
+
+def side_by_side(texts: Iterable[bytes]) -> bytes:
+    """One text in Prometheus' format out of several, each family described once."""
+    comments: dict[str, list[str]] = {}
+    samples: dict[str, list[str]] = {}
+    for text in texts:
+        family = ""
+        for line in text.decode().splitlines():
+            if not line.startswith("# "):
+                samples[family].append(line)
+                continue
+            _, kind, family, _ = line.split(" ", 3)
+            samples.setdefault(family, [])
+            known = comments.setdefault(family, [])
+            if not any(comment.startswith(f"# {kind} ") for comment in known):
+                known.append(line)
+    lines = [
+        line for family, described in comments.items() for line in (*described, *samples[family])
+    ]
+    return ("\n".join(lines) + "\n").encode()

@@ -1,0 +1,60 @@
+"""What Ray reads from its environment, set before `ray` is imported for the first time.
+
+Ray runs code for whoever reaches its ports: the dashboard takes jobs, Serve's replicas unpickle
+what their own gRPC servers are sent, on all interfaces whatever anybody configures.  So no command
+of ours starts or joins a Ray that does not ask for a token.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+
+from cluster.config import Config
+from cluster.errors import ConfigError
+from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
+
+_MODE = "RAY_AUTH_MODE"
+_TOKEN = "RAY_AUTH_TOKEN"
+_TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+
+
+def prepare_to_start(config: Config) -> None:
+    """For a Ray of this command's own.  Raises ConfigError where a token is not to be asked for.
+
+    The token is the one that the environment names, else one is drawn.
+    """
+    _require_token()
+    if not os.environ.get(_TOKEN) and not os.environ.get(_TOKEN_PATH):
+        os.environ[_TOKEN] = secrets.token_hex(32)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Workers at nice 15, Ray's default, leave drafters no room to stand back behind the target.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    os.environ.setdefault("RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S", "1")
+    os.environ.setdefault(MESSAGE_LIMIT, str(message_limit(config.ingress)))
+    # Actors that reserve no GPU still see them: `device: auto` uses one without any flag.
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    if config.network.interface == "loopback":
+        # Named for where Ray does so by default; on Linux, too, 0 means a node known as 127.0.0.1,
+        # at which then every server of Ray's own listens.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+
+def prepare_to_join() -> None:
+    """For a Ray that runs already; raises ConfigError where no token is to be shown to it."""
+    _require_token()
+
+
+def drawn_token() -> str | None:
+    """The token to show to the dashboard; None where a file of the user's own holds it."""
+    return os.environ.get(_TOKEN)
+
+
+def _require_token() -> None:
+    mode = os.environ.setdefault(_MODE, "token")
+    if mode != "token":
+        raise ConfigError(
+            f"{_MODE}={mode}: whoever reaches this machine's ports could run code on it; unset it, "
+            "and a token will be asked for",
+            param=_MODE,
+        )

@@ -1,0 +1,165 @@
+"""Who can reach what: tokens and interfaces, as far as they show without a running Ray."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.config import Config, NetworkConfig
+from cluster.errors import ConfigError
+from deployments.addresses import from_here, is_loopback, joined
+from deployments.cli import main
+from deployments.ray_environment import prepare_to_join, prepare_to_start
+from deployments.ray_token import check_asks_for_token
+from deployments.replica import address_for
+from tests.deployments.conftest import free_port
+
+NAMES = (
+    "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER",
+    "RAY_USAGE_STATS_ENABLED", "RAY_worker_niceness", "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE",
+)  # fmt: skip
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Without any of Ray's settings, and put back as it was afterwards."""
+    for name in NAMES:
+        monkeypatch.setenv(name, "")  # so that it is put back whoever sets it
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    arguments = {
+        "target": {"engine": {"model": "org/model"}},
+        "grpc": {"port": free_port()},
+        "dashboard": {"port": free_port(), "host": "0.0.0.0"},
+    }
+    document = {
+        "http_options": {"port": free_port()},
+        "applications": [{"import_path": "deployments.app:build", "args": arguments}],
+    }
+    path = tmp_path / "serve.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.mark.parametrize("more", [[], ["--address", "auto"]], ids=["started here", "joined"])
+def test_a_ray_without_a_token_is_refused_with_the_remedy(
+    config_file: Path,
+    more: list[str],
+    environment: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    environment.setenv("RAY_AUTH_MODE", "disabled")
+    assert main(["serve", str(config_file), *more]) == 2
+    message = capsys.readouterr().err
+    assert "RAY_AUTH_MODE=disabled: whoever reaches this machine's ports could run code" in message
+    assert "unset it" in message
+
+
+def test_a_ray_of_ones_own_gets_another_token_every_time(environment: pytest.MonkeyPatch) -> None:
+    tokens = set()
+    for _ in range(2):
+        environment.delenv("RAY_AUTH_TOKEN", raising=False)
+        prepare_to_start(Config())
+        assert os.environ["RAY_AUTH_MODE"] == "token"
+        tokens.add(os.environ["RAY_AUTH_TOKEN"])
+    assert len(tokens) == 2
+    assert min(map(len, tokens)) >= 32
+
+
+def test_the_users_own_token_is_kept(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("RAY_AUTH_TOKEN_PATH", "/some/file")
+    prepare_to_start(Config())
+    assert "RAY_AUTH_TOKEN" not in os.environ
+    environment.setenv("RAY_AUTH_TOKEN", "mine")
+    prepare_to_start(Config())
+    assert os.environ["RAY_AUTH_TOKEN"] == "mine"
+
+
+def test_a_cluster_is_joined_with_a_token_that_is_already_there(
+    environment: pytest.MonkeyPatch,
+) -> None:
+    prepare_to_join()
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+@pytest.mark.parametrize("interface", ["loopback", "node"])
+def test_ray_itself_listens_where_the_parts_do(
+    interface: str, environment: pytest.MonkeyPatch
+) -> None:
+    prepare_to_start(Config(network=NetworkConfig(interface)))  # type: ignore[arg-type]
+    is_told = os.environ.get("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER") == "0"
+    assert is_told == (interface == "loopback")
+
+
+@contextmanager
+def dashboard(answer: bytes, status: int = 200) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/api/authentication_mode" else 404)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            """Not on the tests' output."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_cluster_that_asks_nobody_for_a_token_is_not_joined() -> None:
+    with (
+        dashboard(b'{"authentication_mode": "disabled"}') as where,
+        pytest.raises(ConfigError, match="ray get-auth-token --generate"),
+    ):
+        check_asks_for_token("10.0.0.1:6379", where)
+    with dashboard(b'{"authentication_mode": "token"}') as where:
+        check_asks_for_token("10.0.0.1:6379", where)
+
+
+@pytest.mark.parametrize("answer", [b"<html>", b"{}", b"[]"])
+def test_a_dashboard_that_does_not_say_is_warned_of(
+    answer: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with dashboard(answer) as where:
+        check_asks_for_token("10.0.0.1:6379", where)
+    assert "does not say who may use" in caplog.text
+
+
+def test_parts_listen_on_loopback_unless_the_configuration_says_node() -> None:
+    assert address_for("loopback", 1, "10.0.0.1") == "127.0.0.1"
+    assert address_for("node", 1, "10.0.0.1") == "10.0.0.1"
+    assert address_for("node", 3, "10.0.0.1") == "10.0.0.1"
+
+
+def test_loopback_in_a_cluster_of_several_nodes_is_refused_with_the_remedy() -> None:
+    with pytest.raises(ConfigError, match="has 2 nodes; set it to node") as caught:
+        address_for("loopback", 2, "10.0.0.1")
+    assert caught.value.param == "network.interface"
+
+
+def test_addresses_are_read_as_servers_read_them() -> None:
+    assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "a.b")] == [
+        True, True, True, False, False,
+    ]  # fmt: skip
+    assert joined("::1", 9) == "[::1]:9"
+    assert joined(from_here("0.0.0.0"), 9) == "127.0.0.1:9"
+    assert from_here("10.0.0.1") == "10.0.0.1"

@@ -1,0 +1,33 @@
+"""`LLM`: whose text a request is, as drafters hear it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster.config import Config, DrafterConfig
+from cluster.core import SamplingParams
+from cluster.local import LLM
+from cluster.tenant import DEFAULT_TENANT, tenant_of
+from tests.support.draft.recorder import Recorder
+from tests.support.local_models import target
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+def test_drafters_hear_the_tenant_of_a_salt_and_not_the_salt(
+    checkpoint_factory: Callable[..., Path],
+) -> None:
+    config = Config(
+        target=target(checkpoint_factory("llama")),
+        drafters={"recorder": DrafterConfig(kind="tests.support.draft.recorder:Recorder")},
+    )
+    with LLM(config) as llm:
+        texts = {
+            tuple(llm.generate([5, 6, 7], GREEDY, cache_salt=salt)[0].token_ids)
+            for salt in ("secret", None)
+        }
+    assert len(texts) == 1, "a salt changes no text"
+    opened = [commit.tenant for commit in Recorder.commits if commit.params is not None]
+    assert set(opened) == {tenant_of("secret"), DEFAULT_TENANT}
+    assert not any(b"secret" in commit.tenant for commit in Recorder.commits)
