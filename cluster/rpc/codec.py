@@ -206,6 +206,8 @@ def encode_description(description: WorkerDescription) -> pb.DescribeResponse:
         devices=description.devices,
         step_rows=description.step_rows,
         step_times_s=description.step_times_s,
+        native_build=description.native_build,
+        is_reproducible=description.is_reproducible,
     )
 
 
@@ -224,4 +226,6 @@ def decode_description(message: pb.DescribeResponse) -> WorkerDescription:
         devices=tuple(message.devices),
         step_rows=tuple(message.step_rows),
         step_times_s=tuple(message.step_times_s),
+        native_build=message.native_build,
+        is_reproducible=message.is_reproducible,
     )

@@ -80,6 +80,8 @@ def test_every_frame_survives_the_wire(
         max_batch_tokens=frames.lengths,
         step_rows=st.lists(frames.lengths, max_size=5).map(tuple),
         step_times_s=st.lists(st.floats(0.0, 10.0), max_size=5).map(tuple),
+        native_build=frames.ids,
+        is_reproducible=st.booleans(),
     )
 )
 def test_a_description_survives_the_wire(description: WorkerDescription) -> None:

@@ -64,11 +64,12 @@ def _flat(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArr
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    library = cpp.load(Path(__file__).parent, ("unite.cpp",))
-    if library is not None:
-        library.unite.argtypes = [_POINTER, _POINTER]
-        library.unite.restype = _INT64
-    return library
+    native = cpp.load(Path(__file__).parent, ("unite.cpp",), {"Held": _Held, "United": _United})
+    if native is None:
+        return None
+    native.library.unite.argtypes = [_POINTER, _POINTER]
+    native.library.unite.restype = _INT64
+    return native.library
 
 
 def is_available() -> bool:
