@@ -16,7 +16,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve test check format docs lint-protos mutation stubs train clean
+.PHONY: help serve test check check-native format docs lint-protos mutation stubs train clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -40,6 +40,20 @@ check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files
 	$(BIN)/python -m cluster.rpc.generate --check
 	@if command -v buf >/dev/null; then buf lint protos; else echo "buf is not installed: its lint of protos/ is left to \`make lint-protos\`"; fi
 	$(BIN)/python -m cluster.reference --check
+
+# The interpreter is no sanitized program, so the library must be there before it; what it leaks at
+# its end is its own affair.  ThreadSanitizer gets a program without one.
+SANITIZERS = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libubsan.so)
+NATIVE_TESTS = tests/engine/cpu/test_kernels.py tests/engine/draw/test_native.py tests/spec/test_merge_trees.py tests/spec/test_tree_check.py \
+	tests/engine/cpu/test_decoder_layer.py tests/draft/test_native_growth.py
+
+check-native: $(VENV)/.dev-installed ## the C++ sources under sanitizers (g++; about ten minutes)
+	DRAFTHOUSE_NATIVE=sanitized LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 \
+		UBSAN_OPTIONS=print_stacktrace=1 $(BIN)/python -m pytest $(NATIVE_TESTS)
+	@mkdir -p build
+	g++ -std=c++17 -O1 -g -march=native -fsanitize=thread -pthread -o build/threads tests/native/threads.cpp \
+		cluster/engine/cpu/*.cpp
+	build/threads
 
 format: $(VENV)/.dev-installed ## rewrite the sources in the one format
 	$(BIN)/ruff check --fix .

@@ -14,7 +14,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -25,24 +26,60 @@ _OPTIONS = (
     "-std=c++17", "-O2", "-march=native", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti",
     "-fPIC", "-shared", "-pthread",
 )  # fmt: skip
+# What `make check-native` builds with; the process must preload the sanitizer's library.
+_SANITIZED = (
+    "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g",
+)  # fmt: skip
 _COMPILE_TIMEOUT_S = 120.0
 
 
-def load(folder: Path, names: Sequence[str]) -> ctypes.CDLL | None:
+@dataclass(frozen=True, slots=True)
+class Native:
+    """A loaded library.
+
+    build: names all that its machine code follows from (sources, options, compiler, processor):
+    libraries of different builds may round differently.
+    """
+
+    library: ctypes.CDLL
+    build: str
+
+
+def load(
+    folder: Path, names: Sequence[str], structures: Mapping[str, type[ctypes.Structure]]
+) -> Native | None:
     """The library of these sources and headers; None, and a line in the log, where there is none.
 
-    DRAFTHOUSE_NATIVE=0 does without it.  Libraries are kept in $XDG_CACHE_HOME/drafthouse, named
-    after everything they depend on.
+    structures: what its functions are handed, by their C++ names, of which `struct_size` in the
+    sources tells the size.  DRAFTHOUSE_NATIVE=0 does without native code, "sanitized" checks
+    every access of it.  Libraries are kept in $XDG_CACHE_HOME/drafthouse, named after their build.
     """
-    if os.environ.get("DRAFTHOUSE_NATIVE") == "0":
+    mode = os.environ.get("DRAFTHOUSE_NATIVE")
+    if mode == "0":
         return None
+    options = (*_OPTIONS, *_SANITIZED) if mode == "sanitized" else _OPTIONS
     try:
-        return ctypes.CDLL(str(_built(folder, names)))
-    except (OSError, subprocess.SubprocessError) as error:
+        path = _built(folder, names, options)
+        library = ctypes.CDLL(str(path))
+        _compare_sizes(library, structures)
+    except (OSError, AttributeError, subprocess.SubprocessError) as error:
         log.info(
             "no native code of %s, the slow way is taken: %s", folder.parent.name, _reason(error)
         )
         return None
+    return Native(library, path.stem.removeprefix("native-"))
+
+
+def _compare_sizes(library: ctypes.CDLL, structures: Mapping[str, type[ctypes.Structure]]) -> None:
+    """Raise OSError where C++ and Python lay a structure out differently."""
+    if not structures:
+        return
+    library.struct_size.argtypes = [ctypes.c_char_p]
+    library.struct_size.restype = ctypes.c_int64
+    for name, structure in structures.items():
+        there, here = library.struct_size(name.encode()), ctypes.sizeof(structure)
+        if there != here:
+            raise OSError(f"{name} has {there} bytes in C++ and {here} in Python")
 
 
 @cache
@@ -59,7 +96,7 @@ def cpu_flags() -> frozenset[str]:
     return frozenset()
 
 
-def _built(folder: Path, names: Sequence[str]) -> Path:
+def _built(folder: Path, names: Sequence[str], options: Sequence[str]) -> Path:
     """The shared library, compiled unless an equal one is there."""
     compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
@@ -68,7 +105,9 @@ def _built(folder: Path, names: Sequence[str]) -> Path:
     for name in names:
         told.update((folder / name).read_bytes())
     # -march=native means this processor: a home folder may be shared by different ones.
-    told.update(" ".join((compiler, *_OPTIONS, *sorted(cpu_flags()))).encode())
+    told.update(" ".join((compiler, *options, *sorted(cpu_flags()))).encode())
+    told.update(_version(compiler))
+    command = (compiler, *options)
     sources = [str(folder / name) for name in names if name.endswith(".cpp")]
     file_name = f"native-{told.hexdigest()[:16]}.so"
     try:
@@ -83,15 +122,26 @@ def _built(folder: Path, names: Sequence[str]) -> Path:
             if library.is_file():
                 return library
             with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
-                return _compiled(compiler, sources, Path(scratch) / library.name, library)
+                fresh = Path(scratch) / library.name
+                return _compiled(command, sources, fresh, library)
     except (OSError, RuntimeError):  # no home, or none to write to, as in some containers
         scratch_folder = Path(tempfile.mkdtemp(prefix="drafthouse-"))
-        return _compiled(compiler, sources, scratch_folder / "new.so", scratch_folder / file_name)
+        return _compiled(command, sources, scratch_folder / "new.so", scratch_folder / file_name)
 
 
-def _compiled(compiler: str, sources: Sequence[str], fresh: Path, library: Path) -> Path:
-    command = [compiler, *_OPTIONS, "-o", str(fresh), *sources]
-    subprocess.run(command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S)
+def _version(compiler: str) -> bytes:
+    """What the compiler says of itself: an upgrade keeps its path."""
+    command = [compiler, "--version"]
+    return subprocess.run(
+        command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S
+    ).stdout
+
+
+def _compiled(command: Sequence[str], sources: Sequence[str], fresh: Path, library: Path) -> Path:
+    subprocess.run(
+        [*command, "-o", str(fresh), *sources],
+        check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S,
+    )  # fmt: skip
     os.replace(fresh, library)  # at once: another process may be loading it
     return library
 

@@ -29,7 +29,8 @@ class WorkerDescription:
     model_hash: of the checkpoint's config and weights index.  tokenizer_hash: over the token
     strings in id order, "" for drafters that serve any vocabulary.  devices: names of what it
     computes on, unique among all machines; empty = unknown.  step_rows, step_times_s: a target's
-    `StepProfile`, empty = not measured.
+    `StepProfile`, empty = not measured.  native_build: of its own machine code, "" = none; a
+    target that is_reproducible gives the same bits as another of the same build.
     """
 
     worker_id: str
@@ -45,6 +46,8 @@ class WorkerDescription:
     devices: tuple[str, ...] = ()
     step_rows: tuple[int, ...] = ()
     step_times_s: tuple[float, ...] = ()
+    native_build: str = ""
+    is_reproducible: bool = False
 
 
 @dataclass(frozen=True, slots=True)

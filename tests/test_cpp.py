@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import shutil
 import subprocess
@@ -10,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from cluster import cpp
+from cluster.engine.cpu import kernels
+from cluster.spec.native import trees
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
 
@@ -35,18 +38,18 @@ def test_an_equal_library_is_not_built_twice_and_a_changed_header_makes_another(
     sources: Path, tmp_path: Path
 ) -> None:
     names = ("answer.h", "answer.cpp")
-    library = cpp.load(sources, names)
-    assert library is not None
-    assert library.answer() == 42
+    loaded = cpp.load(sources, names, {})
+    assert loaded is not None
+    assert loaded.library.answer() == 42
     (first,) = built(tmp_path)
     stamp = first.stat().st_mtime_ns
-    assert cpp.load(sources, names) is not None
+    assert cpp.load(sources, names, {}) is not None
     assert [path.stat().st_mtime_ns for path in built(tmp_path)] == [stamp]
 
     (sources / "answer.h").write_text("enum { ANSWER = 43 };\n", "utf-8")
-    changed = cpp.load(sources, names)
+    changed = cpp.load(sources, names, {})
     assert changed is not None
-    assert changed.answer() == 43
+    assert changed.library.answer() == 43
     assert len(built(tmp_path)) == 2
 
 
@@ -65,9 +68,9 @@ def test_without_a_home_to_write_to_it_is_built_elsewhere(
     else:
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(cpp.Path, "home", no_home)
-    library = cpp.load(sources, ("answer.h", "answer.cpp"))
-    assert library is not None
-    assert library.answer() == 42
+    loaded = cpp.load(sources, ("answer.h", "answer.cpp"), {})
+    assert loaded is not None
+    assert loaded.library.answer() == 42
     assert [path.parent.parent.name for path in built(tmp_path)] == ["scratch"]
 
 
@@ -76,7 +79,7 @@ def test_without_a_compiler_there_is_none_and_a_reason(
 ) -> None:
     monkeypatch.setattr(cpp.shutil, "which", lambda name: None)
     with caplog.at_level(logging.INFO):
-        assert cpp.load(sources, ("answer.h", "answer.cpp")) is None
+        assert cpp.load(sources, ("answer.h", "answer.cpp"), {}) is None
     assert "apt install g++" in caplog.text
 
 
@@ -89,10 +92,63 @@ def test_a_compiler_that_fails_is_named(
     monkeypatch.setattr(cpp.shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(cpp.subprocess, "run", fail)
     with caplog.at_level(logging.INFO):
-        assert cpp.load(sources, ("answer.h", "answer.cpp")) is None
+        assert cpp.load(sources, ("answer.h", "answer.cpp"), {}) is None
     assert "/usr/bin/g++ failed: error: unknown processor" in caplog.text
 
 
 def test_it_can_be_switched_off(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTHOUSE_NATIVE", "0")
-    assert cpp.load(sources, ("answer.h", "answer.cpp")) is None
+    assert cpp.load(sources, ("answer.h", "answer.cpp"), {}) is None
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_int64), ("second", ctypes.c_int32))
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ("int64_t first; int32_t second;", None),
+        ("int64_t first, between; int32_t second;", "Pair has 24 bytes in C++ and 16 in Python"),
+    ],
+)
+def test_a_structure_of_another_size_is_no_native_code(
+    sources: Path, caplog: pytest.LogCaptureFixture, fields: str, reason: str | None
+) -> None:
+    text = (
+        f"#include <cstdint>\nstruct Pair {{ {fields} }};\n"
+        'extern "C" int64_t struct_size(const char *) { return sizeof(Pair); }\n'
+    )
+    (sources / "pair.cpp").write_text(text, "utf-8")
+    with caplog.at_level(logging.INFO):
+        loaded = cpp.load(sources, ("pair.cpp",), {"Pair": Pair})
+    assert (loaded is None) == (reason is not None)
+    assert reason is None or reason in caplog.text
+
+
+@needs_compiler
+def test_all_structures_of_this_package_have_the_size_that_python_takes_them_for() -> None:
+    """Not by the slow way: a structure that the sources do not know would be -1 bytes long."""
+    assert kernels.load() is not None
+    assert trees.is_available()
+
+
+@needs_compiler
+def test_another_version_of_the_compiler_makes_another_build(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the same path, as after an upgrade."""
+    real = shutil.which("g++")
+    compiler = tmp_path / "compiler"
+    builds = []
+    for version in (1, 2, 1):
+        compiler.write_text(
+            f'#!/bin/sh\n[ "$1" = --version ] && echo {version} && exit\nexec {real} "$@"\n'
+        )
+        compiler.chmod(0o755)
+        monkeypatch.setattr(cpp.shutil, "which", lambda name: str(compiler))
+        loaded = cpp.load(sources, ("answer.h", "answer.cpp"), {})
+        assert loaded is not None
+        builds.append(loaded.build)
+    assert builds[0] == builds[2] != builds[1]

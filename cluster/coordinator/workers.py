@@ -14,16 +14,26 @@ log = logging.getLogger(__name__)
 
 
 def check_target(description: WorkerDescription, others: Iterable[WorkerDescription]) -> None:
-    """Raise ProtocolError unless all targets serve the same model."""
+    """Raise ProtocolError unless all targets serve the same model, and where a text must be the
+    same to the bit, by the same machine code."""
     _check_role(description, "target")
     for other in others:
-        for name in ("model_hash", "tokenizer_hash", "vocab_size"):
-            mine, theirs = getattr(description, name), getattr(other, name)
-            if mine != theirs:
-                raise ProtocolError(
-                    f"target {description.worker_id} has {name} {mine}, target "
-                    f"{other.worker_id} has {theirs}; all targets must serve the same model"
-                )
+        for name in ("model_hash", "tokenizer_hash", "vocab_size", "is_reproducible"):
+            _check_equal(name, "serve the same model in the same way", description, other)
+        if description.is_reproducible:
+            remedy = "be built alike for reproducible: true (one image, one kind of processor)"
+            _check_equal("native_build", remedy, description, other)
+
+
+def _check_equal(
+    name: str, remedy: str, description: WorkerDescription, other: WorkerDescription
+) -> None:
+    mine, theirs = getattr(description, name), getattr(other, name)
+    if mine != theirs:
+        raise ProtocolError(
+            f"target {description.worker_id} has {name} {mine}, target {other.worker_id} has "
+            f"{theirs}; all targets must {remedy}"
+        )
 
 
 def check_drafter(description: WorkerDescription, target: WorkerDescription | None) -> None:

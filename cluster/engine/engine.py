@@ -20,6 +20,7 @@ import torch
 from cluster.config import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenArray
 from cluster.engine import commands, parallel
+from cluster.engine.cpu import kernels
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import reserved_bytes
@@ -124,6 +125,12 @@ class Engine:
         """Whether steps that are not too wide replay captured graphs."""
         graphs = self._forward.graphs
         return graphs is not None and not graphs.has_failed
+
+    @property
+    def native_build(self) -> str:
+        """Which machine code of ours it runs, "" = none; see `cluster.cpp.Native`."""
+        native = kernels.load() if self.device.type == "cpu" else None
+        return "" if native is None else native.build
 
     def capture_ahead(self) -> None:
         """Capture all graphs now, so that no step waits for it; nothing where there are none."""

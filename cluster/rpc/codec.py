@@ -202,6 +202,8 @@ def encode_description(description: WorkerDescription) -> pb.DescribeResponse:
         devices=description.devices,
         step_rows=description.step_rows,
         step_times_s=description.step_times_s,
+        native_build=description.native_build,
+        is_reproducible=description.is_reproducible,
     )
 
 
@@ -220,4 +222,6 @@ def decode_description(message: pb.DescribeResponse) -> WorkerDescription:
         devices=tuple(message.devices),
         step_rows=tuple(message.step_rows),
         step_times_s=tuple(message.step_times_s),
+        native_build=message.native_build,
+        is_reproducible=message.is_reproducible,
     )

@@ -40,6 +40,8 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         devices=devices_of(engine),
         step_rows=profile.rows if profile else (),
         step_times_s=profile.times_s if profile else (),
+        native_build=engine.native_build,
+        is_reproducible=settings.reproducible,
     )
     return TargetWorker(Verifier(engine), description)
 
@@ -64,6 +66,7 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         max_context_len=engine.max_context_len if engine else 0,
         max_running_sequences=settings.max_requests,
         devices=devices_of(engine),
+        native_build=engine.native_build if engine else "",
     )
     return DraftWorker(drafter, description, nice=settings.nice)
 

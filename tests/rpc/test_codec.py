@@ -82,6 +82,8 @@ def test_every_frame_survives_the_wire(
         devices=st.lists(frames.ids, max_size=3).map(tuple),
         step_rows=st.lists(frames.lengths, max_size=5).map(tuple),
         step_times_s=st.lists(st.floats(0.0, 10.0), max_size=5).map(tuple),
+        native_build=frames.ids,
+        is_reproducible=st.booleans(),
     )
 )
 def test_a_description_survives_the_wire(description: WorkerDescription) -> None:

@@ -91,6 +91,14 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         _DENSE | {"head_dim": 16, "residual_multiplier": 0.5, "attention_multiplier": 0.25},
     ),
     "smollm3": ("smollm3", _DENSE | {"head_dim": 16, "no_rope_layers": [1, 0, 1]}),
+    # Beyond its original length its queries are scaled by their positions.
+    "ministral3": (
+        "ministral3",
+        _DENSE | {"head_dim": 16, "rope_parameters": {
+            "rope_type": "yarn", "rope_theta": 10000.0, "factor": 16.0, "beta_fast": 32.0,
+            "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.5}},
+    ),
 }  # fmt: skip
 
 # What it refuses, by name.

@@ -2,65 +2,31 @@
 
 Recognised are layers of the Llama family: RMS norm, q k v, rotation by halves, attention, residual,
 RMS norm, gated feed-forward, residual; with biases or norms of queries and keys where a model has
-them.  A layer that only looks like one is found out by comparing results, and stays as it is.
+them.  Only model classes that are known to consist of nothing else are asked, and each layer is
+compared with the original: one that computes anything else stays as it is.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from cluster.engine.attention.cpu import NativeBackend, NativePlan
+from cluster.engine.attention.cpu import NativePlan
 from cluster.engine.attention.seam import Step
+from cluster.engine.cpu.comparison import Comparison, is_close, is_comparable
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm, SiblingLinear
 from cluster.engine.cpu.packed_linear import PackedLinear
-from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.schedule.batch import Batch, Share
-from cluster.engine.types import AttentionOptions, LayerSpec
+from cluster.engine.cpu.structures import PRODUCT_NAMES, Rows, Weights
 
 log = logging.getLogger(__name__)
 
-_CHECKED_ROWS = 5
 _TOLERANCE = 1e-5
 _CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 _PRODUCTS = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_product"}
 _OWN_NORMS = {"q_norm", "k_norm"}
-_PRODUCT_NAMES = ("qkv", "out", "gate_up", "down")
-_POINTER, _INT64, _INT32, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32, ctypes.c_float
-
-
-class Weights(ctypes.Structure):
-    """decoder_layer.cpp's DecoderLayer."""
-
-    _fields_ = (
-        *((f"{name}_norm", _POINTER) for name in ("input", "post", "query", "key")),
-        *((name, _POINTER) for name in _PRODUCT_NAMES),
-        *((f"{name}_bias", _POINTER) for name in _PRODUCT_NAMES),
-        *((name, _INT64) for name in ("size", "num_heads", "num_kv_heads", "head_dim")),
-        ("inner_size", _INT64),
-        *((f"{name}_format", _INT32) for name in _PRODUCT_NAMES),
-        *((f"{name}_epsilon", _FLOAT) for name in ("input", "post", "query", "key")),
-        ("scaling", _FLOAT),
-    )
-
-
-class _Rows(ctypes.Structure):
-    """decoder_layer.cpp's Rows."""
-
-    _fields_ = (
-        *((name, _POINTER) for name in ("cosines", "sines", "slots")),
-        *((name, _POINTER) for name in ("path_slots", "row_slots", "row_contexts", "row_paths")),
-        *((name, _POINTER) for name in ("row_path_lens", "task_rows")),
-        *((name, _INT64) for name in ("num_rows", "num_seen", "num_tasks")),
-        ("scratch", _POINTER),
-        ("cache_is_bf16", _INT32),
-    )
 
 
 class _Parts(NamedTuple):
@@ -88,11 +54,11 @@ class Scratch:
         self._step: Step | None = None
         self._cosines: torch.Tensor | None = None
         self._sines: torch.Tensor | None = None
-        self._rows = _Rows()
+        self._rows = Rows()
 
     def rows(
         self, step: Step, plan: NativePlan, cosines: torch.Tensor, sines: torch.Tensor, size: int
-    ) -> _Rows:
+    ) -> Rows:
         """The step's rows as the kernel takes them, with `size` floats of scratch memory."""
         if size > len(self._memory):
             self._memory = torch.empty(size)
@@ -101,7 +67,7 @@ class Scratch:
             # Kept as long as their addresses are in use.
             self._step, self._cosines, self._sines = step, cosines, sines
             seen = plan.row_pointers
-            self._rows = _Rows(
+            self._rows = Rows(
                 cosines.data_ptr(), sines.data_ptr(), step.write_slots.data_ptr(), *seen.pointers,
                 len(step.write_slots), seen.num_rows, seen.num_tasks, self._memory.data_ptr(),
                 step.kv(0).dtype == torch.bfloat16,
@@ -116,8 +82,7 @@ class Scratch:
 class NativeLayer:
     """A decoder layer's `forward`; what it is not made for goes to the original one.
 
-    weights: as the kernel takes them.  spec: what it caches.  row_size: floats of scratch memory
-    per row.
+    weights: as the kernel takes them.  row_size: floats of scratch memory per row.
     """
 
     def __init__(
@@ -130,7 +95,6 @@ class NativeLayer:
         self._index = parts.layer
         self.scratch = scratch
         self.weights = _weights(parts, scaling)
-        self.spec = _spec(parts)
         self.row_size = kernels.decoder_layer_scratch(self.weights, 1)
 
     def __call__(
@@ -155,7 +119,7 @@ class NativeLayer:
 
     def take_formats(self) -> None:
         """Multiply as the packed weights now say."""
-        for name, product in zip(_PRODUCT_NAMES, _products(self._parts), strict=True):
+        for name, product in zip(PRODUCT_NAMES, _products(self._parts), strict=True):
             setattr(self.weights, f"{name}_format", product.format)
 
     def takes(
@@ -187,28 +151,28 @@ class NativeLayer:
         return output
 
 
-def fuse_decoder_layers(module: torch.nn.Module, kernels: Kernels) -> int:
+def fuse_decoder_layers(module: Any, comparison: Comparison, kernels: Kernels) -> int:
     """Give every layer that is recognised a native forward; returns how many.
 
     To be called when the layer's parts are fused and packed.  The modules themselves stay.
     """
+    if not is_comparable(module):
+        log.info("decoder layers fused count=0: none are made for %s", type(module).__name__)
+        return 0
     num_fused = 0
     scratch = Scratch()
     for layer in module.modules():
         parts = _recognised(layer, kernels)
         if parts is None:
             continue
-        native = _checked(layer, parts, kernels, scratch)
+        rotary = module.model.rotary_emb
+        native = _checked(layer, parts, rotary, comparison, kernels, scratch)
         if native is not None:
             layer.forward = native
             num_fused += 1
     scratch.forget()
     log.info("decoder layers fused count=%d", num_fused)
     return num_fused
-
-
-def _spec(parts: _Parts) -> LayerSpec:
-    return LayerSpec(parts.num_kv_heads, parts.head_dim, torch.float32, torch.device("cpu"))
 
 
 def _products(parts: _Parts) -> tuple[PackedLinear, ...]:
@@ -268,71 +232,35 @@ def _recognised(layer: torch.nn.Module, kernels: Kernels) -> _Parts | None:
     )  # fmt: skip
 
 
-AnyStep = TypeVar("AnyStep", bound=Step)
-
-
-def check_step(
-    step_type: type[AnyStep], specs: Sequence[LayerSpec], count: int, kernels: Kernels
-) -> AnyStep:
-    """A step of `count` rows, one new sequence, with a cache of its own."""
-    positions = np.arange(count)
-    share = Share(0, count, count, positions, positions, positions[:0], np.empty((0, 0), np.bool_))
-    batch = Batch([share], positions, positions, positions, positions)
-    cache = KVCache(specs, 1, count)
-    plan = NativeBackend(kernels).plan(batch, cache.scratch_slot)
-    return step_type(cache, specs, plan, torch.from_numpy(positions))
-
-
-class _NotedStep(Step):
-    """Keeps the options that the original layer attends with."""
-
-    options: AttentionOptions | None = None
-
-    def attend_layer(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
-        options: AttentionOptions,
-    ) -> torch.Tensor:  # fmt: skip
-        self.options = options
-        return super().attend_layer(layer, query, key, value, options)
-
-
 def _checked(
-    layer: torch.nn.Module, parts: _Parts, kernels: Kernels, scratch: Scratch
-) -> NativeLayer | None:
+    layer: torch.nn.Module, parts: _Parts, rotary: Any, comparison: Comparison, kernels: Kernels,
+    scratch: Scratch,
+) -> NativeLayer | None:  # fmt: skip
     """The layer's native forward, if it computes what the original does: outputs and cache."""
-    count, size = _CHECKED_ROWS, parts.qkv.in_features
+    count, size = comparison.num_rows, parts.qkv.in_features
     hidden = torch.linspace(-1, 1, count * size).mul(97.0).sin().view(1, count, size)
-    hidden *= torch.tensor([1e-3, 1.0, 30.0, 0.1, 5.0]).view(1, count, 1)
-    angles = torch.arange(count).view(1, count, 1) * torch.linspace(1.0, 0.01, parts.head_dim // 2)
-    angles = torch.cat((angles, angles), dim=-1)
-    arguments: dict[str, Any] = {
-        "attention_mask": None,
-        "position_ids": torch.arange(count).unsqueeze(0),
-        "past_key_values": None,
-        "use_cache": False,
-        "position_embeddings": (angles.cos(), angles.sin()),
-    }
-
-    specs = [_spec(parts)] * (parts.layer + 1)
+    # Rows of all sizes, and the same sizes at both ends of the text.
+    hidden *= torch.tensor([1e-3, 1.0, 30.0, 0.1, 5.0, 1.0]).repeat(count // 6).view(1, count, 1)
+    position_ids = comparison.positions.unsqueeze(0)
     with torch.inference_mode():
-        first, second = (check_step(_NotedStep, specs, count, kernels) for _ in range(2))
+        arguments: dict[str, Any] = {
+            "attention_mask": None,
+            "position_ids": position_ids,
+            "past_key_values": None,
+            "use_cache": False,
+            "position_embeddings": rotary(hidden, position_ids=position_ids),
+        }
+        reference, step = comparison.layer_steps(parts.layer)
         try:
-            expected = layer(hidden, plan=first, **arguments)
+            expected = layer(hidden, plan=reference, **arguments)
         except (RuntimeError, TypeError, ValueError, AttributeError):  # it takes something else
             return None
-        options = first.options
+        options = reference.options
         if options is None or options.softcap is not None or options.sinks is not None:
             return None
         native = NativeLayer(layer, parts, options.scaling, kernels, scratch)
-        found = native(hidden, plan=second, **arguments)
-        is_ours = second.options is None
-        pairs = [(expected, found), (first.kv(parts.layer), second.kv(parts.layer))]
-        return native if is_ours and all(is_close(*pair) for pair in pairs) else None
-
-
-def is_close(expected: Any, found: torch.Tensor) -> bool:
-    """Whether every row of the two, [1, rows, ...], is the same but for rounding."""
-    if not isinstance(expected, torch.Tensor) or expected.shape != found.shape:
-        return False
-    error = (found - expected).flatten(1, -2).norm(dim=-1)
-    return bool((error <= _TOLERANCE * expected.flatten(1, -2).norm(dim=-1)).all())
+        found = native(hidden, plan=step, **arguments)
+        is_ours = step.options is None
+        pairs = [(expected, found), (reference.kv(0).unsqueeze(0), step.kv(0).unsqueeze(0))]
+        is_same = all(is_close(*pair, _TOLERANCE) for pair in pairs)
+        return native if is_ours and is_same else None

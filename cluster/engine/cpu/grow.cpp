@@ -317,3 +317,18 @@ extern "C" int64_t grow_trees(const GrowingModel *model, const Growth *growth, G
     }
     return passes;
 }
+
+/* In bytes, -1 = unknown; cpp.py compares it with what Python takes it for. */
+extern "C" int64_t struct_size(const char *name) {
+#define SIZE_OF(type) \
+    if (!strcmp(name, #type)) return sizeof(type)
+    SIZE_OF(DecoderLayer);
+    SIZE_OF(Rows);
+    SIZE_OF(RankedDraw);
+    SIZE_OF(DrawShare);
+    SIZE_OF(GrowingModel);
+    SIZE_OF(Growth);
+    SIZE_OF(GrowingTree);
+#undef SIZE_OF
+    return -1;
+}

@@ -16,56 +16,10 @@ import torch
 
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.cpu.causal_lm import ForwardParts, NativeForward
+from cluster.engine.cpu.structures import GrowingModel, GrowingTree, GrowthBounds
 from cluster.engine.draw.native import RankedDraw
 
-_POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-_FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
-
 Ints = npt.NDArray[np.int32]
-
-
-class _Model(ctypes.Structure):
-    """grow.cpp's GrowingModel."""
-
-    _fields_ = (
-        *((name, _POINTER) for name in ("layers", "caches", "windows")),
-        *((name, _POINTER) for name in ("embedding", "cosines", "sines", "norm", "output_bias")),
-        ("output", _POINTER),
-        *((name, _INT64) for name in ("num_layers", "size", "head_dim", "output_size")),
-        *((name, _INT64) for name in ("max_context_len", "row_size")),
-        ("output_format", _INT32),
-        ("cache_is_bf16", _INT32),
-        ("norm_epsilon", _FLOAT),
-    )
-
-
-class _Growth(ctypes.Structure):
-    """grow.cpp's Growth."""
-
-    _fields_ = (
-        *((name, _INT64) for name in ("num_candidates", "num_children", "width", "max_rows")),
-        ("vocab_size", _INT64),
-        *((name, _DOUBLE) for name in ("min_survival", "max_seconds")),
-        *((name, _POINTER) for name in ("interrupted", "scratch")),
-    )
-
-
-class _Tree(ctypes.Structure):
-    """grow.cpp's GrowingTree."""
-
-    _fields_ = (
-        ("draw", RankedDraw),
-        *((name, _DOUBLE) for name in ("tau", "coverage")),
-        *((name, _INT64) for name in ("max_tokens", "min_tokens", "num_stop_tokens")),
-        *((name, _POINTER) for name in ("stop_tokens", "slots", "delta")),
-        *((name, _INT64) for name in ("context_len", "num_delta", "max_slots", "num_slots")),
-        *((name, _INT64) for name in ("num_leaves", "num_nodes", "num_expanded")),
-        *((name, _POINTER) for name in ("slot_tokens", "slot_parents")),
-        *((name, _POINTER) for name in ("leaves", "leaf_tokens", "leaf_parents", "leaf_depths")),
-        ("leaf_survivals", _POINTER),
-        *((name, _POINTER) for name in ("expanded", "num_children", "children", "survivals")),
-        *((name, _POINTER) for name in ("token_ids", "scores", "log_probs")),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +109,7 @@ class TreeGrower:
         self._forward = forward
         self._max_context_len = max_context_len
         self._kernels = forward.kernels
-        self._model = _Model()
+        self._model = GrowingModel()
         self._scratch = torch.empty(0)
         self._parts: ForwardParts | None = None  # owns what the model's addresses are of
         self._end = 0  # positions that it has rotations of
@@ -194,7 +148,7 @@ class TreeGrower:
             _State(tree, slots, cached, rules)
             for tree, (slots, cached) in zip(trees, texts, strict=True)
         ]
-        growth = _Growth(
+        growth = GrowthBounds(
             rules.num_candidates, rules.num_children, rules.width, rules.max_rows,
             rules.vocab_size, rules.min_survival, rules.max_seconds,
             ctypes.addressof(self._interrupted), self._scratch.data_ptr(),
@@ -210,7 +164,7 @@ class TreeGrower:
             return
         self._parts = parts = self._forward.part_addresses(end)
         self._end = parts.rotations[0].shape[1]
-        self._model = _Model(
+        self._model = GrowingModel(
             *parts.addresses, *parts.sizes, self._max_context_len, parts.row_size,
             parts.output_format, parts.is_cache_bf16, parts.norm_epsilon,
         )  # fmt: skip
@@ -251,7 +205,7 @@ class _State:
         self._delta = np.ascontiguousarray(growing.delta[cached_len - growing.base_len :], np.int32)
         self._slots = slots
         assert slots.flags.c_contiguous, "slots are a view of one array"
-        self.tree = _Tree(
+        self.tree = GrowingTree(
             growing.draw, growing.tau, growing.coverage, growing.max_tokens, growing.min_tokens,
             len(self._stop_tokens), self._stop_tokens.ctypes.data, slots.ctypes.data,
             self._delta.ctypes.data, cached_len, len(self._delta), growing.max_slots, num_slots,

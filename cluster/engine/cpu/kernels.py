@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import logging
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from typing import Any
 import torch
 
 from cluster import cpp
+from cluster.engine.cpu.structures import STRUCTURES
 from cluster.engine.device import empty_in_huge_pages
 from cluster.engine.draw.native import DrawKernels
 from cluster.engine.types import LayerSpec
-
-log = logging.getLogger(__name__)
 
 _SOURCES = (
     "pool.h", "vectors.h", "operations.h", "pool.cpp", "linear.cpp", "attention.cpp",
@@ -51,10 +49,12 @@ class Kernels:
     num_threads: that one call may use.  lanes: floats in a vector; attention wants heads of a
     multiple of it.  max_sharing: query heads per key head at most.  block: outputs that a packed
     weight's blocks hold.  multiplies_bf16: whether BF16_PRODUCTS has instructions here; without
-    any it gives nearly the same numbers, slowly.  draws: those over the vocabulary.
+    any it gives nearly the same numbers, slowly.  draws: those over the vocabulary.  build: see
+    `cpp.Native`.
     """
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: ctypes.CDLL, build: str) -> None:
+        self.build = build
         library.linear.argtypes = [_POINTER] * 5 + [_LONG] * 3 + [_INT] * 2
         library.linear.restype = None
         library.linear_block.restype = _LONG
@@ -257,13 +257,9 @@ class RowPointers:
 @cache
 def load() -> Kernels | None:
     """The kernels for this machine; None where they cannot be built, see `cpp.load`."""
-    library = cpp.load(Path(__file__).parent, _SOURCES)
-    if library is None:
+    native = cpp.load(Path(__file__).parent, _SOURCES, STRUCTURES)
+    if native is None:
         return None
-    try:
-        kernels = Kernels(library)
-    except AttributeError as error:
-        log.info("no native kernels, torch's libraries are used: %s", error)
-        return None
+    kernels = Kernels(native.library, native.build)
     kernels.num_threads = torch.get_num_threads()
     return kernels

@@ -7,7 +7,6 @@ the original on random rows first: an unusual variant stays as it is.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeGuard
 
@@ -15,8 +14,6 @@ import torch
 
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.cpu.packed_linear import PackedLinear, is_packable
-
-log = logging.getLogger(__name__)
 
 # Layers that are given the same input, by the names that transformers' models use.
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"),)
@@ -120,7 +117,6 @@ def fuse_layers(module: torch.nn.Module, kernels: Kernels) -> int:
                 num_fused += 1
         for names in _SIBLINGS:
             num_fused += _join_siblings(parent, names, kernels)
-    log.info("layers fused count=%d", num_fused)
     return num_fused
 
 
@@ -155,6 +151,8 @@ def _candidates(
     module: torch.nn.Module, kernels: Kernels
 ) -> Iterator[tuple[Callable[[], torch.nn.Module], int]]:
     """(how to make what could replace the module, the size of its input)."""
+    if isinstance(module, NativeRMSNorm):
+        return  # it was replaced before
     if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
         return
     children = dict(module.named_children())

@@ -31,16 +31,13 @@ _TOLERANCE = 2e-2
 _CHECKED_ROWS = (1, 2, 7, 13, 30)
 
 
-def widen(
+def can_widen(
     module: torch.nn.Module, config: EngineConfig, num_heads: int, layers: Sequence[LayerSpec]
 ) -> bool:
-    """Make a bfloat16 model one of float32 where our kernels will bring it back to bfloat16.
-
-    num_heads: of queries.  layers: as probed.  False: the kernels cannot serve it, nothing is
-    changed.
-    """
+    """Whether to make a bfloat16 model one of float32, which our kernels will bring back to
+    bfloat16.  num_heads: of queries.  layers: as probed."""
     native = kernels.load()
-    if (
+    return not (
         {each.dtype for each in module.parameters()} != {torch.bfloat16}
         or native is None
         or not all(native.attends(num_heads, layer) for layer in layers)
@@ -48,10 +45,7 @@ def widen(
         or config.tensor_parallel > 1
         or config.attention not in ("auto", "native")
         or linear_share(module) < _LINEAR_SHARE
-    ):
-        return False
-    module.float()
-    return True
+    )
 
 
 def multiply_in_bf16(module: torch.nn.Module, native: Kernels) -> int:

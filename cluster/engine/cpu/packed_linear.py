@@ -143,7 +143,6 @@ def pack_linears(module: torch.nn.Module, native: Kernels | None = None) -> int:
                 return 0
             setattr(parent, name, PackedLinear(child, native))
             num_packed += 1
-    log.info("linear layers packed count=%d native=%s", num_packed, native is not None)
     return num_packed
 
 

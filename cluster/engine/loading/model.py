@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +18,10 @@ from cluster.config import EngineConfig
 from cluster.engine.attention import seam
 from cluster.engine.attention.seam import LayerPlan
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
+from cluster.engine.cpu.comparison import Comparison
 from cluster.engine.cpu.decoder_layer import fuse_decoder_layers
 from cluster.engine.cpu.layers import fuse_layers
-from cluster.engine.cpu.narrow import multiply_in_bf16, widen
+from cluster.engine.cpu.narrow import can_widen, multiply_in_bf16
 from cluster.engine.cpu.packed_linear import choose_kernels, is_native, pack_linears
 from cluster.engine.cpu.threads import spare_cores, spare_torch_threads
 from cluster.engine.device import (
@@ -113,8 +115,8 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     forward: NativeForward | None = None
     is_widened = False
     if config.tensor_parallel == 1:
-        is_widened = widen(module, config, int(text_config.num_attention_heads), layers)
-        forward = _fused(module, config, is_widened=is_widened)
+        is_widened = can_widen(module, config, int(text_config.num_attention_heads), layers)
+        forward = _fused(module, config, layers, max_context_len, is_widened=is_widened)
     if device.type == "cpu":
         if not is_widened:
             warn_of_emulation(layers[0].dtype)
@@ -145,20 +147,45 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     return loaded
 
 
-def _fused(module: Any, config: EngineConfig, *, is_widened: bool) -> NativeForward | None:
+def _fused(
+    module: Any, config: EngineConfig, layers: Sequence[LayerSpec], max_context_len: int,
+    *, is_widened: bool,
+) -> NativeForward | None:  # fmt: skip
     """Pack and fuse what our kernels or torch's libraries compute faster; returns the forward, if
-    all of it is ours."""
-    forward: NativeForward | None = None
-    native = choose_kernels(module, only_native=config.reproducible)
+    all of it is ours.
+
+    Layer by layer: of only one at a time there are the weights and what becomes of them, and of
+    only one the widened ones.
+    """
+    native = choose_kernels(module, only_native=config.reproducible or is_widened)
     fusing = None if config.compile else native  # a compiler fuses by itself
+    num_fused = num_packed = 0
+    for part in (*(_repeated_layers(module) if native is not None else ()), module):
+        if is_widened:
+            part.float()
+        if fusing is not None:
+            num_fused += fuse_layers(part, fusing)
+        num_packed += pack_linears(part, native)
+        if native is not None:
+            return_freed_memory()
+    log.info(
+        "linear layers packed count=%d native=%s others fused=%d",
+        num_packed, native is not None, num_fused,
+    )  # fmt: skip
+    forward: NativeForward | None = None
     if fusing is not None:
-        fuse_layers(module, fusing)
-    pack_linears(module, native)
-    if fusing is not None and fuse_decoder_layers(module, fusing):
-        forward = native_forward(module, fusing)
+        comparison = Comparison(layers, max_context_len, fusing)
+        if fuse_decoder_layers(module, comparison, fusing):
+            forward = native_forward(module, comparison, fusing)
     if is_widened and native is not None:
         multiply_in_bf16(module, native)
     return forward
+
+
+def _repeated_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
+    """The members of the longest list of modules: in a decoder, its layers."""
+    lists = [each for each in module.modules() if isinstance(each, torch.nn.ModuleList)]
+    return list(max(lists, key=len, default=()))
 
 
 def _load_config(source: str, config: EngineConfig) -> Any:

@@ -25,7 +25,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "step_rows", "step_times_s")
+    __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "step_rows", "step_times_s", "native_build", "is_reproducible")
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,8 @@ class DescribeResponse(_message.Message):
     DEVICES_FIELD_NUMBER: _ClassVar[int]
     STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
     STEP_TIMES_S_FIELD_NUMBER: _ClassVar[int]
+    NATIVE_BUILD_FIELD_NUMBER: _ClassVar[int]
+    IS_REPRODUCIBLE_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     name: str
@@ -52,7 +54,9 @@ class DescribeResponse(_message.Message):
     devices: _containers.RepeatedScalarFieldContainer[str]
     step_rows: _containers.RepeatedScalarFieldContainer[int]
     step_times_s: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., step_rows: _Optional[_Iterable[int]] = ..., step_times_s: _Optional[_Iterable[float]] = ...) -> None: ...
+    native_build: str
+    is_reproducible: bool
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., step_rows: _Optional[_Iterable[int]] = ..., step_times_s: _Optional[_Iterable[float]] = ..., native_build: _Optional[str] = ..., is_reproducible: _Optional[bool] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_token_ids", "logit_bias_values", "seed", "stream", "max_tokens", "min_tokens", "stop_token_ids", "logprobs")

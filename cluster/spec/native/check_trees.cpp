@@ -1,16 +1,8 @@
 /* Whether trees are what `tree_check.py`, the reference, takes for sound. */
 #include <algorithm>
-#include <cstdint>
 #include <vector>
 
-/* As in trees.py.  Trees stand end to end; parents count from the start of their tree. */
-struct Checked {
-    int64_t num_trees, num_ids;
-    const int64_t *counts;
-    const int32_t *tokens, *parents;
-    const float *survivals;                          /* null = without */
-    double max_survival, growth_factor, growth;
-};
+#include "trees.h"
 
 extern "C" int64_t are_sound(const Checked *given) {
     std::vector<uint64_t> edges;

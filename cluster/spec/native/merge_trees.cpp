@@ -4,30 +4,10 @@
  */
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
+#include <cstring>
 #include <vector>
 
-/* As in trees.py.  Trees stand end to end; parents count from the start of their tree. */
-struct Held {
-    int64_t num_trees, num_groups, num_knots;
-    const int64_t *counts, *committed_counts, *groups;
-    const int64_t *curves;                           /* of each tree, -1 = it is calibrated */
-    const int32_t *tokens, *parents, *committed;
-    const float *claimed, *calibrated;
-    const double *losses;                            /* NaN = unknown */
-    const double *fits;                              /* [curves, 2 + 2 * knots]: slope, offset, knots, shifts */
-};
-
-/* Parents are places in these arrays.  places: of the nodes that are left in the merged forest. */
-struct Merged {
-    int64_t *roots, *starts, *parents, *owners, *places;
-    int32_t *tokens;
-    float *claimed, *calibrated;
-    int64_t *merged_starts, *merged_parents, *merged_owners;
-    int32_t *merged_tokens;
-    float *merged_survival;
-    int64_t *slots;                                  /* of each tree among those of its group that have nodes, or -1 */
-};
+#include "trees.h"
 
 namespace {
 
@@ -200,4 +180,12 @@ extern "C" int64_t merge_trees(const Held *held, const Merged *out) {
     }
     out->merged_starts[held->num_groups] = num_merged;
     return width;
+}
+
+/* In bytes, -1 = unknown; cpp.py compares it with what Python takes it for. */
+extern "C" int64_t struct_size(const char *name) {
+    if (!strcmp(name, "Held")) return sizeof(Held);
+    if (!strcmp(name, "Merged")) return sizeof(Merged);
+    if (!strcmp(name, "Checked")) return sizeof(Checked);
+    return -1;
 }

@@ -20,7 +20,7 @@ _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
 
 class _Held(ctypes.Structure):
-    """merge_trees.cpp's Held."""
+    """trees.h's Held."""
 
     _fields_ = (
         *((name, _INT64) for name in ("num_trees", "num_groups", "num_knots")),
@@ -31,7 +31,7 @@ class _Held(ctypes.Structure):
 
 
 class _Merged(ctypes.Structure):
-    """merge_trees.cpp's Merged."""
+    """trees.h's Merged."""
 
     _fields_ = (
         *((name, _POINTER) for name in ("roots", "starts", "parents", "owners", "places")),
@@ -42,7 +42,7 @@ class _Merged(ctypes.Structure):
 
 
 class _Checked(ctypes.Structure):
-    """check_trees.cpp's Checked."""
+    """trees.h's Checked."""
 
     _fields_ = (
         *((name, _INT64) for name in ("num_trees", "num_ids")),
@@ -75,13 +75,16 @@ def _flat(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArr
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    library = cpp.load(Path(__file__).parent, ("merge_trees.cpp", "check_trees.cpp"))
-    if library is not None:
-        library.merge_trees.argtypes = [_POINTER, _POINTER]
-        library.merge_trees.restype = _INT64
-        library.are_sound.argtypes = [_POINTER]
-        library.are_sound.restype = _INT64
-    return library
+    sources = ("trees.h", "merge_trees.cpp", "check_trees.cpp")
+    structures = {"Held": _Held, "Merged": _Merged, "Checked": _Checked}
+    native = cpp.load(Path(__file__).parent, sources, structures)
+    if native is None:
+        return None
+    native.library.merge_trees.argtypes = [_POINTER, _POINTER]
+    native.library.merge_trees.restype = _INT64
+    native.library.are_sound.argtypes = [_POINTER]
+    native.library.are_sound.restype = _INT64
+    return native.library
 
 
 def is_available() -> bool:

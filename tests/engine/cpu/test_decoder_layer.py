@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.engine.cpu import kernels
+from cluster.engine.cpu import comparison, kernels
+from cluster.engine.cpu.comparison import Comparison
 from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading import model
+from cluster.errors import ConfigError
 from tests.support.engine.driver import load_engine, prompt, random_tree, rows, run, varied_works
 
 pytestmark = pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler")
@@ -49,13 +53,61 @@ def test_what_is_recognised_computes_the_same(
 ) -> None:
     folder = checkpoint_factory(architecture, **fields)
     fused = load_engine(folder)
-    monkeypatch.setattr(model, "fuse_decoder_layers", lambda module, kernels: 0)
+    monkeypatch.setattr(model, "fuse_decoder_layers", lambda module, comparison, kernels: 0)
     plain = load_engine(folder)
     assert native_layers(fused) == expected
     assert native_layers(plain) == [False] * 3
     for work in varied_works():
         found, wanted = rows(run(fused, work)), rows(run(plain, work))
         torch.testing.assert_close(found, wanted, atol=2e-5, rtol=2e-5)
+
+
+def test_a_class_that_nobody_compared_takes_the_ordinary_path_and_says_so(
+    checkpoint_factory: Factory, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        engine = load_engine(checkpoint_factory("ministral3"))
+    assert native_layers(engine) == [False] * 3
+    assert engine._model.native is None
+    assert caplog.text.count("none are made for Ministral3ForCausalLM") == 1
+
+
+@pytest.mark.parametrize(("original_len", "is_native"), [(32, False), (100_000, True)])
+def test_a_layer_that_depends_on_positions_is_found_out_near_the_limit(
+    original_len: int,
+    is_native: bool,
+    checkpoint_factory: Factory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Were its class ever taken for one of the family.  Its queries are scaled from original_len
+    on; with a longer one its layers are what they look like."""
+    name = "transformers.models.ministral3.modeling_ministral3.Ministral3ForCausalLM"
+    monkeypatch.setattr(comparison, "_CLASSES", frozenset({name}))
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "llama_4_scaling_beta": 0.5,
+            "original_max_position_embeddings": original_len}  # fmt: skip
+    engine = load_engine(checkpoint_factory("ministral3", rope_parameters=rope))
+    assert native_layers(engine) == [is_native] * 3
+
+
+def test_a_forward_with_a_wrong_layer_is_not_taken(
+    checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layer that goes wrong after it was compared by itself."""
+    fuse = model.fuse_decoder_layers
+
+    def perturbed(module: torch.nn.Module, compared: Comparison, loaded: kernels.Kernels) -> int:
+        count = fuse(module, compared, loaded)
+        layers = [each for each in module.modules() if hasattr(each, "self_attn")]
+        layers[1].forward.weights.scaling *= 1.1
+        return count
+
+    monkeypatch.setattr(model, "fuse_decoder_layers", perturbed)
+    found: list[object] = []
+    make = model.native_forward
+    monkeypatch.setattr(model, "native_forward", lambda *arguments: found.append(make(*arguments)))
+    with contextlib.suppress(ConfigError):  # the check of whole steps finds the layer too
+        load_engine(checkpoint_factory("llama", head_dim=16))
+    assert found == [None]
 
 
 def test_another_attention_and_other_numbers_are_left_to_the_original(
@@ -78,10 +130,10 @@ def test_a_layer_with_somebody_elses_hook_stays(
     seen: list[int] = []
     fuse = model.fuse_decoder_layers
 
-    def hooked(module: torch.nn.Module, loaded: kernels.Kernels) -> int:
+    def hooked(module: torch.nn.Module, comparison: Comparison, loaded: kernels.Kernels) -> int:
         layers = [each for each in module.modules() if hasattr(each, "self_attn")]
         layers[1].register_forward_hook(lambda *_: seen.append(1))
-        return fuse(module, loaded)
+        return fuse(module, comparison, loaded)
 
     monkeypatch.setattr(model, "fuse_decoder_layers", hooked)
     engine = load_engine(checkpoint_factory("llama", head_dim=16))
@@ -129,7 +181,7 @@ def test_rotations_are_the_models_own(
     )
     native = load_engine(folder)
     assert native._model.native is not None
-    monkeypatch.setattr(model, "native_forward", lambda module, kernels: None)
+    monkeypatch.setattr(model, "native_forward", lambda module, comparison, kernels: None)
     other = load_engine(folder)
     for length in (5, 70, 9):
         work = Work("a", 0, prompt(length, seed=length))

@@ -134,8 +134,10 @@ def test_what_other_kernels_are_to_serve_is_not_widened(
     settings: dict[str, object], checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[bool] = []
-    widen = model.widen
-    monkeypatch.setattr(model, "widen", lambda *given: found.append(widen(*given)) or found[-1])
+    can_widen = model.can_widen
+    monkeypatch.setattr(
+        model, "can_widen", lambda *given: found.append(can_widen(*given)) or found[-1]
+    )
     folder = checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16)
     load_engine(folder, **{"dtype": "bfloat16", **settings})
     load_engine(folder, dtype="bfloat16")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +228,21 @@ def test_threads_are_as_configured_or_as_many_as_lose_nothing(
 
 def test_auto_is_the_gpu_where_there_is_one() -> None:
     assert resolve_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler")
+def test_loading_never_holds_the_weights_three_times(checkpoint_factory: Factory) -> None:
+    """The file, the model, and of one layer at a time what becomes of it."""
+    fields = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12,
+              "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
+    small = checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16)
+    large = checkpoint_factory("llama", dtype=torch.bfloat16, **fields)
+    weights = (large / "model.safetensors").stat().st_size
+    command = [sys.executable, "-m", "tests.support.engine.loading_process", str(small), str(large)]
+    done = subprocess.run([*command, "bfloat16"], check=True, capture_output=True, text=True)
+    peak, after = map(int, done.stdout.split())
+    assert peak < 3.0 * weights
+    assert after < 1.5 * weights
 
 
 def test_a_closed_engine_of_one_rank_needs_no_group(llama_folder: Path) -> None:

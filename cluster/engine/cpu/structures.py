@@ -1,0 +1,98 @@
+"""The structures that native calls take, as ctypes has them, beside their names in the C++ sources.
+
+Their sizes are compared when the library is loaded (`cluster.cpp`): a field that only one side has
+would shift all that follow it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+from cluster.engine.draw.native import DrawShare, RankedDraw
+
+PRODUCT_NAMES = ("qkv", "out", "gate_up", "down")
+_POINTER, _INT64, _INT32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+_FLOAT, _DOUBLE = ctypes.c_float, ctypes.c_double
+
+
+class Weights(ctypes.Structure):
+    """operations.h's DecoderLayer."""
+
+    _fields_ = (
+        *((f"{name}_norm", _POINTER) for name in ("input", "post", "query", "key")),
+        *((name, _POINTER) for name in PRODUCT_NAMES),
+        *((f"{name}_bias", _POINTER) for name in PRODUCT_NAMES),
+        *((name, _INT64) for name in ("size", "num_heads", "num_kv_heads", "head_dim")),
+        ("inner_size", _INT64),
+        *((f"{name}_format", _INT32) for name in PRODUCT_NAMES),
+        *((f"{name}_epsilon", _FLOAT) for name in ("input", "post", "query", "key")),
+        ("scaling", _FLOAT),
+    )
+
+
+class Rows(ctypes.Structure):
+    """operations.h's Rows."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("cosines", "sines", "slots")),
+        *((name, _POINTER) for name in ("path_slots", "row_slots", "row_contexts", "row_paths")),
+        *((name, _POINTER) for name in ("row_path_lens", "task_rows")),
+        *((name, _INT64) for name in ("num_rows", "num_seen", "num_tasks")),
+        ("scratch", _POINTER),
+        ("cache_is_bf16", _INT32),
+    )
+
+
+class GrowingModel(ctypes.Structure):
+    """grow.cpp's GrowingModel."""
+
+    _fields_ = (
+        *((name, _POINTER) for name in ("layers", "caches", "windows")),
+        *((name, _POINTER) for name in ("embedding", "cosines", "sines", "norm", "output_bias")),
+        ("output", _POINTER),
+        *((name, _INT64) for name in ("num_layers", "size", "head_dim", "output_size")),
+        *((name, _INT64) for name in ("max_context_len", "row_size")),
+        ("output_format", _INT32),
+        ("cache_is_bf16", _INT32),
+        ("norm_epsilon", _FLOAT),
+    )
+
+
+class GrowthBounds(ctypes.Structure):
+    """grow.cpp's Growth."""
+
+    _fields_ = (
+        *((name, _INT64) for name in ("num_candidates", "num_children", "width", "max_rows")),
+        ("vocab_size", _INT64),
+        *((name, _DOUBLE) for name in ("min_survival", "max_seconds")),
+        *((name, _POINTER) for name in ("interrupted", "scratch")),
+    )
+
+
+class GrowingTree(ctypes.Structure):
+    """grow.cpp's GrowingTree."""
+
+    _fields_ = (
+        ("draw", RankedDraw),
+        *((name, _DOUBLE) for name in ("tau", "coverage")),
+        *((name, _INT64) for name in ("max_tokens", "min_tokens", "num_stop_tokens")),
+        *((name, _POINTER) for name in ("stop_tokens", "slots", "delta")),
+        *((name, _INT64) for name in ("context_len", "num_delta", "max_slots", "num_slots")),
+        *((name, _INT64) for name in ("num_leaves", "num_nodes", "num_expanded")),
+        *((name, _POINTER) for name in ("slot_tokens", "slot_parents")),
+        *((name, _POINTER) for name in ("leaves", "leaf_tokens", "leaf_parents", "leaf_depths")),
+        ("leaf_survivals", _POINTER),
+        *((name, _POINTER) for name in ("expanded", "num_children", "children", "survivals")),
+        *((name, _POINTER) for name in ("token_ids", "scores", "log_probs")),
+    )
+
+
+STRUCTURES: dict[str, type[ctypes.Structure]] = {
+    "DecoderLayer": Weights,
+    "Rows": Rows,
+    "RankedDraw": RankedDraw,
+    "DrawShare": DrawShare,
+    "GrowingModel": GrowingModel,
+    "Growth": GrowthBounds,
+    "GrowingTree": GrowingTree,
+}

@@ -1,0 +1,34 @@
+/* What the functions of this folder are handed. */
+#pragma once
+
+#include <cstdint>
+
+/* As in trees.py.  Trees stand end to end; parents count from the start of their tree. */
+struct Held {
+    int64_t num_trees, num_groups, num_knots;
+    const int64_t *counts, *committed_counts, *groups;
+    const int64_t *curves;                           /* of each tree, -1 = it is calibrated */
+    const int32_t *tokens, *parents, *committed;
+    const float *claimed, *calibrated;
+    const double *losses;                            /* NaN = unknown */
+    const double *fits;                              /* [curves, 2 + 2 * knots]: slope, offset, knots, shifts */
+};
+
+/* Parents are places in these arrays.  places: of the nodes that are left in the merged forest. */
+struct Merged {
+    int64_t *roots, *starts, *parents, *owners, *places;
+    int32_t *tokens;
+    float *claimed, *calibrated;
+    int64_t *merged_starts, *merged_parents, *merged_owners;
+    int32_t *merged_tokens;
+    float *merged_survival;
+    int64_t *slots;                                  /* of each tree among those of its group that have nodes, or -1 */
+};
+
+struct Checked {
+    int64_t num_trees, num_ids;
+    const int64_t *counts;
+    const int32_t *tokens, *parents;
+    const float *survivals;                          /* null = without */
+    double max_survival, growth_factor, growth;
+};
