@@ -311,19 +311,15 @@ async def test_who_drafts_on_devices_of_its_own_is_never_silenced_or_parked(
 async def test_drafts_from_other_devices_are_used_while_those_beside_the_target_are_silent() -> (
     None
 ):
-    async with stage({"near": random_tree(5)}, devices=APART, free_rows=8) as mixed:
-        near = mixed.drafters["near"]
+    drafters = {"near": random_tree(5), "far": oracle_chain(16)}
+    async with stage(drafters, devices=APART, free_rows=8) as mixed:
+        near, far = mixed.drafters["near"], mixed.drafters["far"]
         mixed.house.coordinator.remove_drafter("near", "r0")
         near.devices = ("x/gpu0",)
         mixed.house.add_drafter(near)
-        far = AskedDrafter(
-            "far", oracle_chain(16), survival=0.9, time=mixed.time, devices=("x/gpu1",),
-            model_hash="m",
-        )  # fmt: skip
-        mixed.house.add_drafter(far)
-        mixed.drafters["far"] = far
-        await mixed.run("first")
-        await mixed.run("second")
+        for name in ("first", "second"):
+            await mixed.run(name)
+            assert not all(commit.max_nodes for commit in near.commits())
+            assert all(commit.max_nodes for commit in far.commits())
+            assert 0 < len(far.commits()) < 0.3 * LONG.max_tokens, "its drafts save steps"
         assert share_asked(near.commits()) < 0.1
-        assert all(commit.max_nodes for commit in far.commits())
-        assert len(far.commits()) < 0.3 * LONG.max_tokens, "its drafts save steps"
