@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,17 +36,6 @@ class Endpoints(Protocol):
     def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
         """The present set at once, and the new one after every change."""
         ...
-
-
-class StaticEndpoints:
-    """A fixed set: workers started by hand, and tests."""
-
-    def __init__(self, addresses: Iterable[str]) -> None:
-        self._endpoints = frozenset(Endpoint(address, address) for address in addresses)
-
-    async def watch(self) -> AsyncIterator[frozenset[Endpoint]]:
-        yield self._endpoints
-        await asyncio.Event().wait()
 
 
 class ServeEndpoints:

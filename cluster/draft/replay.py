@@ -65,11 +65,6 @@ class ReplayStats:
         """Tokens per round, the target's own included."""
         return 1.0 + self.num_accepted / max(self.num_rounds, 1)
 
-    @property
-    def root_hit_rate(self) -> float:
-        """Share of the commits whose root had been pre-drafted."""
-        return self.root_hits / max(self.root_commits, 1)
-
     def __add__(self, other: ReplayStats) -> ReplayStats:
         return ReplayStats(
             self.num_rounds + other.num_rounds,

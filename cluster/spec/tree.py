@@ -48,16 +48,6 @@ def children(parents: TokenArray) -> list[list[int]]:
     return found
 
 
-def path_to(parents: TokenArray, node: int) -> list[int]:
-    """The nodes from a child of the context down to `node`, which is the last; -1 gives []."""
-    path: list[int] = []
-    while node >= 0:
-        path.append(node)
-        node = int(parents[node])
-    path.reverse()
-    return path
-
-
 def walk(tree: TokenTree, token_ids: Sequence[int] | TokenArray) -> tuple[int | None, int]:
     """Follow `token_ids` from the context as far as the tree goes.
 

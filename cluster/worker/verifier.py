@@ -83,11 +83,6 @@ class Verifier:
         """Whether `step` has something to do."""
         return self._engine.has_pending
 
-    @property
-    def num_sequences(self) -> int:
-        """Requests with sampling state."""
-        return len(self._sequences)
-
     def submit(self, items: Sequence[VerifyItem]) -> list[Answer]:
         """Queue `items`.  Returns the answers that are known at once; the others come by `step`."""
         answers: list[Answer] = []

@@ -17,9 +17,8 @@ from cluster.spec.held_trees import HeldTrees, MergedTrees
 from cluster.spec.merge_trees import merge, merge_trees, merge_trees_one_by_one
 from cluster.spec.native import trees as native
 from cluster.spec.survival import Calibrator
-from cluster.spec.tree import path_to
 from cluster.spec.tree_check import check_tree
-from tests.support.spec.trees import paths, token_trees
+from tests.support.spec.trees import path_to, paths, token_trees
 
 needs_compiler = pytest.mark.skipif(not native.is_available(), reason="needs a C++ compiler")
 

@@ -16,13 +16,12 @@ from cluster.spec.tree import (
     children,
     depths,
     monotone,
-    path_to,
     prune,
     reroot,
     walk,
 )
 from cluster.spec.tree_check import check_tree
-from tests.support.spec.trees import paths, token_trees
+from tests.support.spec.trees import path_to, paths, token_trees
 
 
 def survival_of(tree: TokenTree, seed: int) -> np.ndarray:

@@ -7,8 +7,17 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import strategies as st
 
-from cluster.core import TokenTree
-from cluster.spec.tree import path_to
+from cluster.core import TokenArray, TokenTree
+
+
+def path_to(parents: TokenArray, node: int) -> list[int]:
+    """The nodes from a child of the context down to `node`, which is the last; -1 gives []."""
+    path: list[int] = []
+    while node >= 0:
+        path.append(node)
+        node = int(parents[node])
+    path.reverse()
+    return path
 
 
 @st.composite

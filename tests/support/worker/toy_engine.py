@@ -15,8 +15,8 @@ import torch
 from cluster.core import TokenTree
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import RequestError
-from cluster.spec.tree import path_to
 from cluster.token_log import prefix_hash
+from tests.support.spec.trees import path_to
 
 Law = Callable[[Sequence[int]], np.ndarray]
 
