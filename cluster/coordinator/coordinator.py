@@ -16,12 +16,12 @@ from typing import Any
 
 from cluster import metrics
 from cluster.config import Config
+from cluster.coordinator.arrivals import ArrivalModel
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.fence import Fence
 from cluster.coordinator.ingress import IngressLink
 from cluster.coordinator.ledger import RoundLedger
 from cluster.coordinator.planner import DraftPlanner
-from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.rounds import RoundLoop
 from cluster.coordinator.session import Deliver
@@ -75,13 +75,13 @@ class Coordinator:
         self._config = config
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
-        promises, fence = PromiseBook(settings), Fence(self.recorder)
-        self._promises = promises
-        self._pool = DrafterPool(settings, self.recorder, promises, fence)
+        arrivals, fence = ArrivalModel(settings), Fence(self.recorder)
+        self._arrivals = arrivals
+        self._pool = DrafterPool(settings, self.recorder, arrivals, fence)
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
-        planner = self._planner = DraftPlanner(settings, promises)
+        planner = self._planner = DraftPlanner(settings, arrivals)
         self._ledger = RoundLedger(self.recorder, planner, fence)
-        waits = DraftWaits(promises, self.recorder, timer)
+        waits = DraftWaits(arrivals, self.recorder, timer)
         self._rounds = RoundLoop(
             self._table, self._pool, planner, self._ledger, waits, fence, settings, clock
         )
@@ -206,7 +206,7 @@ class Coordinator:
         """All metrics as of now, in Prometheus' text format."""
         self._ledger.settle()
         self._pool.record_demand()
-        self._promises.record(self.recorder)
+        self._arrivals.record(self.recorder)
         self._planner.calibration.record(self.recorder)
         self.recorder.set(metrics.RUNNING, self._table.num_running)
         self.recorder.set(metrics.QUEUED, self._table.num_waiting)

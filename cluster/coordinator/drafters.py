@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cluster import metrics
 from cluster.config import CoordinatorConfig
+from cluster.coordinator.arrivals import ArrivalModel
 from cluster.coordinator.demand import DraftDemand, share_devices, used_by_drafter
 from cluster.coordinator.fence import Fence
 from cluster.coordinator.in_flight import InFlight
-from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.proposals import keep_newest, note_loss, problem_of
 from cluster.coordinator.replica import DrafterReplica, Subscription
 from cluster.coordinator.replicas import DrafterReplicas
@@ -36,11 +36,11 @@ class DrafterPool:
     """Replicas by drafter name.  A session sticks to one replica per name while that one lives."""
 
     def __init__(
-        self, config: CoordinatorConfig, recorder: Recorder, promises: PromiseBook, fence: Fence
+        self, config: CoordinatorConfig, recorder: Recorder, arrivals: ArrivalModel, fence: Fence
     ) -> None:
         self._config = config
         self._recorder = recorder
-        self._promises = promises
+        self._arrivals = arrivals
         self._demand = DraftDemand(config)
         self._replicas = DrafterReplicas(config, recorder)
         self._subscribed: dict[str, Session] = {}  # by id: those that a replica is told of
@@ -119,7 +119,7 @@ class DrafterPool:
                 continue
             demand = self._demand.of(session, replica, used)
             if demand.max_nodes:
-                self._promises.committed(session, name, subscription, now)
+                self._arrivals.committed(session, name, subscription, now)
             else:
                 subscription.growth = None  # nothing is to be expected of it
             if demand.is_told:
@@ -168,7 +168,7 @@ class DrafterPool:
                 continue
             session = sessions[completion.request_id]
             is_current = completion.generation == session.generation
-            if is_current and self._promises.completed(session, subscription, completion):
+            if is_current and self._arrivals.completed(session, subscription, completion):
                 renewed.append(session)
         for refusal in frame.refusals:
             self._refused(replica, refusal, sessions, now)
@@ -207,7 +207,7 @@ class DrafterPool:
             with self._expecting:
                 if len(proposal.tree):
                     self._demand.offered(session, replica.name)
-                if self._promises.arrived(subscription, proposal, now):
+                if self._arrivals.arrived(subscription, proposal, now):
                     renewed.append(session)
         if num_kept and not num_refused:
             replica.breaker.record_success()

@@ -94,7 +94,7 @@ class RoundLedger:
                 self._enter_batch(size, purity)
         if answers:
             with self._calibration:
-                self._planner.settle_promises()
+                self._planner.settle_arrivals()
             with self._calibration:
                 self._planner.calibration.learn(self._lessons(answers))
         if self._num_misses:

@@ -8,14 +8,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cluster.config import CoordinatorConfig
+from cluster.coordinator.arrivals import ArrivalModel
 from cluster.coordinator.calibration import CalibrationBook
 from cluster.coordinator.demand import are_apart
 from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.offers import Offers, gather
-from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.session import Limits, Session
 from cluster.core import EMPTY_FLOATS
 from cluster.spec import merge_trees
+from cluster.spec.arrivals import NUM_RANKS, WAITS_S
 from cluster.spec.budget import BudgetController
 from cluster.spec.drafts import (
     BatchDrafts,
@@ -27,7 +28,6 @@ from cluster.spec.drafts import (
 )
 from cluster.spec.forest import Indices, depths, ranked
 from cluster.spec.guard import DeficitGuard
-from cluster.spec.promises import NUM_RANKS, WAITS_S
 from cluster.spec.quiet import Silences
 from cluster.spec.step_profile import StepProfile
 
@@ -66,9 +66,9 @@ class Plan:
 class DraftPlanner:
     """Turns the trees at hand into the trees to verify, or asks for time where that pays."""
 
-    def __init__(self, config: CoordinatorConfig, promises: PromiseBook) -> None:
+    def __init__(self, config: CoordinatorConfig, arrivals: ArrivalModel) -> None:
         self._config = config
-        self._promises = promises
+        self._arrivals = arrivals
         # By target, for each has its own step times, and by law: greedy text repeats itself, and
         # what speculation gains there says little of sampled text.
         self._budgets: dict[tuple[str, bool], BudgetController] = {}
@@ -108,7 +108,7 @@ class DraftPlanner:
             caps = [min(cap, max_nodes // len(batch)) for cap in caps]
         if self._config.budget == "fixed":
             return Plan(_in_flight(batch, offers, _best(offers, caps)))
-        reaches = (session.reach.max_nodes for session in batch)
+        reaches = (session.draft_length.max_nodes for session in batch)
         caps = [min(cap, reach) for cap, reach in zip(caps, reaches, strict=True)]
         drafts = self._drafts(batch, offers, caps, moment)
         budget = self._budget(key)
@@ -120,10 +120,10 @@ class DraftPlanner:
             return Plan([], choice.wait_s, tuple(awaited), is_trial=choice.is_trial)
         if len(choice.nodes) < len(batch) and moment.max_wait_s > 0.0 and moment.waited_s == 0.0:
             trial_s = 0.0
-            if any(self._promises.outstanding(session) for session in batch):
+            if any(self._arrivals.outstanding(session) for session in batch):
                 trial_s = budget.trial_s(len(batch), moment.max_wait_s)
             if trial_s > 0.0:
-                awaited = [session for session in batch if self._promises.outstanding(session)]
+                awaited = [session for session in batch if self._arrivals.outstanding(session)]
                 self._learn_from(awaited)
                 return Plan([], trial_s, tuple(awaited), is_trial=True)
         if budget.num_declined(len(batch)) >= _MAX_DECLINED:
@@ -133,7 +133,7 @@ class DraftPlanner:
 
     def _learn_from(self, sessions: Iterable[Session]) -> None:
         for session in sessions:
-            self._promises.learn_from(session)
+            self._arrivals.learn_from(session)
 
     def record_step(
         self,
@@ -193,9 +193,9 @@ class DraftPlanner:
         is_quiet = False if key in self._unshared else is_quiet
         self._budget(key).settle(shares, round_time_s, waited_s, is_quiet=is_quiet)
 
-    def settle_promises(self) -> None:
+    def settle_arrivals(self) -> None:
         """Learn what drafters have sent so long after the last commits."""
-        self._promises.settle(self.calibration.calibrator)
+        self._arrivals.settle(self.calibration.calibrator)
 
     def take_account(self, target_id: str) -> tuple[float, int]:
         """(deficit in seconds, refusals of the guard since this was last asked) of a target."""
@@ -237,11 +237,13 @@ class DraftPlanner:
             drafts = replace(drafts, weights=np.array(weights))
         if moment.max_wait_s == 0.0:
             return drafts
-        expected = self._promises.expected(batch, drafts.profiles(NUM_RANKS), moment.now)
+        expected = self._arrivals.expected(batch, drafts.profiles(NUM_RANKS), moment.now)
         if expected is None:
             return drafts
-        promised, is_promised = expected
-        return replace(drafts, promised=promised, is_promised=is_promised & (drafts.caps > 0))
+        expected_later, is_expected = expected
+        return replace(
+            drafts, expected_later=expected_later, is_expected=is_expected & (drafts.caps > 0)
+        )
 
     def _budget(self, key: tuple[str, bool]) -> BudgetController:
         """key: the target, and whether the batch is sampled."""

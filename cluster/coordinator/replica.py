@@ -79,7 +79,7 @@ class DrafterReplica:
         self.sessions: dict[str, Subscriber] = {}
         self.unanswered_since: float | None = None  # a frame was sent and nothing came back yet
         # Waits in a row that ended before its drafts came, without any that came in time between.
-        self.num_broken_promises = 0
+        self.num_missed_arrivals = 0
         self._has_reported = False  # it has gauges of its own, of requests and of KV pages
         self._has_pages = False
         self._max_frame_tokens = max_frame_tokens

@@ -168,7 +168,7 @@ class RoundLoop:
         session.tokens.append(verdict.token_ids[:num_kept])
         with self._statistics:
             session.statistics.record_step(len(in_flight.tree), len(verdict.path), num_kept)
-            session.reach.record(len(in_flight.tree), len(verdict.path))
+            session.draft_length.record(len(in_flight.tree), len(verdict.path))
         session.in_flight = None
         session.num_misses = session.num_retries = 0
         opened = seat.answered(session.id)

@@ -22,8 +22,8 @@ from cluster.core import (
     Verdict,
     VerifyItem,
 )
+from cluster.spec.adaptive_length import AdaptiveDraftLength
 from cluster.spec.guard import DeficitGuard
-from cluster.spec.reach import Reach
 from cluster.token_log import TokenLog
 
 Deliver = Callable[[TokenEvent], None]
@@ -103,7 +103,7 @@ class Session:
         self.declined: dict[str, float] = {}
         self.max_draft_tokens = 0
         self.weight = 1.0  # what its speed counts for beside that of others
-        self.reach = Reach()  # where the budget is adaptive
+        self.draft_length = AdaptiveDraftLength()  # where the budget is adaptive
         self.subscriptions: dict[str, Subscription] = {}
         self.statistics = RequestStatistics()
         self.guard: DeficitGuard | None = None  # what its drafts may cost

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cluster import metrics
-from cluster.coordinator.promises import PromiseBook
+from cluster.coordinator.arrivals import ArrivalModel
 from cluster.coordinator.session import Seat, Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.metrics import Recorder
@@ -50,8 +50,8 @@ class _Wait:
 class DraftWaits:
     """At most one wait per target; nothing here blocks, the round loop is only told to hold."""
 
-    def __init__(self, promises: PromiseBook, recorder: Recorder, timer: Timer) -> None:
-        self._promises = promises
+    def __init__(self, arrivals: ArrivalModel, recorder: Recorder, timer: Timer) -> None:
+        self._arrivals = arrivals
         self._recorder = recorder
         self._timer = timer
         self._waits: dict[Seat, _Wait] = {}
@@ -68,10 +68,10 @@ class DraftWaits:
         """How much longer the next batch of `seat` may wait."""
         wait = self._waits.get(seat)
         if wait is None:
-            return self._promises.max_wait_s
+            return self._arrivals.max_wait_s
         if wait.timer is None:
             return 0.0
-        return max(wait.began_at + self._promises.max_wait_s - now, 0.0)
+        return max(wait.began_at + self._arrivals.max_wait_s - now, 0.0)
 
     def waited_s(self, seat: TargetSeat, now: float) -> float:
         """How long the next batch of `seat` has waited."""
@@ -113,7 +113,7 @@ class DraftWaits:
         if wait is None or session.id not in wait.missing:
             return None
         wait.has_arrived = True
-        if wait.is_trial and not self._promises.is_settled(session):
+        if wait.is_trial and not self._arrivals.is_settled(session):
             return None
         del wait.missing[session.id]
         return None if wait.missing else wait.seat
@@ -127,11 +127,11 @@ class DraftWaits:
         if wait.timer is not None:
             wait.timer.cancel()
         else:
-            late = [each for each in wait.missing.values() if self._promises.outstanding(each)]
+            late = [each for each in wait.missing.values() if self._arrivals.outstanding(each)]
             if late:
                 outcome = "late"
             for session in late:
-                self._promises.broken(session)
+                self._arrivals.broken(session)
         self._recorder.add(metrics.DRAFT_WAITS, outcome=outcome)
         self._recorder.add(metrics.DRAFT_WAITED, now - wait.began_at)
         return now - wait.began_at, frozenset(wait.awaited)

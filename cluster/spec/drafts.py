@@ -24,7 +24,7 @@ class SequenceDraft:
 
     survival: float32[n], calibrated, not increasing along a path (`tree.monotone`); parents stand
     before children.  weight: of its service class.  max_nodes: its own cap.  guard: its own
-    account.  promised: float64[waits, ranks], the survivals it is expected to have after each
+    account.  expected_later: float64[waits, ranks], the survivals it is expected to have after each
     wait, best first; None = nothing more is to be expected.
     """
 
@@ -32,7 +32,7 @@ class SequenceDraft:
     weight: float = 1.0
     max_nodes: int | None = None
     guard: DeficitGuard | None = None
-    promised: Gains | None = None
+    expected_later: Gains | None = None
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class BatchDrafts:
     nodes: int64[n], places in the batch's forest, sequence by sequence, each one's best first;
     owners, ranks, survival: of these, int64[n], int64[n] and float64[n].
     weights: float64[sequences].  caps: int64[sequences].  guards: their own accounts.
-    promised: float64[sequences, waits, ranks] as in `SequenceDraft`, where is_promised:
+    expected_later: float64[sequences, waits, ranks] as in `SequenceDraft`, where is_expected:
     bool[sequences]; None = nothing more is to be expected of any.
     """
 
@@ -53,8 +53,8 @@ class BatchDrafts:
     weights: Floats
     caps: Indices
     guards: Sequence[DeficitGuard | None]
-    promised: Gains | None = None
-    is_promised: Mask | None = None
+    expected_later: Gains | None = None
+    is_expected: Mask | None = None
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -94,7 +94,7 @@ def rank_drafts(
     caps: Sequence[int],
     guards: Sequence[DeficitGuard | None],
 ) -> BatchDrafts:
-    """The drafts of a forest, all of weight 1, without promises.
+    """The drafts of a forest, all of weight 1, without expected arrivals.
 
     survival, owners, starts: as in `forest.Forest`.
     """
@@ -116,14 +116,14 @@ def pack(batch: Sequence[SequenceDraft], max_nodes: int) -> BatchDrafts:
         survival, np.repeat(np.arange(len(batch)), counts), starts, caps,
         [draft.guard for draft in batch],
     )  # fmt: skip
-    is_promised = np.array([draft.promised is not None for draft in batch], dtype=np.bool_)
-    promised: Gains | None = None
-    if is_promised.any():
-        given = [draft.promised for draft in batch if draft.promised is not None]
-        promised = np.zeros((len(batch), *given[0].shape))
-        promised[is_promised] = given
+    is_expected = np.array([draft.expected_later is not None for draft in batch], dtype=np.bool_)
+    expected_later: Gains | None = None
+    if is_expected.any():
+        given = [draft.expected_later for draft in batch if draft.expected_later is not None]
+        expected_later = np.zeros((len(batch), *given[0].shape))
+        expected_later[is_expected] = given
     weights = np.array([draft.weight for draft in batch])
-    return replace(found, weights=weights, promised=promised, is_promised=is_promised)
+    return replace(found, weights=weights, expected_later=expected_later, is_expected=is_expected)
 
 
 @record(frozen=True, slots=True)

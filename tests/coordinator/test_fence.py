@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from cluster.coordinator.arrivals import ArrivalModel
 from cluster.coordinator.calibration import CalibrationBook
 from cluster.coordinator.demand import DraftDemand
 from cluster.coordinator.fence import Fence
 from cluster.coordinator.ledger import RoundLedger
 from cluster.coordinator.planner import DraftPlanner
-from cluster.coordinator.promises import PromiseBook
 from cluster.coordinator.round_book import RoundBook
 from cluster.coordinator.statistics import Attribution, RequestStatistics
 from cluster.coordinator.waits import DraftWaits
@@ -22,18 +22,17 @@ from cluster.messages import StepReport, VerdictFrame, VerifyFrame
 from cluster.metrics import Recorder
 from cluster.spec.budget import BudgetController
 from cluster.spec.guard import DeficitGuard
-from cluster.spec.reach import Reach
 from cluster.spec.survival import Calibrator
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 
 PARTS = [
     (DraftPlanner, "plan"), (CalibrationBook, "learn"), (DraftPlanner, "record_step"),
-    (DraftPlanner, "settle_round"), (DraftPlanner, "settle_promises"),
+    (DraftPlanner, "settle_round"), (DraftPlanner, "settle_arrivals"),
     (DraftPlanner, "take_account"), (BudgetController, "decide"), (BudgetController, "settle"),
-    (Calibrator, "observe"), (DeficitGuard, "settle"), (PromiseBook, "committed"),
-    (PromiseBook, "arrived"), (PromiseBook, "expected"), (DraftDemand, "of"),
-    (DraftDemand, "offered"), (RequestStatistics, "record_step"), (Reach, "record"),
+    (Calibrator, "observe"), (DeficitGuard, "settle"), (ArrivalModel, "committed"),
+    (ArrivalModel, "arrived"), (ArrivalModel, "expected"), (DraftDemand, "of"),
+    (DraftDemand, "offered"), (RequestStatistics, "record_step"), (AdaptiveDraftLength, "record"),
     (Attribution, "add"), (RoundBook, "close"), (RoundBook, "note_opened"), (RoundBook, "settle"),
     (RoundLedger, "_enter_report"), (DraftWaits, "left_s"),
 ]  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.config import CoordinatorConfig
+from cluster.coordinator.arrivals import ArrivalModel
 from cluster.coordinator.planner import DraftPlanner
-from cluster.coordinator.promises import PromiseBook
 from cluster.spec.drafts import Share
 
 PLAIN_S = 0.030
@@ -15,7 +15,7 @@ PLAIN_S = 0.030
 def planner_with_quiet_times() -> DraftPlanner:
     """Plain steps of four sequences take PLAIN_S without drafters, and a tenth more beside them."""
     config = CoordinatorConfig(slowdown_slack=1000.0)  # an account that is never exhausted
-    planner = DraftPlanner(config, PromiseBook(config))
+    planner = DraftPlanner(config, ArrivalModel(config))
     for _ in range(9):
         planner.record_step("t", 4, 0, 1.1 * PLAIN_S, is_quiet=False)
         planner.record_step("t", 4, 0, PLAIN_S, is_quiet=True)
@@ -98,5 +98,5 @@ def test_both_laws_learn_what_steps_take_from_each_other() -> None:
 
 def test_a_fixed_budget_is_never_silenced() -> None:
     config = CoordinatorConfig(budget="fixed", slowdown_slack=1000.0)
-    planner = DraftPlanner(config, PromiseBook(config))
+    planner = DraftPlanner(config, ArrivalModel(config))
     assert rounds_until_pause(planner, 6, 0.038) is None

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import EMPTY_FLOATS
+from cluster.spec.arrivals import GRID_S, NUM_RANKS, WAITS_S, ArrivalTable, Floats, profile
 from cluster.spec.budget import BudgetController
 from cluster.spec.drafts import BudgetRules, Decision, SequenceDraft, Share
 from cluster.spec.goodput import GoodputModel
-from cluster.spec.promises import GRID_S, NUM_RANKS, WAITS_S, Floats, PromiseTable, profile
 from cluster.spec.step_times import bucket
 from cluster.spec.waits import WaitTrials
 
@@ -32,14 +32,14 @@ def controller(step_s: float, num_sequences: int = 1, cost: float = 0.0) -> Budg
 
 def promise(tokens: float, after_s: float) -> Floats:
     """So many tokens' worth of drafts from after_s on, spread over four ranks."""
-    promised = np.zeros((len(WAITS_S), NUM_RANKS))
+    expected_later = np.zeros((len(WAITS_S), NUM_RANKS))
     for index, wait_s in enumerate(WAITS_S):
-        promised[index, :4] = tokens / 4 if wait_s >= after_s else 0.0
-    return promised
+        expected_later[index, :4] = tokens / 4 if wait_s >= after_s else 0.0
+    return expected_later
 
 
 def nothing_yet(tokens: float, after_s: float) -> SequenceDraft:
-    return SequenceDraft(EMPTY_FLOATS, promised=promise(tokens, after_s))
+    return SequenceDraft(EMPTY_FLOATS, expected_later=promise(tokens, after_s))
 
 
 def test_two_milliseconds_that_bring_two_tokens_are_waited_for() -> None:
@@ -71,10 +71,12 @@ def test_one_sequence_does_not_hold_up_a_batch_that_has_its_drafts() -> None:
 
 def test_a_deeper_tree_is_waited_for_where_the_first_level_is_there() -> None:
     at_hand = np.array([0.9], np.float32)
-    promised = np.zeros((len(WAITS_S), NUM_RANKS))
-    promised[:, :4] = [0.9, 0.8, 0.7, 0.6]
+    expected_later = np.zeros((len(WAITS_S), NUM_RANKS))
+    expected_later[:, :4] = [0.9, 0.8, 0.7, 0.6]
 
-    decision = controller(0.030).choose([SequenceDraft(at_hand, promised=promised)], 0.004)
+    decision = controller(0.030).choose(
+        [SequenceDraft(at_hand, expected_later=expected_later)], 0.004
+    )
 
     assert decision.wait_s == 2 * WAITS_S[0]
 
@@ -86,13 +88,13 @@ def test_the_guard_covers_waits() -> None:
     assert budget.choose([nothing_yet(2.0, 0.002)], 0.008).wait_s == 0.0
 
 
-def growth_of(table: PromiseTable, *, hit: bool, since_s: float) -> Floats:
+def growth_of(table: ArrivalTable, *, hit: bool, since_s: float) -> Floats:
     """What is expected of a session that has nothing yet."""
     return table.expected(hit=hit, since_s=since_s, at_hand=np.zeros(NUM_RANKS))
 
 
 def test_the_table_learns_what_comes_when() -> None:
-    table = PromiseTable()
+    table = ArrivalTable()
     for _ in range(5):
         trees = [(0.0015, np.array([0.8], np.float32)), (0.003, np.array([0.8, 0.6], np.float32))]
         table.observe(hit=False, elapsed_s=0.010, trees=trees)
@@ -107,7 +109,7 @@ def test_the_table_learns_what_comes_when() -> None:
 
 
 def test_promises_that_are_broken_lose_their_worth() -> None:
-    table = PromiseTable()
+    table = ArrivalTable()
     table.observe(hit=False, elapsed_s=0.02, trees=[(0.001, np.array([0.9], np.float32))])
     before = growth_of(table, hit=False, since_s=0.0).max()
 
@@ -119,7 +121,7 @@ def test_promises_that_are_broken_lose_their_worth() -> None:
 
 
 def test_what_a_commit_cut_short_is_not_taken_for_nothing() -> None:
-    table = PromiseTable()
+    table = ArrivalTable()
     table.observe(hit=False, elapsed_s=0.02, trees=[(0.003, np.array([0.9], np.float32))])
     for _ in range(50):
         table.observe(hit=False, elapsed_s=0.002, trees=[])
@@ -130,7 +132,7 @@ def test_what_a_commit_cut_short_is_not_taken_for_nothing() -> None:
 
 
 def test_what_has_come_early_is_not_expected_again() -> None:
-    table, tree = PromiseTable(), np.array([0.9, 0.8], dtype=np.float32)
+    table, tree = ArrivalTable(), np.array([0.9, 0.8], dtype=np.float32)
     for _ in range(20):
         table.observe(hit=False, elapsed_s=0.01, trees=[(0.0019, tree)])
     assert growth_of(table, hit=False, since_s=0.001).max() == pytest.approx(0.9)
@@ -141,7 +143,7 @@ def test_what_has_come_early_is_not_expected_again() -> None:
 
 def test_what_comes_while_the_target_is_idle_is_what_a_wait_brings() -> None:
     """Beside a working target it takes 12 ms, during a wait 3: only the latter is waited for."""
-    table, tree = PromiseTable(), np.array([0.9], dtype=np.float32)
+    table, tree = ArrivalTable(), np.array([0.9], dtype=np.float32)
     for _ in range(30):
         table.observe(hit=False, elapsed_s=0.03, trees=[(0.011, tree)], idle_s=0.0015)
     assert not growth_of(table, hit=False, since_s=0.0)[WAITS_S.index(0.004)].any()

@@ -63,7 +63,7 @@ def test_a_malformed_item_is_refused_alone_and_named(
     assert named in answers[0].message
     assert answers[0].code in ("protocol_error", "invalid_request_error")
     assert [verdict.request_id for verdict in frame.verdicts] == ["good"]
-    assert verifier.num_sequences == 1
+    assert len(verifier._sequences) == 1
 
 
 def test_a_context_that_is_too_long_is_refused_by_the_step(
@@ -231,7 +231,7 @@ def test_a_released_request_leaves_nothing_behind(verifier: Verifier, engine: To
 
     assert [verdict.request_id for verdict in frame.verdicts] == ["r2"]
     assert engine.contexts == {}
-    assert verifier.num_sequences == 0
+    assert len(verifier._sequences) == 0
 
 
 def test_the_report_counts_sequences_and_nodes_and_times_by_the_clock(engine: ToyEngine) -> None:

@@ -34,12 +34,12 @@ def profile(survival: FloatArray) -> Floats:
     return padded
 
 
-class PromiseTable:
+class ArrivalTable:
     """Mean profiles of one drafter's newest tree, by time since the commit, for one task.
 
     Hits, where a part of the former tree outlived the commit, and misses are learned apart: after
-    a miss there is nothing at first.  A commit that brought no tree counts as zeros, so promises
-    that are not kept lose their worth.
+    a miss there is nothing at first.  A commit that brought no tree counts as zeros, so expectations
+    that are not met lose their worth.
 
     What came while the target was idle is learned apart too, and goes before what came while it
     was at work: that is how it comes during a wait, and where drafters share a device with the
@@ -115,7 +115,7 @@ class PromiseTable:
 
 
 def grown(curves: Floats, at_hand: Floats) -> Floats:
-    """Survivals to expect: float64[..., WAITS_S, NUM_RANKS]; see `PromiseTable.expected`.
+    """Survivals to expect: float64[..., WAITS_S, NUM_RANKS]; see `ArrivalTable.expected`.
 
     curves: float64[..., 1 + WAITS_S, NUM_RANKS].  at_hand: float64[..., NUM_RANKS].
     """

@@ -16,8 +16,8 @@ from cluster.coordinator.replica import Subscription
 from cluster.coordinator.session import Group, Session
 from cluster.core import Completion, FloatArray, Proposal, TokenTree
 from cluster.metrics import Recorder
+from cluster.spec.arrivals import GRID_S, ArrivalTable, grown
 from cluster.spec.forest import Floats, Mask, concatenated, join
-from cluster.spec.promises import GRID_S, PromiseTable, grown
 from cluster.spec.survival import Calibrator
 
 _MAX_TABLES = 1024
@@ -31,11 +31,11 @@ _MAX_TREES = 64
 
 @dataclass(slots=True)
 class _Entry:
-    table: PromiseTable
+    table: ArrivalTable
     num_commits: int = 0
 
 
-class PromiseBook:
+class ArrivalModel:
     """Price lists by drafter and group, and which drafters have lost their credit.
 
     Everything between a commit and the next frame is O(1); lessons are kept for `settle`.
@@ -80,7 +80,7 @@ class PromiseBook:
         if not growth.is_answered:
             growth.is_answered = True
             if delay_s <= self.max_wait_s:
-                subscription.replica.num_broken_promises = 0
+                subscription.replica.num_missed_arrivals = 0
         if growth.is_hit is None:
             growth.is_learned = False  # what was at hand before is not known any more
         if growth.is_learned and len(growth.trees) < _MAX_TREES and delay_s <= GRID_S[-1]:
@@ -109,7 +109,7 @@ class PromiseBook:
         return any(
             subscription.growth is not None
             and not subscription.growth.is_answered
-            and subscription.replica.num_broken_promises < self._max_broken
+            and subscription.replica.num_missed_arrivals < self._max_broken
             for subscription in session.subscriptions.values()
         )
 
@@ -126,7 +126,7 @@ class PromiseBook:
             growth = subscription.growth
             if growth is not None and not growth.is_answered:
                 growth.is_answered = True  # too late to be to its credit
-                subscription.replica.num_broken_promises += 1
+                subscription.replica.num_missed_arrivals += 1
 
     def expected(
         self, sessions: Sequence[Session], at_hand: Floats, now: float
@@ -148,7 +148,7 @@ class PromiseBook:
                 growth = subscription.growth
                 if growth is None or growth.is_complete:
                     continue
-                if subscription.replica.num_broken_promises >= self._max_broken:
+                if subscription.replica.num_missed_arrivals >= self._max_broken:
                     continue
                 key = (name, group, growth.is_hit, growth.committed_at)
                 if key not in known:
@@ -163,11 +163,13 @@ class PromiseBook:
         if not rows:
             return None
         later = grown(np.array(curves)[slots], at_hand[rows])
-        promised = np.repeat(at_hand[:, np.newaxis], later.shape[1], axis=1)
+        expected_later = np.repeat(at_hand[:, np.newaxis], later.shape[1], axis=1)
         firsts = [place for place, row in enumerate(rows) if place == 0 or row != rows[place - 1]]
-        promised[[rows[first] for first in firsts]] = np.maximum.reduceat(later, firsts, axis=0)
-        is_promised: Mask = np.any(promised > at_hand[:, np.newaxis], axis=(1, 2))
-        return (promised, is_promised) if is_promised.any() else None
+        expected_later[[rows[first] for first in firsts]] = np.maximum.reduceat(
+            later, firsts, axis=0
+        )
+        is_expected: Mask = np.any(expected_later > at_hand[:, np.newaxis], axis=(1, 2))
+        return (expected_later, is_expected) if is_expected.any() else None
 
     def _curves(self, name: str, group: Group, growth: Growth, now: float) -> Floats | None:
         since_s = now - growth.committed_at
@@ -213,7 +215,7 @@ class PromiseBook:
             if len(self._entries) >= _MAX_TABLES:
                 # Tasks are named by clients; the oldest one makes room.
                 del self._entries[next(iter(self._entries))]
-            entry = self._entries[key] = _Entry(PromiseTable())
+            entry = self._entries[key] = _Entry(ArrivalTable())
         return entry
 
 
