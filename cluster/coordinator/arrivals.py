@@ -163,13 +163,11 @@ class ArrivalModel:
         if not rows:
             return None
         later = grown(np.array(curves)[slots], at_hand[rows])
-        expected_later = np.repeat(at_hand[:, np.newaxis], later.shape[1], axis=1)
+        arriving = np.repeat(at_hand[:, np.newaxis], later.shape[1], axis=1)
         firsts = [place for place, row in enumerate(rows) if place == 0 or row != rows[place - 1]]
-        expected_later[[rows[first] for first in firsts]] = np.maximum.reduceat(
-            later, firsts, axis=0
-        )
-        is_expected: Mask = np.any(expected_later > at_hand[:, np.newaxis], axis=(1, 2))
-        return (expected_later, is_expected) if is_expected.any() else None
+        arriving[[rows[first] for first in firsts]] = np.maximum.reduceat(later, firsts, axis=0)
+        is_arriving: Mask = np.any(arriving > at_hand[:, np.newaxis], axis=(1, 2))
+        return (arriving, is_arriving) if is_arriving.any() else None
 
     def _curves(self, name: str, group: Group, growth: Growth, now: float) -> Floats | None:
         since_s = now - growth.committed_at

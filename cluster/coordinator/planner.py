@@ -240,10 +240,8 @@ class DraftPlanner:
         expected = self._arrivals.expected(batch, drafts.profiles(NUM_RANKS), moment.now)
         if expected is None:
             return drafts
-        expected_later, is_expected = expected
-        return replace(
-            drafts, expected_later=expected_later, is_expected=is_expected & (drafts.caps > 0)
-        )
+        arriving, is_arriving = expected
+        return replace(drafts, arriving=arriving, is_arriving=is_arriving & (drafts.caps > 0))
 
     def _budget(self, key: tuple[str, bool]) -> BudgetController:
         """key: the target, and whether the batch is sampled."""

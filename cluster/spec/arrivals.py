@@ -38,8 +38,8 @@ class ArrivalTable:
     """Mean profiles of one drafter's newest tree, by time since the commit, for one task.
 
     Hits, where a part of the former tree outlived the commit, and misses are learned apart: after
-    a miss there is nothing at first.  A commit that brought no tree counts as zeros, so expectations
-    that are not met lose their worth.
+    a miss there is nothing at first.  A commit that brought no tree counts as zeros, so that
+    little is expected of a drafter whose trees do not come.
 
     What came while the target was idle is learned apart too, and goes before what came while it
     was at work: that is how it comes during a wait, and where drafters share a device with the

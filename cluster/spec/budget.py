@@ -60,7 +60,7 @@ class _Mode:
 class BudgetController:
     """Chooses draft nodes for each step and learns what steps cost.
 
-    waits_s: the waits, ascending, that `SequenceDraft.expected_later` speaks of.
+    waits_s: the waits, ascending, that `SequenceDraft.arriving` speaks of.
     sibling: of the same target, for requests of another law: they share what steps take.
     There is no clock and no randomness in it: equal calls give equal answers.
     """
@@ -182,13 +182,13 @@ class BudgetController:
 
     def decide(self, batch: BatchDrafts, max_wait_s: float = 0.0, waited_s: float = 0.0) -> Choice:
         """`choose`, for drafts that are ranked already: what a whole batch offers, as arrays."""
-        if len(batch.nodes) == 0 and batch.expected_later is None:
+        if len(batch.nodes) == 0 and batch.arriving is None:
             return Choice(batch.nodes)  # the usual case without speculation
         batch = replace(batch, caps=self._model.caps(batch))
         nodes, gains = self._ranked(batch)
         num_nodes, goodput = self._num_nodes(batch, gains, waited_s)
         waits_s = [wait_s for wait_s in self._waits_s if wait_s <= max_wait_s]
-        if goodput is not None and waits_s and batch.expected_later is not None:
+        if goodput is not None and waits_s and batch.arriving is not None:
             now = Standing(num_nodes, goodput, waited_s)
             wait_s, awaited = price_wait(self._model, batch, now, waits_s, max_wait_s)
             if wait_s > 0.0:

@@ -24,7 +24,7 @@ class SequenceDraft:
 
     survival: float32[n], calibrated, not increasing along a path (`tree.monotone`); parents stand
     before children.  weight: of its service class.  max_nodes: its own cap.  guard: its own
-    account.  expected_later: float64[waits, ranks], the survivals it is expected to have after each
+    account.  arriving: float64[waits, ranks], the survivals it is expected to have after each
     wait, best first; None = nothing more is to be expected.
     """
 
@@ -32,7 +32,7 @@ class SequenceDraft:
     weight: float = 1.0
     max_nodes: int | None = None
     guard: DeficitGuard | None = None
-    expected_later: Gains | None = None
+    arriving: Gains | None = None
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -42,7 +42,7 @@ class BatchDrafts:
     nodes: int64[n], places in the batch's forest, sequence by sequence, each one's best first;
     owners, ranks, survival: of these, int64[n], int64[n] and float64[n].
     weights: float64[sequences].  caps: int64[sequences].  guards: their own accounts.
-    expected_later: float64[sequences, waits, ranks] as in `SequenceDraft`, where is_expected:
+    arriving: float64[sequences, waits, ranks] as in `SequenceDraft`, where is_arriving:
     bool[sequences]; None = nothing more is to be expected of any.
     """
 
@@ -53,8 +53,8 @@ class BatchDrafts:
     weights: Floats
     caps: Indices
     guards: Sequence[DeficitGuard | None]
-    expected_later: Gains | None = None
-    is_expected: Mask | None = None
+    arriving: Gains | None = None
+    is_arriving: Mask | None = None
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -116,14 +116,14 @@ def pack(batch: Sequence[SequenceDraft], max_nodes: int) -> BatchDrafts:
         survival, np.repeat(np.arange(len(batch)), counts), starts, caps,
         [draft.guard for draft in batch],
     )  # fmt: skip
-    is_expected = np.array([draft.expected_later is not None for draft in batch], dtype=np.bool_)
-    expected_later: Gains | None = None
-    if is_expected.any():
-        given = [draft.expected_later for draft in batch if draft.expected_later is not None]
-        expected_later = np.zeros((len(batch), *given[0].shape))
-        expected_later[is_expected] = given
+    is_arriving = np.array([draft.arriving is not None for draft in batch], dtype=np.bool_)
+    arriving: Gains | None = None
+    if is_arriving.any():
+        given = [draft.arriving for draft in batch if draft.arriving is not None]
+        arriving = np.zeros((len(batch), *given[0].shape))
+        arriving[is_arriving] = given
     weights = np.array([draft.weight for draft in batch])
-    return replace(found, weights=weights, expected_later=expected_later, is_expected=is_expected)
+    return replace(found, weights=weights, arriving=arriving, is_arriving=is_arriving)
 
 
 @record(frozen=True, slots=True)

@@ -97,11 +97,11 @@ def price_wait(
     A wait must beat the step that could start `now`, and pay for its time at the rate of the last
     rounds: the drafts that are missing now will mostly be there a step later, so a plain step is
     no loss of more than one round.
-    waits_s: those to consider, ascending; a beginning of what `BatchDrafts.expected_later` speaks of.
+    waits_s: those to consider, ascending; a beginning of what `BatchDrafts.arriving` speaks of.
     """
     num_sequences, goodput = len(batch), now.goodput
     step_s, rate = model.times.estimate(num_sequences, now.num_nodes), model.rate(num_sequences)
-    if batch.expected_later is None or batch.is_expected is None or step_s is None or rate is None:
+    if batch.arriving is None or batch.is_arriving is None or step_s is None or rate is None:
         return 0.0, ()
     margin = 1.0 + model.rules.hysteresis
     weight = float(batch.weights.sum())
@@ -118,10 +118,10 @@ def price_wait(
             best_index, bar = index, best
     if best_index < 0:
         return 0.0, ()
-    expected_later = batch.expected_later[:, best_index]
-    at_hand = batch.profiles(expected_later.shape[1])
-    growth = expected_later.sum(axis=1) - at_hand.sum(axis=1)
-    is_awaited = batch.is_expected & (batch.caps > 0) & (growth >= _MIN_PROMISE)
+    arriving = batch.arriving[:, best_index]
+    at_hand = batch.profiles(arriving.shape[1])
+    growth = arriving.sum(axis=1) - at_hand.sum(axis=1)
+    is_awaited = batch.is_arriving & (batch.caps > 0) & (growth >= _MIN_PROMISE)
     awaited = tuple(np.flatnonzero(is_awaited).tolist())
     patience_s = min(_PATIENCE * waits_s[best_index], max_wait_s)
     return (patience_s, awaited) if awaited else (0.0, ())
@@ -132,16 +132,14 @@ def _later(batch: BatchDrafts, max_nodes: int, num_waits: int) -> Gains:
 
     Where there are fewer nodes after a wait than after another, zeros stand for the rest.
     """
-    assert batch.expected_later is not None
-    assert batch.is_expected is not None
-    is_counted = (batch.ranks < batch.caps[batch.owners]) & ~batch.is_expected[batch.owners]
+    assert batch.arriving is not None
+    assert batch.is_arriving is not None
+    is_counted = (batch.ranks < batch.caps[batch.owners]) & ~batch.is_arriving[batch.owners]
     at_hand = batch.gains(is_counted)
-    is_open = np.arange(batch.expected_later.shape[2]) < batch.caps[batch.is_expected, np.newaxis]
-    expected_later = batch.expected_later[batch.is_expected, :num_waits]
-    expected_later = (
-        marginal_gains(expected_later) * batch.weights[batch.is_expected, np.newaxis, np.newaxis]
-    )
-    theirs = expected_later.transpose(1, 0, 2)[:, is_open]
+    is_open = np.arange(batch.arriving.shape[2]) < batch.caps[batch.is_arriving, np.newaxis]
+    arriving = batch.arriving[batch.is_arriving, :num_waits]
+    arriving = marginal_gains(arriving) * batch.weights[batch.is_arriving, np.newaxis, np.newaxis]
+    theirs = arriving.transpose(1, 0, 2)[:, is_open]
     gains = np.empty((num_waits, len(at_hand) + theirs.shape[1]))
     gains[:, : len(at_hand)] = at_hand
     gains[:, len(at_hand) :] = theirs

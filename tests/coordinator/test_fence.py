@@ -20,6 +20,7 @@ from cluster.coordinator.statistics import Attribution, RequestStatistics
 from cluster.coordinator.waits import DraftWaits
 from cluster.messages import StepReport, VerdictFrame, VerifyFrame
 from cluster.metrics import Recorder
+from cluster.spec.adaptive_length import AdaptiveDraftLength
 from cluster.spec.budget import BudgetController
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.survival import Calibrator

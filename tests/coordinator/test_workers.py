@@ -19,7 +19,7 @@ TARGET = WorkerDescription("first", "target", "m", model_hash="ab", native_build
     [
         ({}, None),
         ({"model_hash": "cd"}, "has model_hash cd"),
-        ({"native_build": "b2"}, None),  # rounding may differ: nobody was expected_later anything
+        ({"native_build": "b2"}, None),  # rounding may differ: nobody was promised anything
         ({"is_reproducible": True}, "has is_reproducible True"),
     ],
 )

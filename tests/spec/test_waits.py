@@ -32,14 +32,14 @@ def controller(step_s: float, num_sequences: int = 1, cost: float = 0.0) -> Budg
 
 def promise(tokens: float, after_s: float) -> Floats:
     """So many tokens' worth of drafts from after_s on, spread over four ranks."""
-    expected_later = np.zeros((len(WAITS_S), NUM_RANKS))
+    arriving = np.zeros((len(WAITS_S), NUM_RANKS))
     for index, wait_s in enumerate(WAITS_S):
-        expected_later[index, :4] = tokens / 4 if wait_s >= after_s else 0.0
-    return expected_later
+        arriving[index, :4] = tokens / 4 if wait_s >= after_s else 0.0
+    return arriving
 
 
 def nothing_yet(tokens: float, after_s: float) -> SequenceDraft:
-    return SequenceDraft(EMPTY_FLOATS, expected_later=promise(tokens, after_s))
+    return SequenceDraft(EMPTY_FLOATS, arriving=promise(tokens, after_s))
 
 
 def test_two_milliseconds_that_bring_two_tokens_are_waited_for() -> None:
@@ -71,12 +71,10 @@ def test_one_sequence_does_not_hold_up_a_batch_that_has_its_drafts() -> None:
 
 def test_a_deeper_tree_is_waited_for_where_the_first_level_is_there() -> None:
     at_hand = np.array([0.9], np.float32)
-    expected_later = np.zeros((len(WAITS_S), NUM_RANKS))
-    expected_later[:, :4] = [0.9, 0.8, 0.7, 0.6]
+    arriving = np.zeros((len(WAITS_S), NUM_RANKS))
+    arriving[:, :4] = [0.9, 0.8, 0.7, 0.6]
 
-    decision = controller(0.030).choose(
-        [SequenceDraft(at_hand, expected_later=expected_later)], 0.004
-    )
+    decision = controller(0.030).choose([SequenceDraft(at_hand, arriving=arriving)], 0.004)
 
     assert decision.wait_s == 2 * WAITS_S[0]
 
