@@ -151,6 +151,12 @@ def test_one_row_is_remembered_though_it_takes_more_than_is_allowed() -> None:
     assert list(noise._rows) == [(2, 0, 0)]
 
 
+def test_rows_need_a_seed_a_position_and_a_stream_each() -> None:
+    for short in ([1], [0, 0], [0, 0]), ([1, 2], [0], [0, 0]), ([1, 2], [0, 0], [0]):
+        with pytest.raises(ValueError, match="zip"):
+            gumbel_rows(*short, 10)
+
+
 def test_noise_for_another_device_is_made_there() -> None:
     # The meta device computes nothing, but what is made elsewhere is seen.
     rows = gumbel_rows_torch([1, 2], [0, 0], [0, 0], 10, torch.device("meta"))
