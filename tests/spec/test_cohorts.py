@@ -100,3 +100,19 @@ def test_rounds_without_rows_do_not_count() -> None:
     steady(choice, 0, 1.5, 100)
     assert steady(choice, 10, 1.5, 31) == 1
     assert steady(choice, 10, 1.5, 1) == 2
+
+
+def test_rows_of_two_cohorts_are_those_of_a_half() -> None:
+    """Below five rows a step takes no less: a quarter of the rows would be read for nothing."""
+    stairs = StepProfile((1, 5, 64), (6.0, 6.0, 65.0))
+    choice = CohortChoice(stairs)
+    for rows, rounds in ((10, 32), (5, 64)):
+        for _ in range(rounds):
+            choice.record(rows, 0, float(stairs.at([rows])[0]), 1.5)
+        assert choice.num_cohorts == 2
+
+
+def test_two_that_are_as_fast_as_one_are_given_up() -> None:
+    choice = CohortChoice(LINEAR)
+    choice.num_cohorts = 2
+    assert steady(choice, 5, 1.0, 32) == 1

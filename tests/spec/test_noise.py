@@ -132,6 +132,37 @@ def test_remembered_rows_equal_computed_ones_even_when_memory_is_too_small() -> 
     assert len(noise) == 3
 
 
+def test_rows_that_were_not_used_for_longest_go_first() -> None:
+    noise = NoiseRows(vocab_size=100, device=CPU, max_bytes=3 * 4 * 100 + 399)
+
+    noise.fetch([(1, 0, 0), (2, 0, 0), (3, 0, 0)])
+    assert list(noise._rows) == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+    noise.fetch([(1, 0, 0)])
+    noise.fetch([(4, 0, 0)])
+    assert list(noise._rows) == [(3, 0, 0), (1, 0, 0), (4, 0, 0)]
+    noise.fetch([(seed, 0, 0) for seed in range(5, 9)])
+    assert list(noise._rows) == [(3, 0, 0), (1, 0, 0), (4, 0, 0)], "four would push each other out"
+
+
+def test_one_row_is_remembered_though_it_takes_more_than_is_allowed() -> None:
+    noise = NoiseRows(vocab_size=100, device=CPU, max_bytes=1)
+    noise.fetch([(1, 0, 0)])
+    noise.fetch([(2, 0, 0)])
+    assert list(noise._rows) == [(2, 0, 0)]
+
+
+def test_rows_need_a_seed_a_position_and_a_stream_each() -> None:
+    for short in ([1], [0, 0], [0, 0]), ([1, 2], [0], [0, 0]), ([1, 2], [0, 0], [0]):
+        with pytest.raises(ValueError, match="zip"):
+            gumbel_rows(*short, 10)
+
+
+def test_noise_for_another_device_is_made_there() -> None:
+    # The meta device computes nothing, but what is made elsewhere is seen.
+    rows = gumbel_rows_torch([1, 2], [0, 0], [0, 0], 10, torch.device("meta"))
+    assert (rows.device.type, rows.dtype, rows.shape) == ("meta", torch.float32, (2, 10))
+
+
 def test_changing_a_fetched_block_does_not_change_what_is_remembered() -> None:
     noise = NoiseRows(vocab_size=10, device=CPU)
     before = noise.fetch([(1, 0, 0)]).clone()

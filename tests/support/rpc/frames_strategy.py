@@ -163,6 +163,12 @@ submit_frames = st.builds(SubmitFrame, several(requests), several(ids))
 event_frames = st.builds(EventFrame, several(events()))
 
 
+def verify_item(
+    name: str, tree: core.TokenTree = core.EMPTY_TREE, delta_len: int = 2
+) -> core.VerifyItem:
+    return core.VerifyItem(name, 1, 10, 99, core.token_array(range(delta_len)), tree, 4)
+
+
 def same(left: Any, right: Any) -> bool:
     """Equal in every field, arrays by value and dtype."""
     if isinstance(left, np.ndarray):
