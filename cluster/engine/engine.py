@@ -94,7 +94,7 @@ class Engine:
         # Whether the last schedule was empty: then only a call from outside can change that.
         self._blocked = False
         self._group: RankGroup | None = None
-        self_check.check(self, model)
+        self._forward.settle(lambda: self_check.check(self, model))
         self._forward.use_graphs(capture, lambda: self_check.check(self, model))
         self.forget_prefixes()
         # After the check, whose steps showed whether they run natively.
