@@ -16,7 +16,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve test check check-native format docs lint-protos mutation stubs train clean
+.PHONY: help serve test check check-native check-gpu-offline format docs lint-protos mutation stubs train clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -54,6 +54,9 @@ check-native: $(VENV)/.dev-installed ## the C++ sources under sanitizers (g++; a
 	g++ -std=c++17 -O1 -g -march=native -fsanitize=thread -pthread -o build/threads tests/native/threads.cpp \
 		cluster/engine/cpu/*.cpp
 	build/threads
+
+check-gpu-offline: $(VENV)/.dev-installed ## compile every variant of the GPU kernels for A100, H100 and B200; needs none of them
+	$(BIN)/python -m tests.support.engine.gpu_offline
 
 format: $(VENV)/.dev-installed ## rewrite the sources in the one format
 	$(BIN)/ruff check --fix .

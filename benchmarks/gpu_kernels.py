@@ -112,7 +112,7 @@ def draw_row(num_rows: int, vocab_size: int, device: torch.device) -> dict[str, 
     def call(fused: FusedDraw | None) -> Callable[[], Draws]:
         return lambda: draw(logits, rows, NoiseRows(vocab_size, device), fused)
 
-    own, reference = call(fused_draw(device)), call(None)
+    own, reference = call(fused_draw(device, vocab_size)), call(None)
     return {
         "rows": num_rows,
         "vocab": vocab_size,

@@ -59,7 +59,9 @@ class LMDrafter:
         self._options = options
         # The engine wants one row to spare for the text's last token.
         self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
-        self._requests: RequestTable[LMRequest] = RequestTable(context.max_requests, self._opened)
+        # One more than the engine keeps would wait for a page for as long as the others last.
+        most = min(context.max_requests, self._engine.config.max_running_sequences)
+        self._requests: RequestTable[LMRequest] = RequestTable(most, self._opened)
         # Greedy and sampled requests of a task class are fitted apart.
         self._sharpness: Bounded[Sharpness] = Bounded(Sharpness)
         self.root_counts = RootCounts()

@@ -82,7 +82,7 @@ class Engine:
         self.last_step = StepSummary()
         self._model = model
         self._cache = KVCache(model.layers, num_pages, config.page_size)
-        self._residency = Residency(self._cache, prefix_cache=config.prefix_cache)
+        self._residency = Residency(self._cache, config)
         self._scheduler = Scheduler(self._residency, config)
         self._forward = Forward(config, model, self._cache)
         self._clock = clock
@@ -94,7 +94,7 @@ class Engine:
         # Whether the last schedule was empty: then only a call from outside can change that.
         self._blocked = False
         self._group: RankGroup | None = None
-        self_check.check(self, model)
+        self._forward.settle(lambda: self_check.check(self, model))
         self._forward.use_graphs(capture, lambda: self_check.check(self, model))
         self.forget_prefixes()
         # After the check, whose steps showed whether they run natively.
@@ -281,7 +281,7 @@ class Engine:
         if have_len is not None:
             return Output(tree.request_id, have_len=have_len)
         length = tree.base_len + len(tree.delta) + tree.max_slots
-        if residency.num_pages_missing(sequence, length) > residency.pool.num_available:
+        if not residency.has_room(sequence, length):
             return False
         residency.reserve(sequence, length)
         return True

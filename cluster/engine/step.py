@@ -11,6 +11,7 @@ import torch
 
 from cluster.config import EngineConfig
 from cluster.engine.attention.backends import create_backend
+from cluster.engine.attention.sdpa import SdpaBackend
 from cluster.engine.attention.seam import Step
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import GraphedForward, create_graphs
@@ -18,7 +19,7 @@ from cluster.engine.loading.model import LoadedModel
 from cluster.engine.loading.self_check import MIN_ROWS
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
-from cluster.errors import WorkerError
+from cluster.errors import ConfigError, WorkerError
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,19 @@ class Forward:
         self._cache = cache
         self._backend = create_backend(config.attention, model.device)
         self._min_rows = _MIN_ROWS_ON_CPU if model.device.type == "cpu" else 1
+
+    def settle(self, check: Callable[[], None]) -> None:
+        """Go on with the chosen attention if `check`, which runs steps and raises ConfigError where
+        they are wrong, finds nothing wrong with it; else with the reference, or raise."""
+        try:
+            check()
+        except ConfigError as error:
+            if self._config.attention != "auto" or isinstance(self._backend, SdpaBackend):
+                raise
+            self._backend = SdpaBackend()
+            check()
+            log.warning("attention: the slower reference is used: %s", error.message)
+        self._backend.warm_up()
 
     def use_graphs(self, capture: Capture | None, check: Callable[[], None]) -> None:
         """Go on with graphs, if there can be any and `check` finds nothing wrong with them.

@@ -55,6 +55,9 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
     context = DrafterContext(name, settings.max_nodes, settings.max_requests)
     drafter = registry.create(name, settings, context)
     engine: Any = getattr(drafter, "engine", None)
+    most = settings.max_requests
+    if engine:
+        most = min(most, engine.config.max_running_sequences)
     description = WorkerDescription(
         worker_id=worker_id or _unique(f"drafter-{name}"),
         role="drafter",
@@ -64,7 +67,7 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         tokenizer_hash=engine.tokenizer_hash if engine else "",
         vocab_size=engine.vocab_size if engine else 0,
         max_context_len=engine.max_context_len if engine else 0,
-        max_running_sequences=settings.max_requests,
+        max_running_sequences=most,
         devices=devices_of(engine),
         native_build=engine.native_build if engine else "",
     )

@@ -74,7 +74,7 @@ class Verifier:
         self._noise = NoiseRows(engine.vocab_size, engine.device)
         native = kernels.load() if engine.device.type == "cpu" else None
         self._native = None if native is None else native.draws
-        self._fused = fused_draw(engine.device)
+        self._fused = fused_draw(engine.device, engine.vocab_size)
         self._sequences: dict[str, TargetSequence] = {}
         self._pending: dict[str, _Pending] = {}
 
@@ -263,13 +263,13 @@ class Verifier:
         )
 
 
-def fused_draw(device: torch.device) -> FusedDraw | None:
-    """The draw in one kernel; None where the device, or this installation, has none."""
+def fused_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:
+    """The draw in one kernel, ready to run; None where this device or installation has none."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
-    from cluster.engine.draw.triton import draw_tokens
+    from cluster.engine.draw.triton import create_draw
 
-    return draw_tokens
+    return create_draw(device, vocab_size)
 
 
 def _logprobs(

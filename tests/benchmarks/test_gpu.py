@@ -96,7 +96,7 @@ def test_a_draw_that_is_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return logits.argmin(dim=1)
 
     assert draw_row(3, 500, CPU)["different_tokens"] == 0
-    monkeypatch.setattr("benchmarks.gpu_kernels.fused_draw", lambda device: wrong)
+    monkeypatch.setattr("benchmarks.gpu_kernels.fused_draw", lambda *_: wrong)
     assert draw_row(3, 500, CPU)["different_tokens"] == 3
 
 

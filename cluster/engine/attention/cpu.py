@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from cluster.engine.attention.sdpa import SdpaBackend
-from cluster.engine.attention.seam import AttentionPlan
+from cluster.engine.attention.seam import AttentionPlan, NeedsNoWarmUp
 from cluster.engine.cpu.kernels import Kernels, RowPointers
 from cluster.engine.schedule.batch import Batch, IndexArray, Share
 from cluster.engine.types import AttentionOptions
@@ -76,7 +76,7 @@ class NativePlan:
         )
 
 
-class NativeBackend:
+class NativeBackend(NeedsNoWarmUp):
     """Makes NativePlans."""
 
     def __init__(self, kernels: Kernels) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from cluster.engine.attention.seam import WritesByIndex
+from cluster.engine.attention.seam import NeedsNoWarmUp, WritesByIndex
 from cluster.engine.schedule.batch import Batch, Share
 from cluster.engine.types import AttentionOptions
 
@@ -134,7 +134,7 @@ class SdpaPlan(WritesByIndex):
         return folded
 
 
-class SdpaBackend:
+class SdpaBackend(NeedsNoWarmUp):
     """Makes SdpaPlans."""
 
     def plan(self, batch: Batch, scratch_slot: int) -> SdpaPlan:

@@ -50,10 +50,21 @@ class WritesByIndex:
         return False
 
 
+class NeedsNoWarmUp:
+    """For backends that have nothing to compile."""
+
+    def warm_up(self) -> None:
+        return
+
+
 class AttentionBackend(Protocol):
     """A way to compute tree attention over paged keys."""
 
     def plan(self, batch: Batch, scratch_slot: int) -> AttentionPlan: ...
+
+    def warm_up(self) -> None:
+        """Make ready what later steps will need; to be called after a step with every layer."""
+        ...
 
 
 class LayerPlan(Protocol):

@@ -36,16 +36,17 @@ def can_widen(
 ) -> bool:
     """Whether to make a bfloat16 model one of float32, which our kernels will bring back to
     bfloat16.  num_heads: of queries.  layers: as probed."""
-    native = kernels.load()
-    return not (
-        {each.dtype for each in module.parameters()} != {torch.bfloat16}
-        or native is None
-        or not all(native.attends(num_heads, layer) for layer in layers)
+    kept = {(each.dtype, each.device.type) for each in module.parameters()}
+    if (
+        kept != {(torch.bfloat16, "cpu")}
         or config.compile
         or config.tensor_parallel > 1
         or config.attention not in ("auto", "native")
         or linear_share(module) < _LINEAR_SHARE
-    )
+    ):
+        return False
+    native = kernels.load()  # last: a host that has no use for them compiles none
+    return native is not None and all(native.attends(num_heads, layer) for layer in layers)
 
 
 def multiply_in_bf16(module: torch.nn.Module, native: Kernels) -> int:

@@ -116,9 +116,11 @@ def choose_kernels(module: torch.nn.Module, *, only_native: bool = False) -> Ker
 
     only_native: whatever is faster.
     """
-    native = kernels.load()
     first = next((child for child in module.modules() if is_packable(child)), None)
-    if native is None or first is None:
+    if first is None:
+        return None  # a host that has no use for them compiles none
+    native = kernels.load()
+    if native is None:
         return None
     # Where the processor itself multiplies the format, oneDNN makes use of that.
     is_wanted = only_native or _is_emulated(first.weight.dtype)

@@ -15,13 +15,19 @@ import torch
 import triton
 import triton.language as tl
 
-from cluster.spec.draw import DrawRows
+from cluster.engine.launch import LAUNCH_ERRORS, KernelHealth, on_device
+from cluster.spec.draw import DrawRows, FusedDraw
 
 _BLOCK = 1024
 _MASK32 = 0xFFFFFFFF
 
 
-@triton.jit(do_not_specialize=["row_stride", "num_blocks"])  # type: ignore[untyped-decorator]
+@triton.jit(  # type: ignore[untyped-decorator]
+    # Rows and keys begin at any address: specialised, the kernel would compile anew for numbers of
+    # rows that nobody has met before.
+    do_not_specialize=["row_stride", "num_blocks"],
+    do_not_specialize_on_alignment=["logits", "seeds", "positions", "streams"],
+)
 def draw_kernel(
     logits: tl.tensor,
     row_stride: tl.tensor,
@@ -66,6 +72,21 @@ def draw_kernel(
     tl.store(best_tokens + place, (block * BLOCK + tl.argmax(score, axis=0)).to(tl.int64))
 
 
+def create_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:
+    """`draw_tokens`, compiled and loaded; None, after a warning, where it cannot run."""
+    health = KernelHealth("draws")
+    row = np.zeros(1, np.int64)
+    one = torch.ones(1, device=device)
+    for cutoffs in (None, one):
+        keys = DrawRows(np.ones((1, 4)), np.ones(1, np.bool_), row.view(np.uint64), row, row)
+        try:
+            draw_tokens(torch.zeros((1, vocab_size), device=device), one, one, cutoffs, keys)
+        except LAUNCH_ERRORS as error:
+            health.fail(error)
+            return None
+    return draw_tokens
+
+
 def draw_tokens(
     logits: torch.Tensor,
     maxima: torch.Tensor,
@@ -81,10 +102,11 @@ def draw_tokens(
     scores = torch.empty((num_rows, num_blocks), device=logits.device)
     tokens = torch.empty((num_rows, num_blocks), dtype=torch.int64, device=logits.device)
     rows_first = logits if logits.stride(1) == 1 else logits.contiguous()
-    draw_kernel[(num_rows, num_blocks)](
-        rows_first, rows_first.stride(0), maxima, temperatures,
-        maxima if cutoffs is None else cutoffs, seeds, positions, streams, scores, tokens,
-        vocab_size, num_blocks, TRUNCATED=cutoffs is not None, BLOCK=_BLOCK,
-    )  # fmt: skip
+    with on_device(logits.device):
+        draw_kernel[(num_rows, num_blocks)](
+            rows_first, rows_first.stride(0), maxima, temperatures,
+            maxima if cutoffs is None else cutoffs, seeds, positions, streams, scores, tokens,
+            vocab_size, num_blocks, TRUNCATED=cutoffs is not None, BLOCK=_BLOCK,
+        )  # fmt: skip
     # torch.max returns the first of several maxima, which is the lowest token.
     return tokens.gather(1, scores.max(dim=1).indices.unsqueeze(1)).squeeze(1)

@@ -6,11 +6,24 @@ What cannot be told from a configuration is found by the self-check after loadin
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cluster.errors import ConfigError
 
 _SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
+# Where configurations list the kinds of their layers.
+_LAYER_LISTS = ("layer_types", "layers_block_type", "block_types")
+_OTHER_WORDS = frozenset({"attention"})  # full attention, as some of these lists call it
+# One state stands for all tokens: it cannot be several drafts' at a time, nor be taken back when
+# a draft is rejected.
+_RECURRENT = (
+    "a recurrent state of all tokens before (a state-space model, linear attention, or a "
+    "convolution) instead of keys per token"
+)
+_RECURRENT_LAYER_TYPES = frozenset(
+    {"linear_attention", "mamba", "mamba2", "recurrent", "conv", "hybrid", "hybrid_sliding"}
+)
 # Rotary tables of these kinds depend on the longest position of a batch once the original length
 # is exceeded: a row's result would depend on its neighbours, and cached keys would be stale.
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
@@ -34,10 +47,15 @@ def check_servable(config: Any, model_class: Any) -> None:
 def _reason(config: Any, model_class: Any) -> str | None:
     if getattr(config, "is_encoder_decoder", False):
         return "it is an encoder-decoder"
-    layer_types = set(getattr(config, "layer_types", None) or ())
-    unknown = sorted(layer_types - _SERVED_LAYER_TYPES)
+    layer_types = {str(kind) for name in _LAYER_LISTS for kind in getattr(config, name, None) or ()}
+    recurrent = sorted(layer_types & _RECURRENT_LAYER_TYPES)
+    if recurrent:
+        return f"its layers of type {', '.join(recurrent)} keep {_RECURRENT}"
+    if getattr(model_class, "_is_stateful", False):
+        return f"it keeps {_RECURRENT}"
+    unknown = sorted(layer_types - _SERVED_LAYER_TYPES - _OTHER_WORDS)
     if unknown:
-        return f"its layers are of type {', '.join(unknown)}, which keep no page of keys per token"
+        return f"its layers are of type {', '.join(unknown)}, which the engine does not know"
     if getattr(config, "kv_lora_rank", None):
         return "multi-head latent attention (MLA) is not supported"
     if getattr(config, "attention_chunk_size", None):
@@ -46,8 +64,6 @@ def _reason(config: Any, model_class: Any) -> str | None:
         return "its layers share keys and values with one another"
     if model_class is None:
         return "transformers knows no causal language model for it"
-    if getattr(model_class, "_is_stateful", False):
-        return "it keeps a recurrent state (linear attention or a state-space model)"
     if not getattr(model_class, "_supports_attention_backend", False) and not _reaches_interface(
         model_class
     ):
@@ -82,22 +98,24 @@ def check_splittable(config: Any, tensor_parallel: int) -> None:
 
 def context_limit(config: Any, asked: int) -> int:
     """max_context_len: `asked`, or the model's own limit where that is 0."""
-    rope = getattr(config, "rope_parameters", None) or {}
     stated = getattr(config, "max_position_embeddings", None)
     limit = int(stated or getattr(config, "n_positions", None) or 0)
-    if _rope_type(rope) in _LENGTH_DEPENDENT_ROPE:
+    for rope in _ropes(config):
+        kind = str(rope.get("rope_type") or rope.get("type"))
+        if kind not in _LENGTH_DEPENDENT_ROPE:
+            continue
         original = int(
             rope.get("original_max_position_embeddings")
-            or getattr(config, "original_max_position_embeddings", 0)
+            or getattr(config, "original_max_position_embeddings", None)
             or limit
         )
         if asked > original:
             raise ConfigError(
-                f"max_context_len {asked}: the model's {_rope_type(rope)} rotary embedding depends "
-                f"on the batch beyond {original} tokens; set at most {original}",
+                f"max_context_len {asked}: the model's {kind} rotary embedding depends on the "
+                f"batch beyond {original} tokens; set at most {original}",
                 param="max_context_len",
             )
-        limit = original
+        limit = min(limit or original, original)
     if not asked and not limit:
         raise ConfigError(
             f"{config.model_type} states no limit of its context; set max_context_len",
@@ -111,5 +129,10 @@ def context_limit(config: Any, asked: int) -> int:
     return asked or limit
 
 
-def _rope_type(rope: Any) -> str:
-    return str(rope.get("rope_type", "default")) if isinstance(rope, dict) else "default"
+def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
+    """Every setting of a rotary embedding: one for all layers, or one for each type of layer."""
+    for name in ("rope_parameters", "rope_scaling"):
+        settings = getattr(config, name, None)
+        if isinstance(settings, Mapping):
+            yield settings
+            yield from (each for each in settings.values() if isinstance(each, Mapping))

@@ -32,7 +32,7 @@ def check_reproducible(
 
     text_config: transformers' of the decoder.  layers: as probed.
     """
-    native = kernels.load()
+    native = kernels.load() if device.type == "cpu" else None
     if device.type != "cpu":
         reason = f"it is not built for {device.type} devices; set device: cpu"
     elif config.tensor_parallel > 1:

@@ -12,6 +12,7 @@ from collections.abc import Sequence as Indices
 
 import numpy as np
 
+from cluster.config import EngineConfig
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pages import PagePool
@@ -24,13 +25,14 @@ from cluster.errors import ProtocolError
 class Residency:
     """Owns the sequences and every change to their pages."""
 
-    def __init__(self, cache: KVCache, *, prefix_cache: bool) -> None:
+    def __init__(self, cache: KVCache, config: EngineConfig) -> None:
         self._cache = cache
         self._page_size = cache.page_size
-        self._prefixes = PrefixCache(cache.page_size, enabled=prefix_cache)
+        self._prefixes = PrefixCache(cache.page_size, enabled=config.prefix_cache)
         self.pool = PagePool(cache.num_pages, self._prefixes)
         self.sequences: dict[str, Sequence] = {}
         self._num_arrivals = 0
+        self._max_sequences = config.max_running_sequences
 
     def enter(self, request_id: str) -> Sequence:
         """The sequence of that request, opened empty where it is unknown."""
@@ -188,6 +190,17 @@ class Residency:
     @property
     def shares_prefixes(self) -> bool:
         return self._prefixes.enabled
+
+    def has_place(self, sequence: Sequence) -> bool:
+        """Whether the sequence holds pages, or may come to hold some beside those that do."""
+        if sequence.pages or len(self.sequences) <= self._max_sequences:
+            return True
+        return sum(bool(each.pages) for each in self.sequences.values()) < self._max_sequences
+
+    def has_room(self, sequence: Sequence, length: int) -> bool:
+        """Whether `reserve` may be called at once."""
+        enough = self.num_pages_missing(sequence, length) <= self.pool.num_available
+        return enough and self.has_place(sequence)
 
     def younger_holders(self, arrival: int) -> list[Sequence]:
         """Sequences that hold pages and came after `arrival`, the youngest first."""

@@ -1,8 +1,9 @@
 """Chooses which works run in the next forward, and finds pages for them.
 
 Decoding steps come first, in the order they were submitted; prefills get a reserved share of the
-rows, in the order their requests arrived, cut into chunks.  When pages run out, younger requests
-lose their caches; the oldest request can take every page, so it always progresses.
+rows, in the order their requests arrived, cut into chunks.  When pages run out, or places of
+sequences that hold some, younger requests lose their caches; the oldest request can take every
+page, so it always progresses.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ class Scheduler:
     def __init__(self, residency: Residency, config: EngineConfig) -> None:
         self._residency = residency
         self._max_rows = config.max_batch_tokens
-        self._max_sequences = config.max_running_sequences
         self._page_size = config.page_size
         # Prefills get at least so many rows of every step, or decoding would starve them.
         self._prefill_rows = max(1, self._max_rows // 4)
@@ -94,9 +94,9 @@ class Scheduler:
     def _pick(self, sequence: Sequence, max_rows: int, schedule: Schedule) -> None:
         """Add the sequence to the schedule if rows and pages allow."""
         rows = max_rows - schedule.num_rows
-        if rows <= 0 or len(schedule.picks) >= self._max_sequences:
+        if rows <= 0 or not self._open(sequence, schedule):
             return
-        if not self._open(sequence, schedule):
+        if not self._find_place(sequence, schedule):
             return
         pending = sequence.pending
         assert pending is not None
@@ -136,6 +136,15 @@ class Scheduler:
                 if common - sequence.cached_len >= worthwhile:
                     return True
         return False
+
+    def _find_place(self, sequence: Sequence, schedule: Schedule) -> bool:
+        """Whether the sequence may hold pages; the youngest of younger ones makes way for it."""
+        if self._residency.has_place(sequence):
+            return True
+        victims = self._residency.younger_holders(sequence.arrival)
+        if victims:
+            self._preempt(victims[0], schedule)
+        return bool(victims)
 
     def _find_pages(self, sequence: Sequence, length: int, schedule: Schedule) -> bool:
         """Make enough pages available, at the cost of younger requests where that suffices."""

@@ -19,7 +19,7 @@ from tests.support.engine.triton_cases import DRAWS
 @pytest.fixture(scope="module")
 def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     path: Path = tmp_path_factory.mktemp("triton") / "tokens.pt"
-    run_triton("draw", str(path), interpret=True)
+    run_triton("draw", str(path))
     found: dict[str, torch.Tensor] = torch.load(path)
     return found
 
@@ -35,9 +35,9 @@ def test_the_kernel_draws_what_the_reference_draws(
 @needs_gpu
 @pytest.mark.parametrize("name", DRAWS)
 def test_the_kernel_on_the_gpu_draws_what_the_reference_draws(name: str) -> None:
-    found = DRAWS[name].drawn(fused_draw(torch.device("cuda", 0)), "cuda")
+    found = DRAWS[name].drawn(fused_draw(torch.device("cuda", 0), DRAWS[name].vocab_size), "cuda")
     assert found.tolist() == DRAWS[name].drawn(None).tolist()
 
 
 def test_a_cpu_has_no_use_for_it() -> None:
-    assert fused_draw(torch.device("cpu")) is None
+    assert fused_draw(torch.device("cpu"), 100) is None

@@ -140,6 +140,7 @@ def many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(triton_attention, "_PROGRAMS_WITHOUT_GPU", 12)
     monkeypatch.setattr(triton_attention, "_MAX_BLOCK_KEYS", 16)
+    monkeypatch.setattr(triton_layout, "_MIN_SPLIT_KEYS", 16)
 
 
 @interpreted

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cluster.config import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenTree, token_array
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pages import PagePool
@@ -36,7 +37,7 @@ class Residents(RuleBasedStateMachine):
     @initialize(prefix_cache=st.booleans())
     def start(self, prefix_cache: bool) -> None:
         self.cache = KVCache([LAYER, LAYER], NUM_PAGES, PAGE_SIZE)
-        self.residency = Residency(self.cache, prefix_cache=prefix_cache)
+        self.residency = Residency(self.cache, EngineConfig(prefix_cache=prefix_cache))
         self.tokens: dict[str, list[int]] = {}
 
     @rule(
@@ -163,7 +164,7 @@ def test_a_hit_compares_tokens_and_their_whole_prefix() -> None:
 
 def test_the_least_recently_used_page_goes_first_and_children_before_parents() -> None:
     cache = KVCache([LAYER], 4, 1)
-    residency = Residency(cache, prefix_cache=True)
+    residency = Residency(cache, EngineConfig())
     for name, tokens in (("old", [1, 2]), ("new", [3, 4])):
         sequence = residency.enter(name)
         residency.reserve(sequence, 2)

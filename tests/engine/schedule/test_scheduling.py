@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.core import EMPTY_TOKENS, EMPTY_TREE, TokenTree, token_array
-from cluster.engine.engine import Engine, Work
+from cluster.engine.engine import Engine, Output, Work
 from cluster.errors import ProtocolError, RequestError
 from tests.support.engine.driver import (
     GreedyDecoder,
@@ -53,6 +53,48 @@ def test_plenty_of_pages_need_no_preemption(
     decoder = GreedyDecoder(load_engine(llama_folder), _prompts(), 20)
     assert decoder.run() == texts
     assert decoder.num_misses == 0
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+def test_no_more_sequences_hold_pages_than_may_run(
+    llama_folder: Path, texts: dict[str, list[int]], drafts: bool
+) -> None:
+    engine = load_engine(llama_folder, max_running_sequences=3, prefix_cache=False)
+    generator = np.random.default_rng(1) if drafts else None
+    decoder = GreedyDecoder(engine, _prompts(), 20, generator, texts)
+    most = 0
+    step = engine.step
+
+    def counted() -> list[Output]:
+        nonlocal most
+        outputs = step()
+        most = max(most, sum(engine.cached_len(name) > 0 for name in texts))
+        return outputs
+
+    engine.step = counted  # type: ignore[method-assign]
+    assert decoder.run() == texts
+    assert most == 3
+    assert engine.pages_in_use == 0
+
+
+def test_an_older_request_takes_the_place_of_the_youngest(llama_folder: Path) -> None:
+    engine = load_engine(llama_folder, max_running_sequences=2)
+    engine.submit(Work("old", 0, prompt(5)))
+    engine.step()
+    for name in ("b", "c"):
+        engine.submit(Work(name, 0, prompt(9, seed=3)))
+        engine.step()
+    assert engine.cached_len("c") == 0  # it waits
+    assert not engine.has_pending
+    engine.release("b")
+    assert [output.request_id for output in engine.step()] == ["c"]
+    engine.retain("old", [])
+    engine._residency.evacuate(engine._residency.sequences["old"])
+    engine.submit(Work("old", 0, prompt(5)))
+    engine.submit(Work("d", 0, prompt(5)))
+    assert [output.request_id for output in engine.step()] == ["old"]
+    engine.submit(Work("c", 9, prompt(1)))
+    assert {output.request_id for output in engine.step()} == {"c"}
 
 
 def test_a_step_never_exceeds_its_rows(llama_folder: Path) -> None:

@@ -18,9 +18,9 @@ from cluster.spec.sampling import is_truncated, pack
 from cluster.spec.tree import ancestor_mask
 from tests.support.engine.driver import random_tree
 
-NUM_SLOTS, PAGE_SIZE = 1024, 16
+NUM_SLOTS, PAGE_SIZE = 8192, 16
 SCRATCH_SLOT = NUM_SLOTS - PAGE_SIZE
-MANY_PROGRAMS = 64  # so many that every block of keys is an item of its own
+MANY_PROGRAMS = 64  # so many that no item has more keys than it must
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,7 +71,7 @@ def lay_out(*specs: tuple[int, int, TokenTree, int], min_rows: int = 0) -> Batch
         sequence.pending = Pending(work, index)
         picks.append(Pick(sequence, work, new, completes=True))
     # The limit lies within the longest sequences: positions beyond it are cut off in the batch.
-    return build_batch(picks, min_rows=min_rows, scratch_slot=SCRATCH_SLOT, max_context_len=150)
+    return build_batch(picks, min_rows=min_rows, scratch_slot=SCRATCH_SLOT, max_context_len=550)
 
 
 def _tree(size: int) -> TokenTree:
@@ -84,16 +84,17 @@ def _chain(size: int) -> TokenTree:
     return tree
 
 
-DECODING = lay_out((20, 1, EMPTY_TREE, 0), (75, 1, EMPTY_TREE, 0))
+DECODING = lay_out((20, 1, EMPTY_TREE, 0), (275, 1, EMPTY_TREE, 0))
 CHAIN = lay_out((70, 1, _chain(5), 0))
-TREE = lay_out((70, 1, _tree(9), 0))
-LARGE_TREE = lay_out((130, 1, _tree(40), 0))
+TREE = lay_out((270, 1, _tree(9), 0))
+LARGE_TREE = lay_out((530, 1, _tree(40), 0))
 GROWTH = lay_out((11, 0, _tree(40), 35))
 PROMPT = lay_out((0, 40, EMPTY_TREE, 0))
-CHUNK = lay_out((50, 30, EMPTY_TREE, 0))
-RAGGED = lay_out((3, 1, _tree(5), 0), (90, 2, EMPTY_TREE, 0), (200, 0, _tree(7), 3))
-MIXED = lay_out((5, 40, _tree(3), 0), (140, 1, _tree(6), 0))
-PADDED = lay_out((5, 1, _tree(2), 0), (70, 1, EMPTY_TREE, 0), min_rows=21)
+CHUNK = lay_out((250, 30, EMPTY_TREE, 0))
+RAGGED = lay_out((3, 1, _tree(5), 0), (290, 2, EMPTY_TREE, 0), (800, 0, _tree(7), 3))
+LONG = lay_out((5, 1, EMPTY_TREE, 0), (5100, 1, EMPTY_TREE, 0))
+MIXED = lay_out((5, 40, _tree(3), 0), (540, 1, _tree(6), 0))
+PADDED = lay_out((5, 1, _tree(2), 0), (270, 1, EMPTY_TREE, 0), min_rows=21)
 
 CASES = {
     "decoding rows of several lengths": Case(DECODING),
@@ -113,6 +114,10 @@ CASES = {
     "several sequences, keys split": Case(RAGGED, num_programs=MANY_PROGRAMS),
     "several sequences in a window, keys split": Case(
         RAGGED, window=70, num_programs=MANY_PROGRAMS
+    ),
+    "more parts than are added up at once": Case(LONG, num_programs=MANY_PROGRAMS),
+    "more parts than are added up at once, and sinks": Case(
+        LONG, sinks=True, num_programs=MANY_PROGRAMS
     ),
     "a window of one": Case(RAGGED, window=1),
     "a chunk beside a tree": Case(MIXED),

@@ -7,9 +7,10 @@ reference, `cluster.engine.attention.sdpa`, which is also the oracle of the test
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton import knobs
@@ -18,6 +19,7 @@ from cluster.engine.attention.sdpa import SdpaPlan
 from cluster.engine.attention.seam import AttentionPlan, WritesByIndex
 from cluster.engine.attention.triton.kernels import attend_kernel, combine_kernel
 from cluster.engine.attention.triton.layout import Frame, Tiling, Words, lay_out, num_words
+from cluster.engine.launch import LAUNCH_ERRORS, KernelHealth, on_device
 from cluster.engine.schedule.batch import Batch
 from cluster.engine.types import AttentionOptions
 from cluster.errors import ConfigError
@@ -66,8 +68,35 @@ class Shape:
 
     def block_lines(self, max_rows: int) -> int:
         """Lines (rows times query heads) of a tile, for shares of up to `max_rows` rows."""
-        fewest = max(_MIN_LINES, _power_of_two(self.sharing))
-        return max(fewest, min(_power_of_two(max_rows * self.sharing), _MAX_LINES))
+        wanted = min(_power_of_two(max_rows * self.sharing), _MAX_LINES)
+        return max(self._fewest_lines, wanted)
+
+    @property
+    def all_block_lines(self) -> list[int]:
+        """Whatever `block_lines` may return."""
+        fewest = self._fewest_lines
+        doubled = range((max(fewest, _MAX_LINES) // fewest).bit_length())
+        return [fewest << times for times in doubled]
+
+    @property
+    def _fewest_lines(self) -> int:
+        return max(_MIN_LINES, _power_of_two(self.sharing))
+
+    def constants(self, block_lines: int, *, sinks: bool) -> dict[str, Any]:
+        """What both kernels are compiled for."""
+        return {
+            "HEAD_DIM": self.head_dim,
+            "SHARING": self.sharing,
+            "SINKS": sinks,
+            "BLOCK_M": block_lines,
+            "BLOCK_D": self.block_dim,
+        }
+
+    def attend_constants(self) -> dict[str, Any]:
+        """What the first of them is compiled for besides."""
+        # Tensor cores would round float32 to 10 bits of mantissa.
+        precision = "ieee" if self.dtype == torch.float32 else "tf32"
+        return {"BLOCK_N": self.block_keys, "PRECISION": precision}
 
     def tiling(self, block_lines: int, num_programs: int | None) -> Tiling:
         return Tiling(
@@ -85,6 +114,35 @@ class _Placed:
     frame: Frame
     words: torch.Tensor
     block_lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """What a layer's kernels are compiled for besides its tiles."""
+
+    shape: Shape
+    window: int | None
+    capped: bool
+    sinks: bool
+
+
+@dataclass(slots=True, eq=False)
+class _Met:
+    """What a backend knows of the layers that have attended so far.
+
+    layers: an example of each variant, the layer's cache and its arithmetic.
+    """
+
+    health: KernelHealth
+    shapes: set[Shape]
+    layers: dict[_Variant, tuple[torch.Tensor, AttentionOptions]]
+
+    def note(
+        self, shape: Shape, kv: torch.Tensor, window: int | None, options: AttentionOptions
+    ) -> None:
+        self.shapes.add(shape)
+        capped, sinks = options.softcap is not None, options.sinks is not None
+        self.layers.setdefault(_Variant(shape, window, capped, sinks), (kv, options))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +184,11 @@ class TritonPlan(WritesByIndex):
     """One step's layouts, made when a layer first needs them; most models need one."""
 
     def __init__(
-        self, batch: Batch, scratch_slot: int, num_programs: int | None, seen: set[Shape]
+        self, batch: Batch, scratch_slot: int, num_programs: int | None, met: _Met
     ) -> None:
         self._batch = batch
         self._num_programs = num_programs
-        self._seen = seen
+        self._met = met
         self._max_rows = max((share.num_rows for share in batch.shares), default=1)
         self._reference = SdpaPlan(batch, scratch_slot)
         self._placed: dict[Shape, _Placed] = {}
@@ -138,14 +196,17 @@ class TritonPlan(WritesByIndex):
     def attend(
         self, query: torch.Tensor, kv: torch.Tensor, window: int | None, options: AttentionOptions
     ) -> torch.Tensor:
-        shape = Shape.of(query, kv)
-        placed = self._placed.get(shape)
-        if placed is None:
-            self._seen.add(shape)
-            if not _serves(shape):
-                return self._reference.attend(query, kv, window, options)
-            placed = self._placed[shape] = self._place(shape)
-        return _launch(placed, shape, query, kv, window, options)
+        shape, health = Shape.of(query, kv), self._met.health
+        self._met.note(shape, kv, window, options)
+        if _serves(shape) and not health.has_failed:
+            placed = self._placed.get(shape)
+            if placed is None:
+                placed = self._placed[shape] = self._place(shape)
+            try:
+                return _launch(placed, shape, query, kv, window, options)
+            except LAUNCH_ERRORS as error:
+                health.fail(error)
+        return self._reference.attend(query, kv, window, options)
 
     def _place(self, shape: Shape) -> _Placed:
         block_lines = shape.block_lines(self._max_rows)
@@ -170,19 +231,46 @@ class TritonBackend:
                 "attention triton needs an NVIDIA GPU; use auto or sdpa", param="attention"
             )
         self._num_programs = num_programs
-        # Of the layers that have attended so far.
-        self._seen: set[Shape] = set()
+        self._met = _Met(KernelHealth("attention"), set(), {})
 
     def plan(self, batch: Batch, scratch_slot: int) -> TritonPlan:
-        return TritonPlan(batch, scratch_slot, self._num_programs, self._seen)
+        return TritonPlan(batch, scratch_slot, self._num_programs, self._met)
+
+    def warm_up(self) -> None:
+        """Compile and load every kernel that later steps can meet; to be called after a step, in
+        which all layers have attended.  They attend to nobody: only padding is laid out."""
+        try:
+            for variant, (kv, options) in self._met.layers.items():
+                for block_lines in variant.shape.all_block_lines:
+                    for trees in (False, True):
+                        if _serves(variant.shape) and not self._met.health.has_failed:
+                            self._try(variant, block_lines, kv, options, trees=trees)
+        except LAUNCH_ERRORS as error:
+            self._met.health.fail(error)
+
+    def _try(
+        self, variant: _Variant, block_lines: int, kv: torch.Tensor, options: AttentionOptions,
+        *, trees: bool,
+    ) -> None:  # fmt: skip
+        shape, zeros = variant.shape, np.zeros(1, np.int64)
+        tiling = shape.tiling(block_lines, self._num_programs)
+        frame = replace(Frame.holding(1, tiling), trees=trees)
+        # Each kernel must be met: where a frame has no room for splits, one of nobody's rows.
+        frame = replace(frame, num_split_rows=max(frame.num_split_rows, 1))
+        layout = lay_out(Batch((), zeros, zeros, zeros, zeros[:0]), tiling, frame)
+        words = torch.from_numpy(layout.words).to(shape.device)
+        # As transformers' layers hand it over: a row's heads side by side.
+        rows = torch.zeros((1, shape.heads, shape.head_dim), dtype=shape.dtype, device=shape.device)
+        placed = _Placed(frame, words, block_lines)
+        _launch(placed, shape, rows.transpose(0, 1), kv, variant.window, options)
 
     def form(self, num_rows: int, max_rows: int) -> TritonForm | None:
         """See `cluster.engine.graphs.forward.FormBackend`.  None before the first step, and for
         models whose layers differ in their heads or are not all served by the kernels."""
-        if len(self._seen) != 1:
+        if len(self._met.shapes) != 1:
             return None
-        (shape,) = self._seen
-        if not _serves(shape):
+        (shape,) = self._met.shapes
+        if not _serves(shape) or self._met.health.has_failed:
             return None
         block_lines = shape.block_lines(max_rows)
         tiling = shape.tiling(block_lines, self._num_programs)
@@ -208,24 +296,15 @@ def _launch(
         (*partials_shape, shape.head_dim), dtype=torch.float32, device=query.device
     )
     sinks = output if options.sinks is None else options.sinks
-    common = {
-        "HEAD_DIM": shape.head_dim,
-        "SHARING": shape.sharing,
-        "SINKS": options.sinks is not None,
-        "BLOCK_M": placed.block_lines,
-        "BLOCK_D": shape.block_dim,
-    }
-    with _current(shape.device):
+    common = shape.constants(placed.block_lines, sinks=options.sinks is not None)
+    with on_device(shape.device):
         attend_kernel[(frame.num_items, shape.kv_heads)](
             query, kv, output, partials, lse, sinks, words,
             frame.tiles, frame.positions,
             query.stride(0), query.stride(1), kv.stride(0), kv.stride(1), kv.stride(2),
             options.scaling, options.softcap or 1.0,
             WINDOW=window or 0, TREES=frame.trees, CAPPED=options.softcap is not None,
-            BLOCK_N=shape.block_keys,
-            # Tensor cores would round float32 to 10 bits of mantissa.
-            PRECISION="ieee" if query.dtype == torch.float32 else "tf32",
-            **common,
+            **common, **shape.attend_constants(),
         )  # fmt: skip
         if frame.num_split_rows:
             combine_kernel[(frame.num_split_rows, shape.kv_heads, shape.sharing)](
@@ -249,11 +328,6 @@ def _busy_programs(device: torch.device) -> int:
         return _PROGRAMS_WITHOUT_GPU
     properties = torch.cuda.get_device_properties(device)
     return int(properties.multi_processor_count) * _PROGRAMS_PER_PROCESSOR
-
-
-def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the layer's."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _power_of_two(number: int) -> int:

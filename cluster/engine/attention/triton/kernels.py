@@ -22,6 +22,8 @@ ITEM_WORDS = tl.constexpr(4)
 TILE_WORDS = tl.constexpr(9)
 # int32 words per row of a split tile: the tile, and which of its rows.
 SPLIT_WORDS = tl.constexpr(2)
+# Partial results that are added up side by side; few tiles have more.
+PARTIALS_AT_ONCE = tl.constexpr(16)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -213,15 +215,22 @@ def combine_kernel(
         maximum = tl.load(sinks + head).to(tl.float32)
         total += 1.0
     weighted = tl.zeros([BLOCK_D], tl.float32)
-    for index in range(count):
-        line_of = ((first + index) * num_kv_heads + kv_head) * BLOCK_M + line
-        lse = tl.load(partial_lse + line_of)
-        highest = tl.maximum(maximum, lse)
+    part = tl.arange(0, PARTIALS_AT_ONCE)
+    for start in range(0, count, PARTIALS_AT_ONCE):
+        exists = start + part < count
+        line_of = ((first + start + part) * num_kv_heads + kv_head) * BLOCK_M + line
+        lse = tl.load(partial_lse + line_of, mask=exists, other=-float("inf"))
+        highest = tl.maximum(maximum, tl.max(lse, axis=0))
         shift = tl.where(highest == float("-inf"), 0.0, highest)
-        fade, weight = tl.exp(maximum - shift), tl.exp(lse - shift)
-        part = tl.load(partials + line_of * HEAD_DIM + dim, mask=in_head, other=0.0)
-        total = total * fade + weight
-        weighted = weighted * fade + part * weight
+        fade, weights = tl.exp(maximum - shift), tl.exp(lse - shift)
+        values = tl.load(
+            partials + line_of[:, None] * HEAD_DIM + dim[None, :],
+            mask=exists[:, None] & in_head[None, :],
+            other=0.0,
+        )
+        # Sums of a block are trees of pairs.
+        total = total * fade + tl.sum(weights, axis=0)
+        weighted = weighted * fade + tl.sum(values * weights[:, None], axis=0)
         maximum = highest
     output_of = output + ((row_start + row).to(tl.int64) * num_kv_heads * SHARING + head) * HEAD_DIM
     total = tl.where(total > 0, total, 1.0)

@@ -22,6 +22,9 @@ _ALIGNMENT = 16
 _BITS_PER_WORD = 32
 # As in `cluster.engine.attention.triton.kernels`, whose constants are Triton's.
 _ITEM_WORDS, _TILE_WORDS, _SPLIT_WORDS = 4, 9, 2
+# Of an item whose tile has several: writing and adding up a partial result takes as long as
+# attending to some dozens of keys.
+_MIN_SPLIT_KEYS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,8 @@ def _items(tiles: Sequence[_Tile], tiling: Tiling) -> tuple[Words, list[tuple[in
     """
     total = sum(tile.key_stop for tile in tiles) * tiling.num_kv_heads
     blocks = -(-total // (tiling.num_programs * tiling.block_keys))
-    keys_per_item = max(blocks, 1) * tiling.block_keys
+    fewest = -(-_MIN_SPLIT_KEYS // tiling.block_keys)
+    keys_per_item = max(blocks, fewest) * tiling.block_keys
     items: list[int] = []
     partials: list[tuple[int, int]] = []
     num_partials = 0

@@ -1,0 +1,76 @@
+"""Where Triton's kernels cannot be launched, the reference attends and draws; nothing is refused.
+
+Without a GPU, and not interpreted, no launch succeeds: that is the host of these tests.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.engine.attention.sdpa import SdpaBackend
+from cluster.engine.work import Work
+from tests.support.engine.driver import load_engine, prompt, rows, run
+from tests.support.engine.triton_cases import PROMPT, RAGGED, SCRATCH_SLOT, Case
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or torch.cuda.is_available(),
+    reason="needs Triton, and no GPU",
+)
+
+
+@pytest.fixture
+def _believes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backend takes tensors on the CPU for ones that its kernels can be launched on."""
+    from triton import knobs
+
+    monkeypatch.setattr(knobs.runtime, "interpret", True)
+
+
+@pytest.mark.usefixtures("_believes")
+def test_a_failed_launch_is_warned_of_once_and_the_reference_attends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from cluster.engine.attention.triton.backend import TritonBackend
+
+    backend = TritonBackend()
+    with caplog.at_level(logging.WARNING):
+        for case in (Case(RAGGED), Case(PROMPT, sinks=True), Case(RAGGED, window=70)):
+            arguments = case.query(), case.kv(), case.window, case.options()
+            found = backend.plan(case.batch, SCRATCH_SLOT).attend(*arguments)
+            expected = SdpaBackend().plan(case.batch, SCRATCH_SLOT).attend(*arguments)
+            assert torch.equal(found, expected)
+        backend.warm_up()
+
+    assert len(caplog.records) == 1
+    assert "attention: the Triton kernels cannot run here" in caplog.text
+    # No graph is captured of kernels that do not run.
+    assert backend.form(8, 8) is None
+
+
+@pytest.mark.usefixtures("_believes")
+def test_an_engine_whose_kernels_cannot_be_launched_serves_by_the_reference(
+    llama_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    work = Work("a", 0, prompt(20))
+    with caplog.at_level(logging.WARNING):
+        found = rows(run(load_engine(llama_folder, attention="triton"), work))
+
+    assert torch.equal(found, rows(run(load_engine(llama_folder, attention="sdpa"), work)))
+    assert [record.name for record in caplog.records] == ["cluster.engine.launch"]
+
+
+def test_a_draw_that_cannot_be_launched_is_left_to_the_reference(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from cluster.engine.draw.triton import create_draw
+
+    with caplog.at_level(logging.WARNING):
+        assert create_draw(torch.device("cpu"), 100) is None
+
+    assert len(caplog.records) == 1
+    assert "draws: the Triton kernels cannot run here" in caplog.text
