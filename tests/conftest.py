@@ -10,6 +10,9 @@ from hypothesis import Phase, settings
 
 from tests.support.checkpoints import noisy_copy, tiny_checkpoint
 
+# A busy machine is no failure: examples take as long as they take.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 # `make mutation` asks one question per mutant, does any test fail, and the same way each time.
 settings.register_profile(
     "mutation",
@@ -17,6 +20,7 @@ settings.register_profile(
     derandomize=True,
     database=None,
     report_multiple_bugs=False,
+    deadline=None,
 )
 
 

@@ -40,11 +40,16 @@ class Forward:
 
     def settle(self, check: Callable[[], None]) -> None:
         """Go on with the chosen attention if `check`, which runs steps and raises ConfigError where
-        they are wrong, finds nothing wrong with it; else with the reference, or raise."""
+        they are wrong, finds nothing wrong with it; else with the reference.
+
+        Raises ConfigError where the reference is wrong too, and where the configuration leaves no
+        choice."""
         try:
             check()
         except ConfigError as error:
-            if self._config.attention != "auto" or isinstance(self._backend, SdpaBackend):
+            # What reproducible mode promises holds for the native kernels only.
+            is_chosen = self._config.attention != "auto" or self._config.reproducible
+            if is_chosen or isinstance(self._backend, SdpaBackend):
                 raise
             self._backend = SdpaBackend()
             check()
