@@ -20,10 +20,10 @@ from deployments.replica import configure_logging, process_id, where
 
 
 class IngressDeployment:
-    """One ingress replica.  The methods in capitals are gRPC's names."""
+    """One ingress replica.  Capitalised methods are gRPC methods."""
 
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
-        """coordinator: a Serve handle; it only says where the coordinators listen."""
+        """coordinator: a Serve handle, used only to find the coordinators' addresses."""
         configure_logging()
         tokenizer, defaults = await asyncio.to_thread(_load_text, config.target)
         self._front = Front(config, tokenizer, defaults, ServeEndpoints(coordinator))
@@ -33,7 +33,7 @@ class IngressDeployment:
         self._exporter.start()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Serve calls this after the constructor and passes HTTP requests to what it returns."""
+        """Called by Serve after the constructor; Serve passes HTTP requests to the result."""
         return create_app(self._front)
 
     async def Generate(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
@@ -51,7 +51,7 @@ class IngressDeployment:
             yield response
 
     async def placement(self) -> dict[str, Any]:
-        """Node and devices of the replica."""
+        """The node and devices of the replica."""
         return where()
 
     async def __del__(self) -> None:
@@ -61,7 +61,7 @@ class IngressDeployment:
 
 
 def _load_text(target: TargetConfig) -> tuple[Tokenizer, SamplingParams]:
-    """How the target's model reads and writes, and how it is sampled by default."""
+    """The tokenizer of the target's model and its default sampling parameters."""
     folder, choice = tokenizer_folder(target.engine.model), target.generation_config
     tokenizer = Tokenizer.load(
         folder, generation_config=choice, trust_remote_code=target.engine.trust_remote_code

@@ -1,4 +1,4 @@
-"""The gRPC face: drafthouse.v1.GenerationService and grpc.health.v1, behind Serve's gRPC proxy."""
+"""Serves drafthouse.v1.GenerationService and grpc.health.v1 behind Serve's gRPC proxy."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ _MASK64 = 2**64 - 1
 
 
 class GrpcFace:
-    """Answers the calls that Serve's proxy hands to the ingress.
+    """Answers the calls that Serve's proxy passes to the ingress.
 
-    An error in a stream sets the status on the context, and one empty response carries it: Serve's
-    proxy takes status and trailing metadata from the contexts that come with responses, and logs
-    what is raised.  A single answer has to be raised, which leaves out the metadata.
+    An error in a stream sets the status on the context and is sent with one empty response, because
+    Serve's proxy takes status and trailing metadata from the contexts of responses, and logs raised
+    errors.  The error of a unary call has to be raised, which loses the metadata.
     """
 
     def __init__(self, front: Front) -> None:
         self._front = front
 
     async def generate(self, body: Any, context: Any) -> AsyncIterator[Any]:
-        """One GenerateResponse per piece of news; the last one has the usage."""
+        """Yield one GenerateResponse per piece of text; the last one has the usage."""
         failure: DrafthouseError
         try:
             async for response in self._responses(body):
@@ -52,8 +52,8 @@ class GrpcFace:
         except DrafthouseError as error:
             failure = error
         except Exception as error:  # noqa: BLE001
-            # A bug of ours must become a status.  Its message may hold anything, prompt text
-            # included, so only the place is logged.
+            # A bug of ours must become a status.  Its message may contain anything, including
+            # prompt text, so only the location is logged.
             places = "".join(traceback.format_tb(error.__traceback__))
             log.error("unexpected %s at\n%s", type(error).__name__, places)
             failure = DrafthouseError("internal error; the server's log says where")
@@ -77,7 +77,7 @@ class GrpcFace:
             async for deltas in generation.deltas():
                 is_over = generation.is_over
                 yield _response(request.model, generation, deltas, is_last=is_over)
-            if not is_over:  # everything was resumed as finished: there is only the sum to tell
+            if not is_over:  # every choice was resumed as finished: only the usage is left to send
                 yield _response(request.model, generation, (), is_last=True)
         finally:
             generation.close()
@@ -85,7 +85,7 @@ class GrpcFace:
     def _parse(self, body: bytes | generation_pb2.GenerateRequest) -> GenerationRequest:
         if not isinstance(
             body, bytes
-        ):  # a proxy with the generated servicer function has parsed it
+        ):  # already parsed, by a proxy with the generated servicer function
             return decode_request(body)
         limit = self._front.config.ingress.max_body_bytes
         if len(body) > limit:
@@ -97,7 +97,7 @@ class GrpcFace:
             message = generation_pb2.GenerateRequest.FromString(body)
         except DecodeError:
             raise RequestError(
-                "the request is no valid GenerateRequest; check the encoding and that all text "
+                "the request is not a valid GenerateRequest; check the encoding and that all text "
                 "is UTF-8"
             ) from None
         return decode_request(message)
@@ -112,11 +112,11 @@ class GrpcFace:
         return health_pb2.HealthCheckResponse(status=status)
 
     async def watch(self, body: Any) -> AsyncIterator[Any]:
-        """grpc.health.v1.Health/Watch: the status now, and again whenever it changes."""
+        """grpc.health.v1.Health/Watch: the current status, then every change."""
         service = _service_of(body)
         last: int | None = None
         while True:
-            # Taken before the status is read, so that a change during the yield is not missed.
+            # Created before the status is read, so that no change during the yield is missed.
             changed = self._front.coordinators.next_change()
             status = self._status(service)
             if status != last:
@@ -138,7 +138,7 @@ def _service_of(body: Any) -> str:
     try:
         return str(health_pb2.HealthCheckRequest.FromString(body).service)
     except DecodeError:
-        return "?"  # a name that is no service's
+        return "?"  # not the name of a service
 
 
 def _set_status(context: Any, error: DrafthouseError) -> None:

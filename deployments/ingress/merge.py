@@ -1,4 +1,4 @@
-"""One Prometheus text out of several processes' texts, each family described once."""
+"""Merges the Prometheus texts of several processes; describes each family once."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from cluster.metrics import ALL, QUEUED, RUNNING, TARGET_UP
 
-# Gauges that count what each process has of its own; other gauges describe something that several
-# coordinators see (a drafter's replicas, a worker's pages), where the largest value is the newest.
+# Gauges that count things of one process and are added.  Other gauges describe things that several
+# coordinators see (a drafter's replicas, a worker's pages); there the largest value is the newest.
 _SUMMED_GAUGES = frozenset(metric.name for metric in (RUNNING, QUEUED, TARGET_UP))
 _OTHER_GAUGES = frozenset(
     metric.name for metric in ALL if metric.kind == "gauge" and metric.name not in _SUMMED_GAUGES
@@ -15,9 +15,9 @@ _OTHER_GAUGES = frozenset(
 
 
 def merge_texts(texts: Iterable[bytes]) -> bytes:
-    """Merge what `Recorder.render` returned in several processes.
+    """Merge the texts that `Recorder.render` returned in several processes.
 
-    Counters and histograms are added.  The order of families is the order of first appearance.
+    Counters and histograms are added.  Families keep the order of their first appearance.
     """
     comments: dict[str, list[str]] = {}
     samples: dict[str, dict[str, float]] = {}
