@@ -28,7 +28,7 @@ from cluster.rpc.link import Link
 log = logging.getLogger(__name__)
 
 # How long a request waits for a coordinator to connect before it is answered with 503.
-DEFAULT_PATIENCE_S = 30.0
+DEFAULT_CONNECT_TIMEOUT_S = 30.0
 _RESUME_PAUSE_S = 0.05
 # Upper bound for the bytes of a request on the wire besides its tokens: parameters, biases, names.
 _ENVELOPE_BYTES = 32 * 1024
@@ -40,10 +40,10 @@ CoordinatorStream = Link[SubmitFrame, EventFrame]
 class Ticket:
     """One running request.  `take` returns its new events; `Coordinators.close` must be called.
 
-    news: set whenever an event arrives; several tickets may share it.
+    arrived: set whenever an event arrives; several tickets may share it.
     """
 
-    def __init__(self, request: Request, news: asyncio.Event) -> None:
+    def __init__(self, request: Request, arrived: asyncio.Event) -> None:
         self.request = request
         self.wire_id = request.id  # changes with every failover, so that old events are recognised
         self.peer: _Peer | None = None
@@ -54,7 +54,7 @@ class Ticket:
         self._output: list[TokenArray] = [request.output_ids]
         self._arrived: list[TokenEvent] = []
         self._error: DrafthouseError | None = None
-        self._news = news
+        self._arrived = arrived
 
     def push(self, event: TokenEvent) -> None:
         """Add an event from the coordinator, without the tokens that earlier events contained."""
@@ -76,17 +76,17 @@ class Ticket:
             return
         self._arrived.append(event)
         self.finished = event.finish_reason is not None
-        self._news.set()
+        self._arrived.set()
 
     def fail(self, error: DrafthouseError) -> None:
         self._error = error
         self.finished = True
-        self._news.set()
+        self._arrived.set()
 
     def end(self) -> None:
         """End the request: no more events will arrive, not even statistics."""
         self.finished = True
-        self._news.set()
+        self._arrived.set()
 
     def take(self) -> list[TokenEvent]:
         """All events since the last call, possibly none.
@@ -134,9 +134,11 @@ class Coordinators:
     """Distributes requests over the connected coordinators, without affinity."""
 
     def __init__(
-        self, patience_s: float = DEFAULT_PATIENCE_S, max_frame_bytes: int = MAX_FRAME_BYTES
+        self,
+        connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
-        self._patience_s = patience_s
+        self._connect_timeout_s = connect_timeout_s
         self._max_prompt_len = (max_frame_bytes - _ENVELOPE_BYTES) // 4  # a token has four bytes
         self._peers: dict[str, _Peer] = {}
         self._joined = asyncio.Event()
@@ -191,14 +193,14 @@ class Coordinators:
         """Maximum tokens of prompt and output together, 0 while no coordinator is connected."""
         return min((peer.description.max_context_len for peer in self._peers.values()), default=0)
 
-    async def submit(self, request: Request, news: asyncio.Event) -> Ticket:
+    async def submit(self, request: Request, arrived: asyncio.Event) -> Ticket:
         """Send the request to the least loaded coordinator; its events arrive in the ticket.
 
         Raises UnavailableError if no coordinator connects in time, TooLargeError for a prompt that
         exceeds the limit of a frame.
         """
         self._check_size(request)
-        ticket = Ticket(request, news)
+        ticket = Ticket(request, arrived)
         await self.wait_connected()
         self._place(ticket, request)
         return ticket
@@ -240,11 +242,11 @@ class Coordinators:
         if self._peers:
             return
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._connect_timeout_s):
                 await self._joined.wait()
         except TimeoutError:
             raise UnavailableError(
-                f"no coordinator answered within {self._patience_s:g} s; try again later"
+                f"no coordinator answered within {self._connect_timeout_s:g} s; try again later"
             ) from None
 
     def _place(self, ticket: Ticket, request: Request) -> None:

@@ -12,9 +12,9 @@ from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
 from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
-from deployments.ingress.front import Front
-from deployments.ingress.grpc_face import GrpcFace
+from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.http import create_app
+from deployments.ingress.ingress import Ingress
 from deployments.models import tokenizer_folder
 from deployments.replica import configure_logging, process_id, where
 
@@ -26,15 +26,15 @@ class IngressDeployment:
         """coordinator: a Serve handle, used only to find the coordinators' addresses."""
         configure_logging()
         tokenizer, defaults = await asyncio.to_thread(_load_text, config.target)
-        self._front = Front(config, tokenizer, defaults, ServeEndpoints(coordinator))
-        self._front.start()
-        self._grpc = GrpcFace(self._front)
-        self._exporter = Exporter(self._front.recorder, process_id("ingress"))
+        self._ingress = Ingress(config, tokenizer, defaults, ServeEndpoints(coordinator))
+        self._ingress.start()
+        self._grpc = GrpcApi(self._ingress)
+        self._exporter = Exporter(self._ingress.recorder, process_id("ingress"))
         self._exporter.start()
 
     def __serve_build_asgi_app__(self) -> Any:
         """Called by Serve after the constructor; Serve passes HTTP requests to the result."""
-        return create_app(self._front)
+        return create_app(self._ingress)
 
     async def Generate(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
         """drafthouse.v1.GenerationService/Generate."""
@@ -56,7 +56,7 @@ class IngressDeployment:
 
     async def __del__(self) -> None:
         if hasattr(self, "_exporter"):
-            await self._front.stop()
+            await self._ingress.stop()
             await self._exporter.stop()
 
 

@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.errors import DrafthouseError, NotFoundError, RequestError
 from deployments.ingress.body import read_object
-from deployments.ingress.front import Front
 from deployments.ingress.generation import Delta, Generation
+from deployments.ingress.ingress import Ingress
 from deployments.ingress.openai_error import error_event, error_response
 from deployments.ingress.openai_request import check_model, parse_chat, parse_completion
 from deployments.ingress.openai_response import DONE, Answer
@@ -35,30 +35,30 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 Parser = Callable[[Mapping[str, Any], Limits], OpenAIRequest]
 
 
-def create_app(front: Front) -> FastAPI:
+def create_app(ingress: Ingress) -> FastAPI:
     """Build the application, without generated documentation: it does not use FastAPI's schemas."""
     app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
     started = int(time.time())
 
     async def completions(request: Request) -> Response:
-        return await _generate(front, request, "cmpl", parse_completion)
+        return await _generate(ingress, request, "cmpl", parse_completion)
 
     async def chat_completions(request: Request) -> Response:
-        return await _generate(front, request, "chatcmpl", parse_chat)
+        return await _generate(ingress, request, "chatcmpl", parse_chat)
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model_card(front, started)]})
+        return JSONResponse({"object": "list", "data": [_model_card(ingress, started)]})
 
     async def model(request: Request) -> Response:
-        check_model(request.path_params["model"], front.limits)
-        return JSONResponse(_model_card(front, started))
+        check_model(request.path_params["model"], ingress.limits)
+        return JSONResponse(_model_card(ingress, started))
 
     async def health(request: Request) -> Response:
-        state = await front.health()
+        state = await ingress.health()
         return JSONResponse(state, status_code=200 if state["status"] == "ok" else 503)
 
     async def metrics(request: Request) -> Response:
-        return Response(await front.render_metrics(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await ingress.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
     app.add_route("/v1/completions", _answering(completions), methods=["POST"])
     app.add_route("/v1/chat/completions", _answering(chat_completions), methods=["POST"])
@@ -90,28 +90,28 @@ def _answering(endpoint: Endpoint) -> Endpoint:
     return answer
 
 
-def _model_card(front: Front, created: int) -> dict[str, Any]:
+def _model_card(ingress: Ingress, created: int) -> dict[str, Any]:
     return {
-        "id": front.config.model_name,
+        "id": ingress.config.model_name,
         "object": "model",
         "created": created,
         "owned_by": "drafthouse",
-        "max_model_len": front.coordinators.max_context_len or None,
+        "max_model_len": ingress.coordinators.max_context_len or None,
     }
 
 
-async def _generate(front: Front, request: Request, prefix: str, parse: Parser) -> Response:
+async def _generate(ingress: Ingress, request: Request, prefix: str, parse: Parser) -> Response:
     try:
         asked = await read_object(
-            request, front.config.ingress, lambda values: parse(values, front.limits)
+            request, ingress.config.ingress, lambda values: parse(values, ingress.limits)
         )
-        generation = await front.generate(f"{prefix}-{uuid.uuid4().hex}", asked.spec)
+        generation = await ingress.generate(f"{prefix}-{uuid.uuid4().hex}", asked.spec)
     except ClientDisconnect:
         return Response(status_code=499)
     except DrafthouseError as error:
-        front.refused(error)
+        ingress.count_refusal(error)
         raise
-    answer = Answer(asked, generation, front.tokenizer, int(time.time()))
+    answer = Answer(asked, generation, ingress.tokenizer, int(time.time()))
     pieces = generation.deltas()
     try:
         # Send the status line with the first text: until then the request can be refused.

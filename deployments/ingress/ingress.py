@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _REPORT_TIMEOUT_S = 2.0
 
 
-class Front:
+class Ingress:
     """Serves requests from HTTP and gRPC.  Create it on the event loop that serves them."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Front:
             raise
         return generation
 
-    def refused(self, error: DrafthouseError) -> None:
+    def count_refusal(self, error: DrafthouseError) -> None:
         """Count a request that the ingress itself refused."""
         self.recorder.add(metrics.REJECTED, code=error.code)
 

@@ -20,9 +20,9 @@ from cluster.rpc.generation import (
     Usage,
 )
 from cluster.rpc.status import status_code, trailing_metadata
-from deployments.ingress.front import Front
 from deployments.ingress.generation import Delta, Generation
 from deployments.ingress.grpc_request import request_name, to_spec
+from deployments.ingress.ingress import Ingress
 from deployments.ingress.servicers import GENERATION
 from deployments.ingress.spec import Resumption
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _MASK64 = 2**64 - 1
 
 
-class GrpcFace:
+class GrpcApi:
     """Answers the calls that Serve's proxy passes to the ingress.
 
     An error in a stream sets the status on the context and is sent with one empty response, because
@@ -39,8 +39,8 @@ class GrpcFace:
     errors.  The error of a unary call has to be raised, which loses the metadata.
     """
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, ingress: Ingress) -> None:
+        self._ingress = ingress
 
     async def generate(self, body: Any, context: Any) -> AsyncIterator[Any]:
         """Yield one GenerateResponse per piece of text; the last one has the usage."""
@@ -63,14 +63,14 @@ class GrpcFace:
     async def _responses(self, body: Any) -> AsyncIterator[GenerationResponse]:
         try:
             request = self._parse(body)
-            spec = to_spec(request, self._front.limits)
+            spec = to_spec(request, self._ingress.limits)
             request_id = request_name(request)
             resumptions = [
                 Resumption(one.index, one.token_ids, one.is_finished) for one in request.resume
             ]
-            generation = await self._front.generate(request_id, spec, resumptions)
+            generation = await self._ingress.generate(request_id, spec, resumptions)
         except DrafthouseError as error:
-            self._front.refused(error)
+            self._ingress.count_refusal(error)
             raise
         try:
             is_over = False
@@ -87,7 +87,7 @@ class GrpcFace:
             body, bytes
         ):  # already parsed, by a proxy with the generated servicer function
             return decode_request(body)
-        limit = self._front.config.ingress.max_body_bytes
+        limit = self._ingress.config.ingress.max_body_bytes
         if len(body) > limit:
             raise TooLargeError(
                 f"the request has {len(body)} bytes, the limit is {limit}; shorten it or raise "
@@ -117,7 +117,7 @@ class GrpcFace:
         last: int | None = None
         while True:
             # Created before the status is read, so that no change during the yield is missed.
-            changed = self._front.coordinators.next_change()
+            changed = self._ingress.coordinators.next_change()
             status = self._status(service)
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)
@@ -128,7 +128,7 @@ class GrpcFace:
         values = health_pb2.HealthCheckResponse
         if service not in ("", GENERATION):
             return int(values.SERVICE_UNKNOWN)
-        serving = self._front.coordinators.is_connected
+        serving = self._ingress.coordinators.is_connected
         return int(values.SERVING if serving else values.NOT_SERVING)
 
 
