@@ -128,7 +128,7 @@ class Ours:
     def _ready(self, name: str) -> str:
         """The address in the line that a process prints once it is ready."""
         while True:
-            _, separator, address = self._processes[name].hear().partition(_READY)
+            _, separator, address = self._processes[name].read_line().partition(_READY)
             if separator:
                 return address.strip()
 
@@ -190,13 +190,13 @@ async def complete(
     link: Link[SubmitFrame, EventFrame], requests: Sequence[Request], concurrency: int
 ) -> Result:
     """Ask over one link; RuntimeError with the first request that fails."""
-    answers: dict[str, _Growing] = {}
+    answers: dict[str, _PendingAnswer] = {}
     waiting, frames = iter(requests), aiter(link)
 
     async def submit(batch: Sequence[Request]) -> None:
         now = time.perf_counter()
         for request in batch:
-            answers[request.id] = _Growing(now)
+            answers[request.id] = _PendingAnswer(now)
         if batch:
             await link.send(SubmitFrame(tuple(batch)))
 
@@ -218,7 +218,7 @@ async def complete(
     return Result(whole, acceptance if acceptance.steps else None)
 
 
-class _Growing:
+class _PendingAnswer:
     """One answer while it comes in."""
 
     def __init__(self, submitted_s: float) -> None:

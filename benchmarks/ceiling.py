@@ -45,7 +45,7 @@ _MIN_SHARE = 0.85
 _SEED = 7
 
 
-class Together:
+class MergedDrafters:
     """Drafters as one: their trees merged by equal trust, and the best nodes of it proposed.
 
     Each drafter may draft as many nodes as are to be verified.
@@ -121,7 +121,7 @@ def _replayed(
     ]
     stats = ReplayStats()
     for index, recording in enumerate(recordings):
-        stats += replay(Together(drafters), recording, nodes, request_id=str(index))
+        stats += replay(MergedDrafters(drafters), recording, nodes, request_id=str(index))
     return stats
 
 

@@ -33,7 +33,7 @@ from typing import Any
 
 from benchmarks.answers import Law, figures
 from benchmarks.comparison import cell_key, summarise
-from benchmarks.peers import Circumstances, System, Turns, can_run, system_of
+from benchmarks.peers import PeerSettings, System, Turns, can_run, system_of
 from benchmarks.prompts import KINDS, Prompt, prompts
 from benchmarks.report import markdown, picture
 from benchmarks.serving import ROOT, machine, reason_of
@@ -229,13 +229,13 @@ def _parser() -> argparse.ArgumentParser:
 def _prepare(arguments: argparse.Namespace) -> tuple[Comparison, Turns, dict[int, list[Prompt]]]:
     from transformers import AutoTokenizer
 
-    around = Circumstances(
+    peer_settings = PeerSettings(
         target=arguments.target, draft=arguments.draft, dtype=arguments.dtype,
         cores=tuple(arguments.cores), config=arguments.config,
         overrides=tuple(arguments.overrides), vllm_python=arguments.vllm_python,
         max_sequences=max(arguments.concurrency), log=arguments.logs,
     )  # fmt: skip
-    systems = {name: system_of(name, around) for name in arguments.systems}
+    systems = {name: system_of(name, peer_settings) for name in arguments.systems}
     comparison = Comparison(arguments.out, _settings(arguments), resume=arguments.resume)
     tokenizer = AutoTokenizer.from_pretrained(arguments.target)
     asked = prompts_by_concurrency(

@@ -41,7 +41,7 @@ from benchmarks.by_hand import Ours, Setup
 from benchmarks.never_slower_figures import CONTROL, FIXED, Cell
 from benchmarks.never_slower_ledger import Ledger
 from benchmarks.never_slower_report import markdown, picture
-from benchmarks.never_slower_runs import Shelf, Twins, measure
+from benchmarks.never_slower_runs import PlainAndRival, PromptSets, measure
 from benchmarks.serving import ROOT
 from cluster.config_file import load
 
@@ -145,18 +145,18 @@ def main() -> int:
         ledger = Ledger(arguments.out, settings, fresh=arguments.fresh)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
-    library = Shelf(settings, tokenizer)
+    library = PromptSets(settings, tokenizer)
 
-    def twins_of(stack: str) -> Twins:
+    def processes_of(stack: str) -> PlainAndRival:
         log = arguments.logs / stack
         plain = Ours(setup_of(stack, settings, log / "plain", plain=True))
-        return Twins(plain, Ours(setup_of(stack, settings, log / "ours")))
+        return PlainAndRival(plain, Ours(setup_of(stack, settings, log / "ours")))
 
     os.sched_setaffinity(0, arguments.cores)
     # Ends the processes of the turn under way, too, and keeps the pairs that there are.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        measure(ledger, cells, laws, library, twins_of)
+        measure(ledger, cells, laws, library, processes_of)
     finally:
         document = ledger.save()
         text = markdown(document)

@@ -25,13 +25,13 @@ _RANDOM_LEN = 64
 _SETTLE_S = 0.3
 
 
-class Library(Protocol):
+class PromptSource(Protocol):
     """The prompts of a cell's pair; the same whenever it is asked."""
 
     def prompts(self, kind: str, law: str, concurrency: int, number: int) -> Sequence[Prompt]: ...
 
 
-class Shelf:
+class PromptSets:
     """Every pair has prompts of its own, at least as many as run at a time."""
 
     def __init__(self, settings: Mapping[str, Any], tokenizer: Any) -> None:
@@ -57,7 +57,7 @@ class Shelf:
         return Prompt("random", "default", tuple(ids.tolist()))
 
 
-class Twins:
+class PlainAndRival:
     """Plain decoding and its rival; at most one of the two is not stopped."""
 
     def __init__(self, plain: System, ours: System) -> None:
@@ -70,7 +70,7 @@ class Twins:
                 process.pause()
 
     @contextmanager
-    def awake(self, name: str) -> Iterator[System]:
+    def running(self, name: str) -> Iterator[System]:
         system = self._systems[name]
         processes = list(system.processes.values())
         for process in processes:
@@ -93,10 +93,10 @@ def measure(
     ledger: Ledger,
     cells: Sequence[Cell],
     laws: Mapping[str, Law],
-    library: Library,
-    twins_of: Callable[[str], Twins],
+    library: PromptSource,
+    processes_of: Callable[[str], PlainAndRival],
 ) -> None:
-    """Fill in the pairs that are missing.  twins_of: those of a stack, not yet started.
+    """Fill in the pairs that are missing.  processes_of: those of a stack, not yet started.
 
     A stack that fails is noted and left out.
     """
@@ -112,24 +112,24 @@ def measure(
             ]
             if not missing or stack in ledger.failures:
                 continue
-            twins = twins_of(stack)
+            rivals = processes_of(stack)
             try:
-                twins.start()
-                _try_out(twins, [cell for cell, _ in missing], laws, library)
+                rivals.start()
+                _warm_up(rivals, [cell for cell, _ in missing], laws, library)
                 for cell, number in missing:
                     asked = library.prompts(cell.kind, cell.law, cell.concurrency, number)
-                    pair = _pair(twins, asked, laws[cell.law], cell, number, ledger.settings)
+                    pair = _pair(rivals, asked, laws[cell.law], cell, number, ledger.settings)
                     ledger.add(cell.key, pair)
                     _progress(cell, ledger)
             except (RuntimeError, OSError) as error:
                 ledger.failures[stack] = reason_of(error)
                 print(f"{stack} failed and is left out: {error}", file=sys.stderr, flush=True)
             finally:
-                twins.stop()
+                rivals.stop()
 
 
-def _try_out(
-    twins: Twins, cells: Sequence[Cell], laws: Mapping[str, Law], library: Library
+def _warm_up(
+    rivals: PlainAndRival, cells: Sequence[Cell], laws: Mapping[str, Law], library: PromptSource
 ) -> None:
     """Every batch size once, uncounted: the first step of a shape may compile or load something."""
     seen: set[tuple[str, int]] = set()
@@ -143,12 +143,12 @@ def _try_out(
             for each in library.prompts("random", cell.law, cell.concurrency, 0)
         ]
         for name in ("plain", "ours"):
-            with twins.awake(name) as system:
+            with rivals.running(name) as system:
                 system.run(asked, _TRIAL_TOKENS, laws[cell.law], cell.concurrency, 0)
 
 
 def _pair(
-    twins: Twins,
+    rivals: PlainAndRival,
     asked: Sequence[Prompt],
     law: Law,
     cell: Cell,
@@ -160,7 +160,7 @@ def _pair(
     results: dict[str, Result] = {}
     pair: dict[str, Any] = {"first": names[0], "at": time.strftime("%Y-%m-%dT%H:%M:%S")}
     for name in names:
-        with twins.awake(name) as system:
+        with rivals.running(name) as system:
             system.run(asked, _WARM_TOKENS, law, cell.concurrency, number)
             drafters = [
                 process

@@ -23,7 +23,7 @@ Question = dict[str, Any]
 Reply = dict[str, Any]
 
 
-def claim_stdout() -> TextIO:
+def redirect_stdout() -> TextIO:
     """Our own line to the asker; whatever else the process prints goes to stderr."""
     line = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.peer_protocol import Question, Reply, answer_questions, claim_stdout
+from benchmarks.peer_protocol import Question, Reply, answer_questions, redirect_stdout
 
 _PAD = 0
 
@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--num-speculative-tokens", type=int, default=10)
     parser.add_argument("--dtype", default="bfloat16")
     arguments = parser.parse_args()
-    line = claim_stdout()
+    line = redirect_stdout()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     answer_questions(line, Peer(arguments).answer)
 

@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any
 
-from benchmarks.peer_protocol import Question, Reply, answer_questions, claim_stdout
+from benchmarks.peer_protocol import Question, Reply, answer_questions, redirect_stdout
 
 _COUNTERS = {
     "steps": "vllm:spec_decode_num_drafts",
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--max-sequences", type=int, default=32)
     arguments = parser.parse_args()
-    line = claim_stdout()
+    line = redirect_stdout()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     answer_questions(line, Peer(arguments).answer)

@@ -45,12 +45,12 @@ class PinnedProcess:
                 start_new_session=True,
             )
 
-    def say(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(text + "\n")
         self._process.stdin.flush()
 
-    def hear(self) -> str:
+    def read_line(self) -> str:
         """Its next line; RuntimeError with the end of its log when it has ended instead."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
