@@ -1,8 +1,7 @@
 """vLLM as a peer, in its own interpreter: `PYTHON -m benchmarks.peer_vllm MODEL --mode MODE`.
 
-The engine runs in this process and is stepped by hand, so that every token gets the time of the
-step that made it; nothing lies between the engine and the clock.  Requests carry no seed of their
-own: per-request generators would slow vLLM's sampler down.
+The engine runs in this process and is stepped directly, so that every token gets the time of its
+step. Requests have no seeds, because per-request generators would slow down vLLM's sampler.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _COUNTERS = {
 
 
 def speculative_config(mode: str, draft: str, num_tokens: int) -> dict[str, Any] | None:
-    """vLLM's own settings for one of its modes, with its own defaults where it has them."""
+    """vLLM's settings for one of its modes, with its own defaults if it has them."""
     if mode == "plain":
         return None
     if mode == "ngram":
@@ -55,7 +54,7 @@ class Peer:
         self._count = 0
 
     def answer(self, question: Question) -> Reply:
-        """Run the prompts, so many at a time: the next one starts when one has ended."""
+        """Run the prompts, `concurrency` at a time; a new one starts whenever one ends."""
         before = self._counters()
         prompts, waiting = question["prompts"], list(range(len(question["prompts"])))[::-1]
         answers: list[dict[str, Any]] = [{} for _ in prompts]

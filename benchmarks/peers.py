@@ -1,4 +1,4 @@
-"""The systems that `benchmarks.compare` measures: ours, and peers in processes of their own."""
+"""The systems that `benchmarks.compare` measures: ours, and peers in separate processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VLLM_MODES = ("plain", "ngram", "draft", "suffix")
 
 
 class System(Protocol):
-    """Something that continues prompts; between `start` and `stop` it may use its cores."""
+    """A system that continues prompts; it uses its cores only between `start` and `stop`."""
 
     @property
     def processes(self) -> dict[str, PinnedProcess]: ...
@@ -39,10 +39,10 @@ class System(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerSettings:
-    """What is the same for every system.
+    """The settings that all systems share.
 
-    target, draft: checkpoint folders.  config, overrides: ours.  vllm_python: an interpreter that
-    has vLLM, "" = none.  log: folder for logs.
+    target, draft: checkpoint folders.  config, overrides: for our system.  vllm_python: an
+    interpreter with vLLM, "" = none.  log: folder for logs.
     """
 
     target: str
@@ -104,11 +104,11 @@ class Peer:
 
 
 def system_of(name: str, settings: PeerSettings) -> System:
-    """The system that `name` stands for; ValueError where there is no such thing.
+    """Create the system with that name; raises ValueError for an unknown one.
 
     ours-plain; ours-all = the drafters of the request's task; ours-A+B = drafters A and B for
-    every task; transformers-MODE; vllm-MODE.  Any of them followed by @bfloat16 or @float32, where
-    it is to run in another precision than the rest.
+    every task; transformers-MODE; vllm-MODE.  A suffix @bfloat16 or @float32 gives it another
+    precision than the others.
     """
     what, _, dtype = name.partition("@")
     family, _, mode = what.partition("-")
@@ -141,7 +141,7 @@ def system_of(name: str, settings: PeerSettings) -> System:
 
 
 class Turns:
-    """Starts and ends systems as the run needs them."""
+    """Starts and stops systems for their turns."""
 
     def __init__(self, systems: Mapping[str, System], *, keep_running: bool) -> None:
         self._systems = systems
@@ -150,7 +150,7 @@ class Turns:
 
     @contextmanager
     def turn(self, name: str) -> Iterator[System]:
-        """The system `name`, running alone."""
+        """Give the system `name` a turn, in which it runs alone."""
         system = self._systems[name]
         try:
             if name not in self._started:
@@ -177,7 +177,7 @@ class Turns:
 
 
 def can_run(name: str, concurrency: int) -> bool:
-    """transformers speculates for one sequence at a time."""
+    """Whether the system supports `concurrency`; transformers speculates for one sequence only."""
     return concurrency == 1 or name.partition("@")[0] not in (
         "transformers-assisted",
         "transformers-lookup",
