@@ -1,4 +1,4 @@
-"""What one system answered, and the figures that follow from its time stamps."""
+"""One system's answers, and the rates and latencies computed from their time stamps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOP_TIMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """How tokens are drawn: a name for tables, and the temperature (0 = greedy)."""
+    """A sampling setting: its name in tables, and the temperature (0 = greedy)."""
 
     name: str
     temperature: float
@@ -34,7 +34,7 @@ class Law:
 class Answer:
     """One prompt's output.
 
-    submitted_s: when it was asked.  events: (time, tokens so far), one per arrival of tokens.
+    submitted_s: time of submission.  events: (time, tokens so far), one per arrival of tokens.
     Times are seconds of one clock.
     """
 
@@ -53,18 +53,18 @@ class Answer:
 
     @property
     def decode_s(self) -> float:
-        """From the first tokens to the last."""
+        """Seconds from the first tokens to the last."""
         return self.events[-1][0] - self.events[0][0]
 
     @property
     def decode_tokens(self) -> int:
-        """Tokens after those that came first: what decode_s has produced."""
+        """Tokens after the first event: those that were decoded in decode_s."""
         return self.events[-1][1] - self.events[0][1]
 
     def intervals_s(self) -> list[float]:
         """Seconds per token: one entry for each token after the first event.
 
-        Tokens that come together share the time since the event before, as in the product's own
+        Tokens of one event divide the time since the previous event, as in the product's own
         inter-token latency.
         """
         intervals = []
@@ -75,7 +75,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """steps: those that verified drafts, over all sequences.  drafted, accepted: tokens."""
+    """steps: verify steps with drafts, over all sequences.  drafted, accepted: tokens."""
 
     steps: float
     drafted: float
@@ -88,14 +88,14 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one turn of one system gave.  acceptance: None where nothing was drafted."""
+    """The result of one turn of one system.  acceptance: None if nothing was drafted."""
 
     answers: tuple[Answer, ...]
     acceptance: Acceptance | None = None
 
 
 def loops(token_ids: Sequence[int]) -> bool:
-    """Whether some 8-gram of the text occurs three times, overlaps included."""
+    """Whether an 8-gram occurs at least three times in the text, overlaps included."""
     counts: dict[tuple[int, ...], int] = {}
     for start in range(len(token_ids) - _LOOP_LEN + 1):
         gram = tuple(token_ids[start : start + _LOOP_LEN])
@@ -108,7 +108,7 @@ def loops(token_ids: Sequence[int]) -> bool:
 def busy_s(answers: Sequence[Answer]) -> float:
     """Seconds in which at least one answer was being decoded.
 
-    Prefills between two decodes are left out, prefills beside a decode are not.
+    Excludes prefills between two decodes, but not prefills during a decode.
     """
     spans = sorted((answer.events[0][0], answer.events[-1][0]) for answer in answers)
     total, end = 0.0, float("-inf")
@@ -119,12 +119,11 @@ def busy_s(answers: Sequence[Answer]) -> float:
 
 
 def rate_at_level(answers: Sequence[Answer], level: int, *, from_submission: bool) -> float:
-    """Tokens per second while `level` answers were under way at once; 0 where they never were.
+    """Tokens per second while `level` answers were running at once; 0 if that never happened.
 
-    A run ends with fewer and fewer at a time, the longer the less evenly they progress, and that
-    says nothing of the level.  from_submission: an answer is under way from its question on,
-    otherwise from its first tokens, which do not count then.  Tokens are spread over the time since
-    those before them.
+    Excludes the end of a run, where fewer and fewer answers run at a time.  from_submission: an
+    answer runs from its submission on; otherwise from its first tokens, which are not counted then.
+    The tokens of an event are spread over the time since the previous event.
     """
     spans: list[tuple[float, float, int]] = []  # (from, to, tokens)
     for answer in answers:
@@ -146,9 +145,9 @@ def rate_at_level(answers: Sequence[Answer], level: int, *, from_submission: boo
 
 
 def figures(result: Result, concurrency: int) -> dict[str, Any]:
-    """One cell: rates and latencies over all answers, and what is needed of each answer.
+    """One cell: rates and latencies over all answers, and the values kept of each answer.
 
-    tokens_per_s: at this concurrency.  whole_tokens_per_s: of the whole run, its end included.
+    tokens_per_s: at this concurrency.  whole_tokens_per_s: of the whole run, including its end.
     """
     answers = result.answers
     intervals = np.array([value for answer in answers for value in answer.intervals_s()])

@@ -1,4 +1,4 @@
-"""Drafthouse as separate processes without Ray: `cluster.worker` and `cluster.lead`, by hand."""
+"""Runs Drafthouse as separate processes without Ray: `cluster.worker` and `cluster.lead`."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _JOIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How ours is started.
+    """How to start our processes.
 
-    overrides: KEY=VALUE of the configuration.  drafters: names of those to start; each request may
-    use all of them.  by_task: leave it to the configuration which of them serve a request.
-    log: folder for the processes' logs.  target_cores: None = the same as of all others.
+    overrides: KEY=VALUE of the configuration.  drafters: names of the drafters to start; every
+    request may use all of them.  by_task: use the configuration's drafters per task instead.
+    log: folder for the processes' logs.  target_cores: None = the cores of the other processes.
     """
 
     config: str
@@ -54,7 +54,7 @@ class Setup:
 
 
 def add_hand_options(parser: argparse.ArgumentParser) -> None:
-    """What is asked of processes by hand: model, configuration and laws."""
+    """Add the options of benchmarks without Ray: model, configuration and sampling settings."""
     add = parser.add_argument
     add("--target", default=str(ROOT / "models" / "demo-target"))
     add("--config", default="configs/local.yaml")
@@ -64,10 +64,10 @@ def add_hand_options(parser: argparse.ArgumentParser) -> None:
 
 
 class Ours:
-    """Target, drafters and coordinator, asked over the coordinator's own gRPC stream."""
+    """Target, drafters and coordinator; requests use the coordinator's own gRPC stream."""
 
     def __init__(self, setup: Setup) -> None:
-        """Raises KeyError where the configuration has no drafter of a name."""
+        """Raises KeyError if the configuration lacks one of the drafters."""
         known = load(setup.config, setup.overrides).config.drafters
         for name in setup.drafters:
             if name not in known:
@@ -81,7 +81,7 @@ class Ours:
         return dict(self._processes)
 
     def start(self) -> None:
-        """Returns when every worker has joined."""
+        """Start all processes; returns when every worker has joined."""
         names = self._setup.drafters
         self._start("target", "cluster.worker", "target", self._setup.config)
         for name in names:
@@ -101,15 +101,15 @@ class Ours:
     def run(
         self, prompts: Sequence[Prompt], max_tokens: int, law: Law, concurrency: int, seed: int
     ) -> Result:
-        """Continue the prompts, `concurrency` at a time; the next one starts when one has ended."""
+        """Continue the prompts, `concurrency` at a time; a new one starts whenever one ends."""
         return asyncio.run(self._run(prompts, max_tokens, law, concurrency, seed))
 
     def describe_target(self) -> WorkerDescription:
-        """What the target says of itself."""
+        """The target's description."""
         return asyncio.run(self._describe_target())
 
     def status(self) -> dict[str, Any]:
-        """The coordinator's picture of the moment."""
+        """The coordinator's current state."""
         return asyncio.run(self._status())
 
     def metrics(self) -> str:
@@ -126,9 +126,9 @@ class Ours:
         self._processes[name] = PinnedProcess(command, cores, log)
 
     def _ready(self, name: str) -> str:
-        """The address in the line that a process prints once it is ready."""
+        """Wait for the ready line of a process; returns the address in it."""
         while True:
-            _, separator, address = self._processes[name].hear().partition(_READY)
+            _, separator, address = self._processes[name].read_line().partition(_READY)
             if separator:
                 return address.strip()
 
@@ -189,14 +189,14 @@ class Ours:
 async def complete(
     link: Link[SubmitFrame, EventFrame], requests: Sequence[Request], concurrency: int
 ) -> Result:
-    """Ask over one link; RuntimeError with the first request that fails."""
-    answers: dict[str, _Growing] = {}
+    """Run requests over one link; raises RuntimeError for the first request that fails."""
+    answers: dict[str, _PendingAnswer] = {}
     waiting, frames = iter(requests), aiter(link)
 
     async def submit(batch: Sequence[Request]) -> None:
         now = time.perf_counter()
         for request in batch:
-            answers[request.id] = _Growing(now)
+            answers[request.id] = _PendingAnswer(now)
         if batch:
             await link.send(SubmitFrame(tuple(batch)))
 
@@ -218,8 +218,8 @@ async def complete(
     return Result(whole, acceptance if acceptance.steps else None)
 
 
-class _Growing:
-    """One answer while it comes in."""
+class _PendingAnswer:
+    """An answer that is still arriving."""
 
     def __init__(self, submitted_s: float) -> None:
         self.stats = SpeculationStats()
@@ -228,7 +228,7 @@ class _Growing:
         self._token_ids: list[int] = []
 
     def take(self, event: TokenEvent, now: float) -> bool:
-        """Whether this was the last event."""
+        """Add an event; returns whether it is the last one."""
         if event.finish_reason is FinishReason.ERROR:
             raise RuntimeError(f"a request failed: {event.error_message}")
         if len(event.token_ids):

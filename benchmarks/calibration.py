@@ -1,15 +1,14 @@
-"""Are drafters' survival probabilities what happens?  On prompts that nobody was trained on.
+"""Measures the calibration of the drafters' survivals, on prompts outside all training data.
 
     python -m benchmarks.calibration
 
-The budget is fixed, so that the nodes which are verified do not depend on this machine's speed, and
-the target is the small one: its grown shapes compute the same function.  Each drafter drafts alone,
-on the tasks that the configuration gives it.  The error is the product's own metric: mean
-|predicted - accepted| over ten bins, where a prediction is made before the outcome is known, and
-the first ones count as well.
+The budget is fixed, so that the verified nodes do not depend on this machine's speed, and the
+target is the small one, because its grown versions compute the same function.  Each drafter drafts
+alone, on the tasks that the configuration gives it.  The error is the product's own metric: mean
+|predicted - accepted| over ten bins.  Predictions are made before the outcome is known, and the
+first ones are included.
 
-Bar: at most 0.05 per drafter, over all of its tasks by their nodes.  The status is 1 where it is
-missed.
+Bar: at most 0.05 per drafter, over all of its tasks weighted by nodes.  Exit status 1 if missed.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def kinds_of(config: Config, drafter: str) -> list[str]:
 
 
 def errors_of(text: str, drafter: str) -> dict[str, tuple[float, float]]:
-    """By task: the calibration error, and how many draft tokens were verified."""
+    """By task: the calibration error and the number of verified draft tokens."""
     errors: dict[str, float] = {}
     nodes: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
@@ -55,7 +54,7 @@ def errors_of(text: str, drafter: str) -> dict[str, tuple[float, float]]:
 
 
 def summary(by_task: dict[str, tuple[float, float]]) -> dict[str, Any]:
-    """One drafter under one law."""
+    """The totals of one drafter under one sampling setting."""
     total = sum(nodes for _, nodes in by_task.values())
     mean = sum(error * nodes for error, nodes in by_task.values()) / total if total else None
     return {
@@ -66,7 +65,7 @@ def summary(by_task: dict[str, tuple[float, float]]) -> dict[str, Any]:
 
 
 def measure(arguments: argparse.Namespace, drafter: str, law: Law) -> dict[str, Any]:
-    """One drafter, in processes of its own."""
+    """Measure one drafter, in separate processes."""
     from transformers import AutoTokenizer
 
     overrides = (
@@ -89,7 +88,7 @@ def measure(arguments: argparse.Namespace, drafter: str, law: Law) -> dict[str, 
 
 
 def missed(report: dict[str, dict[str, Any]]) -> list[str]:
-    """The bars that are missed, in words."""
+    """Messages for the bars that are missed."""
     return [
         f"{drafter}, {law}: {figures['error']} of {figures['nodes']:.0f} nodes, bar {_MAX_ERROR}"
         for drafter, laws in report.items()

@@ -1,10 +1,10 @@
-"""How many tokens the coordinator commits per second of its own CPU time, with null workers.
+"""Measures the tokens that the coordinator commits per second of its CPU time, with null workers.
 
-Coordinator, null workers and a client share one thread and one event loop, over in-process links.
-The workers' and the client's own functions are timed with the thread's CPU clock and subtracted:
-in one thread that is exactly what they used, and it is work that elsewhere other processes do.
-What stays in the coordinator's account is its round loop, the links, the event loop, and the
-garbage collector wherever it happens to run.  gRPC and the codec are not in it; see `rounds`.
+Coordinator, null workers and a client run in one thread on one event loop, over in-process links.
+The CPU time of the workers' and the client's functions is measured with the thread's CPU clock and
+subtracted, because in production other processes do that work.  The rest is the coordinator's: its
+round loop, the links, the event loop and all garbage collection.  gRPC and the codec are not
+included; see `rounds`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from cluster.messages import EventFrame, SubmitFrame, VerdictFrame, VerifyFrame
 from cluster.rpc.link import Link
 from cluster.rpc.memory import memory_pair
 
-_PROMPT_LEN = 63  # whole periods
-_FIRST_ROUNDS = 5  # left out of the account: opening, and rounds before the drafters have answered
+_PROMPT_LEN = 63  # a multiple of the period
+_FIRST_ROUNDS = 5  # not measured: opening, and rounds before the drafters have answered
 
 Frames = list[tuple[VerifyFrame, VerdictFrame]]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the coordinator is given."""
+    """The load on the coordinator."""
 
     num_sequences: int = 256
     num_rounds: int = 100
@@ -51,7 +51,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """process_cpu_s: of everything.  worker_cpu_s, client_cpu_s: of those parts of it."""
+    """process_cpu_s: total CPU time.  worker_cpu_s, client_cpu_s: the parts to subtract."""
 
     committed_tokens: int
     process_cpu_s: float
@@ -89,7 +89,7 @@ class _Client:
         self.num_tokens = 0
         self._link = link
         self._load = load
-        # One more than measured, so that all sequences run while the account is open.
+        # One more round than measured, so that all sequences run during the whole measurement.
         self._max_tokens = TOKENS_PER_ROUND * (load.num_rounds + 2 * _FIRST_ROUNDS)
 
     async def submit(self) -> None:
@@ -99,7 +99,7 @@ class _Client:
         await self._link.send(SubmitFrame(tuple(requests)))
 
     async def read_until(self, num_tokens: int) -> None:
-        """Until so many tokens have come in all; RuntimeError when one is not the text's."""
+        """Read until `num_tokens` tokens have arrived; raises RuntimeError for a wrong token."""
         async for frame in self._link:
             start = time.thread_time()
             for event in frame.events:
@@ -114,7 +114,7 @@ class _Client:
 
 
 def _check(frame: EventFrame) -> None:
-    """A sample of the frame is what the target emitted; RuntimeError otherwise."""
+    """Compare a sample of the frame with the target's text; raises RuntimeError if it differs."""
     event = frame.events[-1]
     expected = text(_PROMPT_LEN + event.position, len(event.token_ids))
     if event.token_ids.tolist() != expected.tolist():
@@ -122,7 +122,7 @@ def _check(frame: EventFrame) -> None:
 
 
 async def run(load: Load, *, keep_frames: bool = False) -> tuple[Capacity, Frames]:
-    """One measurement; keep_frames: also return what went to the target and came back."""
+    """One measurement; keep_frames: also return the frames to and from the target."""
     names = [f"null-{index}" for index in range(load.num_drafters)]
     settings = CoordinatorConfig(
         max_running_sequences=load.num_sequences, max_queued_requests=load.num_sequences,
@@ -183,7 +183,7 @@ async def _measure(
 
 
 def profile(load: Load) -> pstats.Stats:
-    """The same load under cProfile: shares, not times, because the profiler slows calls down."""
+    """Run the load under cProfile; use only shares of time, because the profiler slows calls."""
     profiler = cProfile.Profile()
     profiler.enable()
     try:
@@ -194,7 +194,7 @@ def profile(load: Load) -> pstats.Stats:
 
 
 def costs(stats: pstats.Stats, count: int = 5) -> list[dict[str, Any]]:
-    """The functions with the largest own time, null workers left out, and their shares."""
+    """The functions with the largest own time, without null workers, and their shares."""
     rows = [
         (place, calls, own)
         for place, (_, calls, own, _, _) in _rows(stats).items()
@@ -209,9 +209,9 @@ def costs(stats: pstats.Stats, count: int = 5) -> list[dict[str, Any]]:
 
 
 def parts(stats: pstats.Stats, names: dict[str, tuple[str, str]]) -> dict[str, float]:
-    """Share of the profiled time spent in and below some functions.
+    """The share of the profiled time inside some functions and their callees.
 
-    names: what to call a part -> the end of its file's path, and the function's name.
+    names: name of a part -> the end of its file's path, and the function's name.
     """
     rows = _rows(stats)
     workers = sum(

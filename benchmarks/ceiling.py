@@ -1,18 +1,18 @@
-"""How near does speculation come to what its drafts would allow, one request at a time?
+"""Compares speculative decoding of one request at a time with the ceiling that its drafts allow.
 
     python -m benchmarks.ceiling --target work/grown-231m
 
-The replay ceiling: the target's texts are recorded, drafters are replayed along them with all the
-time they want, their trees merged, and the best N nodes verified in every round.  Were all but the
-target's steps free, speculation would be
+The replay ceiling: the target's texts are recorded, the drafters are replayed along them without a
+time limit, their trees are merged, and the best N nodes are verified in every round.  If only the
+target's steps took time, speculative decoding would be
 
     max over N of  tokens per round(N) * T(1) / T(1 + N)
 
-times as fast as plain decoding, where T is what the target measured of its own steps by their rows
-before it served.  Beside it stands what speculation gains: the same texts, whose prompts are in the
-prefix cache, each for the first time, over plain decoding in processes of its own.
+times as fast as plain decoding, where T(rows) is the step time that the target measured at
+start.  It is compared with the measured speedup: the same texts, with prompts in the prefix cache,
+each decoded for the first time, over plain decoding in separate processes.
 
-Bar: at least 0.85 of the ceiling, greedy.  The status is 1 where it is missed.
+Bar: at least 0.85 of the ceiling, greedy.  Exit status 1 if missed.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _MIN_SHARE = 0.85
 _SEED = 7
 
 
-class Together:
-    """Drafters as one: their trees merged by equal trust, and the best nodes of it proposed.
+class MergedDrafters:
+    """Several drafters as one: merges their trees with equal weight and proposes the best nodes.
 
-    Each drafter may draft as many nodes as are to be verified.
+    Each drafter may draft as many nodes as are verified.
     """
 
     needs_hidden_states = False
@@ -89,7 +89,7 @@ class Together:
 
 
 def ceiling(tokens_per_round: dict[int, float], profile: StepProfile) -> tuple[int, float]:
-    """(the best number of nodes, by what factor it is faster than plain decoding)."""
+    """(the best number of nodes, its speedup over plain decoding)."""
     gains = {
         nodes: tokens * float(profile.at([1])[0] / profile.at([1 + nodes])[0])
         for nodes, tokens in tokens_per_round.items()
@@ -99,7 +99,7 @@ def ceiling(tokens_per_round: dict[int, float], profile: StepProfile) -> tuple[i
 
 
 def tokens_per_second(answers: Sequence[Answer]) -> float:
-    """Of decoding alone, one answer after the other."""
+    """Decoded tokens per second, for answers decoded one after the other."""
     decoded = sum(answer.decode_tokens for answer in answers)
     return decoded / sum(answer.decode_s for answer in answers)
 
@@ -111,7 +111,7 @@ def _replayed(
     recordings: Sequence[Recording],
     nodes: int,
 ) -> ReplayStats:
-    """All recordings in order, by drafters that begin anew."""
+    """Replay all recordings in order with new drafters."""
     drafters = [
         create(
             name,
@@ -122,7 +122,7 @@ def _replayed(
     ]
     stats = ReplayStats()
     for index, recording in enumerate(recordings):
-        stats += replay(Together(drafters), recording, nodes, request_id=str(index))
+        stats += replay(MergedDrafters(drafters), recording, nodes, request_id=str(index))
     return stats
 
 
@@ -143,8 +143,8 @@ def _running(
 def _ask(
     ours: Ours, asked: Sequence[Prompt], max_tokens: int, law: Law, turn: int
 ) -> Sequence[Answer]:
-    """Part `turn` of the prompts, a different one each time: no drafter has seen its texts."""
-    ours.run(asked, 1, law, 1, seed=_SEED)  # prompts into the prefix cache
+    """Ask part `turn` of the prompts, a different one each time, whose texts no drafter knows."""
+    ours.run(asked, 1, law, 1, seed=_SEED)  # fills the prefix cache
     return ours.run(asked, max_tokens, law, 1, seed=_SEED + turn).answers
 
 
@@ -170,7 +170,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
             for turn, part in enumerate(parts):
                 texts = _ask(plain, part, arguments.max_tokens, law, turn)
                 drafted = _ask(ours, part, arguments.max_tokens, law, turn)
-                if turn:  # the first one warms up
+                if turn:  # the first turn is the warm-up
                     gains.append(tokens_per_second(drafted) / tokens_per_second(texts))
                     recordings += _recordings(part, texts, law, arguments.max_tokens, turn)
         profile = StepProfile.of(target.step_rows, target.step_times_s)

@@ -1,21 +1,22 @@
-"""Ours against the systems one would otherwise choose, turn by turn in one run.
+"""Compares our system with the usual alternatives, in turns within one run.
 
     python -m benchmarks.grow work/grown --shape 231m
     python -m benchmarks.compare --target work/grown --prompts 10 --max-tokens 96 \
         --systems ours-plain,ours-lm,ours-all,transformers-plain,vllm-plain,vllm-draft \
         --vllm-python ../peer/bin/python
 
-Every repetition gives every system one turn per law, in an order that moves on by one each time,
-so that a drifting machine hits all alike.  A turn starts the system, measures each concurrency and
-ends it; nothing else of the comparison runs meanwhile.  --keep-running starts each system once and
-checks before each turn that the others use no CPU; drafters and caches that learn from earlier
-output then know the prompts from the second repetition on.
+Every repetition gives every system one turn per sampling setting.  The order rotates by one each
+time, so that drift of the machine affects all systems equally.  A turn starts the system, measures
+each concurrency and stops it; no other system runs meanwhile.  --keep-running starts each system
+once and checks before each turn that the others use no CPU; drafters and caches that learn from
+earlier output then know the prompts from the second repetition on.
 
-Each concurrency has prompts of its own, at least as many as run at a time: nobody has seen the
-output of a prompt before it is measured.  All systems run on the same --cores, drafters and client
-included.  Finished cells are kept in docs/benchmarks/compare.json; --resume continues from them.
+Each concurrency has its own prompts, at least as many as run at a time, so that no system has seen
+the output of a prompt before it is measured.  All systems, with drafters and client, run on the
+same --cores.  Finished cells are saved in docs/benchmarks/compare.json; --resume continues from
+them.
 
-`benchmarks/comparison.py` says how the figures come about.
+`benchmarks/comparison.py` computes the figures.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any
 
 from benchmarks.answers import Law, figures
 from benchmarks.comparison import cell_key, summarise
-from benchmarks.peers import Circumstances, System, Turns, can_run, system_of
+from benchmarks.peers import PeerSettings, System, Turns, can_run, system_of
 from benchmarks.prompts import KINDS, Prompt, prompts
 from benchmarks.report import markdown, picture
 from benchmarks.serving import ROOT, machine, reason_of
@@ -43,10 +44,10 @@ _WARM_TOKENS = 2
 
 
 class Comparison:
-    """The cells measured so far, on disk after each."""
+    """The cells measured so far, saved after each one."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool) -> None:
-        """Raises ValueError when `path` holds cells of other settings that are to be resumed."""
+        """Raises ValueError to resume from `path` if its cells have other settings."""
         self.path = path
         self.settings = dict(settings)
         self.cells: dict[str, Any] = {}
@@ -70,7 +71,7 @@ class Comparison:
         self._write()
 
     def save(self) -> dict[str, Any]:
-        """Write all with its summary; returns what was written."""
+        """Write all cells with their summary; returns the document."""
         return self._write(summary=summarise(self.settings, self.cells))
 
     def _write(self, **more: Any) -> dict[str, Any]:
@@ -84,7 +85,7 @@ class Comparison:
             "cells": self.cells,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: a run that is cut off here is to be resumed.
+        # Written atomically, so that a run that is interrupted here can be resumed.
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         partial.replace(self.path)
@@ -94,7 +95,7 @@ class Comparison:
 def measure(
     comparison: Comparison, turns: Turns, asked: Mapping[int, Sequence[Prompt]], laws: Sequence[Law]
 ) -> None:
-    """Fill in the cells that are missing; a system that fails is noted and left out."""
+    """Measure the missing cells; a system that fails is recorded and skipped."""
     settings = comparison.settings
     for repetition in range(settings["repetitions"]):
         names = settings["systems"]
@@ -128,7 +129,7 @@ def _cell(
     concurrency: int,
     repetition: int,
 ) -> dict[str, Any]:
-    """Prompts into the prefix cache and code paths warm, then the measurement."""
+    """Warm up and fill the prefix cache, then measure one cell."""
     system.run(asked, _WARM_TOKENS, law, concurrency, repetition)
     result = system.run(asked, settings["max_tokens"], law, concurrency, repetition)
     cell = figures(result, concurrency)
@@ -151,7 +152,7 @@ def _progress(
 def prompts_by_concurrency(
     levels: Sequence[int], count: int, tokenizer: Any, kinds: Sequence[str]
 ) -> dict[int, list[Prompt]]:
-    """Disjoint sets of prompts, each of at least as many as run at a time."""
+    """Disjoint sets of prompts, each at least as large as its concurrency."""
     sizes = [max(count, level) for level in levels]
     pool = iter(prompts(sum(sizes), tokenizer, kinds))
     return {
@@ -160,7 +161,7 @@ def prompts_by_concurrency(
 
 
 def within_repository(path: str) -> str:
-    """`path` as seen from the repository's root, where it lies below it."""
+    """`path` relative to the repository's root if it is below it."""
     absolute = Path(path).absolute()
     return str(absolute.relative_to(ROOT)) if absolute.is_relative_to(ROOT) else path
 
@@ -229,13 +230,13 @@ def _parser() -> argparse.ArgumentParser:
 def _prepare(arguments: argparse.Namespace) -> tuple[Comparison, Turns, dict[int, list[Prompt]]]:
     from transformers import AutoTokenizer
 
-    around = Circumstances(
+    peer_settings = PeerSettings(
         target=arguments.target, draft=arguments.draft, dtype=arguments.dtype,
         cores=tuple(arguments.cores), config=arguments.config,
         overrides=tuple(arguments.overrides), vllm_python=arguments.vllm_python,
         max_sequences=max(arguments.concurrency), log=arguments.logs,
     )  # fmt: skip
-    systems = {name: system_of(name, around) for name in arguments.systems}
+    systems = {name: system_of(name, peer_settings) for name in arguments.systems}
     comparison = Comparison(arguments.out, _settings(arguments), resume=arguments.resume)
     tokenizer = AutoTokenizer.from_pretrained(arguments.target)
     asked = prompts_by_concurrency(
@@ -251,7 +252,7 @@ def main() -> None:
     except (ValueError, KeyError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
     os.sched_setaffinity(0, arguments.cores)
-    # Ends the servers of the turn under way, too, and keeps the cells that there are.
+    # Also stops the servers of the current turn and keeps the finished cells.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         measure(comparison, turns, asked, arguments.laws)

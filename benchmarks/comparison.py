@@ -1,4 +1,4 @@
-"""What the cells of a comparison say: medians, ratios with intervals, looping prompts apart."""
+"""Summarises the cells of a comparison: medians, ratios with intervals, looping prompts apart."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Cell = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A quotient of two systems' decode rates and its 95 % bootstrap interval.
+    """The ratio of two systems' decode rates and its 95 % bootstrap interval.
 
-    low, high: None where there is one run and nothing to resample.
+    low, high: None if there is only one run, so nothing to resample.
     """
 
     value: float
@@ -32,7 +32,7 @@ def cell_key(repetition: int, law: str, concurrency: int, system: str) -> str:
 
 
 def summarise(settings: Mapping[str, Any], cells: Mapping[str, Cell]) -> list[dict[str, Any]]:
-    """One record per law, concurrency and system that has been measured, in that order."""
+    """One record per measured sampling setting, concurrency and system, in that order."""
     records = []
     for law in settings["laws"]:
         for concurrency in settings["concurrency"]:
@@ -61,7 +61,7 @@ def _records(runs: Mapping[str, Sequence[Cell]], concurrency: int) -> list[dict[
             "system": system,
             "runs": len(found),
             "tokens_per_s": _rate(found),
-            # Runs that were recorded before this was told apart do not have it.
+            # Older recorded runs lack this value.
             "whole_tokens_per_s": _median([cell.get("whole_tokens_per_s") for cell in found]),
             **{name: _median([cell[name] for cell in found]) for name in _LATENCIES},
             "mean_acceptance_length": _median(lengths),
@@ -78,10 +78,10 @@ def _records(runs: Mapping[str, Sequence[Cell]], concurrency: int) -> list[dict[
 
 
 def looping_prompts(runs: Mapping[str, Sequence[Cell]]) -> set[int]:
-    """Prompts that made the output of some system loop in some run.
+    """Prompts for which the output of any system loops in any run.
 
-    A loop flatters whoever copies from the text so far, so a prompt counts as not looping only
-    where nobody's output loops.
+    Loops favour drafters that copy from earlier text, so a prompt counts as not looping only if no
+    output of it loops.
     """
     return {
         index
@@ -93,10 +93,10 @@ def looping_prompts(runs: Mapping[str, Sequence[Cell]]) -> set[int]:
 
 
 def compare(above: Sequence[Cell], below: Sequence[Cell], *, by_prompt: bool) -> Ratio:
-    """How much faster `above` decodes than `below`, run k of one against run k of the other.
+    """The ratio of decode rates `above` / `below`, run k of one against run k of the other.
 
-    Runs are resampled in pairs, and prompts too where by_prompt says that they were decoded one
-    after the other: else a prompt has no rate of its own.
+    Runs are resampled in pairs.  by_prompt: prompts were decoded one after the other, so each has
+    its own rate and prompts are resampled too.
     """
     pairs = min(len(above), len(below))
     first, second = _table(above[:pairs]), _table(below[:pairs])
@@ -135,7 +135,7 @@ def _drawn(table: tuple[Any, Any], runs: Any, prompts: Any) -> Any:
 
 
 def _stream_rate(cells: Sequence[Cell], looping: set[int], *, among: bool) -> float | None:
-    """Tokens per second of one stream, over the prompts that loop or those that do not."""
+    """Tokens per second of one stream, over the looping or the other prompts."""
     rates = []
     for cell in cells:
         chosen = [

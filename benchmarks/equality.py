@@ -1,10 +1,10 @@
-"""Does speculation ever change the text?  Over HTTP, from outside, on held-out prompts.
+"""Checks over HTTP, on held-out prompts, that speculative decoding never changes the text.
 
     python -m benchmarks.equality greedy     the server against transformers' `generate`
     python -m benchmarks.equality sampled    the server with speculation on, off, each drafter alone
 
-Both want float32 (`--set target.engine.dtype=float32` is added): in bfloat16 two kernels that
-round differently may flip near-ties, which says nothing about the law.
+Both use float32 (`--set target.engine.dtype=float32` is added): in bfloat16, kernels with different
+rounding may flip near-ties, which does not concern speculative decoding.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LAWS: dict[str, dict[str, Any]] = {
 async def complete(
     server: Server, bodies: Sequence[Mapping[str, Any]], concurrency: int
 ) -> list[dict[str, Any]]:
-    """The answers to `bodies`, in order, at most `concurrency` at a time."""
+    """Send `bodies`, at most `concurrency` at a time; returns the answers in order."""
     gate = asyncio.Semaphore(concurrency)
     async with server.client() as client:
 
@@ -73,7 +73,7 @@ def body_of(model: str, prompt: Sequence[int], max_tokens: int, **more: Any) -> 
 
 
 def reference(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
-    """transformers' own greedy text, one prompt at a time."""
+    """transformers' greedy text, one prompt at a time."""
     import torch
 
     outputs = []
@@ -92,7 +92,7 @@ def reference(model: Any, prompts: Sequence[Sequence[int]], max_tokens: int) -> 
 
 
 def strip_end(ids: list[int], end_ids: Sequence[int]) -> list[int]:
-    """Without the end-of-sequence token, which the server does not count as text."""
+    """Remove the end-of-sequence token, which the server does not count as text."""
     return ids[:-1] if ids and ids[-1] in end_ids else ids
 
 
@@ -130,7 +130,7 @@ def greedy(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def acceptance(answers: Sequence[Mapping[str, Any]]) -> float | None:
-    """Tokens per step that verified drafts; None where no step did."""
+    """Tokens per step that verified drafts; None if there was none."""
     stats = [answer["metrics"]["speculative_decoding"] for answer in answers]
     steps = sum(stat["num_spec_steps"] for stat in stats)
     accepted = sum(stat["num_accepted_draft_tokens"] for stat in stats)

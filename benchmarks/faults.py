@@ -1,10 +1,10 @@
-"""Pull the plug on drafters in mid-sentence, and on clients; does anybody notice?
+"""Kills drafters and disconnects clients during generation, and checks the effects.
 
     python -m benchmarks.faults
 
-Kills one drafter replica, all of them, and one while it streams, by SIGKILL; every running
-request must end with the very text it has without faults.  Then clients disconnect, and the time
-until their KV pages and drafter state are free is measured from `/metrics`.
+Kills one drafter replica, all of them, and one while it streams, by SIGKILL; every running request
+must end with the same text as without faults.  Then clients disconnect, and the time until their KV
+pages and drafter state are free is measured from `/metrics`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def drafter_processes(server: Server) -> dict[int, str]:
 async def kill_while_running(
     server: Server, bodies: list[dict[str, Any]], when_s: list[float], everything: bool
 ) -> dict[str, Any]:
-    """Send `bodies` at concurrency 16; at each moment kill one drafter, or all."""
+    """Send `bodies` at concurrency 16; at each of `moments` kill one drafter, or all."""
     killed: list[str] = []
 
     async def reaper() -> None:
@@ -55,7 +55,7 @@ async def kill_while_running(
 
 
 async def speculation_returns(server: Server, body: dict[str, Any], patience_s: float) -> float:
-    """Seconds until a request is decoded speculatively by every LM drafter's replacement."""
+    """Seconds until the replacement of every LM drafter drafts for a request again."""
     start = time.monotonic()
     while time.monotonic() - start < patience_s:
         answer = (await complete(server, [body], 1))[0]
@@ -66,7 +66,7 @@ async def speculation_returns(server: Server, body: dict[str, Any], patience_s: 
 
 
 async def disconnects(server: Server, prompts: list[list[int]]) -> dict[str, Any]:
-    """Streams that are dropped after a few chunks; seconds until pages and drafter state are 0."""
+    """Drop streams after a few chunks; returns the seconds until pages and drafter state are 0."""
     async with server.client() as client:
 
         async def drop(prompt: list[int]) -> None:

@@ -1,15 +1,15 @@
 """Kernels and decoding speed on one GPU, without Ray and without a network.
 
     benchmarks/gpu.sh            every shape and batch, under nine minutes
-    benchmarks/gpu.sh --tiny     the same path on a CPU, in seconds; its figures say nothing
+    benchmarks/gpu.sh --tiny     the same code on a CPU, in seconds; its figures mean nothing
 
-1. The device's copy bandwidth (read and written bytes both counted).
-2. Attention kernels against the reference: the largest error, which ends the run where it is too
+1. The device's copy bandwidth (read plus written bytes).
+2. Attention kernels against the reference: the largest error, which ends the run if it is too
    large, and the keys and values read per second.
-3. The fused draw against rows of noise in memory, token for token.
-4. Grown Llamas of 1B and 8B shape: plain and speculative greedy decoding, plain once more without
-   CUDA graphs; see `benchmarks.gpu_speed` for what is timed.  The limit is weight bytes / copy
-   bandwidth per step.
+3. The fused draw against a draw with the noise in memory, token for token.
+4. Grown Llamas of 1B and 8B shape: plain and speculative greedy decoding, and plain without CUDA
+   graphs; `benchmarks.gpu_speed` documents what is timed.  The limit per step is weight bytes /
+   copy bandwidth.
 
 Writes docs/benchmarks/gpu-DEVICE.{json,md}, or below --out.
 """
@@ -56,7 +56,7 @@ _TINY_PROBLEMS = [Problem(1, 40, 5), Problem(2, 20, 3)]
 def measure_kernels(
     problems: Sequence[Problem], device: torch.device, bandwidth: float
 ) -> list[dict[str, Any]]:
-    """One row per problem; SystemExit where the kernels disagree with the reference."""
+    """One row per problem; raises SystemExit if a kernel differs from the reference."""
     rows = []
     for problem in problems:
         row = attention_row(problem, device, bandwidth)
@@ -68,10 +68,10 @@ def measure_kernels(
 
 
 def measure_draws(sizes: Sequence[tuple[int, int]], device: torch.device) -> list[dict[str, Any]]:
-    """One row per (rows, vocabulary); SystemExit where the fused draw is another.
+    """One row per (rows, vocabulary); raises SystemExit if the fused draw differs.
 
-    Two logarithms of float64 may differ in their last bit: then noise differs in a float's last bit
-    once in 2^28, and a draw hardly ever.
+    Two float64 logarithms may differ in the last bit.  The noise then differs in the last bit of a
+    float once in 2^28, and a draw almost never.
     """
     rows = []
     for num_rows, vocab_size in sizes:
@@ -96,7 +96,7 @@ def measure_shape(
     engine.capture_ahead()
     eager = Engine(replace(config, cuda_graphs=False), model)
     drafter = _drafter(dtype, arguments)
-    # A new drafter claims little until it has learned how sure it may be; a server's has.
+    # Warm up: a new drafter claims low survivals until its calibration has learned.
     calibrating = heldout_prompts(max(arguments.batches), arguments.prompt_len)
     Decoder(engine, calibrating, drafter, max(arguments.nodes)).run(arguments.tokens)
     rows = []
@@ -117,7 +117,7 @@ def measure_shape(
 def measure_batch(
     engine: Engine, eager: Engine, drafter: LMDrafter, batch: int, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """The plain run, the same without CUDA graphs, then one for each number of nodes."""
+    """A plain run, one without CUDA graphs, then one for each number of nodes."""
     prompts = heldout_prompts(batch, arguments.prompt_len)
     plain, plain_eager = (
         Decoder(each, prompts, None, 0).run(arguments.tokens) for each in (engine, eager)
@@ -140,7 +140,7 @@ def measure_batch(
 
 
 def heldout_prompts(count: int, length: int) -> list[list[int]]:
-    """Held-out code, excerpt after excerpt, cut into `count` prompts of `length` tokens."""
+    """Concatenated held-out code, cut into `count` prompts of `length` tokens."""
     tokenizer = AutoTokenizer.from_pretrained(SOURCE)
     ids: list[int] = []
     for line in (ROOT / "models" / "heldout.jsonl").read_text("utf-8").splitlines():
@@ -151,7 +151,7 @@ def heldout_prompts(count: int, length: int) -> list[list[int]]:
             break
     if len(ids) < length:
         raise SystemExit("error: models/heldout.jsonl has too little code for one prompt")
-    # Where the text is too short for all, the prompts overlap.
+    # If the text is too short for all prompts, they overlap.
     stride = min(length, max(1, (len(ids) - length) // max(count - 1, 1)))
     return [ids[start : start + length] for start in range(0, count * stride, stride)]
 
@@ -179,7 +179,7 @@ def _drafter(dtype: str, arguments: argparse.Namespace) -> LMDrafter:
 
 
 def device_name(device: torch.device) -> str:
-    """As it stands in the report's file name."""
+    """The device's name in the report's file name."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return "-".join(name.lower().replace("/", " ").split())
 
@@ -213,7 +213,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def shapes_of(arguments: argparse.Namespace) -> Mapping[str, Shape]:
-    """What is measured: the grown presets, or one hardly larger than the source."""
+    """The shapes to measure: the grown presets, or (--tiny) one hardly larger than the source."""
     if arguments.tiny:
         return {"tiny": TINY}
     return {name: SHAPES[name] for name in arguments.shapes}

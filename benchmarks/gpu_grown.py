@@ -1,4 +1,4 @@
-"""A grown target built in memory: no gigabytes pass through a disk."""
+"""Builds a grown target in memory, without writing gigabytes to disk."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def load_grown(shape: Shape, config: EngineConfig, device: torch.device) -> Load
 
 
 def weight_bytes(model: LoadedModel) -> int:
-    """Bytes that one step reads: every weight once, a shared embedding as the last layer's."""
+    """Bytes that one step reads: every weight once; a tied embedding counts as the output layer."""
     return sum(parameter.nbytes for parameter in model.module.parameters())
 
 
 def _parts(shape: Shape) -> Iterator[Weights]:
-    """`Grower.parts`, except that all layers which only pass the residual on are equal.
+    """`Grower.parts`, except that all layers that only pass on the residual are equal.
 
-    What they hold is multiplied by zero, so that only its size matters, and random numbers for
-    every layer of an 8B shape take minutes on a CPU.
+    Their values are multiplied by zero, so only their size matters, and drawing random numbers for
+    every layer of an 8B shape takes minutes on a CPU.
     """
     source = Grower(SOURCE, shape, seed=0).source_config
     spare = shape_of(source).layers

@@ -39,7 +39,7 @@ class Problem:
 
 
 def seconds(call: Callable[[], object], device: torch.device, *, repeats: int) -> float:
-    """Median time of `call`, the device's own clock where it has one; two calls warm up."""
+    """Median time of `call` by the device's own clock if it has one, after two warm-up calls."""
     call(), call()
     times = []
     for _ in range(repeats):
@@ -58,14 +58,14 @@ def seconds(call: Callable[[], object], device: torch.device, *, repeats: int) -
 
 
 def copy_bandwidth(device: torch.device, num_bytes: int) -> float:
-    """Bytes per second, read and written bytes both counted, of a copy within the device."""
+    """Bytes per second, read plus written, of a copy within the device."""
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * num_bytes / seconds(lambda: target.copy_(source), device, repeats=20)
 
 
 def attention_row(problem: Problem, device: torch.device, bandwidth: float) -> dict[str, Any]:
-    """The backend that `auto` chooses against the reference in float32, and how fast both are.
+    """Compare error and speed of the backend of `auto` with the reference in float32.
 
     The error is absolute; values are standard normal.
     """
@@ -98,8 +98,8 @@ def attention_row(problem: Problem, device: torch.device, bandwidth: float) -> d
 
 
 def draw_row(num_rows: int, vocab_size: int, device: torch.device) -> dict[str, Any]:
-    """The draw of so many rows at temperature 0.8: fused, where the device has that, against rows
-    of noise in memory, none of which is known from before."""
+    """Compare draws of `num_rows` rows at temperature 0.8: fused if the device supports it, and
+    with newly computed noise in memory."""
     generator = torch.Generator(device).manual_seed(1)
     logits = 4.0 * torch.randn((num_rows, vocab_size), generator=generator, device=device)
     law = SamplingParams(0.8)
@@ -123,7 +123,7 @@ def draw_row(num_rows: int, vocab_size: int, device: torch.device) -> dict[str, 
 
 
 def tolerance(device: torch.device) -> float:
-    """How far an output of bfloat16 (on a GPU) or float32 may be from the reference's."""
+    """Largest allowed difference from the reference, for bfloat16 (on a GPU) or float32."""
     return 3e-2 if device.type == "cuda" else 2e-5
 
 
@@ -140,7 +140,7 @@ def _attend(
 
 
 def _batch(problem: Problem) -> tuple[Batch, int]:
-    """The batch, over pages in random order, and how many slots the cache needs for it."""
+    """The batch, with pages in random order, and the number of cache slots it needs."""
     generator = np.random.default_rng(0)
     pages_each = -(-(problem.context_len + 1 + problem.nodes) // PAGE_SIZE)
     pages = iter(generator.permutation(pages_each * problem.batch).tolist())

@@ -1,4 +1,4 @@
-"""The Markdown of `benchmarks.gpu`: the JSON's figures as four tables."""
+"""Writes the Markdown of `benchmarks.gpu`: the JSON's figures as four tables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """The page; every figure in it is in `report`."""
+    """The Markdown page; all its figures come from `report`."""
     warning = (
         "**A trial of the path at tiny sizes: these figures say nothing about speed.**\n\n"
         if report["tiny"]

@@ -1,10 +1,10 @@
-"""Plain and speculative decoding, the engine and the drafter driven directly.
+"""Plain and speculative decoding with the engine and the drafter called directly.
 
-No coordinator, no threads and no wire: timed are the engine's step with the draw, and drafting
-apart from it.  Here the drafter works between two steps, in the product during a step; so two
-speeds are told: with drafting in series, and with drafting free of charge, which no overlap can
-exceed.  Greedy.  A step of another width rounds otherwise and may flip a near-tie, so the share of
-tokens that equal the plain text's, up to the first that differs, is told as well.
+No coordinator, threads or network.  The engine's step with the draw and the drafting are timed
+separately.  Here the drafter runs between two steps, in the product during a step.  So two speeds
+are reported: with drafting in series, and without drafting time, an upper bound for any
+overlap.  Greedy. A step with another number of rows rounds differently and may flip a near-tie, so
+the report also has the share of tokens before the first difference from the plain text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cluster.engine.work import Work
 from cluster.spec.verify import walk_draws
 from cluster.token_log import prefix_hash
 
-# Kernels are compiled, caches filled and clocks raised in these.
+# Warm-up: kernels are compiled, caches filled and clocks raised.
 WARM_UP_ROUNDS = 4
 # Slices of growth per round: enough for a tree of the largest size, one level at a time.
 _MAX_SLICES = 24
@@ -31,7 +31,7 @@ _MAX_SLICES = 24
 
 @dataclass(slots=True)
 class Run:
-    """What a run of rounds took, and the texts; every round had the whole batch."""
+    """The times and texts of a run; every round had the whole batch."""
 
     texts: list[list[int]]
     num_tokens: int = 0
@@ -42,7 +42,7 @@ class Run:
 
 
 class Decoder:
-    """Decodes a batch in lockstep; the drafter, where there is one, drafts between steps."""
+    """Decodes a batch in lockstep; the drafter, if any, drafts between steps."""
 
     def __init__(
         self, engine: Engine, prompts: Sequence[Sequence[int]], drafter: Drafter | None, nodes: int
@@ -57,7 +57,7 @@ class Decoder:
         self._told = [0] * len(prompts)
 
     def run(self, num_tokens: int) -> Run:
-        """Rounds until the first of the texts has `num_tokens` tokens; frees what it held."""
+        """Run rounds until the first text has `num_tokens` tokens, then free all sequences."""
         self._round([EMPTY_TREE] * len(self._names))  # the prompts
         run = Run(texts=[])
         rounds = 0
@@ -86,7 +86,7 @@ class Decoder:
         return [tokens[len(prompt) :] for tokens, prompt in pairs]
 
     def _round(self, trees: Sequence[TokenTree]) -> tuple[int, float]:
-        """One verification of every sequence: (tokens emitted, seconds of the engine's steps)."""
+        """Verify every sequence once: (emitted tokens, seconds of the engine's steps)."""
         for index, name in enumerate(self._names):
             delta = token_array(self._tokens[index][self._held[index] :])
             self._engine.submit(Work(name, self._held[index], delta, trees[index]))
@@ -97,7 +97,7 @@ class Decoder:
                 assert output.logits is not None, f"the engine refused: {output}"
                 answers[output.request_id] = output.logits
             step_s += self._engine.last_step.step_time_s
-        # One transfer brings all draws.
+        # One transfer for all draws.
         draws = torch.cat([answers[name] for name in self._names]).argmax(dim=1).cpu().numpy()
         emitted = row = 0
         for index, (name, tree) in enumerate(zip(self._names, trees, strict=True)):
@@ -138,7 +138,7 @@ class Decoder:
 
 
 def speculative_row(run: Run, plain: Run, nodes: int) -> dict[str, Any]:
-    """Figures of a speculative run beside those of the plain run of the same batch."""
+    """The figures of a speculative run, compared with the plain run of the same batch."""
     plain_speed = plain.num_tokens / plain.verify_s
     in_series = run.num_tokens / (run.verify_s + run.draft_s)
     free = run.num_tokens / run.verify_s
@@ -157,7 +157,7 @@ def speculative_row(run: Run, plain: Run, nodes: int) -> dict[str, Any]:
 
 
 def _equal_share(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> float:
-    """Of the tokens both texts have, those before the first difference."""
+    """The share of tokens before the first difference of the two texts."""
     equal = compared = 0
     for own, other in zip(found, expected, strict=True):
         length = min(len(own), len(other))

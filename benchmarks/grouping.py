@@ -1,12 +1,13 @@
-"""Batches of one task against mixed ones: what does it cost, or gain, to wait for one's like?
+"""Compares batches of one task with mixed batches: does waiting for similar requests pay?
 
     python -m benchmarks.grouping --target work/grown-231m
 
-Two systems by hand, with the drafters that the configuration gives each task: one forms batches of
-one task and law where it can (`coordinator.max_homogeneity_wait_ms` as configured), the other
-takes whatever is ready (0).  They run in turn, each while the other is stopped (SIGSTOP), with the
-same prompts of all kinds, every other run greedy, the rest at T = 0.8.  Reported: the medians of
-both, and of the ratio of each pair.  The status is 1 where grouped is below 0.98 of mixed.
+Two systems without Ray use the drafters that the configuration gives each task.  One forms batches
+with the same task and sampling parameters if it can (`coordinator.max_homogeneity_wait_ms` as
+configured); the other takes all ready requests (0).  They run in turn, each while the other is
+stopped (SIGSTOP), with the same prompts of all kinds; every other run is greedy, the rest at T =
+0.8.  Reports the medians of both and of the ratio of each pair.  Exit status 1 if grouped is below
+0.98 of mixed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _MIXED = "coordinator.max_homogeneity_wait_ms=0"
 
 
 def summary(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """pairs: tokens per second, grouped and mixed, of runs that followed one another."""
+    """pairs: tokens per second, grouped and mixed, of consecutive runs."""
     grouped, mixed = zip(*pairs, strict=True)
     return {
         "grouped, tokens/s": round(statistics.median(grouped), 1),

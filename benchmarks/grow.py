@@ -1,29 +1,29 @@
-"""A larger checkpoint that computes the same function as a small one.
+"""Writes a larger checkpoint that computes the same function as a small one.
 
     python -m benchmarks.grow OUT --shape 231m
     python -m benchmarks.grow OUT --hidden 1024 --layers 16 --heads 16 --kv-heads 4 \
         --intermediate 3760
 
-Speculation pays by the ratio of two models' costs and by how often they agree.  A pair of small
-models that one can train on a laptop agrees like real pairs do but costs nothing to run; a random
-large model costs what a large one does but agrees with nobody.  The grown target has both: the
-small one's text at a large one's price.  Its config carries `grown_from`, and every figure that is
-measured with it is to be labelled as grown.
+The gain of speculative decoding depends on the cost ratio of two models and on how often they
+agree. Small models trained on a laptop agree like real pairs, but the target is too cheap; a large
+random model has a realistic cost but agrees with no drafter.  The grown target has the small
+model's text at a large model's cost.  Its config contains `grown_from`; label every figure measured
+with it as grown.
 
-How it stays the same function (`benchmarks/grow_layers.py` has the algebra):
+How it computes the same function (`benchmarks/grow_layers.py` has the algebra):
 
 * the residual stream is padded with zeros from width d to H, and norm weights absorb the change of
   the mean: w * sqrt(d / H), eps * d / H;
 * extra heads and neurons write nothing, because their columns of o_proj and down_proj are zero;
-* extra layers write nothing at all: the residual passes through them;
-* whatever else is new is small random numbers, so that no multiplication by zero is skipped.
+* extra layers write nothing, so the residual passes through them;
+* all other new weights are small random numbers, so that no multiplication by zero is skipped.
 
-The head dimension and the vocabulary stay as they are, so the 1B and 8B shapes here have that many
-parameters less the embedding of a large vocabulary.  Layers are written one at a time.
+The head dimension and the vocabulary do not change, so the 1B and 8B shapes have that many
+parameters without the embedding of a large vocabulary.  Layers are written one at a time.
 
-Ends with an error unless the logits on held-out text agree in float32.  With --dtype bfloat16 the
-rescaled norm weights are rounded once more, which is no part of that check: the largest difference
-of logits and the share of equal argmaxes are printed instead.
+Fails unless the logits on held-out text agree in float32.  --dtype bfloat16 rounds the rescaled
+norm weights again, which that check does not cover: it prints the largest difference of logits and
+the share of equal argmaxes instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from safetensors.torch import save_file
 from benchmarks.grow_layers import SHAPES, Grower, Shape, Weights, logits_of
 from benchmarks.serving import ROOT, heldout
 
-TOLERANCE = 2e-3  # of float32 logits, which span some tens
+TOLERANCE = 2e-3  # for float32 logits, whose range is a few tens
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _TEXT_LEN = 192
 
@@ -57,11 +57,11 @@ def grow(
     seed: int = 0,
     tolerance: float = TOLERANCE,
 ) -> dict[str, Any]:
-    """Write the grown checkpoint into `out` and return what was checked.
+    """Write the grown checkpoint into `out`; returns the results of the check.
 
-    texts: token ids, on which the logits are compared; tolerance: by how much they may differ.
-    Raises ValueError where `shape` cannot hold the source or the source is no plain Llama,
-    ArithmeticError where the logits differ by more.
+    texts: token ids on which the logits are compared.  tolerance: largest allowed difference.
+    Raises ValueError if the source does not fit into `shape` or is not a plain Llama,
+    ArithmeticError if the logits differ by more.
     """
     grower = Grower(source, shape, seed)
     out.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def grow(
     expected = logits_of(grower.source_config, grower.source_parts(), texts)
     exact = logits_of(grower.grown_config, grower.parts(), texts)
     difference = _difference(expected, exact)
-    # Not "greater than": NaN is to fail, too.
+    # Written this way so that NaN fails too.
     if not difference <= tolerance:
         raise ArithmeticError(
             f"the grown logits differ by {difference:.3g} in float32, {tolerance:g} is allowed; "
@@ -104,7 +104,7 @@ def grow(
 
 
 def saved_parts(folder: Path) -> Iterator[Weights]:
-    """The weights of a grown checkpoint as it is on disk, part by part, in the order written."""
+    """The weights of a grown checkpoint on disk, part by part, in the order written."""
     index = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
     for name in sorted(set(index["weight_map"].values())):
         with safe_open(folder / name, framework="pt") as file:
@@ -121,7 +121,7 @@ def _agreement(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) 
 
 
 def _copy_other_files(source: Path, out: Path) -> None:
-    """Tokenizer, chat template and generation settings: all that is not config or weights."""
+    """Copy tokenizer, chat template and generation settings: all but config and weights."""
     for file in sorted(source.iterdir()):
         is_weights = file.suffix in (".safetensors", ".bin", ".pt") or "index.json" in file.name
         if file.is_file() and file.name != "config.json" and not is_weights:
@@ -133,7 +133,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def heldout_texts(source: Path, count: int = 4) -> list[list[int]]:
-    """Held-out code and prose in the tokens of `source`."""
+    """Held-out code and prose, tokenised for `source`."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source)

@@ -6,8 +6,8 @@ one's.  mean(h'^2) = mean(h^2) * d / H, so with eps' = eps * d / H and w' = [w *
     w' * h' / sqrt(mean(h'^2) + eps') = [w * h / sqrt(mean(h^2) + eps), 0]
 
 which is the source's norm followed by zeros.  So columns of a projection that read the padding may
-hold anything, rows of a projection that write to the padding must be zero, and so must the columns
-of o_proj and down_proj that read a new head or neuron.
+have any value; rows that write to the padding must be zero, and so must the columns of o_proj and
+down_proj that read a new head or neuron.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a Llama is made of; the head dimension is the source's."""
+    """The sizes of a Llama; the head dimension is the source's."""
 
     hidden: int
     layers: int
@@ -45,8 +45,8 @@ class Shape:
     intermediate: int
 
 
-# The head dimension stays 64, so the 8B shape has twice Llama's heads of half their width: the
-# projections and the KV cache are as large.
+# The head dimension stays 64, so the 8B shape has twice as many heads as Llama, of half the width:
+# the projections and the KV cache have the same size.
 SHAPES = {
     "231m": Shape(1024, 16, 16, 4, 3760),
     "1b": Shape(2048, 16, 32, 8, 8192),
@@ -56,10 +56,10 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class HeadPlaces:
-    """Where the source's heads go.
+    """The positions of the source's heads.
 
-    query: element j is the grown query head that is the source's j.  key_value: element k is the
-    source's head that the grown key/value head k copies, for the first len(key_value) of them.
+    query: element j is the grown query head that copies the source's head j.  key_value: element k
+    is the source's head that grown key/value head k copies, for the first len(key_value) heads.
     """
 
     query: tuple[int, ...]
@@ -67,10 +67,10 @@ class HeadPlaces:
 
 
 def place_heads(source: Shape, grown: Shape) -> HeadPlaces:
-    """Keep every query head with its key/value head, whatever the two ratios.
+    """Keep every query head with its key/value head, for any two ratios.
 
-    Query head j reads key/value head j // ratio.  Where the grown ratio is smaller, a key/value
-    head of the source is copied as often as its readers need.  ValueError when there is no room.
+    Query head j reads key/value head j // ratio.  If the grown ratio is smaller, key/value heads of
+    the source are copied as often as needed.  Raises ValueError if there is no room.
     """
     for name, shape in (("source", source), ("grown", grown)):
         if shape.heads % shape.kv_heads:
@@ -93,10 +93,10 @@ def place_heads(source: Shape, grown: Shape) -> HeadPlaces:
 
 
 class Grower:
-    """One growth: the same calls give the same weights.  Holds the source, never the grown."""
+    """Grows one model deterministically.  Keeps only the source in memory."""
 
     def __init__(self, source: Path, shape: Shape, seed: int) -> None:
-        """Raises ValueError where `source` is no plain Llama or `shape` cannot hold it."""
+        """Raises ValueError if `source` is not a plain Llama or does not fit into `shape`."""
         self._folder = source
         self._seed = seed
         self.shape = shape
@@ -106,7 +106,7 @@ class Grower:
         for name, value in asdict(shape).items():
             if value < getattr(self._source_shape, name):
                 raise ValueError(f"{name} {value} is less than the source's; nothing can shrink")
-        if shape.hidden % shape.heads:  # transformers refuses it whatever the head dimension
+        if shape.hidden % shape.heads:  # transformers refuses it for any head dimension
             raise ValueError(f"hidden {shape.hidden} is no multiple of the {shape.heads} heads")
         self._places = place_heads(self._source_shape, shape)
         self._head_dim: int = self.source_config.head_dim
@@ -125,7 +125,7 @@ class Grower:
         return self._fields() | {"dtype": dtype, "grown_from": source}
 
     def parts(self) -> Iterator[Weights]:
-        """The grown weights in float32: embedding, each layer, the end.  One part at a time."""
+        """The grown weights in float32, one part at a time: embedding, each layer, the end."""
         yield {"model.embed_tokens.weight": self._embedding()}
         for layer in range(self.shape.layers):
             yield self._layer(layer)
@@ -182,7 +182,7 @@ class Grower:
         return weights | attention | self._mlp(f"{prefix}mlp.", fill)
 
     def _norm(self, name: str, fill: _Fill) -> torch.Tensor:
-        # What the new entries multiply is zero; one is what the rest is like on average.
+        # The inputs of the new entries are zero; 1 is about the average of the others.
         grown = self._norm_scale * (1 + fill.matrix(1, self.shape.hidden)[0])
         if name in self._weights:
             grown[: self._source_shape.hidden] = self._norm_scale * self._weights[name]
@@ -225,7 +225,7 @@ class Grower:
 
 
 class _Fill:
-    """Small random numbers for one part, the same in every run."""
+    """Small random numbers for one part, equal in every run."""
 
     def __init__(self, seed: int, part: int) -> None:
         self._generator = torch.Generator().manual_seed(seed * 100_003 + part)
@@ -235,7 +235,7 @@ class _Fill:
 
 
 def shape_of(config: Any) -> Shape:
-    """The shape that a Llama's config describes."""
+    """The shape in a Llama's config."""
     return Shape(
         config.hidden_size,
         config.num_hidden_layers,
@@ -248,7 +248,7 @@ def shape_of(config: Any) -> Shape:
 def logits_of(
     config: Any, parts: Iterable[Weights], texts: Sequence[Sequence[int]]
 ) -> list[torch.Tensor]:
-    """float32[len(text), vocab] of each text; holds the weights of one part at a time."""
+    """float32[len(text), vocab] per text; keeps the weights of one part in memory at a time."""
     stream = iter(parts)
     embedding = next(stream)["model.embed_tokens.weight"].float()
     states = [embedding[list(text)][None] for text in texts]  # [1, len, hidden]

@@ -1,16 +1,17 @@
-"""How much memory a target takes, against the weights and the KV cache that were asked for.
+"""Measures a target's memory, compared with its weights and the configured KV cache.
 
     python -m benchmarks.memory --target work/grown-231m
 
-Target and coordinator by hand, no drafters.  The KV cache has just the pages that --concurrency
-texts of --context tokens and their --max-tokens need, so every page is used.  Reported, in MiB:
+Runs target and coordinator without Ray and without drafters.  The KV cache has exactly the pages
+that --concurrency texts of --context tokens and their --max-tokens need, so every page is
+used.  Reports in MiB:
 
   expected    weight bytes of the checkpoint, plus the KV cache's pages
   libraries   resident size of a process that has imported what a target imports, and nothing else
-  resident    the target's, after the run; peak: the most it ever was, loading included
+  resident    the target's, after the run; peak: its maximum, including loading
 
-The bar is about `resident less libraries`: at most 1.15 of what is expected.  The status is 1 where
-it is missed or where a text was cut short.
+Bar: `resident` minus `libraries` is at most 1.15 times `expected`.  Exit status 1 if it is missed
+or a text was cut short.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmRSS"
 
 
 def kv_bytes(config: Mapping[str, Any], num_tokens: int, item_bytes: int) -> int:
-    """Keys and values of so many tokens.  config: a Llama-like checkpoint's config.json."""
+    """Bytes of the keys and values of `num_tokens` tokens.  config: a Llama-like config.json."""
     heads = config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     kv_heads = config.get("num_key_value_heads") or heads
@@ -50,14 +51,14 @@ def kv_bytes(config: Mapping[str, Any], num_tokens: int, item_bytes: int) -> int
 
 
 def weight_bytes(folder: Path) -> int:
-    """Of the checkpoint's files; 0 where there are none."""
+    """Bytes of the checkpoint's weight files; 0 if there are none."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
 def long_prompts(count: int, length: int, tokenizer: Any) -> list[Prompt]:
-    """`count` texts of `length` tokens, each from another place of the held-out text.
+    """`count` texts of `length` tokens from different places of the held-out text.
 
-    Raises ValueError where there is less of it than one of them takes.
+    Raises ValueError if the held-out text is shorter than one of them.
     """
     ids = tokenizer(held_out_text(), add_special_tokens=False)["input_ids"]
     if len(ids) <= length:
@@ -67,7 +68,7 @@ def long_prompts(count: int, length: int, tokenizer: Any) -> list[Prompt]:
 
 
 def figures(weights: int, cache: int, libraries: int, resident: int, peak: int) -> dict[str, float]:
-    """All in bytes; what is reported, in MiB and ratios."""
+    """The reported values, in MiB and ratios; arguments in bytes."""
     expected = weights + cache
     return {
         "weights": round(weights / _MIB, 1),
@@ -127,7 +128,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def problems(report: Mapping[str, Any], max_tokens: int) -> list[str]:
-    """What is not as it should be, in words."""
+    """Messages for missed bars and shortened texts."""
     found = []
     ratio = report["resident less libraries over expected"]
     if ratio > _MAX_RATIO:

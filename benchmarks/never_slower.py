@@ -1,26 +1,26 @@
-"""Is speculation ever slower than plain decoding, and the adaptive budget as good as fixed ones?
+"""Tests that speculation is never slower than plain decoding; compares adaptive and fixed budgets.
 
     python -m benchmarks.never_slower                                    the whole grid: hours
     python -m benchmarks.never_slower --cells 'normal/code/greedy/*' --pairs 2 --max-tokens 16 \
         --out /tmp/never-slower.json                                     minutes
 
-A cell is STACK/KIND/LAW/CONCURRENCY: which drafters and budget, which prompts, how tokens are
-drawn, and how many requests run at a time.
+A cell is STACK/KIND/LAW/CONCURRENCY: drafters and budget, kind of prompts, sampling setting, and
+number of concurrent requests.
 
-  normal    the drafters of the configuration, each request with those of its task
-  random    one drafter that claims random tokens; sleeper: one that answers half a second late
-  fixed-K   as normal, but K draft nodes per sequence and step, whatever they are worth
-  control   no drafters at all; not in the grid unless it is asked for
+  normal    the configured drafters, each request with those of its task
+  random    one drafter that drafts random tokens; sleeper: one that answers half a second late
+  fixed-K   as normal, but always K draft nodes per sequence and step
+  control   no drafters; only measured if --cells names it
 
-Each is measured in pairs with plain decoding: the same prompts and seeds in a set of processes of
-its own (target and coordinator), of which one is stopped (SIGSTOP) while the other runs.  Who goes
-first alternates, and the pairs of a cell lie apart in time.  After --turn pairs per cell all
-processes are started anew: where a process happens to lie in memory makes it faster or slower by a
-percent, and `control` says by how much.  No prompt is used twice within a stack, so that a drafter
-which learns from past text has not seen the one that it is measured with.
+Each cell is measured in pairs with plain decoding: the same prompts and seeds in a second set of
+processes (target and coordinator).  One set is stopped (SIGSTOP) while the other runs.  The order
+alternates, and the pairs of a cell are spread over time.  After --turn pairs per cell all processes
+are restarted, because the memory layout of a process changes its speed by about a percent;
+`control` measures this effect.  No prompt is used twice within a stack, so a drafter that learns
+from past text has not seen the text that it is measured with.
 
-Each pair is written to docs/benchmarks/never-slower.json when it is done; the same command goes on
-from there.  Tables and a picture stand beside it.  The status is 1 where a bar is missed.
+Each finished pair is written to docs/benchmarks/never-slower.json; the same command continues from
+there.  Tables and a picture are written beside it.  Exit status 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from benchmarks.by_hand import Ours, Setup
 from benchmarks.never_slower_figures import CONTROL, FIXED, Cell
 from benchmarks.never_slower_ledger import Ledger
 from benchmarks.never_slower_report import markdown, picture
-from benchmarks.never_slower_runs import Shelf, Twins, measure
+from benchmarks.never_slower_runs import PlainAndRival, PromptSets, measure
 from benchmarks.serving import ROOT
 from cluster.config_file import load
 
@@ -56,7 +56,7 @@ _WORTHLESS = {
 
 
 def cells_of(settings: Mapping[str, Any], stacks: Sequence[str], patterns: str) -> list[Cell]:
-    """The cells whose key fits one of the patterns; ValueError where none does."""
+    """The cells whose key matches one of the patterns; raises ValueError if none does."""
     grid = [
         Cell(stack, kind, law, concurrency)
         for stack in stacks
@@ -72,7 +72,7 @@ def cells_of(settings: Mapping[str, Any], stacks: Sequence[str], patterns: str) 
 
 
 def setup_of(stack: str, settings: Mapping[str, Any], log: Path, *, plain: bool = False) -> Setup:
-    """How the processes of a stack are started; plain: those that it is compared with."""
+    """How to start the processes of a stack; plain: those of its comparison."""
     cores = tuple(settings["cores"])
     overrides = [
         f"target.engine.model={settings['model']}",
@@ -145,18 +145,18 @@ def main() -> int:
         ledger = Ledger(arguments.out, settings, fresh=arguments.fresh)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
-    library = Shelf(settings, tokenizer)
+    library = PromptSets(settings, tokenizer)
 
-    def twins_of(stack: str) -> Twins:
+    def processes_of(stack: str) -> PlainAndRival:
         log = arguments.logs / stack
         plain = Ours(setup_of(stack, settings, log / "plain", plain=True))
-        return Twins(plain, Ours(setup_of(stack, settings, log / "ours")))
+        return PlainAndRival(plain, Ours(setup_of(stack, settings, log / "ours")))
 
     os.sched_setaffinity(0, arguments.cores)
-    # Ends the processes of the turn under way, too, and keeps the pairs that there are.
+    # Also stops the processes of the current turn and keeps the finished pairs.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        measure(ledger, cells, laws, library, twins_of)
+        measure(ledger, cells, laws, library, processes_of)
     finally:
         document = ledger.save()
         text = markdown(document)

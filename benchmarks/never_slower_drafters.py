@@ -1,7 +1,7 @@
-"""Drafters that are worth nothing, for measuring what they cost.  Not part of the product.
+"""Useless drafters, for measuring what bad drafts cost.  Not part of the product.
 
-They are named in a configuration as `benchmarks.never_slower_drafters:RandomDrafter`, as anybody's
-own drafter would be.
+A configuration names them like any external drafter, e.g.
+`benchmarks.never_slower_drafters:RandomDrafter`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cluster.draft.committed_text import RequestState, RequestTable, common_len
 
 @dataclass(frozen=True, slots=True)
 class RandomOptions:
-    """vocab_size: tokens are drawn below it.  claim: the survival it claims per level."""
+    """vocab_size: upper bound of the random tokens.  claim: claimed survival per level."""
 
     vocab_size: int = 256
     claim: float = 0.9
@@ -34,7 +34,7 @@ class _RandomState(RequestState):
 
 
 class RandomDrafter:
-    """After every commit one chain of random tokens, claimed with confidence."""
+    """Proposes a chain of random tokens with high claimed survival after every commit."""
 
     Options: type[Any] = RandomOptions
 
@@ -82,14 +82,14 @@ class RandomDrafter:
 
 @dataclass(frozen=True, slots=True)
 class SleepingOptions:
-    """sleep_s: before every answer.  vocab_size: tokens are drawn below it."""
+    """sleep_s: delay of every answer.  vocab_size: upper bound of the random tokens."""
 
     sleep_s: float = 0.5
     vocab_size: int = 256
 
 
 class SleepingDrafter(RandomDrafter):
-    """Answers half a second late, and wrongly."""
+    """A `RandomDrafter` that also answers half a second late."""
 
     Options = SleepingOptions
 

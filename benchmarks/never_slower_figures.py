@@ -1,4 +1,4 @@
-"""What pairs of runs say: ratios with intervals, and whether the bars are met."""
+"""Summarises pairs of runs: ratios with intervals, and whether the bars are met."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# Of every cell with adaptive speculation against plain decoding: the mean ratio, and its bound.
+# Bars for every adaptive cell against plain decoding: the mean ratio and its lower bound.
 MIN_MEAN = 0.97
 MIN_LOW = 0.95
-# Of the adaptive budget against the best fixed one.
+# Bar for the adaptive budget against the best fixed one.
 MIN_TO_FIXED = 0.97
 
 ADAPTIVE = "normal"
 CONTROL = "control"
 FIXED = "fixed-"
 
-# Student's t at 97.5 % by degrees of freedom; beyond the table its last entry, which is safe.
+# Student's t at 97.5 % by degrees of freedom; beyond the table the last entry, which is larger.
 _T = (
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
@@ -30,7 +30,7 @@ Cells = Mapping[str, Sequence[Pair]]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Which stack of processes continued which prompts, how, and how many at a time."""
+    """A stack of processes, a kind of prompts, a sampling setting and a concurrency."""
 
     stack: str
     kind: str
@@ -49,7 +49,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean and its two-sided 95 % interval by Student's t; None where one value has none."""
+    """A mean and its two-sided 95 % interval by Student's t; None for a single value."""
 
     mean: float
     low: float | None
@@ -69,17 +69,17 @@ class Interval:
 
 
 def ratios(pairs: Sequence[Pair]) -> list[float]:
-    """How many times faster than plain decoding while all places were taken, pair by pair."""
+    """Speedup over plain decoding at full concurrency, pair by pair."""
     return [pair["ours_rate"] / pair["plain_rate"] for pair in pairs]
 
 
 def whole_ratios(pairs: Sequence[Pair]) -> list[float]:
-    """The same of whole runs: from the first question to the last token."""
+    """Speedup of whole runs, from the first submission to the last token, pair by pair."""
     return [pair["plain_s"] / pair["ours_s"] for pair in pairs]
 
 
 def summarise(cells: Cells) -> dict[str, Any]:
-    """Every cell against plain decoding, and the adaptive budget against the fixed ones."""
+    """Compare every cell with plain decoding, and the adaptive budget with the fixed ones."""
     records = [_record(Cell.of(key), pairs) for key, pairs in cells.items() if pairs]
     fixed = _against_fixed(cells)
     overall = _overall(cells)
@@ -91,7 +91,7 @@ def summarise(cells: Cells) -> dict[str, Any]:
 
 
 def _record(cell: Cell, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """passes: None where no bar applies, as to fixed budgets and to plain against itself."""
+    """One cell's record.  passes: None if no bar applies (fixed budgets and the control)."""
     interval = Interval.of(ratios(pairs))
     passes = None
     if cell.stack != CONTROL and not cell.stack.startswith(FIXED):
@@ -101,7 +101,7 @@ def _record(cell: Cell, pairs: Sequence[Pair]) -> dict[str, Any]:
 
 
 def _against_fixed(cells: Cells) -> list[dict[str, Any]]:
-    """The adaptive budget to the fixed one that is best in the very cell."""
+    """Compare the adaptive budget with the best fixed one of the same cell."""
     rows = []
     for key, pairs in cells.items():
         cell = Cell.of(key)
@@ -128,7 +128,7 @@ def _against_fixed(cells: Cells) -> list[dict[str, Any]]:
 
 
 def _rivals(cells: Cells, cell: Cell) -> dict[str, Sequence[Pair]]:
-    """The pairs of the fixed budgets for the same prompts, by stack."""
+    """The pairs of the fixed budgets with the same prompts, by stack."""
     found = {Cell.of(key): pairs for key, pairs in cells.items() if pairs}
     return {
         other.stack: pairs
@@ -139,7 +139,7 @@ def _rivals(cells: Cells, cell: Cell) -> dict[str, Sequence[Pair]]:
 
 
 def _overall(cells: Cells) -> dict[str, Any] | None:
-    """Geometric means over the cells that every one of the budgets has; None without any."""
+    """Geometric means over the cells that all budgets have; None if there are none."""
     adaptive = [Cell.of(key) for key, pairs in cells.items() if pairs]
     adaptive = [cell for cell in adaptive if cell.stack == ADAPTIVE]
     stacks = sorted({stack for cell in adaptive for stack in _rivals(cells, cell)})

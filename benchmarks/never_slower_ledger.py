@@ -1,4 +1,4 @@
-"""The pairs measured so far, on disk after each, so that a run that was cut off goes on."""
+"""The pairs measured so far, saved after each one, so that an interrupted run can continue."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from benchmarks.never_slower_figures import summarise
 from benchmarks.serving import ROOT, machine
 
 _PACKAGES = ("torch", "transformers", "numpy", "grpcio")
-# May be changed from run to run: they say how much is measured, not what.
+# Settings that may change between runs: they determine how much is measured, not what.
 _FREE = ("pairs",)
 
 
 class Ledger:
-    """cells: pairs by the key of their cell, in the order of their numbers."""
+    """cells: pairs by the key of their cell, ordered by number."""
 
     def __init__(self, path: Path, settings: Mapping[str, Any], *, fresh: bool = False) -> None:
-        """Goes on with what `path` holds; ValueError where that was measured with other settings.
+        """Continue from `path`; raises ValueError if it was measured with other settings.
 
-        fresh: forget what it holds.
+        fresh: ignore its contents.
         """
         self.path = path
         self.settings = dict(settings)
@@ -53,7 +53,7 @@ class Ledger:
         self.save()
 
     def save(self) -> dict[str, Any]:
-        """Write all with its summary; returns what was written."""
+        """Write all pairs with their summary; returns the document."""
         commits = {pair["commit"]: None for pairs in self.cells.values() for pair in pairs}
         document = {
             "command": " ".join(["python", "-m", "benchmarks.never_slower", *sys.argv[1:]]),
@@ -67,7 +67,7 @@ class Ledger:
             "cells": self.cells,
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: a run that is cut off here is to be resumed.
+        # Written atomically, so that a run that is interrupted here can be resumed.
         partial = self.path.with_suffix(".partial")
         partial.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
         partial.replace(self.path)
@@ -85,7 +85,7 @@ def _versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit that is checked out, with a + where files differ from it; "" without git."""
+    """The checked-out commit, with a + if files differ from it; "" without git."""
     try:
         head = _git("rev-parse", "--short", "HEAD")
         return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")

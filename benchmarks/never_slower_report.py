@@ -1,4 +1,4 @@
-"""The tables and the picture of `benchmarks.never_slower`."""
+"""Writes the tables and the picture of `benchmarks.never_slower`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _place(key: str) -> dict[str, Any]:
 
 
 def _table(records: Sequence[Record], entry: Any) -> list[str]:
-    """Kinds and laws down, concurrency across."""
+    """One row per kind and sampling setting, one column per concurrency."""
     levels = sorted({record["concurrency"] for record in records})
     rows = dict.fromkeys((record["kind"], record["law"]) for record in records)
     lines = ["| prompts | law | " + " | ".join(f"{level} at a time" for level in levels) + " |"]

@@ -1,4 +1,4 @@
-"""Pairs of runs: plain decoding and a rival, one of them stopped while the other runs."""
+"""Measures pairs of runs: plain decoding and a rival; each is stopped while the other runs."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from benchmarks.prompts import Prompt, prompts
 from benchmarks.serving import reason_of
 
 _WARM_TOKENS = 2
-# Long enough for the budget to try its first shapes; nothing of it is counted.
+# Long enough for the budget to try its first step sizes; not counted.
 _TRIAL_TOKENS = 12
 _RANDOM_LEN = 64
 _SETTLE_S = 0.3
 
 
-class Library(Protocol):
-    """The prompts of a cell's pair; the same whenever it is asked."""
+class PromptSource(Protocol):
+    """Provides the prompts of a cell's pair; equal for equal arguments."""
 
     def prompts(self, kind: str, law: str, concurrency: int, number: int) -> Sequence[Prompt]: ...
 
 
-class Shelf:
-    """Every pair has prompts of its own, at least as many as run at a time."""
+class PromptSets:
+    """Gives every pair different prompts, at least as many as its concurrency."""
 
     def __init__(self, settings: Mapping[str, Any], tokenizer: Any) -> None:
         self._settings = settings
@@ -57,8 +57,8 @@ class Shelf:
         return Prompt("random", "default", tuple(ids.tolist()))
 
 
-class Twins:
-    """Plain decoding and its rival; at most one of the two is not stopped."""
+class PlainAndRival:
+    """The processes of plain decoding and its rival; all but one system are stopped (SIGSTOP)."""
 
     def __init__(self, plain: System, ours: System) -> None:
         self._systems = {"plain": plain, "ours": ours}
@@ -70,7 +70,7 @@ class Twins:
                 process.pause()
 
     @contextmanager
-    def awake(self, name: str) -> Iterator[System]:
+    def running(self, name: str) -> Iterator[System]:
         system = self._systems[name]
         processes = list(system.processes.values())
         for process in processes:
@@ -85,7 +85,7 @@ class Twins:
     def stop(self) -> None:
         for system in self._systems.values():
             for process in system.processes.values():
-                process.resume()  # a stopped process does not hear that it is to end
+                process.resume()  # a stopped process does not handle SIGTERM
             system.stop()
 
 
@@ -93,12 +93,12 @@ def measure(
     ledger: Ledger,
     cells: Sequence[Cell],
     laws: Mapping[str, Law],
-    library: Library,
-    twins_of: Callable[[str], Twins],
+    library: PromptSource,
+    processes_of: Callable[[str], PlainAndRival],
 ) -> None:
-    """Fill in the pairs that are missing.  twins_of: those of a stack, not yet started.
+    """Measure the missing pairs.  processes_of: creates the processes of a stack, not yet started.
 
-    A stack that fails is noted and left out.
+    A stack that fails is recorded and skipped.
     """
     num_pairs, turn = ledger.settings["pairs"], ledger.settings["turn"]
     for first in range(0, num_pairs, turn):
@@ -112,55 +112,55 @@ def measure(
             ]
             if not missing or stack in ledger.failures:
                 continue
-            twins = twins_of(stack)
+            rivals = processes_of(stack)
             try:
-                twins.start()
-                _try_out(twins, [cell for cell, _ in missing], laws, library)
+                rivals.start()
+                _warm_up(rivals, [cell for cell, _ in missing], laws, library)
                 for cell, number in missing:
                     asked = library.prompts(cell.kind, cell.law, cell.concurrency, number)
-                    pair = _pair(twins, asked, laws[cell.law], cell, number, ledger.settings)
+                    pair = _pair(rivals, asked, laws[cell.law], cell, number, ledger.settings)
                     ledger.add(cell.key, pair)
                     _progress(cell, ledger)
             except (RuntimeError, OSError) as error:
                 ledger.failures[stack] = reason_of(error)
                 print(f"{stack} failed and is left out: {error}", file=sys.stderr, flush=True)
             finally:
-                twins.stop()
+                rivals.stop()
 
 
-def _try_out(
-    twins: Twins, cells: Sequence[Cell], laws: Mapping[str, Law], library: Library
+def _warm_up(
+    rivals: PlainAndRival, cells: Sequence[Cell], laws: Mapping[str, Law], library: PromptSource
 ) -> None:
-    """Every batch size once, uncounted: the first step of a shape may compile or load something."""
+    """Run every batch size once, uncounted: the first step of a shape may compile or load code."""
     seen: set[tuple[str, int]] = set()
     for cell in cells:
         if (cell.law, cell.concurrency) in seen:
             continue
         seen.add((cell.law, cell.concurrency))
-        # Prompts that are not measured with: random ones, shifted by a token.
+        # Prompts that no measurement uses: random ones, shifted by a token.
         asked = [
             Prompt(each.kind, each.task, each.token_ids[1:])
             for each in library.prompts("random", cell.law, cell.concurrency, 0)
         ]
         for name in ("plain", "ours"):
-            with twins.awake(name) as system:
+            with rivals.running(name) as system:
                 system.run(asked, _TRIAL_TOKENS, laws[cell.law], cell.concurrency, 0)
 
 
 def _pair(
-    twins: Twins,
+    rivals: PlainAndRival,
     asked: Sequence[Prompt],
     law: Law,
     cell: Cell,
     number: int,
     settings: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """One run of each, prompts in the prefix caches beforehand."""
+    """Run both once, after filling their prefix caches with the prompts."""
     names = ("plain", "ours") if number % 2 == 0 else ("ours", "plain")
     results: dict[str, Result] = {}
     pair: dict[str, Any] = {"first": names[0], "at": time.strftime("%Y-%m-%dT%H:%M:%S")}
     for name in names:
-        with twins.awake(name) as system:
+        with rivals.running(name) as system:
             system.run(asked, _WARM_TOKENS, law, cell.concurrency, number)
             drafters = [
                 process
@@ -188,7 +188,7 @@ def _cpu_s(processes: Sequence[PinnedProcess]) -> float:
 
 
 def elapsed_s(result: Result) -> float:
-    """From the first question to the last token."""
+    """Seconds from the first submission to the last token."""
     asked_s = min(answer.submitted_s for answer in result.answers)
     return max(answer.events[-1][0] for answer in result.answers) - asked_s
 

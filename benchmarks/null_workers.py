@@ -1,12 +1,12 @@
-"""A target and a drafter that cost next to nothing, for measuring the coordinator between them.
+"""A target and a drafter with almost no cost, for measuring the coordinator.
 
-The text is known: the token at position p is p modulo VOCABULARY.  It is drafted in periods of
-three positions, of nine nodes each: the first two tokens, six wrong guesses beside the three, and
-the third token, whose survival is just below that of the eight.  So a step of eight draft nodes at
-the beginning of a period accepts two, emits three tokens, and lands on the node below which the
-next period is drafted already: what a pre-drafted hit costs, in every round.  Periods begin at
-multiples of three, so that a sequence which fell out of step (its first round has no drafts) is
-back in step a round later.  Everything that depends on the position alone is made once.
+The text is fixed: the token at position p is p modulo VOCABULARY.  It is drafted in periods of
+three positions with nine nodes each: the first two tokens, six wrong tokens beside the three, and
+the third token, whose survival is just below that of the other eight.  So a step of eight draft
+nodes at the start of a period accepts two, emits three tokens, and ends at the third node, below
+which the next period is already drafted: every round has the cost of a pre-drafted hit.  Periods
+begin at multiples of three, so that a sequence that is out of step (its first round has no drafts)
+is in step again one round later.  Everything that depends only on the position is computed once.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from cluster.token_log import prefix_hash
 VOCABULARY = 1023  # a multiple of the period
 NUM_NODES = 8
 TOKENS_PER_ROUND = 3
-_WRONG = 400  # wrong guesses lie so far from the right tokens
+_WRONG = 400  # distance of the wrong tokens from the right ones
 _LENGTHS = 1 << 20
 
 
 @dataclass(slots=True)
 class OwnTime:
-    """CPU seconds that a worker has used itself, and the rows it has answered."""
+    """CPU seconds used by a worker, and the number of rows that it answered."""
 
     cpu_s: float = 0.0
     num_items: int = 0
@@ -61,9 +61,9 @@ def text(start: int, count: int) -> TokenArray:
 
 
 def draft_tree(start: int) -> tuple[TokenTree, FloatArray]:
-    """The drafter's tree behind `start` tokens: what is left of the period, or all, and one more.
+    """The drafter's tree after `start` tokens: the whole period and one more.
 
-    Of a period that has begun, the rest and two more.
+    Inside a period: the rest of it and two more.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -92,12 +92,12 @@ def draft_tree(start: int) -> tuple[TokenTree, FloatArray]:
 
 
 class NullTarget:
-    """Answers every frame at once with what the text says."""
+    """Answers every frame at once with the tokens of the text."""
 
     def __init__(self, step_time_s: float = 0.02, step_turns: int = 16) -> None:
-        """step_time_s: what it claims a step took; nobody waits for it.
+        """step_time_s: the step time it reports, without taking it.
 
-        step_turns: turns of the event loop until it answers, in which the drafters answer first.
+        step_turns: turns of the event loop before it answers, so that the drafters answer first.
         """
         self.time = OwnTime()
         self.frames: list[tuple[VerifyFrame, VerdictFrame]] = []
@@ -150,7 +150,7 @@ class NullTarget:
         return Verdict(item.request_id, item.generation, length, path, emitted)
 
     def _walk(self, tree: TokenTree, upcoming: TokenArray) -> tuple[TokenArray, TokenArray]:
-        """Any other tree, in the ordinary way."""
+        """Walk any other tree with the ordinary code."""
         depth: list[int] = []
         for parent in tree.parents.tolist():
             depth.append(1 + (depth[parent] if parent >= 0 else 0))
@@ -166,7 +166,7 @@ class _Known:
 
 @dataclass
 class NullDrafter:
-    """Answers every commit with the tree that belongs to its length."""
+    """Answers every commit with the tree for its length."""
 
     name: str
     time: OwnTime = field(default_factory=OwnTime)

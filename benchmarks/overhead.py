@@ -1,13 +1,13 @@
-"""Time per round outside the model's forward passes, at batch 1.
+"""Measures the time per round outside the model's forward pass, at batch size 1.
 
     python -m benchmarks.overhead
 
-One stream at a time over HTTP.  The coordinator stamps each verify frame; a round's share outside
-the forward is the time between two frames less the forward time that the target reports for it:
-coordinator, gRPC both ways, codec, engine's batch building, draw and walk, and whatever the
-ingress and the drafters take from the same cores meanwhile.  The median is read off the histogram
-`drafthouse_round_overhead_seconds` (linear within a bucket).  As a check from outside, the median
-gap between two chunks of the client's stream stands beside it.
+One stream at a time over HTTP.  The coordinator stamps each verify frame; the overhead of a round
+is the time between two frames minus the forward time that the target reports.  It contains
+coordinator, gRPC both ways, codec, the engine's batch building, draw and walk, and CPU time that
+ingress and drafters take from the same cores.  The median comes from the histogram
+`drafthouse_round_overhead_seconds` (linear within a bucket).  As an external check, the median gap
+between two chunks of the client's stream is reported too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STEP = "drafthouse_target_step_seconds"
 
 
 def histogram(server: Server, name: str) -> dict[float, float]:
-    """Upper bound to cumulative count, summed over label sets."""
+    """Maps upper bounds to cumulative counts, summed over label sets."""
     counts: dict[float, float] = {}
     for sample, labels, value in server.metrics():
         bound = re.search(r'le="([^"]+)"', labels)
@@ -38,7 +38,7 @@ def histogram(server: Server, name: str) -> dict[float, float]:
 
 
 def quantile(before: dict[float, float], after: dict[float, float], share: float) -> float:
-    """The quantile of what was observed between two readings, in seconds."""
+    """The quantile of the observations between two readings, in seconds."""
     grown = {bound: count - before.get(bound, 0.0) for bound, count in sorted(after.items())}
     total = max(grown.values())
     low, below = 0.0, 0.0
@@ -52,7 +52,7 @@ def quantile(before: dict[float, float], after: dict[float, float], share: float
 
 
 async def stream_gaps(server: Server, bodies: list[dict[str, Any]]) -> list[float]:
-    """Seconds between chunks, one stream after the other."""
+    """Seconds between chunks; streams run one after the other."""
     gaps: list[float] = []
     async with server.client() as client:
         for body in bodies:
@@ -85,7 +85,7 @@ def measure(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
             )
             for prompt in prompts
         ]  # fmt: skip
-        asyncio.run(stream_gaps(server, bodies[:2]))  # warms every path up
+        asyncio.run(stream_gaps(server, bodies[:2]))  # warm-up
         before = {name: histogram(server, name) for name in (OVERHEAD, STEP)}
         gaps = asyncio.run(stream_gaps(server, bodies))
         after = {name: histogram(server, name) for name in (OVERHEAD, STEP)}

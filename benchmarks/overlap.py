@@ -1,18 +1,18 @@
-"""Is drafting hidden behind verification where drafters have a device of their own?
+"""Measures whether verification hides drafting if the drafters have their own device.
 
     python -m benchmarks.overlap
 
-The target is pinned to the first core, with one thread; coordinator, drafters and the client share
-the second.  One request at a time.  Reported, each as the median of the runs:
+The target is pinned to the first core, with one thread; coordinator, drafters and client share the
+second.  One request at a time.  Reports the medians over the runs:
 
-  round over step       from one frame to the target to the next, over what the target says its step
-                        took: 1 where everything else is hidden, waits for drafts included
-  drafting over step    what a drafter computed per commit that asked for drafts, over the step
-  pre-drafted           share of commits behind which the drafter's former tree went on
-  tokens/s              of decoding: what a broader tree brings, or costs
+  round over step       time between two frames to the target, over the step time that it reports:
+                        1 if everything else is hidden, including waits for drafts
+  drafting over step    compute time of a drafter per commit that asks for drafts, over the step
+  pre-drafted           share of commits after which the drafter's former tree was continued
+  tokens/s              decoding rate: the effect of a broader tree
 
-Bars: at most 1.15, with at least 0.40 of a step per tree, and at least 0.85 (greedy) or 0.75
-(T = 0.8) pre-drafted on code.  The status is 1 where one is missed.
+Bars: round over step at most 1.15, drafting over step at least 0.40, and pre-drafted at least 0.85
+(greedy) or 0.75 (T = 0.8) on code.  Exit status 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def series_of(text: str) -> Series:
 
 
 def gained(before: Series, after: Series, name: str, **labels: str) -> float:
-    """By how much the series of that name with those labels grew, in all."""
+    """The total increase of the series with that name and those labels."""
     return sum(
         value - before.get(key, 0.0)
         for key, value in after.items()
@@ -62,7 +62,7 @@ def gained(before: Series, after: Series, name: str, **labels: str) -> float:
 def shares(
     rounds: Sequence[Mapping[str, float]], before: Series, after: Series, drafters: Sequence[str]
 ) -> dict[str, Any]:
-    """One run.  rounds: as `RecentRounds.report` has them; before, after: the metrics."""
+    """The figures of one run.  rounds: of `RecentRounds.report`.  before, after: metrics."""
     step_s = statistics.median(each["step_time_s"] for each in rounds)
     report: dict[str, Any] = {
         "rounds": len(rounds),
@@ -98,7 +98,7 @@ def middle(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def missed(law: str, figures: Mapping[str, float], drafter: str) -> list[str]:
-    """The bars that are missed, in words."""
+    """Messages for the bars that are missed."""
     checks = (
         ("round over step", figures["round over step"], _MAX_ROUND, False),
         ("drafting over step", figures.get(f"{drafter}: drafting over step", 0.0),
@@ -114,7 +114,7 @@ def missed(law: str, figures: Mapping[str, float], drafter: str) -> list[str]:
 
 
 def measure(arguments: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    """(report, the bars that were missed)."""
+    """Returns the report and the missed bars."""
     from transformers import AutoTokenizer
 
     cores = sorted(os.sched_getaffinity(0))
@@ -151,7 +151,7 @@ def _runs(
     ours: Ours, asked: Sequence[Prompt], arguments: argparse.Namespace, law: Law,
     names: Sequence[str],
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """A run per group of prompts; the first one is for warming up."""
+    """One run per group of prompts; the first is a warm-up."""
     found = []
     for number in range(arguments.runs + 1):
         group = asked[number * arguments.prompts : (number + 1) * arguments.prompts]

@@ -1,6 +1,6 @@
-"""What a peer's process and the benchmark say to each other: one JSON document a line.
+"""The protocol between a peer's process and the benchmark: one JSON document per line.
 
-Standard library only: a peer runs in an interpreter of its own, which has none of our packages.
+Standard library only: a peer runs in its own interpreter, which lacks our packages.
 
 question  {"prompts": [[token id]], "max_tokens", "temperature", "concurrency", "seed"}
 answer    {"answers": [{"submitted", "events": [[time, tokens so far]], "token_ids"}],
@@ -23,15 +23,15 @@ Question = dict[str, Any]
 Reply = dict[str, Any]
 
 
-def claim_stdout() -> TextIO:
-    """Our own line to the asker; whatever else the process prints goes to stderr."""
+def redirect_stdout() -> TextIO:
+    """Return a stream to the benchmark; everything else that is printed goes to stderr."""
     line = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return line
 
 
 def answer_questions(line: TextIO, answer: Callable[[Question], Reply]) -> None:
-    """Say that we are ready, then answer until stdin ends."""
+    """Write the ready line, then answer questions until stdin ends."""
     line.write(READY + "\n")
     for question in sys.stdin:
         line.write(json.dumps(answer(json.loads(question))) + "\n")

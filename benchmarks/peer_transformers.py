@@ -1,8 +1,8 @@
 """transformers' `generate` as a peer: `python -m benchmarks.peer_transformers MODEL --mode MODE`.
 
-Prompts are run in groups of `concurrency`, padded on the left.  There is no prefix cache, so a
-group's first token includes its prefill; decode rates start at the first token and do not.
-`generate` speculates for one sequence only, so assisted and lookup are asked with concurrency 1.
+Prompts run in groups of `concurrency`, padded on the left.  There is no prefix cache, so the time
+to a group's first token includes the prefill; decode rates start at the first token and exclude it.
+`generate` speculates only for one sequence, so assisted and lookup run with concurrency 1.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.peer_protocol import Question, Reply, answer_questions, claim_stdout
+from benchmarks.peer_protocol import Question, Reply, answer_questions, redirect_stdout
 
 _PAD = 0
 
 
 class _Stamps:
-    """A streamer that notes when tokens arrive; the first thing it is given is the prompt."""
+    """A streamer that records when tokens arrive; its first value is the prompt."""
 
     def __init__(self) -> None:
         self.events: list[tuple[float, int]] = []
@@ -36,7 +36,7 @@ class _Stamps:
         self.events.append((time.perf_counter(), before + value.shape[-1]))
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Nothing to do: no tokens are held back."""
 
 
 class Peer:
@@ -79,7 +79,7 @@ class Peer:
                 **law,
                 **self._options,
             )
-        # A streamed put of a batch holds one token of each sequence.
+        # For a batch, each put has one token of each sequence.
         events = stamps.events
         if not self._options:
             events = [(at, number) for number, (at, _) in enumerate(events, 1)]
@@ -89,8 +89,10 @@ class Peer:
         ]
 
     def _acceptance(self, answers: list[dict[str, Any]]) -> dict[str, float] | None:
-        """A step emits what it accepted and one token more.  generate does not tell how many it
-        drafted."""
+        """Acceptance, from steps that emit the accepted tokens and one more.
+
+        `generate` does not report the number of drafted tokens.
+        """
         if not self._options:
             return None
         steps = sum(len(answer["events"]) for answer in answers)
@@ -100,7 +102,7 @@ class Peer:
 
 def _load(folder: str, dtype: torch.dtype) -> Any:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    # Every system writes max_tokens tokens: what the text says does not decide who is faster.
+    # Every system generates max_tokens tokens, so that the text does not affect the speed.
     model.generation_config.eos_token_id = None
     return model.eval()
 
@@ -113,7 +115,7 @@ def main() -> None:
     parser.add_argument("--num-speculative-tokens", type=int, default=10)
     parser.add_argument("--dtype", default="bfloat16")
     arguments = parser.parse_args()
-    line = claim_stdout()
+    line = redirect_stdout()
     torch.set_num_threads(len(os.sched_getaffinity(0)))
     answer_questions(line, Peer(arguments).answer)
 

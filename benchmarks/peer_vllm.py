@@ -1,8 +1,7 @@
 """vLLM as a peer, in its own interpreter: `PYTHON -m benchmarks.peer_vllm MODEL --mode MODE`.
 
-The engine runs in this process and is stepped by hand, so that every token gets the time of the
-step that made it; nothing lies between the engine and the clock.  Requests carry no seed of their
-own: per-request generators would slow vLLM's sampler down.
+The engine runs in this process and is stepped directly, so that every token gets the time of its
+step. Requests have no seeds, because per-request generators would slow down vLLM's sampler.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import time
 from typing import Any
 
-from benchmarks.peer_protocol import Question, Reply, answer_questions, claim_stdout
+from benchmarks.peer_protocol import Question, Reply, answer_questions, redirect_stdout
 
 _COUNTERS = {
     "steps": "vllm:spec_decode_num_drafts",
@@ -22,7 +21,7 @@ _COUNTERS = {
 
 
 def speculative_config(mode: str, draft: str, num_tokens: int) -> dict[str, Any] | None:
-    """vLLM's own settings for one of its modes, with its own defaults where it has them."""
+    """vLLM's settings for one of its modes, with its own defaults if it has them."""
     if mode == "plain":
         return None
     if mode == "ngram":
@@ -55,7 +54,7 @@ class Peer:
         self._count = 0
 
     def answer(self, question: Question) -> Reply:
-        """Run the prompts, so many at a time: the next one starts when one has ended."""
+        """Run the prompts, `concurrency` at a time; a new one starts whenever one ends."""
         before = self._counters()
         prompts, waiting = question["prompts"], list(range(len(question["prompts"])))[::-1]
         answers: list[dict[str, Any]] = [{} for _ in prompts]
@@ -115,7 +114,7 @@ def main() -> None:
     parser.add_argument("--max-model-len", type=int, default=2048)
     parser.add_argument("--max-sequences", type=int, default=32)
     arguments = parser.parse_args()
-    line = claim_stdout()
+    line = redirect_stdout()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     answer_questions(line, Peer(arguments).answer)

@@ -1,4 +1,4 @@
-"""The systems that `benchmarks.compare` measures: ours, and peers in processes of their own."""
+"""The systems that `benchmarks.compare` measures: ours, and peers in separate processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VLLM_MODES = ("plain", "ngram", "draft", "suffix")
 
 
 class System(Protocol):
-    """Something that continues prompts; between `start` and `stop` it may use its cores."""
+    """A system that continues prompts; it uses its cores only between `start` and `stop`."""
 
     @property
     def processes(self) -> dict[str, PinnedProcess]: ...
@@ -38,11 +38,11 @@ class System(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Circumstances:
-    """What is the same for every system.
+class PeerSettings:
+    """The settings that all systems share.
 
-    target, draft: checkpoint folders.  config, overrides: ours.  vllm_python: an interpreter that
-    has vLLM, "" = none.  log: folder for logs.
+    target, draft: checkpoint folders.  config, overrides: for our system.  vllm_python: an
+    interpreter with vLLM, "" = none.  log: folder for logs.
     """
 
     target: str
@@ -60,11 +60,11 @@ class Peer:
     """A subprocess that answers JSON lines; see `benchmarks/peer_protocol.py`."""
 
     def __init__(
-        self, name: str, command: Sequence[str], around: Circumstances, **environment: str
+        self, name: str, command: Sequence[str], settings: PeerSettings, **environment: str
     ) -> None:
         self._name = name
         self._command = command
-        self._around = around
+        self._settings = settings
         self._environment = environment
         self._process: PinnedProcess | None = None
 
@@ -73,9 +73,9 @@ class Peer:
         return {self._name: self._process} if self._process else {}
 
     def start(self) -> None:
-        log = self._around.log / f"{self._name}.log"
-        self._process = PinnedProcess(self._command, self._around.cores, log, self._environment)
-        while self._process.hear() != READY:
+        log = self._settings.log / f"{self._name}.log"
+        self._process = PinnedProcess(self._command, self._settings.cores, log, self._environment)
+        while self._process.read_line() != READY:
             continue
 
     def stop(self) -> None:
@@ -94,8 +94,8 @@ class Peer:
             "concurrency": concurrency,
             "seed": seed,
         }
-        self._process.say(json.dumps(question))
-        reply = json.loads(self._process.hear())
+        self._process.write_line(json.dumps(question))
+        reply = json.loads(self._process.read_line())
         counts = reply["acceptance"]
         return Result(
             tuple(Answer.of(answer) for answer in reply["answers"]),
@@ -103,35 +103,35 @@ class Peer:
         )
 
 
-def system_of(name: str, around: Circumstances) -> System:
-    """The system that `name` stands for; ValueError where there is no such thing.
+def system_of(name: str, settings: PeerSettings) -> System:
+    """Create the system with that name; raises ValueError for an unknown one.
 
     ours-plain; ours-all = the drafters of the request's task; ours-A+B = drafters A and B for
-    every task; transformers-MODE; vllm-MODE.  Any of them followed by @bfloat16 or @float32, where
-    it is to run in another precision than the rest.
+    every task; transformers-MODE; vllm-MODE.  A suffix @bfloat16 or @float32 gives it another
+    precision than the others.
     """
     what, _, dtype = name.partition("@")
     family, _, mode = what.partition("-")
     if dtype:
-        around = replace(around, dtype=dtype)
+        settings = replace(settings, dtype=dtype)
     if family == "ours" and mode:
-        return _ours(name, mode, around)
+        return _ours(name, mode, settings)
     if family == "transformers" and mode in TRANSFORMERS_MODES:
         module = [sys.executable, "-m", "benchmarks.peer_transformers"]
-        return Peer(name, [*module, *_peer_words(mode, around)], around)
+        return Peer(name, [*module, *_peer_words(mode, settings)], settings)
     if family == "vllm" and mode in VLLM_MODES:
-        if not around.vllm_python:
+        if not settings.vllm_python:
             raise ValueError(f"{name}: name an interpreter that has vLLM with --vllm-python")
-        module = [os.path.abspath(around.vllm_python), "-m", "benchmarks.peer_vllm"]
-        sequences = ["--max-sequences", str(around.max_sequences)]
-        threads = "-".join(map(str, (around.cores[0], around.cores[-1])))
-        contiguous = len(around.cores) == around.cores[-1] - around.cores[0] + 1
+        module = [os.path.abspath(settings.vllm_python), "-m", "benchmarks.peer_vllm"]
+        sequences = ["--max-sequences", str(settings.max_sequences)]
+        threads = "-".join(map(str, (settings.cores[0], settings.cores[-1])))
+        contiguous = len(settings.cores) == settings.cores[-1] - settings.cores[0] + 1
         return Peer(
             name,
-            [*module, *_peer_words(mode, around), *sequences],
-            around,
+            [*module, *_peer_words(mode, settings), *sequences],
+            settings,
             VLLM_CPU_KVCACHE_SPACE="1",
-            VLLM_CPU_OMP_THREADS_BIND=threads if contiguous else ",".join(map(str, around.cores)),
+            VLLM_CPU_OMP_THREADS_BIND=threads if contiguous else ",".join(map(str, settings.cores)),
         )
     raise ValueError(
         f"no system {name!r}; there are ours-plain, ours-all, ours-DRAFTER+DRAFTER, "
@@ -141,7 +141,7 @@ def system_of(name: str, around: Circumstances) -> System:
 
 
 class Turns:
-    """Starts and ends systems as the run needs them."""
+    """Starts and stops systems for their turns."""
 
     def __init__(self, systems: Mapping[str, System], *, keep_running: bool) -> None:
         self._systems = systems
@@ -150,7 +150,7 @@ class Turns:
 
     @contextmanager
     def turn(self, name: str) -> Iterator[System]:
-        """The system `name`, running alone."""
+        """Give the system `name` a turn, in which it runs alone."""
         system = self._systems[name]
         try:
             if name not in self._started:
@@ -177,31 +177,36 @@ class Turns:
 
 
 def can_run(name: str, concurrency: int) -> bool:
-    """transformers speculates for one sequence at a time."""
+    """Whether the system supports `concurrency`; transformers speculates for one sequence only."""
     return concurrency == 1 or name.partition("@")[0] not in (
         "transformers-assisted",
         "transformers-lookup",
     )
 
 
-def _ours(name: str, mode: str, around: Circumstances) -> Ours:
+def _ours(name: str, mode: str, settings: PeerSettings) -> Ours:
     overrides = (
-        f"target.engine.model={around.target}",
-        f"target.engine.dtype={around.dtype}",
-        f"target.engine.threads={len(around.cores)}",
-        *around.overrides,
+        f"target.engine.model={settings.target}",
+        f"target.engine.dtype={settings.dtype}",
+        f"target.engine.threads={len(settings.cores)}",
+        *settings.overrides,
     )
     drafters: tuple[str, ...] = tuple(mode.split("+"))
     if mode == "plain":
         drafters = ()
     elif mode == "all":
-        drafters = tuple(load(around.config, overrides).config.drafters)
+        drafters = tuple(load(settings.config, overrides).config.drafters)
     setup = Setup(
-        around.config, overrides, drafters, around.cores, around.log / name, by_task=mode == "all"
+        settings.config,
+        overrides,
+        drafters,
+        settings.cores,
+        settings.log / name,
+        by_task=mode == "all",
     )
     return Ours(setup)
 
 
-def _peer_words(mode: str, around: Circumstances) -> list[str]:
-    paths = [os.path.abspath(around.target), "--draft", os.path.abspath(around.draft)]
-    return [*paths, "--mode", mode, "--dtype", around.dtype]
+def _peer_words(mode: str, settings: PeerSettings) -> list[str]:
+    paths = [os.path.abspath(settings.target), "--draft", os.path.abspath(settings.draft)]
+    return [*paths, "--mode", mode, "--dtype", settings.dtype]

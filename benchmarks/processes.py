@@ -1,4 +1,4 @@
-"""Processes that a benchmark starts: pinned to cores, ended in order, and checked for idleness."""
+"""Processes for benchmarks: pinned to cores, stopped with their children, checked to be idle."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.serving import ROOT, child_processes
 
 _STOP_S = 30.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# A server that waits still answers its health checks and timers.
+# An idle server still runs health checks and timers.
 _IDLE_SHARE = 0.05
 
 
 class PinnedProcess:
-    """A child in a process group of its own, on `cores` only; lines of its stdout are read."""
+    """A child process in its own process group on `cores`, with line-based stdin and stdout."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class PinnedProcess:
         log: Path,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """log: its stderr goes there."""
+        """log: file for its stderr."""
         pinned = ["taskset", "-c", ",".join(map(str, cores)), *command]
         threads = {"OMP_NUM_THREADS": str(len(cores))}
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -45,13 +45,13 @@ class PinnedProcess:
                 start_new_session=True,
             )
 
-    def say(self, text: str) -> None:
+    def write_line(self, text: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(text + "\n")
         self._process.stdin.flush()
 
-    def hear(self) -> str:
-        """Its next line; RuntimeError with the end of its log when it has ended instead."""
+    def read_line(self) -> str:
+        """The next line of stdout; raises RuntimeError with the end of the log if it has ended."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if line:
@@ -63,12 +63,12 @@ class PinnedProcess:
         )
 
     def cpu_s(self) -> float:
-        """CPU seconds used so far by it and its living descendants."""
+        """CPU seconds used so far by the process and its living descendants."""
         ids = [self._process.pid, *(child for child, _ in child_processes(self._process.pid))]
         return sum(_cpu_s(process_id) for process_id in ids)
 
     def memory_bytes(self) -> tuple[int, int]:
-        """(resident now, the most that ever was) of the process itself."""
+        """(current, maximum) resident bytes of the process, without descendants."""
         fields = dict(
             line.split(":", 1)
             for line in Path(f"/proc/{self._process.pid}/status").read_text("utf-8").splitlines()
@@ -77,7 +77,7 @@ class PinnedProcess:
         return now, peak
 
     def pause(self) -> None:
-        """Stop its whole process group where it stands, until `resume`; no error if it is gone."""
+        """Pause its process group (SIGSTOP) until `resume`; no error if it has ended."""
         self._signal_group(signal.SIGSTOP)
 
     def resume(self) -> None:
@@ -88,7 +88,7 @@ class PinnedProcess:
             os.killpg(self._process.pid, number)
 
     def stop(self, patience_s: float = _STOP_S) -> None:
-        """SIGTERM, and SIGKILL to what is left; returns when it and its descendants are gone."""
+        """Send SIGTERM, later SIGKILL; returns when it and its descendants have ended."""
         children = [child for child, _ in child_processes(self._process.pid)]
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
@@ -100,7 +100,7 @@ class PinnedProcess:
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
-        # A peer's own workers may outlive it for a moment; they would eat the next one's cores.
+        # A peer's workers may outlive it briefly and would use the cores of the next system.
         deadline = time.monotonic() + patience_s
         while alive := [child for child in children if is_alive(child)]:
             if time.monotonic() > deadline:
@@ -111,7 +111,7 @@ class PinnedProcess:
 
 
 def check_idle(processes: Mapping[str, PinnedProcess], interval_s: float = 1.0) -> None:
-    """Raise RuntimeError naming the process that uses CPU while it should only wait."""
+    """Raise RuntimeError with the name of a process that uses CPU although it should be idle."""
     before = {name: process.cpu_s() for name, process in processes.items()}
     if not before:
         return
@@ -133,7 +133,7 @@ def _cpu_s(process_id: int) -> float:
 
 
 def is_alive(process_id: int) -> bool:
-    """Whether it exists and has not ended; one that nobody has waited for has ended."""
+    """Whether the process exists and has not ended; a zombie has ended."""
     try:
         state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

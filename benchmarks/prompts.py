@@ -1,11 +1,11 @@
-"""Prompts of five kinds, made of held-out text and of nothing else; the same in every run.
+"""Prompts of five kinds, made only from held-out text; equal in every run.
 
 code, prose   excerpts of the held-out files
 json          an array of records about excerpts, cut off inside a record
-edit          an excerpt, and the request to write it again with one name changed
+edit          an excerpt, and the request to repeat it with one name changed
 chat          two turns of a conversation about an excerpt, in the model's chat template
 
-Prompt i of a kind starts from excerpt i, so any number of prompts differ from one another.
+Prompt i of a kind uses excerpt i, so all prompts differ.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LINES = 12
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """kind: a key of KINDS.  task: what the request names as `metadata.task`."""
+    """kind: a key of KINDS.  task: value of the request's `metadata.task`."""
 
     kind: str
     task: str
@@ -42,7 +42,7 @@ class Excerpt:
 
 
 def prompts(count: int, tokenizer: Any, kinds: Sequence[str] = ()) -> list[Prompt]:
-    """`count` prompts, the kinds in turn; tokenizer: a transformers one, with a chat template."""
+    """`count` prompts, the kinds in turn.  tokenizer: of transformers, with a chat template."""
     kinds = kinds or list(KINDS)
     excerpts = _excerpts()
     made = []
@@ -54,7 +54,7 @@ def prompts(count: int, tokenizer: Any, kinds: Sequence[str] = ()) -> list[Promp
 
 
 def held_out_text() -> str:
-    """All excerpts, one after the other."""
+    """All excerpts, concatenated."""
     return "\n".join(excerpt.text for excerpt in _excerpts())
 
 
@@ -65,7 +65,7 @@ def _excerpts() -> list[Excerpt]:
 
 
 def _long(excerpts: Sequence[Excerpt], kind: str, index: int) -> Excerpt:
-    """Excerpt `index` of those with something to read; later rounds start further down in them."""
+    """Excerpt `index` of the long ones; beyond their number, they repeat with later starts."""
     fitting = [each for each in excerpts if each.kind == kind and len(each.lines()) >= 6]
     turn, place = divmod(index, len(fitting))
     chosen = fitting[place]
@@ -77,7 +77,7 @@ def _long(excerpts: Sequence[Excerpt], kind: str, index: int) -> Excerpt:
 def _plain(kind: str) -> Callable[[Sequence[Excerpt], int, Any], list[int]]:
     def build(excerpts: Sequence[Excerpt], index: int, tokenizer: Any) -> list[int]:
         ids = _encode(tokenizer, _long(excerpts, kind, index).text)
-        # Short and long prompts in turn: a third, two thirds, all of what is allowed.
+        # Lengths in turn: a third, two thirds and all of the maximum.
         return ids[: _MAX_LEN * (1 + index % 3) // 3]
 
     return build
@@ -120,7 +120,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-# Task class and builder of each kind.
+# Task and builder of each kind.
 KINDS: dict[str, tuple[str, Callable[[Sequence[Excerpt], int, Any], list[int]]]] = {
     "code": ("code", _plain("code")),
     "prose": ("prose", _plain("prose")),

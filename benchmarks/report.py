@@ -1,4 +1,4 @@
-"""The table and the picture of a comparison."""
+"""Writes the table and the picture of a comparison."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ def _table(law: str, concurrency: int, records: Sequence[Record]) -> list[str]:
 
 
 def number(value: float | None, digits: int = 1) -> str:
-    """A cell of a table; empty where there is no value."""
+    """A table cell; empty if there is no value."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
 def ratio(found: Mapping[str, float | None] | None) -> str:
-    """A quotient with its interval, where it has one."""
+    """A ratio with its interval, if it has one."""
     if found is None:
         return ""
     text = number(found["value"], 2)
@@ -93,7 +93,7 @@ def ratio(found: Mapping[str, float | None] | None) -> str:
 
 
 def picture(document: Mapping[str, Any], path: Path) -> None:
-    """Decode rates as bars, one row per law; RuntimeError without matplotlib."""
+    """Decode rates as bars, one row per sampling setting; RuntimeError without matplotlib."""
     try:
         import matplotlib  # type: ignore[import-not-found, unused-ignore]
     except ImportError as error:

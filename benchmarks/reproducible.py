@@ -1,11 +1,11 @@
-"""Reproducible mode, bit for bit, over HTTP: the same prompts in every way they can be served.
+"""Checks over HTTP that reproducible mode gives bitwise equal results in every serving mode.
 
     python -m benchmarks.reproducible
 
-Serves the target with `target.engine.reproducible: true`, in bfloat16 and in float32, and asks for
-the same sampled texts without speculation, with it, and with each drafter alone, alone and among
-others.  Equal means equal token ids and equal log-probabilities, all bits of them.  What the mode
-costs is the time of the same texts, one at a time, with it and without it.
+Serves the target with `target.engine.reproducible: true`, in bfloat16 and float32, and requests the
+same sampled texts without speculation, with it, and with each drafter alone, each one request at a
+time and concurrently.  Token ids and log-probabilities must be equal in all bits.  The mode's cost
+is measured as the time of the same texts, one at a time, with and without it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COST_PROMPTS = 12
 
 
 def bits_of(answer: dict[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Token ids, and log-probabilities as they were printed: in full, so equal means equal."""
+    """Token ids, and log-probabilities as printed, with full precision."""
     logprobs = answer["choices"][0]["logprobs"]["token_logprobs"]
     return tuple(token_ids(answer)), tuple(json.dumps(each) for each in logprobs)
 
@@ -52,7 +52,7 @@ def bodies(
 def compare(
     server: Server, arguments: argparse.Namespace, prompts: Sequence[Sequence[int]]
 ) -> dict[str, Any]:
-    """How many of the texts are the first way's, for each way."""
+    """For each mode, the number of texts equal to those of the first mode."""
     from cluster.config_file import load
 
     drafters = list(load(ROOT / arguments.config).config.drafters)
@@ -73,7 +73,7 @@ def compare(
         found[name] = {
             "identical": sum(a == b for a, b in zip(bits, first, strict=True)),
             "of": len(bits),
-            # None: nothing was verified in this way, and it says nothing about speculation.
+            # None: this mode verified no drafts, so it does not test speculation.
             "mean acceptance length": acceptance(answers),
         }
         print(name, found[name], flush=True)
@@ -83,7 +83,7 @@ def compare(
 def seconds(
     server: Server, arguments: argparse.Namespace, prompts: Sequence[Sequence[int]]
 ) -> float:
-    """Of plain decoding, one at a time: the median over the prompts, prompts cached before."""
+    """Median seconds of plain decoding per prompt, one at a time, with cached prompts."""
     asked = bodies(arguments, prompts[:_COST_PROMPTS], {"enabled": False})
     times: list[float] = []
     asyncio.run(complete(server, asked, 1))

@@ -1,22 +1,23 @@
-"""Where a round's time goes, and how much one coordinator can lead.
+"""Measures the parts of a round's time, and the capacity of one coordinator.
 
     python -m benchmarks.rounds                 both
-    python -m benchmarks.rounds --only time     real workers by hand, no Ray, the product's clocks
+    python -m benchmarks.rounds --only time     real workers without Ray, the product's clocks
     python -m benchmarks.rounds --only capacity null workers in one process
 
-Time: the coordinator stamps every decode round and keeps the last few hundred (`RoundTimes`); the
-target reports in each verdict how long its frame waited, the step took and the forward was.
+Time: the coordinator stamps every decode round and keeps the last few hundred (`RoundTimes`); each
+verdict of the target reports its wait, step time and forward time.
 
   wait         verify frame at the target, until its step began
   forward      the model
-  draw         draw and walk: the step less its forward
-  wire, codec  the round trip less the above, both ways
-  drafts       a wait for drafts that the budget has bought
-  coordinator  from the last verdict to the next frame, less that: commit, re-root, merge, budget
+  draw         draw and walk: the step minus its forward
+  wire, codec  the round trip minus the above, both ways
+  drafts       the wait for drafts that the budget has planned
+  coordinator  from the last verdict to the next frame, minus drafts: commit, re-root, merge, budget
 
-The codec's part is measured by encoding and decoding frames of the same batch size; what is left is
-the wire.  Shares of merge and budget in the coordinator's CPU time stand with the capacity, which
-has the profile.  HTTP is not in a round; `benchmarks.overhead` measures it on a running server.
+The codec's part is measured by encoding and decoding frames of the same batch size; the rest is the
+wire.  The shares of merge and budget in the coordinator's CPU time are reported with the capacity,
+which has the profile.  HTTP is not part of a round; `benchmarks.overhead` measures it on a running
+server.
 
 Capacity: see `benchmarks/capacity.py`.
 """
@@ -59,9 +60,9 @@ _PARTS = {
 
 
 def shares(rounds: Sequence[Mapping[str, float]], codec_s: float) -> dict[str, Any]:
-    """Medians over rounds, in milliseconds, of where the time between two frames went.
+    """The parts of the time between two frames, medians over rounds in milliseconds.
 
-    rounds: as `RecentRounds.report` has them.  codec_s: of one round, both frames, both ends.
+    rounds: of `RecentRounds.report`.  codec_s: codec time of a round, both frames, both ends.
     """
 
     def median_ms(values: list[float]) -> float:
@@ -91,7 +92,7 @@ def shares(rounds: Sequence[Mapping[str, float]], codec_s: float) -> dict[str, A
 
 
 def codec_time_s(frames: Frames) -> float:
-    """CPU seconds to encode and decode a verify frame and its verdict frame, mean."""
+    """Mean CPU seconds to encode and decode a verify frame and its verdict frame."""
     start = time.process_time()
     for verify, verdict in frames:
         for data in VERIFY.encode(verify):
@@ -109,7 +110,7 @@ def _codec_of(num_sequences: int) -> float:
 
 
 def detokenise_time_s(tokenizer: Tokenizer, texts: Sequence[Sequence[int]]) -> float:
-    """CPU seconds per event of three tokens, mean."""
+    """Mean CPU seconds per event of three tokens."""
     streams = [TextStream(tokenizer) for _ in texts]
     events = 0
     start = time.process_time()
@@ -121,7 +122,7 @@ def detokenise_time_s(tokenizer: Tokenizer, texts: Sequence[Sequence[int]]) -> f
 
 
 def measure_time(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Real workers by hand, per law and concurrency."""
+    """Run real workers without Ray, per sampling setting and concurrency."""
     from transformers import AutoTokenizer
 
     overrides = (f"target.engine.model={arguments.target}", *arguments.overrides)
@@ -163,10 +164,10 @@ def _time_of(
     concurrency: int,
     codec_s: float,
 ) -> dict[str, Any]:
-    ours.run(asked, 4, law, concurrency, seed=0)  # prompts into the prefix cache
+    ours.run(asked, 4, law, concurrency, seed=0)  # fills the prefix cache
     ours.run(asked, arguments.max_tokens, law, concurrency, seed=1)
-    # The ring also holds rounds of before and of the warm-up: only full batches count, and where
-    # it has turned over since, they are all of this run.
+    # The ring buffer also has rounds from before and from the warm-up.  Only full batches count;
+    # after the ring has wrapped, all of them are from this run.
     recent = ours.status()["recent_rounds"][-arguments.max_tokens :]
     full = [each for each in recent if each["num_sequences"] == concurrency]
     if not full:
@@ -175,7 +176,7 @@ def _time_of(
 
 
 def measure_capacity(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Fixed and adaptive budget, and the profile of each."""
+    """Measure fixed and adaptive budget, each with its profile."""
     report: dict[str, Any] = {}
     for budget in ("fixed", "adaptive"):
         asked = Load(

@@ -1,4 +1,4 @@
-"""A running Drafthouse, seen from outside: start it, talk to it over HTTP, read its metrics."""
+"""Starts a Drafthouse server, sends requests over HTTP and reads its metrics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})? (?P
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server answers, and the process that is it (0 when somebody else started it)."""
+    """A server's address and process id (0 if it was started elsewhere)."""
 
     url: str
     process_id: int = 0
@@ -55,7 +55,7 @@ class Server:
 
 @contextmanager
 def running(config: str, overrides: Sequence[str] = (), url: str | None = None) -> Iterator[Server]:
-    """The server at `url`, or one started here from `config` and ended with the block."""
+    """The server at `url`, or one started from `config` and stopped at the end of the block."""
     if url is not None:
         yield Server(url.rstrip("/"))
         return
@@ -83,7 +83,7 @@ def _wait_until_ready(process: subprocess.Popen[str]) -> str:
 def heldout(kind: str, count: int, tokenizer: Any, min_len: int, max_len: int) -> list[list[int]]:
     """`count` held-out prompts of `kind`, cut to token lengths spread over [min_len, max_len].
 
-    Lengths grow geometrically, so that short and long prompts are both well represented.
+    Lengths grow geometrically, so that there are short and long prompts.
     """
     texts = [
         json.loads(line)["text"]
@@ -96,7 +96,7 @@ def heldout(kind: str, count: int, tokenizer: Any, min_len: int, max_len: int) -
         share = index / max(count - 1, 1)
         length = round(min_len * (max_len / min_len) ** share)
         ids: list[int] = []
-        for offset in range(len(encoded)):  # long prompts run on into the next excerpt
+        for offset in range(len(encoded)):  # long prompts continue with the next excerpt
             ids += encoded[(index + offset) % len(encoded)]
             if len(ids) >= length:
                 break
@@ -127,7 +127,7 @@ def child_processes(process_id: int) -> list[tuple[int, str]]:
 
 
 def resident_mib(process_id: int) -> float:
-    """Resident memory of one process, MiB; 0 when it is gone."""
+    """Resident memory of one process in MiB; 0 if it has ended."""
     try:
         status = Path(f"/proc/{process_id}/status").read_text()
     except OSError:
@@ -137,7 +137,7 @@ def resident_mib(process_id: int) -> float:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """A description of the machine of the measurement."""
     model = next(
         (
             line.split(":")[1].strip()
@@ -150,14 +150,16 @@ def machine() -> dict[str, Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """What a record keeps of a failure: the last line.  What stands above it, a process's log, is
-    of this machine and its folders."""
+    """The last line of a failure's message, for a record.
+
+    The lines above it are a process's log, which contains paths of this machine.
+    """
     lines = str(error).splitlines()
     return lines[-1] if lines else type(error).__name__
 
 
 def write_report(name: str, report: Mapping[str, Any]) -> None:
-    """Print the report and keep it as docs/benchmarks/NAME.json."""
+    """Print the report and save it as docs/benchmarks/NAME.json."""
     document = {
         "command": " ".join(["python", "-m", *_module_and_arguments()]),
         "date": time.strftime("%Y-%m-%d"),

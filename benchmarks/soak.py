@@ -1,4 +1,4 @@
-"""Many concurrent streams for minutes: no error, no leak, flat memory.
+"""Runs many concurrent streams for minutes and checks for errors, leaks and memory growth.
 
 python -m benchmarks.soak --streams 64 --seconds 180
 """
@@ -27,7 +27,7 @@ from benchmarks.serving import (
 
 
 class Tally:
-    """What the streams saw."""
+    """Counts of the results of all streams."""
 
     def __init__(self) -> None:
         self.requests = 0
@@ -39,7 +39,7 @@ class Tally:
 async def stream_forever(
     client: httpx.AsyncClient, prompts: list[list[int]], seed: int, deadline: float, tally: Tally
 ) -> None:
-    """Ask, read the stream, ask again; one request in ten is abandoned in mid-stream."""
+    """Send requests and read their streams in a loop; abandons one in ten in mid-stream."""
     choice = random.Random(seed)
     while time.monotonic() < deadline:
         abandon = choice.random() < 0.1
@@ -116,7 +116,7 @@ async def soak(server: Server, arguments: argparse.Namespace) -> dict[str, Any]:
             ),
         )
     pages = await _pages_until_zero(server)
-    # The first third fills caches and pools; a leak shows in the slope after it.
+    # The first third fills caches and pools; a leak shows in the slope after that.
     settled, last = samples[len(samples) // 3], samples[-1]
     return {
         "streams": arguments.streams,

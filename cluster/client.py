@@ -6,8 +6,8 @@
             for choice in response.choices:
                 print(choice.text, end="", flush=True)
 
-A stream that breaks because a server went away is resumed where it stood, on another replica if
-need be: the seed is drawn here, so the text is the one that would have come without the break.
+A stream that breaks because a server went away is resumed after the last received token, on another
+replica if necessary.  The seed is drawn here, so the text is the same as without the break.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """One whole text."""
+    """One complete generated text."""
 
     index: int
     text: str
@@ -64,7 +64,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
-    """The whole answer to a request."""
+    """The complete answer to a request."""
 
     id: str
     model: str
@@ -80,7 +80,8 @@ class Client:
     def __init__(self, endpoint: str | Endpoint, *, max_retries: int = 5) -> None:
         """endpoint: "host:port" for a plain connection.
 
-        max_retries: streams in a row that may break without a new token before the error is raised.
+        max_retries: how many streams in a row may break without a new token before the error is
+        raised.
         """
         self._channel = GenerationChannel(_endpoint(endpoint))
         self._max_retries = max_retries
@@ -90,8 +91,8 @@ class Client:
     ) -> Generator[GenerationResponse]:
         """Stream the answer; the last response carries usage and statistics.
 
-        timeout_s: for the whole answer.  Leaving the iteration cancels the request.  Raises our
-        errors: RequestError, CapacityError, WorkerError when retries are used up, and so on.
+        timeout_s: limit for the whole answer.  Leaving the iteration cancels the request.  Raises
+        RequestError, CapacityError, WorkerError (retries used up) and other DrafthouseErrors.
         """
         call = GenerationCall(request, self._max_retries)
         deadline = _Deadline(timeout_s)
@@ -131,17 +132,17 @@ class Client:
 
 
 class AsyncClient:
-    """asyncio client; the same behaviour, on one event loop."""
+    """asyncio client; behaves like `Client`, on one event loop."""
 
     def __init__(self, endpoint: str | Endpoint, *, max_retries: int = 5) -> None:
-        """As for `Client`; must be created on the loop that uses it."""
+        """Arguments as for `Client`; create it on the event loop that uses it."""
         self._channel = AsyncGenerationChannel(_endpoint(endpoint))
         self._max_retries = max_retries
 
     async def generate(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> AsyncGenerator[GenerationResponse]:
-        """As `Client.generate`."""
+        """Stream the answer; see `Client.generate`."""
         call = GenerationCall(request, self._max_retries)
         deadline = _Deadline(timeout_s)
         while not call.is_complete:
@@ -159,7 +160,7 @@ class AsyncClient:
     async def complete(
         self, request: GenerationRequest, *, timeout_s: float | None = None
     ) -> Generation:
-        """As `Client.complete`."""
+        """Wait for the whole answer; see `Client.complete`."""
         collector = _Collector()
         async for response in self.generate(request, timeout_s=timeout_s):
             collector.add(response)
@@ -182,7 +183,7 @@ class AsyncClient:
 
 
 class _Deadline:
-    """One patience for several attempts."""
+    """One time limit shared by several attempts."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
@@ -191,7 +192,7 @@ class _Deadline:
         return None if self._end_s is None else max(0.0, self._end_s - time.monotonic())
 
     def checked(self, delay_s: float, error: DrafthouseError) -> float:
-        """`delay_s`, or `error` raised when the deadline comes first."""
+        """Return `delay_s`; raise `error` if the deadline comes first."""
         remaining_s = self.remaining_s()
         if remaining_s is not None and remaining_s <= delay_s:
             raise error
@@ -218,7 +219,7 @@ class _Parts:
 
 
 class _Collector:
-    """Puts a streamed answer together."""
+    """Assembles a streamed answer."""
 
     def __init__(self) -> None:
         self._parts: dict[int, _Parts] = {}

@@ -1,18 +1,18 @@
-"""Every error Drafthouse raises on purpose, and how each one looks from outside.
+"""Every error that Drafthouse raises on purpose, and how clients see each one.
 
     DrafthouseError
-    ├── RequestError          the caller's fault; asking again unchanged fails again (4xx)
-    │   ├── NotFoundError     a model or drafter of that name is not served
+    ├── RequestError          the caller's fault; the same request fails again (4xx)
+    │   ├── NotFoundError     no model or drafter of that name is served
     │   ├── TooLargeError     the body, prompt or frame exceeds a stated limit
     │   └── TooSlowError      the body did not arrive in time
-    ├── CapacityError         nothing is wrong; ask again later (429)
-    │   └── UnavailableError  no worker can take the work at present (503)
-    ├── CancelledRequestError the client took its request back
+    ├── CapacityError         the request is valid; retry later (429)
+    │   └── UnavailableError  no worker is available at present (503)
+    ├── CancelledRequestError the client cancelled its request
     ├── WorkerError           one worker failed; the same work may succeed elsewhere
     ├── ProtocolError         two peers disagree: version skew, a mismatched model, or a bug
     └── ConfigError           the configuration cannot be served
 
-A message names the value it refuses and the remedy.  It never contains prompt text.
+Each message names the refused value and the remedy.  It never contains prompt text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class DrafthouseError(Exception):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
-        self.param = param  # the request field or configuration path at fault, where there is one
+        self.param = param  # the request field or configuration path at fault, if any
 
 
 class RequestError(DrafthouseError):
@@ -79,7 +79,7 @@ class ConfigError(DrafthouseError):
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """How one error code looks from outside: HTTP status, OpenAI error type, gRPC status name."""
+    """How clients see one error code: HTTP status, OpenAI error type, gRPC status name."""
 
     error: type[DrafthouseError]
     http_status: int
@@ -87,7 +87,7 @@ class Surface:
     grpc_status: str
 
 
-# The one table between our errors, HTTP and gRPC; every class above stands in it (tested).
+# Maps our errors to HTTP and gRPC; a test checks that every class above is in it.
 SURFACES: tuple[Surface, ...] = (
     Surface(DrafthouseError, 500, "server_error", "INTERNAL"),
     Surface(RequestError, 400, "invalid_request_error", "INVALID_ARGUMENT"),
@@ -107,7 +107,7 @@ _BY_CLASS = {surface.error: surface for surface in SURFACES}
 
 
 def surface_of(error: DrafthouseError) -> Surface:
-    """The outside view of `error`; a subclass without a row of its own uses its parent's."""
+    """How clients see `error`; a subclass without a row of its own uses its parent's."""
     return next(_BY_CLASS[kind] for kind in type(error).__mro__ if kind in _BY_CLASS)
 
 

@@ -1,7 +1,7 @@
-"""Fingerprints of vocabularies and checkpoints, compared by peers in Describe.
+"""Fingerprints of vocabularies and checkpoints, which peers exchange in Describe and compare.
 
-Equal sizes prove nothing: two vocabularies of 32,000 tokens may number different strings, and a
-drafter that speaks the other one is wrong in every token.  So the token *strings* are hashed.
+Comparing sizes is not enough: two vocabularies of 32,000 tokens may number different strings, and a
+drafter with the wrong one is wrong in every token.  So the token *strings* are hashed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from cluster.errors import ConfigError
 
-# What transformers writes into config.json without changing the model.
+# Keys that transformers writes into config.json and that do not describe the model.
 _VOLATILE_CONFIG_KEYS = ("_name_or_path", "transformers_version", "_commit_hash")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _NUM_SAMPLES = 16
@@ -22,9 +22,9 @@ _SAMPLE_BYTES = 4096
 
 
 def token_strings(vocabulary: Mapping[str, int]) -> list[str]:
-    """The strings of a vocabulary in id order; ids nobody uses are empty strings."""
+    """The strings of a vocabulary in id order; unused ids are empty strings."""
     strings = [""] * (max(vocabulary.values(), default=-1) + 1)
-    # Where two strings share an id the smaller one stands for it, whatever order they came in.
+    # If two strings share an id, the smaller one is used, whatever their order in the mapping.
     for string, token_id in sorted(vocabulary.items(), reverse=True):
         strings[token_id] = string
     return strings
@@ -42,15 +42,15 @@ def tokenizer_hash(strings: Iterable[str]) -> str:
 
 
 def folder_tokenizer_hash(folder: str | Path) -> str:
-    """`tokenizer_hash` of a Hugging Face folder; raises ConfigError where it has no tokenizer."""
+    """`tokenizer_hash` of a Hugging Face folder; raises ConfigError if it has no tokenizer."""
     return tokenizer_hash(token_strings(load_pretrained_tokenizer(folder).get_vocab()))
 
 
 def load_pretrained_tokenizer(folder: str | Path, *, trust_remote_code: bool = False) -> Any:
-    """transformers' tokenizer of a folder, without torch where the folder has tokenizer.json.
+    """Load the transformers tokenizer of a folder, without torch if it has tokenizer.json.
 
-    tokenizer.json is the whole tokenizer, so the generic class reads it exactly; AutoTokenizer,
-    which imports torch, is left to folders that must be converted first.
+    tokenizer.json is the whole tokenizer, so the generic class reads it exactly.  AutoTokenizer
+    imports torch, so it is used only for folders that must be converted first.
     """
     folder = Path(folder)
     try:
@@ -68,10 +68,10 @@ def load_pretrained_tokenizer(folder: str | Path, *, trust_remote_code: bool = F
 
 
 def model_hash(folder: str | Path) -> str:
-    """SHA-256, in hex, that recognises a checkpoint: its config and samples of its weights.
+    """SHA-256, in hex, that identifies a checkpoint: its config and samples of its weights.
 
-    Reads sizes and a fixed number of evenly spread blocks of every weights file, so it takes
-    milliseconds for any size; it tells fine-tunes apart but is no proof of integrity.
+    Reads sizes and a fixed number of evenly spaced blocks of every weights file, so it takes
+    milliseconds for any size.  It distinguishes fine-tunes but does not prove integrity.
     """
     folder = Path(folder)
     digest = hashlib.sha256()

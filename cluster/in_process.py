@@ -1,4 +1,4 @@
-"""Target, drafters and coordinator in one process, on a thread with an event loop of their own."""
+"""Target, drafters and coordinator in one process, on one thread with its own event loop."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class InProcessHouse:
-    """The very classes that a cluster runs, joined by in-process links.
+class InProcessCluster:
+    """The same classes that a cluster runs, connected by in-process links.
 
-    The caller's own event loop, where it has one (a notebook), is left alone.  torch's threads
-    are left as they are: they belong to the process.
+    The caller's own event loop (in a notebook, for example) is not touched.  torch's thread
+    settings are not changed either, because they belong to the process.
     """
 
     def __init__(self, config: Config, engine: Engine) -> None:
-        """Load the drafters and start everything; engine: the target's, loaded."""
+        """Load the drafters and start everything.  engine: the target's, already loaded."""
         self._drafters = {name: build_drafter(config, name) for name in config.drafters}
         self._target = build_target(engine, config)
         self._engine = engine
@@ -42,7 +42,7 @@ class InProcessHouse:
         self.coordinator, self.leading = self.run(self._start(config))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run on the house's loop and wait for the result; an interrupt cancels it."""
+        """Run on the cluster's event loop and wait for the result; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -51,7 +51,7 @@ class InProcessHouse:
             raise
 
     def stop(self) -> None:
-        """Cancel what runs and end every thread."""
+        """Cancel all tasks and end every thread."""
         self.run(self.coordinator.stop())
         self._target.stop()
         for drafter in self._drafters.values():
@@ -63,7 +63,7 @@ class InProcessHouse:
         self._engine.close()
 
     async def _start(self, config: Config) -> tuple[Coordinator, asyncio.Task[None]]:
-        """The coordinator, and the task that lasts as long as it leads the target."""
+        """Returns the coordinator and the task that runs while it leads the target."""
         coordinator = Coordinator(config)
         await coordinator.start()
         self._target.start()
@@ -85,7 +85,7 @@ class InProcessHouse:
     def _served(self, task: asyncio.Task[None]) -> None:
         self._serving.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("a worker has ended: %s", error)
+            log.error("a worker has failed: %s", error)
 
     async def _end_tasks(self) -> None:
         tasks = asyncio.all_tasks() - {asyncio.current_task()}

@@ -1,9 +1,9 @@
-"""A coordinator by hand, without Ray, for workers at known addresses.
+"""Runs a coordinator without Ray, for workers at known addresses.
 
     python -m cluster.lead CONFIG --target HOST:PORT --drafter NAME=HOST:PORT
 
-Prints one line with its address once it is ready, and ends in order on SIGTERM.  It stands above
-the coordinator because it reaches gRPC, which the coordinator itself never does.
+Prints one line with its address once it is ready, and shuts down cleanly on SIGTERM.  This module
+is separate from the coordinator because it uses gRPC, which the coordinator does not import.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAST_RETRY_S = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a coordinator; returns the exit code: 0 ended in order, 2 wrongly configured."""
+    """Run a coordinator; returns the exit code: 0 clean shutdown, 1 failure, 2 wrong config."""
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=arguments.log_level, format=_LOG_FORMAT, stream=sys.stderr)
     try:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DrafthouseError as error:
         sys.stderr.write(f"error: {error.message}\n")
         return 1
-    except KeyboardInterrupt:  # before the server has taken over the signals
+    except KeyboardInterrupt:  # before the server installed its signal handlers
         return 130
     return 0
 
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--drafter", action="append", default=[], metavar="NAME=HOST:PORT")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="K=V")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=0, help="0 = a free one")
+    parser.add_argument("--port", type=int, default=0, help="0 = a free port")
     parser.add_argument("--log-level", default="INFO")
     return parser
 
@@ -125,7 +125,7 @@ async def join_drafter(
 
 
 async def keep_joined(address: str, join: Callable[[], Awaitable[asyncio.Task[None]]]) -> None:
-    """Join the worker at `address`, and again whenever it is lost."""
+    """Join the worker at `address`; rejoin it whenever it is lost."""
     wait_s = _FIRST_RETRY_S
     while True:
         try:

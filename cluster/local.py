@@ -1,10 +1,10 @@
-"""The whole house in one process, without Ray: `LLM(config).generate(prompts)`.
+"""A whole cluster in one process, without Ray: `LLM(config).generate(prompts)`.
 
     with LLM("configs/local.yaml") as llm:
         for completion in llm.generate(["def fib(n):"], SamplingParams(temperature=0.0)):
             print(completion.text)
 
-It works in notebooks too: everything runs on threads of its own.
+It works in notebooks too, because everything runs on separate threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cluster.core import (
     token_array,
 )
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
-from cluster.in_process import InProcessHouse
+from cluster.in_process import InProcessCluster
 from cluster.models.resolve import resolve
 from cluster.tenant import tenant_of
 from cluster.text.generation_config import load_sampling_defaults
@@ -47,17 +47,17 @@ T = TypeVar("T")
 
 Prompt = str | Sequence[int]
 
-# Drawn seeds survive JSON and spreadsheets, whose numbers are doubles.
+# JSON readers and spreadsheets store numbers as doubles, which hold 53-bit integers exactly.
 _SEED_BITS = 53
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What one prompt was continued with.
+    """The generated continuation of one prompt.
 
-    token_ids: stop tokens excluded.  text: "" where the model's folder has no tokenizer.
-    logprobs: one entry per token where SamplingParams.logprobs asks for them.
-    seed, stream: what keyed its noise; SamplingParams with both give the text again.
+    token_ids: without stop tokens.  text: "" if the model's folder has no tokenizer.
+    logprobs: one entry per token if SamplingParams.logprobs asks for them.
+    seed, stream: the noise key; SamplingParams with both reproduce the text.
     """
 
     token_ids: list[int]
@@ -70,10 +70,10 @@ class Completion:
 
 
 class LLM:
-    """Loads everything `config` names; use it as a context manager, or `close` it.
+    """Loads everything that `config` names; use it as a context manager, or call `close`.
 
-    config: a Config, or the path of a Serve config file.  default_params: how the checkpoint wants
-    to be sampled (`target.generation_config`); base parameters of your own on them.
+    config: a Config, or the path of a Serve config file.  default_params: the checkpoint's sampling
+    defaults (`target.generation_config`); derive your own parameters from them.
     """
 
     def __init__(self, config: Config | str | Path) -> None:
@@ -87,7 +87,7 @@ class LLM:
         self.default_params = _default_params(folder, target.generation_config)
         own = self.tokenizer.eos_token_ids if self.tokenizer else ()
         self._stop_ids = {*engine.eos_token_ids, *own}
-        self._house: InProcessHouse | None = InProcessHouse(self.config, engine)
+        self._cluster: InProcessCluster | None = InProcessCluster(self.config, engine)
 
     def generate(
         self,
@@ -100,7 +100,7 @@ class LLM:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
     ) -> list[Completion]:
-        """Continue every prompt; results in the order of the prompts.
+        """Continue every prompt; returns the results in the order of the prompts.
 
         prompts: texts or token ids, or a single one of them.  params: one for all or one each,
         None = `default_params`.  Without a seed every prompt draws its own; prompt i of those that
@@ -125,24 +125,24 @@ class LLM:
             )
             for prompt, each in zip(asked, params, strict=True)
         ]
-        house = self._open_house()
-        return house.run(self._complete_all(house, requests, tuple(stop)))
+        cluster = self._running_cluster()
+        return cluster.run(self._complete_all(cluster, requests, tuple(stop)))
 
     def metrics(self) -> str:
-        """All metrics as of now, in Prometheus' text format."""
-        house = self._open_house()
-        return house.run(_called(house.coordinator.render_metrics)).decode()
+        """All current metrics, in Prometheus' text format."""
+        cluster = self._running_cluster()
+        return cluster.run(_called(cluster.coordinator.render_metrics)).decode()
 
     def status(self) -> dict[str, Any]:
-        """The coordinator's picture of the moment."""
-        house = self._open_house()
-        return house.run(_called(house.coordinator.status))
+        """The coordinator's current state."""
+        cluster = self._running_cluster()
+        return cluster.run(_called(cluster.coordinator.status))
 
     def close(self) -> None:
         """Stop every thread; idempotent."""
-        house, self._house = self._house, None
-        if house is not None:
-            house.stop()
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            cluster.stop()
 
     def __enter__(self) -> LLM:
         return self
@@ -155,23 +155,23 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _open_house(self) -> InProcessHouse:
-        if self._house is None:
+    def _running_cluster(self) -> InProcessCluster:
+        if self._cluster is None:
             raise WorkerError("this LLM is closed; create a new one")
-        return self._house
+        return self._cluster
 
     async def _complete_all(
-        self, house: InProcessHouse, requests: Sequence[Request], stop: tuple[str, ...]
+        self, cluster: InProcessCluster, requests: Sequence[Request], stop: tuple[str, ...]
     ) -> list[Completion]:
-        # What does not fit waits here, so that no list is too long for admission control.
+        # Requests beyond the limit wait here, so that admission control refuses none of them.
         places = asyncio.Semaphore(self.config.coordinator.max_running_sequences)
 
         async def complete(request: Request) -> Completion:
             async with places:
-                return await self._complete(house.coordinator, request, stop)
+                return await self._complete(cluster.coordinator, request, stop)
 
         tasks = [asyncio.ensure_future(complete(request)) for request in requests]
-        ends: list[asyncio.Future[Any]] = [asyncio.gather(*tasks), house.leading]
+        ends: list[asyncio.Future[Any]] = [asyncio.gather(*tasks), cluster.leading]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not ends[0].done():
@@ -194,7 +194,7 @@ class LLM:
                 if event.finish_reason is FinishReason.ERROR:
                     raise error_from_code(event.error_code, event.error_message)
                 if answer.take(event):
-                    # Its last event, which brings the statistics, comes after this.
+                    # The last event, which carries the statistics, comes after this call.
                     coordinator.cancel(request.id)
         finally:
             coordinator.cancel(request.id)
@@ -242,7 +242,7 @@ def _tokenizer(folder: Path, generation_config: str) -> Tokenizer | None:
     try:
         return Tokenizer.load(folder, generation_config=generation_config)
     except ConfigError:
-        return None  # tokens in, tokens out
+        return None  # prompts and results are token ids only
 
 
 def _default_params(folder: Path, generation_config: str) -> SamplingParams:
@@ -255,7 +255,7 @@ async def _called(function: Callable[[], T]) -> T:
 
 
 class _Answer:
-    """One completion while it grows."""
+    """A completion that is still being generated."""
 
     def __init__(self, params: SamplingParams, text: TextStream | None) -> None:
         self._params = params
@@ -267,7 +267,7 @@ class _Answer:
         self._stats = SpeculationStats()
 
     def take(self, event: TokenEvent) -> bool:
-        """Take in an event.  True when a stop string has just ended the text."""
+        """Add an event; True if a stop string has just ended the text."""
         self._stats = event.stats or self._stats
         if self._reason is not None:
             return False
@@ -303,14 +303,14 @@ class _Answer:
 
 
 def _apart(params: SamplingParams, count: int) -> list[SamplingParams]:
-    """`params` for each of `count` prompts, with noise of its own where a seed is given."""
+    """`params` for each of `count` prompts; with a seed, each prompt gets its own noise stream."""
     if params.seed is None:
         return [params] * count
     return [dataclasses.replace(params, stream=params.stream + index) for index in range(count)]
 
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """A list of prompts; a text or a sequence of token ids is a single one."""
+    """A list of prompts; a text or a sequence of token ids counts as one prompt."""
     if isinstance(prompts, str):
         return [prompts]
     if len(prompts) and all(isinstance(token, (int, np.integer)) for token in prompts):

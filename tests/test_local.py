@@ -109,7 +109,7 @@ def test_speculation_does_not_change_any_sampled_text(
 def test_every_page_is_free_when_all_requests_have_ended(llm: LLM) -> None:
     llm.generate(PROMPTS, GREEDY)
     pages = 'drafthouse_kv_pages_in_use{role="target",worker="target"} 0.0'
-    # The release is on its way; each look at the metrics is a trip through the house's loop.
+    # The release is on its way; each look at the metrics is a trip through the cluster's loop.
     assert any(pages in llm.metrics() for _ in range(2000))
 
 

@@ -1,7 +1,7 @@
-"""The drafter protocol: three methods.  A drafter may be wrong; it may never block or raise.
+"""The drafter protocol: three methods.  A drafter may draft wrong tokens but never block or raise.
 
-To add a drafter: write one file with a class that has these methods and an options dataclass,
-and add one line to `cluster/draft/registry.py`; or name it `module:Class` in the configuration.
+To add a drafter, write one file with a class that has these methods and an options dataclass, and
+add one line to `cluster/draft/registry.py`; or name it `module:Class` in the configuration.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from cluster.core import Commit, DraftTask, Observation, Proposal
 
 @dataclass(frozen=True, slots=True)
 class DrafterContext:
-    """What a drafter may know of its surroundings.
+    """The settings of one drafter that do not come from its own options.
 
-    name: its name in the configuration, to be written into its proposals.
-    max_nodes: bound of the tree it keeps per request.  max_requests: requests at the same time.
+    name: its name in the configuration, which it writes into its proposals.
+    max_nodes: maximum size of a request's tree.  max_requests: maximum number of open requests.
     vocab_size, tokenizer_hash: the target's; 0 and "" while unknown.
     """
 
@@ -32,34 +32,34 @@ class DrafterContext:
 class Drafter(Protocol):
     """Grows token trees that continue committed text.
 
-    Calls come from one thread, one at a time.  Requests are opened by their first commit.
+    Calls come from one thread, one at a time.  The first commit of a request opens it.
     """
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        """Take note of committed tokens and re-root the trees; one observation per commit.
+        """Record committed tokens and re-root the trees; returns one observation per commit.
 
-        A commit whose base_len exceeds what the drafter holds, or whose prefix_hash differs from
-        its own, changes nothing; the observation's have_len says from where to send again.
+        A commit whose base_len exceeds the drafter's text, or whose prefix_hash differs from its
+        own, changes nothing; the observation's have_len tells the sender where to resume.
         """
         ...
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        """One bounded slice of growth over `tasks` (a few milliseconds at most).
+        """Grow the trees of `tasks` for one bounded slice (a few milliseconds at most).
 
-        Returns only what improved since the last call: a request whose tree is complete, or that
-        the drafter does not know, is absent.  An empty answer means there is nothing left to grow.
+        Returns only proposals that improved since the last call; complete trees and unknown
+        requests are absent.  An empty result means that there is nothing left to grow.
         """
         ...
 
     def release(self, request_ids: Sequence[str]) -> None:
-        """Forget these requests; unknown ones are no error."""
+        """Forget these requests; unknown ids are ignored."""
         ...
 
 
 @runtime_checkable
 class Interruptible(Protocol):
-    """Optional for drafters whose slices take longer than it takes to grow a little."""
+    """Optional protocol for drafters that can end a slice of growth early."""
 
     def interrupt(self) -> None:
-        """A commit has arrived: end the slice under way soon.  Called from any thread."""
+        """End the current slice soon, because a commit has arrived.  Called from any thread."""
         ...

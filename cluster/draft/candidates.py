@@ -1,7 +1,7 @@
-"""From rows of logits to ranked candidates: what a drafting LM expects the target to draw.
+"""Ranks the tokens that a draft model expects the target to draw, from rows of logits.
 
-torch selects the most probable tokens of each row; everything after that is NumPy on a few dozen
-numbers per row.
+torch selects the most probable tokens of each row; all later steps are NumPy on a few dozen numbers
+per row.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ IdArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowContext:
-    """Under which conditions the target draws at one row.
+    """The conditions of the target's draw at one row.
 
-    position: output position of the token to be drawn.  output_counts: how often each token stands
-    in the output up to there, and seen: whether a token stands in prompt or output; only looked at
-    where the parameters have penalties.
+    position: output position of the token to be drawn.  output_counts: how often each token occurs
+    in the output before it.  seen: the tokens that occur in the prompt or output.  Both are used
+    only if the parameters have penalties.
     """
 
     params: SamplingParams
@@ -40,7 +40,7 @@ class RowContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankedRows:
-    """The candidates of several nodes: `Ranking`'s arrays with a first axis of rows."""
+    """The candidates of several nodes: the arrays of `Ranking` with a leading axis of rows."""
 
     token_ids: IdArray
     scores: Array
@@ -55,8 +55,8 @@ class Ranking:
     """The candidates of one node, best first.
 
     token_ids: int64[m].  scores: float64[m], log-weights at the request's temperature plus noise
-    (greedy: logits without noise); -inf where the request's truncation leaves no candidate.
-    log_probs: float64[m], the model's own law (temperature 1, no processing).
+    (greedy: logits without noise); -inf for tokens that the request's truncation removes.
+    log_probs: float64[m], the model's unprocessed log-probabilities (temperature 1).
     """
 
     token_ids: IdArray
@@ -64,15 +64,17 @@ class Ranking:
     log_probs: Array
 
     def rank_of(self, token_id: int) -> int | None:
-        """Place of `token_id` among the candidates, None when it is not one of them."""
+        """The rank of `token_id` among the candidates, None if it is not one of them."""
         places = np.flatnonzero(self.token_ids == token_id)
         if len(places) == 0 or self.scores[places[0]] == -np.inf:
             return None
         return int(places[0])
 
     def loss_of(self, token_id: int) -> float:
-        """Negative log-probability of `token_id`; for a token below all candidates a lower bound
-        on it, the least probable candidate's."""
+        """The negative log-probability of `token_id`.
+
+        For a token that is no candidate, a lower bound: that of the least probable candidate.
+        """
         places = np.flatnonzero(self.token_ids == token_id)
         chosen = self.log_probs[places[0]] if len(places) else self.log_probs.min()
         return -float(chosen)
@@ -81,10 +83,10 @@ class Ranking:
 def rank_rows(logits: torch.Tensor, rows: Sequence[RowContext], num_candidates: int) -> RankedRows:
     """Rank the candidates of every row.
 
-    logits: float32[rows, vocab].  Noise is added to the num_candidates most probable tokens only:
-    a draft need not be exact.  Order of processing as in `cluster.spec.sampling`.
+    logits: float32[rows, vocab].  Noise is added only to the num_candidates most probable tokens,
+    because a draft need not be exact.  The order of processing is that of `cluster.spec.sampling`.
     """
-    # Where the model runs on the CPU the kernels are loaded; elsewhere they would be compiled now.
+    # With a model on the CPU the kernels are already loaded; otherwise this would compile them.
     native = kernels.load() if logits.device.type == "cpu" else None
     count = min(num_candidates, logits.shape[1])
     if native is not None and count <= native.draws.max_ranked and _are_unprocessed(logits, rows):
@@ -108,7 +110,7 @@ def rank_rows(logits: torch.Tensor, rows: Sequence[RowContext], num_candidates: 
 
 
 def are_unprocessed(params: SamplingParams) -> bool:
-    """Whether nothing but temperature, truncation and noise comes between logits and draws."""
+    """Whether draws need only temperature, truncation and noise: no logit bias, no penalties."""
     return not (params.logit_bias or params.has_penalties)
 
 
@@ -119,7 +121,7 @@ def _are_unprocessed(logits: torch.Tensor, rows: Sequence[RowContext]) -> bool:
 
 
 def ranked_draw(params: SamplingParams, position: int) -> RankedDraw:
-    """What the native kernels are told of the target's draw at an output position."""
+    """The parameters of the target's draw at an output position, for the native kernels."""
     return RankedDraw(
         params.noise_key, position, params.stream, params.top_k,
         params.temperature, params.top_p, params.min_p,
@@ -153,7 +155,7 @@ def _with_bias(logits: torch.Tensor, rows: Sequence[RowContext]) -> torch.Tensor
 
 
 def _penalise(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) -> None:
-    """Apply the penalties to the candidates in place; tokens that they would lift stay unseen."""
+    """Apply the penalties to the candidates in place; no token becomes a new candidate."""
     for index, row in enumerate(rows):
         params = row.params
         if not params.has_penalties:
@@ -172,7 +174,7 @@ def _penalise(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) ->
 def _scores(
     weights: Array, token_ids: IdArray, rows: Sequence[RowContext], native: Kernels | None
 ) -> Array:
-    """Log-weights after temperature and truncation, with noise.  float64[rows, m]."""
+    """Log-weights after temperature and truncation, plus noise.  float64[rows, m]."""
     temperatures = np.array([row.params.temperature for row in rows])
     sampled = np.flatnonzero(temperatures > 0.0)
     if len(sampled) == 0:
@@ -194,9 +196,9 @@ def _noise(rows: Sequence[RowContext], token_ids: IdArray, native: Kernels | Non
 
 
 def _truncated(scaled: Array, params: Sequence[SamplingParams]) -> Array:
-    """-inf where top-k, top-p or min-p leave no candidate; the first one always stays.
+    """`scaled` with -inf where top-k, top-p or min-p remove a token; the first always stays.
 
-    The candidates stand for the whole vocabulary: the mass below them is neglected.
+    The candidates approximate the whole vocabulary: the mass of all other tokens is ignored.
     """
     if not any(map(_truncates, params)):
         return scaled

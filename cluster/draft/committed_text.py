@@ -1,6 +1,6 @@
-"""What a drafter knows of its requests: committed text, and which commits may extend it.
+"""A drafter's open requests: their committed text, and the rules for commits that extend it.
 
-Every drafter follows the same rules of `Drafter.observe`; they live here once.
+These rules of `Drafter.observe` are the same for every drafter.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cluster.token_log import PREFIX_HASH_MULTIPLIER, HashArray, TokenLog
 def gram_keys(text: TokenLog, size: int, start: int) -> HashArray:
     """Keys of the `size`-grams that end at start, start + 1, ... len - 1 (inclusive ends).
 
-    start >= size - 1.  uint64[len - start]; equal n-grams have equal keys, and a collision only
-    costs a wrong draft.
+    start >= size - 1.  Returns uint64[len - start].  Equal n-grams have equal keys; a collision
+    only causes a wrong draft.
     """
     hashes = text.hashes
     power = np.uint64(pow(PREFIX_HASH_MULTIPLIER, size, 1 << 64))
@@ -29,10 +29,10 @@ def gram_keys(text: TokenLog, size: int, start: int) -> HashArray:
 
 @dataclass(slots=True, eq=False)
 class RequestState:
-    """What every drafter keeps of a request; drafters extend it.
+    """The state that every drafter keeps per request; drafters extend it.
 
-    renewed: a commit changed the owner or the parameters: trees grown before are void, though the
-    text may be the same.  The drafter clears it.
+    renewed: a commit changed the generation, the prompt length or the parameters, so trees grown
+    before are invalid even if the text is the same.  The drafter resets it.
     """
 
     generation: int
@@ -58,10 +58,10 @@ State = TypeVar("State", bound=RequestState)
 
 
 class RequestTable(Generic[State]):
-    """The requests of one drafter, at most `max_requests` of them.
+    """The requests of one drafter, at most `max_requests`.
 
-    A request beyond the bound is declined (have_len 0): evicting a running one instead would make
-    a full table re-read every prompt in turn.
+    A request beyond the limit is declined (have_len 0).  Evicting a running request instead would
+    make a full table prefill every prompt again and again.
     """
 
     def __init__(self, max_requests: int, open_request: Callable[[Commit], State]) -> None:
@@ -86,7 +86,7 @@ class RequestTable(Generic[State]):
         return self._states.pop(request_id, None)
 
     def admit(self, commit: Commit) -> State | None:
-        """The state that `commit` extends, opened if need be; None when it changes nothing.
+        """The state that `commit` extends, opened if necessary; None if the commit is refused.
 
         The caller then truncates the text to commit.base_len and appends commit.token_ids.
         """
@@ -114,7 +114,7 @@ class RequestTable(Generic[State]):
         state.renewed |= former != (state.generation, state.prompt_len, state.params)
 
     def declined(self, commit: Commit) -> Observation:
-        """The answer to a commit that was not admitted: what the drafter holds of that text."""
+        """The answer to a refused commit: how many tokens of that text the drafter has."""
         state = self._states.get(commit.request_id)
         if state is None:
             return Observation(commit.request_id, commit.generation, 0)
@@ -123,12 +123,12 @@ class RequestTable(Generic[State]):
             0 <= commit.base_len <= held
             and state.text.hash_at(commit.base_len) != commit.prefix_hash
         ):
-            held = 0  # another text under the same name: start over
+            held = 0  # a different text with the same id: start over
         return Observation(commit.request_id, max(commit.generation, state.generation), held)
 
 
 def common_len(text: TokenLog, commit: Commit) -> int:
-    """How many tokens of `text` stay when `commit`, already admitted, is applied to it."""
+    """How many tokens of `text` remain when `commit`, already admitted, is applied."""
     held = text.token_ids[commit.base_len :]
     shared = min(len(held), len(commit.token_ids))
     differing = np.flatnonzero(held[:shared] != commit.token_ids[:shared])

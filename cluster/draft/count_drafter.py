@@ -1,7 +1,7 @@
-"""The common life of count-based drafters: observe, propose, release.
+"""The common part of count-based drafters: observe, propose, release.
 
-A kind says how it learns from text and what followed a context; everything else is here.  No
-tokenizer, no torch: such a drafter serves any vocabulary and answers within one call.
+A subclass defines how it learns from text and which tokens followed a context.  No tokenizer and no
+torch: such a drafter serves any vocabulary and answers within one call.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Context = TypeVar("Context")
 
 @dataclass(slots=True, eq=False)
 class CountState(RequestState):
-    """One request: its newest tree, and whether the text changed since that was grown."""
+    """One request: its newest tree, and the max_nodes it was grown with (-1 = none)."""
 
     grown: CountTree = NO_COUNT_TREE
     grown_max_nodes: int = -1
@@ -58,15 +58,15 @@ class CountDrafter(ABC, Generic[State, Context]):
 
     @abstractmethod
     def _opened(self, commit: Commit) -> State:
-        """A fresh state for the request of `commit`, without text."""
+        """A new state for the request of `commit`, without text."""
 
     @abstractmethod
     def _learn(self, state: State, start: int) -> None:
-        """Note the tokens of state.text from `start` on."""
+        """Learn the tokens of state.text from `start` on."""
 
     @abstractmethod
     def _unlearn(self, state: State, length: int) -> None:
-        """The text is about to be cut to `length` tokens; it still has the old ones."""
+        """Undo the tokens after `length`; called before the text is cut to `length` tokens."""
 
     @abstractmethod
     def _root(self, state: State) -> Context:
@@ -74,10 +74,10 @@ class CountDrafter(ABC, Generic[State, Context]):
 
     @abstractmethod
     def _continuations(self, state: State, context: Context) -> Continuations[Context] | None:
-        """What followed `context` so far; None when nothing did."""
+        """The tokens that followed `context` so far; None if there are none."""
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        """See `Drafter.observe`.  Costs O(committed tokens), amortised."""
+        """See `Drafter.observe`.  Amortised cost: O(committed tokens)."""
         return [self._observe(commit) for commit in commits]
 
     def _observe(self, commit: Commit) -> Observation:
@@ -109,7 +109,7 @@ class CountDrafter(ABC, Generic[State, Context]):
                 rates.record(evidence, hit=hit)
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        """See `Drafter.propose`.  A tree is complete at once, so it is proposed once."""
+        """See `Drafter.propose`.  A tree is grown completely at once and proposed once."""
         proposals = (self._propose(task) for task in tasks)
         return [proposal for proposal in proposals if proposal is not None]
 
@@ -151,5 +151,5 @@ class CountDrafter(ABC, Generic[State, Context]):
 
 
 def opening_params(commit: Commit) -> SamplingParams:
-    """The parameters of a request that `commit` opens; the protocol sends them with it."""
+    """The sampling parameters of the request that `commit` opens."""
     return commit.params or SamplingParams()

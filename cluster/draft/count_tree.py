@@ -1,4 +1,4 @@
-"""Best-first trees from counted continuations; the common part of the count-based drafters."""
+"""Grows trees best-first from counted continuations, for all count-based drafters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Context = TypeVar("Context")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Continuations(Generic[Context]):
-    """What followed a context so far.
+    """The tokens that followed a context so far.
 
-    evidence: strength of the match.  token_ids: distinct, at least one; counts: positive weights
-    of them; contexts: what each of them leads to.
+    evidence: strength of the match.  token_ids: distinct, at least one.  counts: their positive
+    weights.  contexts: the context after each token.
     """
 
     evidence: int
@@ -34,8 +34,8 @@ class Continuations(Generic[Context]):
 class CountTree:
     """A finished tree.
 
-    evidence, known: per node and, last, for the root: the strength of the match that was continued
-    there (0 = not continued) and the tokens it named, kept nodes or not.
+    evidence, known: per node, the root last.  evidence: strength of the match there (0 = none).
+    known: all tokens of its continuations, whether or not they became nodes.
     """
 
     tree: TokenTree
@@ -44,7 +44,7 @@ class CountTree:
     known: Sequence[frozenset[int]]
 
     def lessons(self, token_ids: Sequence[int]) -> list[tuple[int, bool]]:
-        """(evidence, hit) at every node that the committed `token_ids` reached, root first."""
+        """(evidence, hit) of every node on the path of the committed `token_ids`, root first."""
         children = {
             (parent, token): node
             for node, (parent, token) in enumerate(
@@ -82,7 +82,7 @@ def grow_count_tree(
 ) -> CountTree:
     """Grow the tree whose nodes are the most likely ones, best first.
 
-    position: output position of the root's children.  Parents come before children because a
+    position: output position of the root's children.  Parents come before children, because a
     child's survival is below its parent's.
     """
     token_ids: list[int] = []

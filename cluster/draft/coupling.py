@@ -1,7 +1,7 @@
-"""What a drafter may know of the target's draw: the shared noise, and where the text must end.
+"""What a drafter knows about the target's draw: the shared noise, and where the text must end.
 
-The target emits argmax(log p_i + G[t, i]); a drafter that ranks its own candidates with the same
-G finds the target's token far more often than one that ranks by probability.
+The target emits argmax(log p_i + G[t, i]).  A drafter that ranks its candidates with the same G
+predicts the target's token far more often than one that ranks by probability.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from cluster.core import SamplingParams
 _WORD = 0xFFFF_FFFF
 _ROUNDS = 10
 
-# A match that is right is taken to be a copy, whose law gives the copied token this probability.
+# A correct match is modelled as a copy, in which the copied token has this probability.
 _COPY_MASS = 0.95
 
 
 def gumbel_scalar(seed: int, position: int, token_id: int, stream: int) -> float:
     """The shared noise G[position, token_id] of one token.
 
-    The same integers as `cluster.spec.noise.gumbel`; for two or three tokens at a time a plain
-    loop is ten times faster than array operations.
+    Uses the same integers as `cluster.spec.noise.gumbel`; for two or three tokens at a time, a
+    plain loop is ten times faster than array operations.
     """
     first, second = seed & _WORD, (seed >> 32) & _WORD
     word0, word1, word2, word3 = token_id & _WORD, position & _WORD, stream & _WORD, 0
@@ -42,7 +42,7 @@ def gumbel_scalar(seed: int, position: int, token_id: int, stream: int) -> float
 def is_useful(params: SamplingParams, position: int, token_id: int) -> bool:
     """Whether a draft of `token_id` at output position `position` can save a step.
 
-    A token that ends the text is emitted by its parent's draw, with or without a node for it.
+    The parent's draw emits a token that ends the text, whether or not the tree has a node for it.
     """
     if position + 1 >= params.max_tokens:
         return False
@@ -56,13 +56,13 @@ def count_conditionals(
     counts: Sequence[float],
     hit_rate: float,
 ) -> list[float]:
-    """Probability of each candidate to be the target's token; their sum stays below 1.
+    """The probability that each candidate is the target's token; their sum is below 1.
 
-    hit_rate: probability that the target's token is among them.  Greedy: hit_rate in proportion
-    to the counts.  Sampled: with w = hit_rate / c the text is a copy, in which the candidates
-    hold the mass c; candidate i then wins against the unknown rest with probability
+    hit_rate: probability that the target's token is among them.  Greedy: hit_rate, divided in
+    proportion to the counts.  Sampled: with probability w = hit_rate / c the text is a copy, in
+    which the candidates have the mass c.  Candidate i then beats all other tokens with probability
     exp(-(1 - c) * exp(-score_i)), score_i = log(c * count ratio) + G_i, because the best of the
-    rest is Gumbel(log(1 - c)).  Averaged over G this is hit_rate again.
+    others is Gumbel(log(1 - c)).  The average over G is hit_rate again.
     """
     total = sum(counts)
     if params.temperature == 0.0:

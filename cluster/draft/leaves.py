@@ -1,4 +1,4 @@
-"""Which leaves of several growing trees the next forward pass expands."""
+"""Chooses the leaves of several growing trees that the next forward pass expands."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from cluster.draft.lm_request import LMRequest
 def choose_leaves(
     requests: Sequence[tuple[LMRequest, int]], num_rows: int, min_survival: float
 ) -> list[tuple[LMRequest, list[int]]]:
-    """The `num_rows` likeliest leaves of all requests, which compete by survival.
+    """The `num_rows` leaves with the highest survival over all requests.
 
-    requests: each with the nodes that its tree may have expanded.  Leaves less likely than
-    min_survival stay.  Returns the requests that got leaves, each with their indices, ascending.
+    requests: each with the maximum number of expanded nodes of its tree.  Leaves with a survival
+    below min_survival are not chosen.  Returns each request that has chosen leaves, with their
+    indices in ascending order.
     """
     # (-survival, index): the best leaf of each request.
     best = [
@@ -35,5 +36,5 @@ def choose_leaves(
         is_full = tree.num_slots + len(leaves) >= max_nodes
         survival = 0.0 if is_full else tree.best_leaf_survival()
         heapq.heapreplace(best, (-survival, index))
-    # Sorted, so that parents stand before children in the engine as they do in the tree.
+    # Sorted, so that parents come before children in the engine as they do in the tree.
     return [(requests[index][0], sorted(leaves)) for index, leaves in chosen.items()]

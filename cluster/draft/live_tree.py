@@ -1,6 +1,6 @@
-"""A drafting LM's growing tree: nodes with KV, and leaves that wait for theirs.
+"""The growing tree of a draft model: expanded nodes, which have KV, and leaves, which do not yet.
 
-Trees hold some hundred nodes and change by a few at a time, where lists beat arrays.
+A tree has a few hundred nodes and changes by a few at a time; lists are faster than arrays there.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ROOT = 0
 
 
 class LiveTree:
-    """Node 0 is the root, the last committed token; parents stand before children.
+    """A token tree; node 0 is the root, the last committed token, and parents precede children.
 
-    An *expanded* node has KV and a ranking, and its children stand side by side; the root is
-    expanded from the start.  Other expanded nodes have a *slot*, their index in the engine's tree,
-    which counts them in the order of their expansion.  Leaves have neither.
+    An *expanded* node has KV and a ranking, and its children are adjacent; the root is always
+    expanded.  Every other expanded node has a *slot*: its index in the engine's tree, assigned in
+    the order of expansion.  A leaf has no KV, ranking or slot.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class LiveTree:
         self._frontier: list[tuple[float, int]] = []  # heap of (-survival, leaf)
 
     def __len__(self) -> int:
-        """Nodes below the root."""
+        """The number of nodes below the root."""
         return len(self.tokens) - 1
 
     @property
@@ -46,15 +46,15 @@ class LiveTree:
         return len(self.slot_nodes)
 
     def best_leaf_survival(self) -> float:
-        """Survival of the leaf to be expanded next, 0 when there is none."""
+        """The survival of the leaf to expand next, 0 if there is none."""
         return -self._frontier[0][0] if self._frontier else 0.0
 
     def pop_leaf(self) -> int:
-        """Take the most likely leaf off the frontier, to expand it."""
+        """Remove the most likely leaf from the frontier in order to expand it."""
         return heapq.heappop(self._frontier)[1]
 
     def assign_slots(self, leaves: Sequence[int]) -> None:
-        """`leaves` are being evaluated: they become the engine's next nodes."""
+        """Give `leaves`, which are about to be evaluated, the engine's next slots."""
         for leaf in leaves:
             self.slots[leaf] = len(self.slot_nodes)
             self.slot_nodes.append(leaf)
@@ -70,7 +70,7 @@ class LiveTree:
     def expand(
         self, node: int, ranking: Ranking, children: Sequence[tuple[int, float]], *, grows: bool
     ) -> None:
-        """Give `node` its ranking and its `children`, (token, survival) each.
+        """Give `node` its ranking and its `children`, pairs of (token, survival).
 
         grows: whether the children may be expanded in turn.
         """
@@ -84,7 +84,7 @@ class LiveTree:
             self._append(token, node, survival, depth)
 
     def leaves(self) -> Leaves:
-        """The leaves to be expanded, as the native code takes them."""
+        """The leaves to expand, in the native code's form."""
         tokens, slots, parents, depths = self.tokens, self.slots, self.parents, self.depths
         nodes = [node for _, node in self._frontier]
         return Leaves(
@@ -95,7 +95,7 @@ class LiveTree:
         )
 
     def adopt(self, grown: Grown) -> None:
-        """Take over what the native code grew from `leaves`."""
+        """Add the nodes that the native code grew from `leaves`."""
         self._frontier = grown.leaves
         first = len(self.tokens)
         self.tokens += grown.children
@@ -128,7 +128,7 @@ class LiveTree:
         self._num_children.append(0)
 
     def path_tokens(self, node: int) -> list[int]:
-        """Tokens from below the root down to `node`."""
+        """The tokens of the path from the root (excluded) to `node` (included)."""
         tokens: list[int] = []
         while node != ROOT:
             tokens.append(self.tokens[node])
@@ -137,7 +137,7 @@ class LiveTree:
         return tokens
 
     def walk(self, token_ids: Sequence[int]) -> list[int]:
-        """The nodes below the root that `token_ids` lead through, as far as the tree goes."""
+        """The nodes on the path of `token_ids` from the root, as far as the tree contains it."""
         path: list[int] = []
         node = ROOT
         for token in token_ids:
@@ -152,10 +152,10 @@ class LiveTree:
         return path
 
     def reroot(self, root: int) -> list[int]:
-        """Make the expanded node `root` the root; its descendants stay.
+        """Make the expanded node `root` the new root and keep only its descendants.
 
-        Returns the old slots of the nodes that stay, ascending.  The order of nodes and of slots
-        is kept, and survival is conditioned on having come so far.
+        Returns the old slots of the kept nodes, ascending.  Nodes and slots keep their order;
+        survivals become conditional on reaching the new root.
         """
         places = {root: ROOT}
         for node in range(root + 1, len(self.tokens)):
@@ -183,10 +183,10 @@ class LiveTree:
         return kept_slots
 
     def best(self, max_nodes: int, min_survival: float) -> tuple[TokenTree, FloatArray]:
-        """The at most `max_nodes` most likely nodes, leaves included, and their survival.
+        """The at most `max_nodes` most likely nodes, leaves included, and their survivals.
 
-        A child is never likelier than its parent and stands behind it, so a stable order by
-        survival is prefix-closed wherever it is cut.
+        A child is never more likely than its parent and comes after it, so any prefix of a stable
+        order by survival contains the parents of its nodes.
         """
         survivals = np.array(self.survivals)
         nodes = np.flatnonzero(survivals >= min_survival)[1:]  # without the root

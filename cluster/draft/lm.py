@@ -1,8 +1,8 @@
-"""The drafting LM: one growing tree per request, best first, on the same engine as the target.
+"""The LM drafter: a draft model that grows one tree per request, best first, on our engine.
 
-Per request the engine caches the committed text and the tree's expanded nodes.  A commit walks
-the tree: where it ends on an expanded node that node becomes the root and its subtree goes on
-growing (a hit); otherwise the rest of the commit is appended to the text's cache (a miss).
+For each request the engine caches the committed text and the expanded nodes of the tree.  A commit
+is followed down the tree.  If it ends at an expanded node, that node becomes the root and its
+subtree keeps growing (a hit); otherwise the rest of the commit is prefilled (a miss).
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# Native passes go on for so long before what they grew is proposed; a commit interrupts them.  For
-# more requests than these, and trees with more nodes expanded, it is longer in proportion, as to
-# propose them is.
+# Native growth runs for _SLICE_S seconds before its trees are proposed; a commit interrupts it.
+# With more than _SLICE_REQUESTS requests, or trees above _SLICE_NODES nodes, the slice is longer in
+# proportion, because proposing them takes longer too.
 _SLICE_S = 0.0015
 _SLICE_NODES = 32
 _SLICE_REQUESTS = 2
@@ -42,8 +42,8 @@ _SLICE_REQUESTS = 2
 class LMDrafter:
     """See `Drafter`.  A slice of growth is one engine step over all requests.
 
-    While a long prompt is read, or nodes grew that do not change what is proposed, the answer of
-    `propose` repeats the last proposal (an empty tree before the first): growth goes on.
+    During a long prefill, or if new nodes do not change the proposal, `propose` repeats the last
+    proposal (an empty tree before the first), which tells the caller that growth continues.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LMDrafter:
             context.vocab_size or self._engine.vocab_size, self._engine.vocab_size
         )
         self._options = options
-        # The engine wants one row to spare for the text's last token.
+        # The engine needs one more row for the text's last token.
         self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
         # One more than the engine keeps would wait for a page for as long as the others last.
         most = min(context.max_requests, self._engine.config.max_running_sequences)
@@ -90,7 +90,7 @@ class LMDrafter:
         )
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        """See `Drafter.observe`.  No forward pass: texts are extended and trees re-rooted."""
+        """See `Drafter.observe`.  Extends texts and re-roots trees; runs no forward pass."""
         if self._engine.grower is not None:
             self._engine.grower.resume()
         return [self._observe(commit) for commit in commits]
@@ -112,9 +112,9 @@ class LMDrafter:
         return Observation(commit.request_id, commit.generation, len(request.text), loss)
 
     def _catch_up(self, request: LMRequest) -> float | None:
-        """Lead the tree's root to the end of the text; the mean loss of the tokens on the way.
+        """Move the tree's root to the end of the text; returns the mean loss of the tokens passed.
 
-        Waits while the engine still works on the request: its tree must not change meanwhile.
+        Does nothing while the engine works on the request, because its tree must not change then.
         """
         tree = request.tree
         if tree is None or request.pending is not None or request.root_len == len(request.text):
@@ -143,7 +143,7 @@ class LMDrafter:
     def _learn(
         self, request: LMRequest, tree: LiveTree, path: Sequence[int], token_ids: Sequence[int]
     ) -> float | None:
-        """Fit the sharpness to the draws at the nodes that were reached; mean loss there."""
+        """Fit the sharpness to the draws at the nodes on `path`; returns their mean loss."""
         sharpness = self._sharpness_of(request)
         losses: list[float] = []
         for node, token in zip((ROOT, *path), token_ids, strict=False):
@@ -159,8 +159,11 @@ class LMDrafter:
 
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        """See `Drafter.propose`.  Trees that a commit re-rooted are proposed at once, without
-        a pass; otherwise one engine step expands the likeliest leaves of all requests."""
+        """See `Drafter.propose`.
+
+        Trees that a commit re-rooted are proposed at once, without a forward pass; otherwise one
+        engine step expands the most likely leaves of all requests.
+        """
         wanted: dict[str, tuple[LMRequest, int]] = {}
         for task in tasks:
             request = self._requests.get(task.request_id, task.generation)
@@ -172,17 +175,17 @@ class LMDrafter:
             self._submit([entry for entry in wanted.values() if entry[0] not in grown])
             grown |= self._step()
             for request in grown:
-                request.changed = True  # whoever did not ask for it now is told when it does
+                request.changed = True  # also proposed later if this call does not ask for it
             changed = [entry for entry in wanted.values() if entry[0] in grown]
         return [self._proposal(request, max_nodes) for request, max_nodes in changed]
 
     def interrupt(self) -> None:
-        """See `Interruptible`: passes that follow each other end after the one under way."""
+        """See `Interruptible`: native growth ends after the current forward pass."""
         if self._engine.grower is not None:
             self._engine.grower.interrupt()
 
     def _grow_natively(self, requests: Sequence[tuple[LMRequest, int]]) -> set[LMRequest]:
-        """Some passes over the requests that need no Python in between; returns those that grew."""
+        """Run native forward passes for the requests that allow it; returns those that grew."""
         if self._rules is None:
             return set()
         limit, least = self._engine.max_context_len, self._options.min_survival
@@ -206,7 +209,7 @@ class LMDrafter:
         return grown
 
     def _growth_rules(self) -> GrowthRules | None:
-        """How the engine's native code grows trees, None where it cannot."""
+        """The rules by which the engine's native code grows trees, None if it cannot."""
         grower, options = self._engine.grower, self._options
         count = min(options.num_candidates, self._vocab_size)
         if grower is None or count > grower.max_candidates:
@@ -227,13 +230,13 @@ class LMDrafter:
         return request.proposal(max_nodes, options.min_survival, self._name, is_growing=is_growing)
 
     def _num_expanded(self, num_asked: int) -> int:
-        """How many nodes may be expanded where so many are asked for."""
+        """How many nodes may be expanded for a task that asks for `num_asked` nodes."""
         return min(self._options.expanded_per_node * num_asked, self._max_nodes)
 
     def _submit(self, requests: Sequence[tuple[LMRequest, int]]) -> None:
-        """Queue what brings each request's tree forward: its missing text, or its best leaves.
+        """Queue the next engine work of each request: its missing text, or its best leaves.
 
-        requests: each with the nodes that it is asked for.
+        requests: each with the number of nodes asked for.
         """
         limit = self._engine.max_context_len
         growing: list[tuple[LMRequest, int]] = []
@@ -252,7 +255,7 @@ class LMDrafter:
             self._engine.submit(request.leaves_work(leaves))
 
     def _step(self) -> set[LMRequest]:
-        """One engine step; returns the requests it works on, whether they are done or not."""
+        """Run one engine step; returns the requests that it works on, finished or not."""
         if not self._engine.has_pending:
             return set()
         grown = {request for request in self._requests if request.pending is not None}
@@ -266,7 +269,9 @@ class LMDrafter:
             nodes = request.completed(output)
             if output.error is not None:
                 log.info(
-                    "drafter stops for a request drafter=%s code=%s", self._name, output.error.code
+                    "drafter stopped drafting for a request drafter=%s code=%s",
+                    self._name,
+                    output.error.code,
                 )
             if output.logits is not None and nodes:
                 rows.extend((request, node) for node in nodes)
@@ -278,7 +283,7 @@ class LMDrafter:
         return grown
 
     def _expand(self, rows: Sequence[tuple[LMRequest, int]], logits: torch.Tensor) -> None:
-        """Give the evaluated nodes their children.  logits: float32[rows, engine's vocab]."""
+        """Add children to the evaluated nodes.  logits: float32[rows, engine's vocab]."""
         ranked = rank_rows(
             logits[:, : self._vocab_size],
             [request.row_context(node) for request, node in rows],
@@ -300,7 +305,7 @@ class LMDrafter:
             )
 
     def _drop_cache(self, request: LMRequest) -> None:
-        """The text has left what the model can draft: its pages go to others."""
+        """Free the request's pages, because the model cannot draft for this text."""
         if request.in_engine:
             self._engine.release(request.request_id)
         request.in_engine = False
@@ -314,9 +319,10 @@ class LMDrafter:
 
 
 def _check_vocabulary(context: DrafterContext, engine: Engine) -> None:
-    """Refuse a model whose token ids do not mean what the target's mean.
+    """Refuse a model whose token ids differ in meaning from the target's.
 
-    Sizes alone say little: models pad their vocabularies, and equal sizes hide different tokens.
+    Hashes are compared first: models pad their vocabularies, and vocabularies of equal size may
+    differ.
     """
     theirs, ours = context.tokenizer_hash, engine.tokenizer_hash
     if theirs and ours:

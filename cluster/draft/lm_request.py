@@ -1,4 +1,4 @@
-"""One request of the LM drafter: its text, what the engine caches of it, and its tree."""
+"""One request of the LM drafter: its text, its state in the engine's cache, and its tree."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.engine.cpu.growth import Growing, Grown
 from cluster.engine.work import Output, Work
 
-# So much missing text is read natively; more of it is the scheduler's affair.
+# The native code prefills at most this many missing tokens; the engine's scheduler does more.
 _MAX_NATIVE_DELTA = 16
-# Accepted tokens that a tree must promise more than the former one while it still grows.
+# While a tree grows, it is sent only if it gains this many expected accepted tokens.
 _MIN_NEWS = 0.1
 
 
 @dataclass(slots=True, eq=False)
 class LMRequest(RequestState):
-    """See the module.
+    """The state of one request.
 
-    in_engine: the engine knows the request.  cached_len: committed tokens that it is believed to
-    hold.  tree: rooted at root_len tokens; None while the logits at the end of the text are
-    missing.  root_len lags behind the text only while work is pending.  pending: what the engine
-    works on: the text, or these leaves of the tree.  changed: the tree was re-rooted, or grew
-    while nobody asked for it, and was not proposed since.
+    in_engine: the engine knows the request.  cached_len: committed tokens that the engine should
+    hold in its KV cache.  tree: its root is after root_len tokens; None while the logits at the end
+    of the text are missing.  root_len is behind the text only while work is pending.  pending: the
+    engine's current work: the text, or these leaves of the tree.  changed: the tree was re-rooted,
+    or grew without being asked for, and has not been proposed since.
     """
 
     request_id: str = ""
@@ -41,9 +41,9 @@ class LMRequest(RequestState):
     root_len: int = 0
     pending: Literal["text"] | list[int] | None = None
     changed: bool = False
-    # While work is pending: tokens that no rollback has touched since it was submitted.
+    # While work is pending: number of tokens that no rollback has changed since it was submitted.
     _valid_len: int = 0
-    _pending_len: int = 0  # the text's length when it was submitted
+    _pending_len: int = 0  # the text's length when the work was submitted
     _foreign_at: int | None = None  # the first token outside the model's vocabulary
     _failed: bool = False  # the engine can never serve this text
     _proposed: Proposal | None = None
@@ -52,7 +52,7 @@ class LMRequest(RequestState):
     _seen: frozenset[int] = frozenset()
 
     def roll_back(self, length: int) -> None:
-        """Cut the text to `length` tokens, which are fewer than it has."""
+        """Cut the text to `length` tokens, fewer than it has."""
         self.text.truncate(length)
         self._valid_len = min(self._valid_len, length)
         self._failed = False
@@ -69,12 +69,12 @@ class LMRequest(RequestState):
         self.text.append(token_ids)
 
     def forget_cache(self, cached_len: int) -> None:
-        """The tree is gone, and so is what the engine held beyond `cached_len` tokens."""
+        """Drop the tree and assume that the engine holds only `cached_len` tokens."""
         self.cached_len = cached_len
         self.tree = None
 
     def is_draftable(self, max_context_len: int) -> bool:
-        """Whether the model can look at the text, and a draft could still save a step."""
+        """Whether the model can process the text, and a draft could still save a step."""
         return (
             self._foreign_at is None
             and not self._failed
@@ -84,10 +84,10 @@ class LMRequest(RequestState):
         )
 
     def delta_work(self) -> Work:
-        """The text that the engine lacks; pending from here on.
+        """Work for the text that the engine lacks; marks it as pending.
 
-        At least the last token, for the logits after it.  A copy: the text may be rolled back
-        while the engine reads.
+        Contains at least the last token, for the logits after it.  The tokens are copied, because
+        the text may be rolled back while the engine reads them.
         """
         base_len = min(self.cached_len, len(self.text) - 1)
         self.pending = "text"
@@ -101,7 +101,7 @@ class LMRequest(RequestState):
         )
 
     def leaves_work(self, leaves: list[int]) -> Work:
-        """The tree with `leaves` (ascending) as its new nodes; pending from here on."""
+        """Work for the tree with `leaves` (ascending) as new nodes; marks them as pending."""
         assert self.tree is not None, "leaves belong to a tree"
         num_cached = self.tree.num_slots
         self.tree.assign_slots(leaves)
@@ -117,7 +117,7 @@ class LMRequest(RequestState):
         )
 
     def can_grow_natively(self, max_slots: int, min_survival: float) -> bool:
-        """Whether the native code knows the request's law, and has something to do."""
+        """Whether the native code supports the request's parameters and has something to grow."""
         if self.pending is not None or not are_unprocessed(self.params):
             return False
         if self.tree is None:
@@ -125,7 +125,7 @@ class LMRequest(RequestState):
         return self.tree.num_slots < max_slots and self.tree.best_leaf_survival() >= min_survival
 
     def growing(self, max_slots: int, tau: float, coverage: float) -> Growing:
-        """The tree, or where there is none yet the text that it begins with, to be grown."""
+        """Input of the native growth: the tree, or the missing text if there is no tree yet."""
         params = self.params
         base_len = min(self.cached_len, len(self.text) - (self.tree is None))
         tree = self.tree or LiveTree()
@@ -138,7 +138,7 @@ class LMRequest(RequestState):
         )  # fmt: skip
 
     def grown(self, answer: Output | Grown) -> None:
-        """Take the engine's answer to `growing`."""
+        """Apply the engine's answer to `growing`."""
         if isinstance(answer, Output):
             self.forget_cache(answer.have_len or 0)
             return
@@ -152,7 +152,7 @@ class LMRequest(RequestState):
         self._pending_len = self._valid_len = len(self.text)
 
     def completed(self, output: Output) -> Sequence[int]:
-        """Take the engine's answer to the pending work; returns the nodes its logits belong to."""
+        """Apply the engine's answer to the pending work; returns the nodes of its logits."""
         pending, self.pending = self.pending, None
         if output.error is not None:
             self._failed = True
@@ -186,7 +186,7 @@ class LMRequest(RequestState):
         return RowContext(self.params, position, counts, self._seen)
 
     def _count_tokens(self) -> None:
-        """Recount for the penalties when the root moved; a few microseconds per thousand tokens."""
+        """Count tokens for the penalties if the root moved; microseconds per thousand tokens."""
         if self._penalty_len == self.root_len:
             return
         text = self.text.token_ids[: self.root_len]
@@ -201,7 +201,7 @@ class LMRequest(RequestState):
         candidates: Sequence[tuple[int, float]],
         max_context_len: int,
     ) -> None:
-        """Give `node` its children.  candidates: (token, conditional probability), best first."""
+        """Add children to `node`.  candidates: (token, conditional probability), best first."""
         tree = self.tree
         assert tree is not None
         position = self.position_after(node)
@@ -211,7 +211,7 @@ class LMRequest(RequestState):
             for token, conditional in candidates
             if conditional > 0.0 and is_useful(self.params, position, token)
         ]
-        # A child stands at this absolute place; beyond the limit it has no position of its own.
+        # The absolute position of a child; the model has none beyond the limit.
         place = self.root_len + tree.depths[node]
         grows = place < max_context_len and position + 2 < self.params.max_tokens
         tree.expand(node, ranking, children, grows=grows)
@@ -219,11 +219,11 @@ class LMRequest(RequestState):
     def proposal(
         self, max_nodes: int, min_survival: float, drafter: str, *, is_growing: bool = False
     ) -> Proposal:
-        """The tree as it is now; the former object where nothing differs.
+        """The current tree as a proposal; the former object if nothing worth sending changed.
 
-        None of it while the root lags behind the text: it does not continue what is committed.
-        Survival is not compared: the same nodes at other odds are no news worth a frame, and of a
-        tree that is_growing next to nothing more is none either.
+        The tree is empty while the root is behind the text, as it does not continue that text.
+        The same nodes with different survivals are not worth a frame; nor is a small gain of a
+        tree that is_growing (_MIN_NEWS).
         """
         tree, survival = EMPTY_TREE, EMPTY_FLOATS
         if self.tree is not None and self.root_len == len(self.text):
@@ -246,7 +246,7 @@ class LMRequest(RequestState):
 
 
 def _is_news(former: Proposal, tree: TokenTree, survival: FloatArray, is_growing: bool) -> bool:
-    """Whether `tree`, which continues the same text, is worth a frame of its own."""
+    """Whether `tree`, which continues the same text as `former`, is worth a frame."""
     if is_growing and float(survival.sum() - former.survival.sum()) < _MIN_NEWS:
         return False
     return not (

@@ -1,6 +1,6 @@
-"""Prompt lookup: what followed the last words the last time they stood in this request.
+"""Prompt lookup: drafts what followed earlier occurrences of the text's last n-gram.
 
-Saxena, "Prompt lookup decoding" (2023); here with several earlier matches merged into a tree.
+Saxena, "Prompt lookup decoding" (2023); here several earlier matches are merged into a tree.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cluster.draft.gram_index import GramIndex, Match, check_at_least, check_ngr
 class PromptLookupOptions:
     """min_ngram, max_ngram: shortest and longest suffix that is looked up, in tokens.
 
-    max_matches: earlier places that are merged into one tree, newest first.
-    min_survival: less likely nodes are left out.
+    max_matches: earlier occurrences that are merged into one tree, newest first.
+    min_survival: nodes with a lower survival are left out.
     """
 
     min_ngram: int = 2
@@ -34,21 +34,21 @@ class PromptLookupOptions:
 
 @dataclass(slots=True, eq=False)
 class LookupState(CountState):
-    """One request and where its n-grams stood in it.
+    """One request and the positions of its n-grams.
 
-    Two indices suffice: lengths between the two are told apart by comparing backwards.
+    Two indices suffice: for lengths in between, the tokens before a match are compared.
     """
 
     long: GramIndex = field(default_factory=lambda: GramIndex(1))
     short: GramIndex = field(default_factory=lambda: GramIndex(1))
 
     def places(self, limit: int) -> list[int]:
-        """Last tokens of the earlier places of the text's end, at most `limit`."""
+        """Positions of the last token of earlier occurrences of the text's end, at most `limit`."""
         return self.long.earlier(limit) or self.short.earlier(limit)
 
 
 class LookupDrafter(CountDrafter[LookupState, Match]):
-    """Indexes the text of every request, and continues places that match."""
+    """Indexes the text of every request and continues its matches."""
 
     def __init__(
         self, context: DrafterContext, min_survival: float, min_ngram: int, max_ngram: int
@@ -80,7 +80,7 @@ class LookupDrafter(CountDrafter[LookupState, Match]):
 
 
 class PromptLookupDrafter(LookupDrafter):
-    """Looks the end of the text up in the text itself: strong where outputs copy their prompts."""
+    """Looks up the end of the text in the text itself; good if outputs copy their prompts."""
 
     def __init__(self, context: DrafterContext, options: PromptLookupOptions) -> None:
         super().__init__(context, options.min_survival, options.min_ngram, options.max_ngram)

@@ -1,10 +1,10 @@
-"""Which kinds of drafters there are.
+"""The kinds of drafters.
 
-A new kind is one file and one line in KINDS.  One that is not ours needs no line: it is named
-`module:Class`, and the class names its options dataclass as the attribute `Options`.
+A new kind is one file and one line in KINDS.  An external drafter needs no line: the configuration
+names it `module:Class`, and the class has its options dataclass as the attribute `Options`.
 
-Modules are imported when a kind is used, so a pool without a drafting LM runs without torch, and
-so does the check of any configuration of our own kinds.
+A kind's modules are imported when it is used, so a pool without an LM drafter runs without torch,
+and so does the check of a configuration of our own kinds.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from cluster.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Where a kind lives, as module:Class.
+    """The classes of one kind, as module:Class.
 
-    drafter: a class that is called with (DrafterContext, options).  options: a frozen dataclass
-    in a torch-free module; it refuses bad values in __post_init__ with a ConfigError.
+    drafter: a class that is called with (DrafterContext, options).  options: a frozen dataclass in
+    a module without torch; its __post_init__ raises ConfigError for bad values.
     """
 
     drafter: str
@@ -51,9 +51,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 
 
 def check(name: str, config: DrafterConfig, kinds: Mapping[str, Kind] = KINDS) -> Any:
-    """The options of drafter `name`, strictly parsed; an instance of its kind's options class.
+    """Parse the options of drafter `name` strictly; returns an instance of its options class.
 
-    Raises ConfigError whose path starts with drafters.NAME.
+    Raises ConfigError with a path that starts with drafters.NAME.
     """
     path = f"drafters.{name}"
     kind = _find(config.kind, kinds)
@@ -73,7 +73,7 @@ def check(name: str, config: DrafterConfig, kinds: Mapping[str, Kind] = KINDS) -
 
 
 def _find(name: str, kinds: Mapping[str, Kind]) -> Kind | None:
-    """The kind of that name; None where there is none of it."""
+    """The kind with that name, or None."""
     if ":" in name:
         return Kind(name, f"{name}.Options")
     return kinds.get(name)
@@ -85,7 +85,7 @@ def _options(kind: Kind, values: Mapping[str, Any], path: str) -> Any:
     except ConfigError as error:
         if error.param is not None and error.param.startswith(path):
             raise
-        # Raised by the options class itself, which does not know where it stands in the file.
+        # Raised by the options class itself, which does not know its path in the file.
         param = f"{path}.{error.param}" if error.param else path
         raise ConfigError(f"{path}.{error.message}", param=param) from error
 
@@ -96,10 +96,10 @@ def create(
     context: DrafterContext,
     kinds: Mapping[str, Kind] = KINDS,
 ) -> Drafter:
-    """Build drafter `name`; loads its model, if it has one.
+    """Build drafter `name`; load its model, if it has one.
 
-    Raises ConfigError for options that are wrong, for a model that cannot be served, and for one
-    whose vocabulary is not the target's.
+    Raises ConfigError for wrong options, for a model that cannot be served, and for one whose
+    vocabulary differs from the target's.
     """
     options = check(name, config, kinds)
     kind = _find(config.kind, kinds)
@@ -108,6 +108,6 @@ def create(
 
 
 def _resolve(location: str) -> Any:
-    """What `location` names: module:Class, or an attribute of the class after a dot."""
+    """Import the object at `location`: module:Class, or module:Class.attribute."""
     module, _, path = location.partition(":")
     return reduce(getattr, path.split("."), importlib.import_module(module))

@@ -1,8 +1,8 @@
-"""Run a drafter along text that is known already: acceptance without a target.
+"""Runs a drafter along a recorded text, which measures its acceptance without a target.
 
-Under the law of this project the target's text does not depend on the drafts, so one recording
-serves for tuning, tests and benchmarks of any drafter.  Rounds are synchronous: the drafter grows
-until it is content (or for a given number of slices), then the text decides.
+The target's text does not depend on the drafts, so one recording serves for tuning, tests and
+benchmarks of any drafter.  Rounds are synchronous: the drafter grows its tree until it is complete
+(or for a given number of slices), then the recorded text decides what is accepted.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from cluster.spec.tree import walk
 from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
 from cluster.token_log import prefix_hash
 
-# A drafter that still grows after so many slices of one round does not keep its bound.
+# A drafter that still grows after this many slices of one round is broken.
 _MAX_SLICES = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """What a target emitted for a prompt under `params`."""
+    """The output of a target for a prompt under `params`."""
 
     prompt_ids: TokenArray
     output_ids: TokenArray
@@ -45,10 +45,10 @@ class Recording:
 class ReplayStats:
     """Sums over rounds; statistics of several recordings can be added.
 
-    num_rounds: rounds that could have accepted a draft (all but those for a last token).
-    num_predicted: sum of the survival the drafter claimed, to be compared with num_accepted.
-    root_hits, root_commits: as the drafter counts them, see RootCounts; 0 where it does not.
-    log_loss_sum, num_losses: of the observations that reported one.
+    num_rounds: rounds that could accept a draft (all but those for a last token).
+    num_predicted: sum of the survivals that the drafter claimed; compare with num_accepted.
+    root_hits, root_commits: the drafter's RootCounts; 0 if it has none.
+    log_loss_sum, num_losses: over the observations that reported a loss.
     """
 
     num_rounds: int = 0
@@ -62,7 +62,7 @@ class ReplayStats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per round, the target's own included."""
+        """Tokens per round, including the target's own token."""
         return 1.0 + self.num_accepted / max(self.num_rounds, 1)
 
     def __add__(self, other: ReplayStats) -> ReplayStats:
@@ -80,7 +80,7 @@ class ReplayStats:
 
 @runtime_checkable
 class CountsRoots(Protocol):
-    """Optional for drafters."""
+    """Optional protocol for drafters that count root hits."""
 
     @property
     def root_counts(self) -> RootCounts: ...
@@ -109,7 +109,7 @@ def replay(
 
 
 class _Replay:
-    """One recording under way.  _committed: tokens of prompt and output the drafter was sent."""
+    """One running replay.  _committed: prompt and output tokens sent to the drafter so far."""
 
     def __init__(
         self,
@@ -167,13 +167,13 @@ class _Replay:
         if observation.have_len != len(self._committed):
             raise ProtocolError(
                 f"the drafter was sent {len(self._committed)} tokens and reports "
-                f"{observation.have_len}; a replay needs a free drafter and an unused request id"
+                f"{observation.have_len}; replay with a drafter that has room and an unused id"
             )
         if observation.log_loss is not None:
             self._stats += ReplayStats(log_loss_sum=observation.log_loss, num_losses=1)
 
     def _grow(self) -> Proposal | None:
-        """The newest proposal after so many slices, None when there was none."""
+        """The newest proposal after at most `max_slices` slices, None if there is none."""
         newest: Proposal | None = None
         for _ in range(self._max_slices):
             proposals = self._drafter.propose([DraftTask(self._request_id, 1, self._max_nodes)])

@@ -1,8 +1,8 @@
-"""How far a drafting LM's scores can be trusted, fitted online to what the target committed.
+"""Calibrates a draft model's scores online, from the tokens that the target committed.
 
 The probability that the target draws candidate i is modelled as
-coverage * softmax(scores / tau)_i.  tau grows with the mismatch of the two models; coverage is
-how often the target's token is among the candidates at all.
+coverage * softmax(scores / tau)_i.  tau grows with the mismatch of the two models; coverage is the
+share of draws whose token is among the candidates.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from cluster.spec.survival import TauFit, conditional
 Array = npt.NDArray[np.float64]
 
 _INITIAL_TAU = 1.3
-# Coverage starts with the weight of so many observations and forgets beyond so many.
+# Weight of the initial coverage, and the number of observations after which it starts to forget.
 _PRIOR_WEIGHT = 20.0
 _MEMORY = 2000.0
 
@@ -26,13 +26,13 @@ def conditionals(scores: Array, taus: Array, coverages: Array) -> Array:
     scores: float64[rows, m], the first of each row finite.  taus, coverages: float64[rows].
     Returns float64[rows, m].
     """
-    # Rows of different requests have different taus, so they are divided out beforehand.
+    # Rows of different requests have different taus, so the scores are divided by them first.
     shares: Array = conditional(scores / taus[:, None], 0.0, 1.0) * coverages[:, None]
     return shares
 
 
 class Sharpness:
-    """tau and coverage of one kind of request."""
+    """The calibration, tau and coverage, of one kind of request."""
 
     def __init__(self) -> None:
         self._fit = TauFit(_INITIAL_TAU)
@@ -45,12 +45,14 @@ class Sharpness:
 
     @property
     def coverage(self) -> float:
-        """In (0, 1): survival falls along every path."""
+        """Share of draws among the candidates; in (0, 1), so survival falls along every path."""
         return self._covered / self._trials
 
     def learn(self, scores: Array, rank: int | None) -> None:
-        """The target drew candidate `rank` where the drafter had `scores`, descending; None =
-        a token that is no candidate, which is coverage's affair and not tau's."""
+        """Learn that the target drew candidate `rank` where the drafter had `scores`, descending.
+
+        rank: None if the token was no candidate; this changes coverage but not tau.
+        """
         if self._trials >= _MEMORY:
             self._trials *= 0.5
             self._covered *= 0.5
@@ -58,5 +60,5 @@ class Sharpness:
         if rank is None:
             return
         self._covered += 1.0
-        # Scores are in units of their own temperature already, noise included.
+        # The scores are already divided by the temperature and include the noise.
         self._fit.observe(scores[np.isfinite(scores)], 0.0, rank)

@@ -1,7 +1,7 @@
-"""The asking side of the data plane: connect to a worker and open a link to it.
+"""The client side of the data plane: connect to a worker and open a link to it.
 
-Connecting asks the worker what it is and refuses a peer of another kind, version or vocabulary
-before a single token is exchanged.
+Connecting first asks the worker for its description and refuses a peer with the wrong role, version
+or vocabulary before any token is exchanged.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ CONNECT_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """What a worker must be to be connected to; "" and 0 accept anything.
+    """What a worker must report about itself; "" and 0 accept anything.
 
-    worker_id: recognises another process that took over a dead worker's port.
+    worker_id: detects a different process that took over a dead worker's port.
     """
 
     worker_id: str = ""
@@ -60,7 +60,7 @@ ANYTHING = Expectations()
 
 
 class ClientStream:
-    """The client's end of one bidirectional call, which owns its channel (a `ByteStream`)."""
+    """The client's end of one bidirectional call (a `ByteStream`); owns the channel."""
 
     peer_ends = True
 
@@ -75,7 +75,7 @@ class ClientStream:
         except grpc.RpcError as error:
             raise _failure(error, self.address) from error
         except asyncio.CancelledError:
-            # gRPC raises this when the call was cancelled, too, not only when this task was.
+            # gRPC raises this also when the call was cancelled, not only when this task was.
             if self._call.cancelled() and not _is_cancelling():
                 raise WorkerError(f"{self.address}: the stream was cancelled") from None
             raise
@@ -101,14 +101,14 @@ class ClientStream:
 
 
 class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
-    """The ingress's link to a coordinator, with its two side questions."""
+    """The ingress's link to a coordinator, with its metrics and status calls."""
 
     def __init__(self, stream: ClientStream, max_frame_bytes: int) -> None:
         super().__init__(stream, ASK_COORDINATOR, max_frame_bytes=max_frame_bytes)
         self._client = stream
 
     async def metrics(self, timeout_s: float = CONNECT_TIMEOUT_S) -> bytes:
-        """The coordinator's live metrics in Prometheus' text format."""
+        """The coordinator's current metrics in Prometheus' text format."""
         ask = self._client.channel.unary_unary(
             f"/{COORDINATOR.name}/Metrics",
             coordinator_pb2.MetricsRequest.SerializeToString,
@@ -118,7 +118,7 @@ class CoordinatorLink(StreamLink[SubmitFrame, EventFrame]):
         return bytes((await _answer(call, self._client.address)).text)
 
     async def status(self, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, Any]:
-        """The coordinator's state for people and tools."""
+        """The coordinator's state, for operators and tools."""
         ask = self._client.channel.unary_unary(
             f"/{COORDINATOR.name}/Status",
             coordinator_pb2.StatusRequest.SerializeToString,
@@ -138,8 +138,8 @@ async def connect_target(
 ) -> tuple[WorkerDescription, Link[VerifyFrame, VerdictFrame]]:
     """Open a link to the target at `address` ("host:port").
 
-    Raises WorkerError when it cannot be reached in time, ProtocolError when it is not what was
-    expected.  Closing the link closes the connection.
+    Raises WorkerError if it cannot be reached in time, ProtocolError if it is not as `expected`.
+    Closing the link closes the connection.
     """
     channel = _open_channel(address, max_frame_bytes)
     description, stream = await _connect(channel, address, TARGET, expected, timeout_s)
@@ -175,7 +175,7 @@ async def connect_coordinator(
 def check_description(
     description: WorkerDescription, role: str, expected: Expectations, address: str
 ) -> None:
-    """Raise ProtocolError naming both values where a worker is not what was expected.
+    """Raise ProtocolError, naming both values, if a worker is not as `expected`.
 
     A worker without a tokenizer hash or vocabulary size serves any vocabulary.
     """
@@ -208,7 +208,7 @@ async def _connect(
     expected: Expectations,
     timeout_s: float,
 ) -> tuple[WorkerDescription, ClientStream]:
-    """Describe, compare, open the stream; on any failure the channel is closed again."""
+    """Call Describe, compare, open the stream; close the channel on any failure."""
     call: Any = None
     try:
         describe = channel.unary_unary(
@@ -220,7 +220,7 @@ async def _connect(
         description = decode_description(answer)
         check_description(description, service.role, expected, address)
         call = channel.stream_stream(f"/{service.name}/{service.stream}")()
-        # The server sends its metadata at once: a refused stream is an error here, not later.
+        # The server sends its metadata at once, so a refused stream raises here and not later.
         async with asyncio.timeout(timeout_s):
             await call.initial_metadata()
             if call.done():
@@ -245,7 +245,7 @@ async def _answer(call: Any, address: str) -> Any:
 
 
 def _failure(error: Any, address: str) -> DrafthouseError:
-    """What a failed call means: the peer's own error, or a worker that cannot be reached."""
+    """Translate a failed call: the peer's own error, or a WorkerError if it is unreachable."""
     metadata = dict(error.trailing_metadata() or ())
     if CODE_KEY in metadata or error.code() is grpc.StatusCode.UNIMPLEMENTED:
         return error_of(error, peer=address)

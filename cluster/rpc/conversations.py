@@ -1,4 +1,4 @@
-"""Who says what on each stream: the three conversations of the data plane, from both sides."""
+"""The frame types that each side sends on the three streams of the data plane."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cluster.rpc.stream import Conversation
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """name: the gRPC service.  stream: its bidirectional method.  role: of who serves it."""
+    """name: the gRPC service.  stream: its bidirectional method.  role: the server's role."""
 
     name: str
     stream: str

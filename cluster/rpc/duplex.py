@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def run_until_first_ends(*coroutines: Coroutine[Any, Any, None]) -> None:
-    """Run all at once; when one returns or raises, cancel the rest and let its outcome stand."""
+    """Run all concurrently; when one returns or raises, cancel the rest and keep its outcome."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

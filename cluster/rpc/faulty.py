@@ -1,4 +1,4 @@
-"""A link that misbehaves by a seeded plan: drops, duplicates, delays, reorders, breaks.
+"""A link that drops, duplicates, delays and reorders messages, or breaks, by a seeded plan.
 
 For chaos tests, in process or over gRPC; wrap both ends to disturb both directions.
 """
@@ -22,10 +22,10 @@ R = TypeVar("R")
 class FaultPlan:
     """What happens to the messages of one direction; probabilities are per message.
 
-    drop: lost.  duplicate: delivered twice.  delay: this one, and with it all that follow, comes
-    up to max_delay_s later.  reorder: this one alone comes up to max_delay_s later, others
-    overtake it.  break_after: the link breaks when so many messages were sent; None = never.
-    lost: numbers, from 0, of the messages that are lost whatever the probabilities say.
+    drop: lost.  duplicate: delivered twice.  delay: this message and all later ones are up to
+    max_delay_s late.  reorder: only this message is up to max_delay_s late, so later ones overtake
+    it.  break_after: the link breaks after this many sent messages; None = never.
+    lost: indices, from 0, of messages that are always lost, whatever the probabilities.
     """
 
     seed: int
@@ -39,7 +39,7 @@ class FaultPlan:
 
 
 class FaultyLink(Generic[S, R]):
-    """Wraps a link; what is sent suffers the plan, what is received passes as it comes."""
+    """Wraps a link; applies the plan to sent messages and passes received ones unchanged."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class FaultyLink(Generic[S, R]):
         plan: FaultPlan,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        """sleep: how delays pass; the decisions depend on the plan's seed alone."""
+        """sleep: waits for a delay; the decisions depend on the plan's seed alone."""
         self._link = link
         self._plan = plan
         self._sleep = sleep
@@ -56,9 +56,9 @@ class FaultyLink(Generic[S, R]):
         self._late: set[asyncio.Task[None]] = set()
 
     async def send(self, message: S) -> None:
-        """As the link's, but the message may meet with an accident."""
+        """Send like the wrapped link, subject to the plan's faults."""
         plan, draw = self._plan, self._random.random
-        # Every message takes the same number of draws, so that plans stay comparable.
+        # Every message uses the same number of random draws, so that plans stay comparable.
         dropped, doubled = draw() < plan.drop, draw() < plan.duplicate
         stalled, overtaken = draw() < plan.delay, draw() < plan.reorder
         late_s = draw() * plan.max_delay_s
@@ -81,7 +81,7 @@ class FaultyLink(Generic[S, R]):
         return self._link.__aiter__()
 
     async def close(self) -> None:
-        """Close the link; messages that are still late are lost."""
+        """Close the link; delayed messages that were not sent yet are lost."""
         for task in self._late:
             task.cancel()
         await asyncio.gather(*self._late, return_exceptions=True)
@@ -99,5 +99,5 @@ class FaultyLink(Generic[S, R]):
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._late.discard(task)
         if not task.cancelled():
-            # A link that went down in the meantime loses late messages like any other.
+            # If the link has closed meanwhile, the late message is lost without an error.
             task.exception()

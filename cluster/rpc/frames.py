@@ -1,8 +1,8 @@
-"""Frames to bytes and back: one codec per direction of each stream.
+"""Encodes frames as bytes and decodes them: one codec per direction of each stream.
 
-A malformed item costs that item only: `decode` returns the frame of the good ones and a refusal
-for each of the others.  Where the receiving side is the one that asked, the refusal stands in the
-frame itself; where it is the one that answers, it is sent back.
+A malformed item does not affect the others: `decode` returns a frame of the good items and one
+refusal per malformed item.  On the client side the refusals are part of the frame itself; on the
+server side they are returned separately and sent back.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_FRAME_BYTES = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Decoded(Generic[F]):
-    """A received frame, and the items of it that must be refused to the sender."""
+    """A received frame, and the refusals of its items that must be sent to the sender."""
 
     frame: F
     refusals: tuple[Refusal, ...] = ()
@@ -32,7 +32,7 @@ class Decoded(Generic[F]):
 
 @dataclass(frozen=True, slots=True)
 class FrameCodec(Generic[F]):
-    """How one kind of frame travels.
+    """Encodes and decodes one kind of frame.
 
     to_message, from_message: core frame <-> protobuf message.  parse: bytes to protobuf message.
     """
@@ -43,9 +43,9 @@ class FrameCodec(Generic[F]):
     parse: Callable[[bytes], Any]
 
     def encode(self, frame: F, max_bytes: int = MAX_FRAME_BYTES) -> list[bytes]:
-        """`frame` as one or, where it exceeds max_bytes, several frames of fewer items.
+        """Encode `frame` as one message, or as several with fewer items if it exceeds max_bytes.
 
-        Raises TooLargeError, with nothing sent, when a single item exceeds the limit.
+        Raises TooLargeError if a single item exceeds the limit; nothing is sent then.
         """
         data: bytes = self.to_message(frame).SerializeToString()
         if len(data) <= max_bytes:
@@ -59,7 +59,7 @@ class FrameCodec(Generic[F]):
         return self.encode(halves[0], max_bytes) + self.encode(halves[1], max_bytes)
 
     def decode(self, data: bytes) -> Decoded[F]:
-        """Raises ProtocolError when the bytes are no frame of this kind at all."""
+        """Decode one frame; raises ProtocolError if the bytes are not a frame of this kind."""
         try:
             message = self.parse(data)
         except DecodeError as error:
@@ -68,12 +68,12 @@ class FrameCodec(Generic[F]):
 
 
 def split(frame: F) -> tuple[F, F] | None:
-    """Two frames that together say what `frame` says, in order; None for at most one item.
+    """Two frames that carry the items of `frame` in order; None if it has fewer than two items.
 
-    The items are the tuple fields of the dataclass.  Scalar fields go with the second half: they
-    tell the state after the items; but `is_apart`, which parts them from what came before, with the
-    first.  All of `released` goes first, as the receiver of one frame
-    takes it: a frame may release a request and open it anew.
+    The items are the tuple fields of the dataclass.  Scalar fields go into the second half, because
+    they describe the state after the items; only `is_apart`, which separates the frame from earlier
+    ones, goes into the first.  All of `released` goes into the first half: a frame may release a
+    request and open it again, and a receiver applies releases first.
     """
     first: dict[str, Any] = {}
     second: dict[str, Any] = {}
@@ -89,7 +89,7 @@ def split(frame: F) -> tuple[F, F] | None:
         num_items += len(value)
         if field.name == "released":
             continue
-        # Odd items alternate between the halves, or two fields of one item each would not split.
+        # The odd item goes to each half in turn; otherwise two fields of one item would not split.
         middle = len(value) // 2 if halved else (len(value) + 1) // 2
         halved = halved != bool(len(value) % 2)
         first[field.name], second[field.name] = value[:middle], value[middle:]

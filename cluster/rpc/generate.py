@@ -1,7 +1,7 @@
-"""Writes the stubs of protos/ into cluster/rpc/generated: `python -m cluster.rpc.generate`.
+"""Generates cluster/rpc/generated from protos/: `python -m cluster.rpc.generate`.
 
-With --check nothing is written; the exit code is 1 when a committed stub is not what the
-contract yields, and the stale files are named.
+--check writes nothing; it names the committed stubs that differ from the generated ones and exits
+with 1 if there are any.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ _ROOT = Path(__file__).resolve().parents[2]
 PROTOS = _ROOT / "protos"
 GENERATED = Path(__file__).resolve().parent / "generated"
 
-# protoc writes imports relative to the proto root; the stubs live in our package instead.
+# protoc writes imports relative to the proto root, but the stubs are in our package.
 _IMPORT = re.compile(r"^from drafthouse\.[.\w]+ import ", re.MULTILINE)
 
 
 def contract(protos: Path = PROTOS) -> list[Path]:
-    """The files of the contract, those of every package."""
+    """The .proto files of all packages."""
     return sorted(protos.glob("drafthouse/**/*.proto"))
 
 
 def generate(protos: Path = PROTOS) -> dict[str, str]:
-    """File name to content of every stub that the contract below `protos` yields."""
+    """Maps the file name of every stub generated from `protos` to its content."""
     from grpc_tools import protoc  # a development dependency: servers run on committed stubs
 
     sources = contract(protos)
@@ -42,14 +42,14 @@ def generate(protos: Path = PROTOS) -> dict[str, str]:
             *(str(source) for source in sources),
         ]
         if protoc.main(arguments) != 0:
-            raise RuntimeError(f"protoc refused {protos}; its message stands above")
+            raise RuntimeError(f"protoc refused {protos}; its message is above")
         written = sorted(path for path in Path(folder).rglob("*_pb2*") if path.is_file())
         return {path.name: _IMPORT.sub("from cluster.rpc.generated import ", path.read_text())
                 for path in written}  # fmt: skip
 
 
 def stale(stubs: dict[str, str], folder: Path = GENERATED) -> list[str]:
-    """Names of files in `folder` that are missing, different from `stubs`, or left over."""
+    """Names of files in `folder` that are missing, differ from `stubs`, or are left over."""
     committed = {path.name: path.read_text() for path in folder.glob("*_pb2*.py*")}
     names = sorted(committed.keys() | stubs.keys())
     return [name for name in names if committed.get(name) != stubs.get(name)]
@@ -58,7 +58,7 @@ def stale(stubs: dict[str, str], folder: Path = GENERATED) -> list[str]:
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="python -m cluster.rpc.generate", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="only compare, exit 1 when stale")
+    parser.add_argument("--check", action="store_true", help="only compare; exit with 1 if stale")
     options = parser.parse_args(arguments)
     stubs = generate()
     old = stale(stubs)

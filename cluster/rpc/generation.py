@@ -1,6 +1,6 @@
-"""The public Generation service in our own nouns: what is asked, what comes back, how to resume.
+"""Requests and responses of the public Generation service, and how to resume a stream.
 
-No gRPC here: the client's transports and the ingress move these over whatever carries them.
+No gRPC here: the client's transports and the ingress convert these to and from wire messages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How to draw and when to stop; None leaves a setting to the server's default.
+    """How to sample and when to stop; None means the server's default.
 
     The fields are those of `SamplingOptions` in protos/drafthouse/v1/generation.proto.
     """
@@ -67,7 +67,7 @@ class SamplingOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResumedChoice:
-    """What a broken stream had already delivered of one choice."""
+    """The tokens of one choice that a broken stream had already delivered."""
 
     index: int
     token_ids: TokenArray
@@ -94,7 +94,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceDelta:
-    """News of one choice; the last one has a finish_reason."""
+    """New text and tokens of one choice; the last delta has a finish_reason."""
 
     index: int
     text: str = ""
@@ -106,7 +106,7 @@ class ChoiceDelta:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Token counts of the whole request, resumed tokens included."""
+    """Token counts of the whole request, including resumed tokens."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -116,7 +116,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationResponse:
-    """One piece of the stream.  usage and speculative_decoding come with the last one."""
+    """One message of the stream; only the last has usage and speculative_decoding."""
 
     id: str
     model: str
@@ -127,15 +127,15 @@ class GenerationResponse:
 
 
 class GenerationCall:
-    """One request's life over as many streams as it takes.  Pure state: the caller does the I/O.
+    """The state of one request over one or more streams; the caller does the I/O.
 
-    Send `request()`, pass each response through `accept`; when a stream breaks, wait
-    `delay_after(error)` seconds and send `request()` again.  The seed is drawn here when none is
-    given, so that the text of the next stream continues that of the last.
+    Send `request()` and pass each response through `accept`.  When a stream breaks, wait
+    `delay_after(error)` seconds and send `request()` again.  If the request has no seed, one is
+    drawn here, so that the next stream continues the same text.
     """
 
     def __init__(self, request: GenerationRequest, max_retries: int = 5) -> None:
-        """max_retries: streams in a row that may break without a single new token."""
+        """max_retries: how many streams in a row may break without a new token."""
         if request.sampling.seed is None:
             request = replace(
                 request, sampling=replace(request.sampling, seed=secrets.randbits(63))
@@ -152,7 +152,7 @@ class GenerationCall:
                 self._finished.add(choice.index)
 
     def request(self) -> GenerationRequest:
-        """The request, with what has arrived so far to be continued."""
+        """The request to send, with the tokens received so far to be continued."""
         resume = tuple(
             ResumedChoice(index, np.concatenate(pieces), index in self._finished)
             for index, pieces in sorted(self._tokens.items())
@@ -160,12 +160,12 @@ class GenerationCall:
         return replace(self._request, resume=resume)
 
     def accept(self, response: GenerationResponse) -> GenerationResponse:
-        """Take note of a response; returns it.  Raises ProtocolError for a choice not asked for."""
+        """Record a response and return it; raises ProtocolError for a choice not requested."""
         for choice in response.choices:
             if not 0 <= choice.index < max(1, self._request.n) or choice.index in self._finished:
                 raise ProtocolError(
-                    f"the server sent news of choice {choice.index}, which is finished or not one "
-                    f"of {self._request.n}"
+                    f"the server sent choice {choice.index}, which is finished or not one of the "
+                    f"{self._request.n} requested"
                 )
             self._tokens.setdefault(choice.index, []).append(choice.token_ids)
             if choice.finish_reason is not None:
@@ -175,10 +175,10 @@ class GenerationCall:
         return response
 
     def delay_after(self, error: DrafthouseError) -> float:
-        """Seconds to wait before resuming after `error`; raises it when that is of no use.
+        """Seconds to wait before resuming after `error`; raises `error` if a retry cannot help.
 
-        What has begun queues for a place like everyone else, but as long as it takes: a server
-        that says when to come back is alive.
+        A request that has already received tokens is retried without limit while the server
+        answers that it is busy and says when to retry: such a server is alive.
         """
         if type(error) is CapacityError and error.retry_after_s > 0.0 and self._tokens:
             return error.retry_after_s

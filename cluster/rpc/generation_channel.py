@@ -1,6 +1,6 @@
 """The client's end of the public Generation service, blocking and asyncio.
 
-Both raise our errors only, whatever gRPC reports.
+Both raise only DrafthouseErrors, whatever gRPC reports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _METHOD = f"/{SERVICE}/Generate"
 class Endpoint:
     """Where and how to reach the service.
 
-    address: "host:port".  tls: encrypt, with root_certificates (PEM) or the system's.
+    address: "host:port".  tls: encrypt, using root_certificates (PEM) or the system's.
     metadata: sent with every call, e.g. an authorization header or Serve's `application`.
     """
 
@@ -40,7 +40,7 @@ class Endpoint:
 
 
 class GenerationChannel:
-    """A blocking connection; safe to use from several threads."""
+    """A blocking connection, safe to use from several threads."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         """Connects when first used."""
@@ -78,7 +78,7 @@ class GenerationChannel:
 
 
 class AsyncGenerationChannel:
-    """An asyncio connection; belongs to the event loop it is created on."""
+    """An asyncio connection; use it on the event loop that created it."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         """Connects when first used."""

@@ -1,7 +1,7 @@
-"""A link: one open bidirectional conversation, whatever carries it.
+"""A link: one open bidirectional stream of messages, over gRPC or in process.
 
-gRPC streams and the in-process link implement the same two protocols, so the coordinator and
-the workers never know which one they are on, and tests can drop, delay and reorder frames.
+gRPC streams and the in-process link implement the same protocol, so the coordinator and the
+workers do not depend on the transport, and tests can drop, delay and reorder frames.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ Received = TypeVar("Received", covariant=True)
 
 
 class Link(Protocol[Sent, Received]):
-    """One side of a conversation.
+    """One end of a bidirectional stream.
 
-    send: hands one message over; waits only for back-pressure; raises WorkerError when the link is
-    down.  Iteration ends when the peer closed in order, and raises WorkerError when the link broke.
-    close: idempotent; the peer's iteration ends.
+    send: sends one message; waits only for back-pressure; raises WorkerError if the link is down.
+    Iteration ends when the peer closes cleanly, and raises WorkerError when the link breaks.
+    close: idempotent; ends the peer's iteration.
     """
 
     async def send(self, message: Sent) -> None: ...

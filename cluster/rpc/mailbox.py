@@ -1,4 +1,4 @@
-"""A bounded queue that can be closed or broken: what every link is made of."""
+"""A bounded queue that can be closed or broken; every link consists of two."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from cluster.errors import DrafthouseError, WorkerError
 
 T = TypeVar("T")
 
-# Frames in flight per direction.  A round has one frame per peer, so this is many rounds of slack
-# for a peer that stumbles, and still little memory for one that hangs.
+# Frames in flight per direction.  A round has one frame per peer, so a slow peer may fall many
+# rounds behind, and a peer that hangs still costs little memory.
 DEFAULT_WINDOW = 64
 
 
 class Mailbox(Generic[T]):
-    """Hands messages from producers to a consumer on the same event loop, in order.
+    """Passes messages from producers to a consumer on the same event loop, in order.
 
-    put waits while `window` messages lie unread.  After close the consumer reads what is left and
-    then ends; after fail it reads what is left and then raises the error.  put raises either way.
+    put waits while `window` messages are unread.  After close the consumer reads the remaining
+    messages and then ends; after fail it reads them and then raises the error.  put raises in both
+    cases.
     """
 
     def __init__(self, window: int = DEFAULT_WINDOW) -> None:
@@ -38,7 +39,7 @@ class Mailbox(Generic[T]):
 
     @property
     def is_closed(self) -> bool:
-        """True after close or fail: nothing more can be put."""
+        """True after close or fail: put raises."""
         return self._closed
 
     async def put(self, message: T) -> None:
@@ -68,17 +69,17 @@ class Mailbox(Generic[T]):
     def close(self) -> None:
         """No more messages will come; idempotent, and without effect after fail."""
         self._closed = True
-        # Both sides must wake up to see it.
+        # Wakes up both the producers and the consumer.
         self._arrived.set()
         self._has_space.set()
 
     def fail(self, error: DrafthouseError) -> None:
-        """Like close, but the consumer and later producers are told why."""
+        """Like close, but the consumer and later producers raise `error`."""
         if not self._closed:
             self._error = error
         self.close()
 
     def clear(self) -> None:
-        """Drop what lies unread: the consumer has left."""
+        """Drop unread messages, because the consumer has left."""
         self._messages.clear()
         self._has_space.set()

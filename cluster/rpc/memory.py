@@ -1,4 +1,4 @@
-"""A link within one process and event loop: two mailboxes crossed over."""
+"""A link within one process and event loop, made of two mailboxes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ R = TypeVar("R")
 
 
 class MemoryLink(Generic[S, R]):
-    """One end of an in-process conversation.  Messages are handed over by reference.
+    """One end of an in-process link.  Messages are passed by reference.
 
-    Frames are immutable by contract, so nothing is copied.  Both ends live on one event loop.
+    Frames are immutable by contract, so nothing is copied.  Both ends use one event loop.
     """
 
     def __init__(self, outbox: Mailbox[S], inbox: Mailbox[R]) -> None:
@@ -24,7 +24,7 @@ class MemoryLink(Generic[S, R]):
         self._inbox = inbox
 
     async def send(self, message: S) -> None:
-        """Hand `message` to the peer; waits while its window is full; WorkerError if down."""
+        """Send `message`; waits while the peer's window is full; raises WorkerError if down."""
         await self._outbox.put(message)
 
     def __aiter__(self) -> AsyncIterator[R]:
@@ -34,20 +34,20 @@ class MemoryLink(Generic[S, R]):
         return await self._inbox.get()
 
     async def close(self) -> None:
-        """End both directions in order: the peer still reads what was sent before."""
+        """Close both directions cleanly: the peer still reads messages sent before."""
         self._outbox.close()
         self._inbox.close()
         self._inbox.clear()
 
     def sever(self) -> None:
-        """Break the link as a lost connection does: both ends raise WorkerError."""
+        """Break the link like a lost connection: both ends raise WorkerError."""
         error = WorkerError("the connection was lost; the same work may succeed elsewhere")
         self._outbox.fail(error)
         self._inbox.fail(error)
 
 
 def memory_pair(window: int = DEFAULT_WINDOW) -> tuple[MemoryLink[Any, Any], MemoryLink[Any, Any]]:
-    """Both ends of a new in-process link, as objects that can also be severed (for tests)."""
+    """Both ends of a new in-process link, as a type that tests can also `sever`."""
     there: Mailbox[Any] = Mailbox(window)
     back: Mailbox[Any] = Mailbox(window)
     return MemoryLink(there, back), MemoryLink(back, there)
@@ -56,6 +56,6 @@ def memory_pair(window: int = DEFAULT_WINDOW) -> tuple[MemoryLink[Any, Any], Mem
 def memory_link(window: int = DEFAULT_WINDOW) -> tuple[Link[S, R], Link[R, S]]:
     """Both ends of a new in-process link: what the first sends, the second receives.
 
-    window: messages that may lie unread per direction before send waits.
+    window: unread messages per direction before send waits.
     """
     return memory_pair(window)

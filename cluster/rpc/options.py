@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-# A peer that vanished without a word (power, network) is noticed after at most their sum.
+# A peer that vanished silently (power, network) is detected after at most their sum.
 _KEEPALIVE_TIME_MS = 5_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 
-# Room for what frames carry besides their items' bytes.
+# Room for the bytes of a frame that do not belong to its items.
 _FRAME_SLACK_BYTES = 64 * 1024
 
 
@@ -15,26 +15,26 @@ def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
     return [
         *_common(max_frame_bytes),
         ("grpc.http2.max_pings_without_data", 0),
-        # A shared subchannel would keep the backoff of a dead worker for its successor on the port.
+        # A shared subchannel would apply a dead worker's back-off to its successor on the port.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
     ]
 
 
 def public_channel_options() -> list[tuple[str, int]]:
-    """Options of a client of the public service, which may stand behind any proxy.
+    """Options of a client of the public service, which may be behind any proxy.
 
-    Pings only while a call is open, and at a pace that gRPC's default server policy permits:
-    a proxy answers too many of them by closing the connection.
+    Sends pings only while a call is open, at a rate that gRPC's default server policy permits:
+    a proxy closes the connection if there are too many.
     """
     return [
         ("grpc.keepalive_time_ms", 5 * 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.max_receive_message_length", 16 * 1024 * 1024),
-        # A restarted server should be found again within a client's patience.
+        # Find a restarted server again quickly.
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.max_reconnect_backoff_ms", 2_000),
-        # Retries are ours: gRPC cannot resume a stream.
+        # Our client retries, because gRPC cannot resume a stream.
         ("grpc.enable_retries", 0),
     ]
 
@@ -57,7 +57,7 @@ def server_options(max_frame_bytes: int) -> list[tuple[str, int]]:
         *_common(max_frame_bytes),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_TIME_MS // 2),
         ("grpc.http2.max_ping_strikes", 0),
-        # Two processes on one port would share its connections by chance.
+        # Two processes on one port would split its connections at random.
         ("grpc.so_reuseport", 0),
     ]
 

@@ -1,6 +1,6 @@
-"""The answering side of the data plane: a gRPC server around one worker.
+"""The server side of the data plane: a gRPC server around one worker.
 
-Each server also answers `grpc.health.v1` and reflection, so probes and grpcurl need nothing else.
+Each server also serves `grpc.health.v1` and reflection, so probes and grpcurl work directly.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _CLEANUP_GRACE_S = 5.0
 
 
 class ServesTarget(Protocol):
-    """A target worker as the server sees it.  serve returns when its link has ended."""
+    """The target worker's interface to the server.  serve returns when its link has ended."""
 
     def describe(self) -> WorkerDescription: ...
 
@@ -57,7 +57,7 @@ class ServesTarget(Protocol):
 
 
 class ServesDrafter(Protocol):
-    """A draft worker as the server sees it.  serve returns when its link has ended."""
+    """The draft worker's interface to the server.  serve returns when its link has ended."""
 
     def describe(self) -> WorkerDescription: ...
 
@@ -65,7 +65,7 @@ class ServesDrafter(Protocol):
 
 
 class ServesCoordinator(Protocol):
-    """A coordinator as the server sees it.  serve returns when its link has ended."""
+    """The coordinator's interface to the server.  serve returns when its link has ended."""
 
     def describe(self) -> WorkerDescription: ...
 
@@ -77,7 +77,7 @@ class ServesCoordinator(Protocol):
 
 
 class RunningServer:
-    """A server that listens.  port: the bound one.  address: "host:port" as it was bound."""
+    """A listening server.  port: the bound port.  address: "host:port" as bound."""
 
     def __init__(self, server: grpc.aio.Server, host: str, port: int, health_: Any) -> None:
         self.host = host
@@ -87,11 +87,11 @@ class RunningServer:
 
     @property
     def address(self) -> str:
-        """Where clients on the same network reach it."""
+        """The address at which clients on the same network reach the server."""
         return f"{self.host}:{self.port}"
 
     async def stop(self, grace_s: float = 1.0) -> None:
-        """Refuse new streams, let open ones end for grace_s seconds, then break them."""
+        """Refuse new streams, give open ones grace_s seconds to end, then break them."""
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
@@ -103,7 +103,7 @@ async def serve_target(
     *,
     max_frame_bytes: int = MAX_FRAME_BYTES,
 ) -> RunningServer:
-    """Serve a target; port 0 = a free one.  Raises ConfigError when the port is taken."""
+    """Serve a target; port 0 = a free port.  Raises ConfigError if the port is taken."""
     methods = _methods(worker, TARGET, ANSWER_AS_TARGET, max_frame_bytes)
     return await _start(TARGET, methods, host, port, max_frame_bytes)
 
@@ -115,7 +115,7 @@ async def serve_drafter(
     *,
     max_frame_bytes: int = MAX_FRAME_BYTES,
 ) -> RunningServer:
-    """Serve a drafter; as `serve_target`."""
+    """Serve a drafter; see `serve_target`."""
     methods = _methods(worker, DRAFTER, ANSWER_AS_DRAFTER, max_frame_bytes)
     return await _start(DRAFTER, methods, host, port, max_frame_bytes)
 
@@ -127,7 +127,7 @@ async def serve_coordinator(
     *,
     max_frame_bytes: int = MAX_FRAME_BYTES,
 ) -> RunningServer:
-    """Serve a coordinator; as `serve_target`."""
+    """Serve a coordinator; see `serve_target`."""
 
     async def metrics(_request: Any, _context: Any) -> Any:
         return coordinator_pb2.MetricsResponse(text=coordinator.render_metrics())
@@ -163,8 +163,8 @@ class ServerStream:
         except (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
             raise WorkerError(f"the peer's stream broke: {error}") from error
         if data is grpc.aio.EOF:
-            # The end of stream of a vanished client may arrive before its cancellation is known;
-            # then it reads as an orderly end, after which the worker frees the same state.
+            # A vanished client's end of stream may arrive before its cancellation.  It then looks
+            # like a clean end, after which the worker frees the same state.
             if self._context.cancelled():
                 raise WorkerError("the peer has gone")
             return None
@@ -177,10 +177,10 @@ class ServerStream:
             raise WorkerError(f"the peer's stream broke: {error}") from error
 
     async def finish(self) -> None:
-        """The call ends when its handler returns."""
+        """Nothing to do: the call ends when its handler returns."""
 
     async def dispose(self) -> None:
-        """The call belongs to its handler."""
+        """Nothing to do: the handler owns the call."""
 
 
 def _methods(
@@ -202,7 +202,7 @@ def _methods(
             common_pb2.DescribeRequest.FromString,
             common_pb2.DescribeResponse.SerializeToString,
         ),
-        # Bytes in, bytes out: our codec decides what a malformed frame costs.
+        # Raw bytes, so that our codec decides how to treat a malformed frame.
         service.stream: grpc.stream_stream_rpc_method_handler(converse),
     }
 
@@ -212,14 +212,14 @@ async def _serve_link(
     link: StreamLink[Any, Any],
     context: Any,
 ) -> None:
-    """Run the worker on the link until either is done; the worker always gets to clean up."""
+    """Run the worker on the link until either ends; the worker always gets time to clean up."""
     serving = asyncio.ensure_future(serve(link))
     ended = asyncio.ensure_future(link.wait_ended())
     try:
         await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait({serving}, timeout=_CLEANUP_GRACE_S)
     except asyncio.CancelledError:
-        # The peer has gone or the server stops.  To the worker its link broke, as anywhere else.
+        # The peer has gone or the server stops; the worker sees a broken link in both cases.
         link.fail(WorkerError("the peer has gone"))
         await asyncio.wait({serving}, timeout=_CLEANUP_GRACE_S)
         raise

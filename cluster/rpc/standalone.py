@@ -1,4 +1,4 @@
-"""A server as a process of its own: one ready line, and an orderly end by signal."""
+"""Runs a server as its own process: prints a ready line and shuts down cleanly on a signal."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _STOP_GRACE_S = 1.0
 async def run_until_signal(
     server: RunningServer, role: str, is_healthy: Callable[[], bool] = lambda: True
 ) -> None:
-    """Print where `server` listens and serve until SIGTERM or SIGINT; then stop it.
+    """Print the address of `server`, serve until SIGTERM or SIGINT, then stop it.
 
-    Raises WorkerError once is_healthy() is false, so that a supervisor starts a new process.
+    Raises WorkerError when is_healthy() becomes false, so that a supervisor starts a new process.
     """
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -30,7 +30,7 @@ async def run_until_signal(
     try:
         while not stopped.is_set():
             if not is_healthy():
-                raise WorkerError(f"the {role} is past use; start a new process")
+                raise WorkerError(f"the {role} is unhealthy; start a new process")
             try:
                 await asyncio.wait_for(stopped.wait(), _HEALTH_INTERVAL_S)
             except TimeoutError:

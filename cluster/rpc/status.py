@@ -1,7 +1,7 @@
-"""Our errors as gRPC statuses and back.
+"""Converts our errors to gRPC statuses and back.
 
-A status says the kind; the trailing metadata says the exact error code, the field at fault and
-when to come back, so that an error looks the same on both sides of the wire.
+The status gives the kind of error.  The trailing metadata gives the exact error code, the field at
+fault and the retry delay, so that an error is the same on both sides of the wire.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CODE_KEY = "drafthouse-code"
 PARAM_KEY = "drafthouse-param"
 RETRY_AFTER_KEY = "drafthouse-retry-after-s"
 
-# What a status means when the peer gave no code of ours: a proxy's or gRPC's own error.
+# The error for a status without our error code, which comes from a proxy or from gRPC itself.
 _DEFAULTS: dict[str, type[DrafthouseError]] = {
     "DEADLINE_EXCEEDED": WorkerError,
     "ABORTED": WorkerError,
@@ -47,7 +47,7 @@ def status_code(error: DrafthouseError) -> grpc.StatusCode:
 
 
 def trailing_metadata(error: DrafthouseError) -> tuple[tuple[str, str], ...]:
-    """What rides beside the status; metadata is ASCII, so the field is percent-encoded."""
+    """The metadata sent with the status; it is ASCII, so the field is percent-encoded."""
     metadata = [(CODE_KEY, error.code)]
     if error.param is not None:
         metadata.append((PARAM_KEY, quote(error.param, safe="[]._-")))
@@ -72,14 +72,14 @@ def error_of(call: Any, *, peer: str = "") -> DrafthouseError:
 def error_from_status(
     code: grpc.StatusCode, details: str, metadata: dict[str, Any], *, peer: str = ""
 ) -> DrafthouseError:
-    """Rebuild the error a peer sent; `peer` is named where the error is not one of ours."""
+    """Rebuild the error that a peer sent; messages name `peer` if the error is not one of ours."""
     param = metadata.get(PARAM_KEY)
     our_code = metadata.get(CODE_KEY)
     if our_code is None:
         where = f" from {peer}" if peer else ""
         foreign = _default_kind(code)(f"gRPC status {code.name}{where}: {details}")
         if isinstance(foreign, CapacityError):
-            foreign.retry_after_s = 0.0  # nobody said when; the caller's own backoff decides
+            foreign.retry_after_s = 0.0  # no delay given; the caller's own back-off decides
         return foreign
     error = error_from_code(our_code, details, None if param is None else unquote(param))
     if isinstance(error, CapacityError):

@@ -1,8 +1,8 @@
-"""A link over one gRPC bidirectional stream, the same on the client's and the server's side.
+"""A link over one gRPC bidirectional stream, used by clients and servers.
 
 Two tasks per link move bytes between the stream and two bounded mailboxes.  So cancelling a
-coroutine that sends or iterates never tears the stream (gRPC would cancel the call), a dead peer is
-noticed at once even while nobody reads, and a full mailbox stops the reading, which HTTP/2 flow
+coroutine that sends or iterates does not break the stream (gRPC would cancel the call), a dead peer
+is detected at once even while nobody reads, and a full mailbox stops the reading, which HTTP/2 flow
 control turns into back-pressure on the peer.
 """
 
@@ -25,40 +25,40 @@ log = logging.getLogger(__name__)
 S = TypeVar("S")
 R = TypeVar("R")
 
-# How long close waits for the peer to take what was sent before.
+# How long close waits until the frames sent before have been written.
 CLOSE_GRACE_S = 1.0
 
 
 class ByteStream(Protocol):
-    """A gRPC stream as bytes.  Its methods raise a DrafthouseError when the stream is broken.
+    """A gRPC stream of bytes.  Its methods raise a DrafthouseError if the stream is broken.
 
-    peer_ends: after finish the peer's end is still to be read (the client's side); otherwise the
-    call ends with its handler (the server's side).
+    peer_ends: True on the client's side, which still reads until the peer ends after finish; False
+    on the server's side, where the call ends with its handler.
     """
 
     peer_ends: bool
 
     async def read(self) -> bytes | None:
-        """The next message; None when the peer has closed in order."""
+        """The next message; None if the peer has closed cleanly."""
         ...
 
     async def write(self, data: bytes) -> None: ...
 
     async def finish(self) -> None:
-        """No more will be written."""
+        """Tell the peer that nothing more will be written."""
         ...
 
     async def dispose(self) -> None:
-        """Free everything; what is still in flight is lost.  Never raises."""
+        """Free all resources; messages in flight are lost.  Never raises."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation(Generic[S, R]):
-    """What one side of a stream says and hears.
+    """The frames that one side of a stream sends and receives.
 
-    answer: makes the frame that tells the peer which of its items were malformed; None on the
-    asking side, whose codec puts refusals into the frame.
+    answer: builds the frame that tells the peer which of its items were malformed; None on the
+    client side, whose codec puts refusals into the frame.
     """
 
     outgoing: FrameCodec[S]
@@ -86,10 +86,10 @@ class StreamLink(Generic[S, R]):
         self._running = asyncio.create_task(self._run())
 
     async def send(self, message: S) -> None:
-        """Queue one frame; waits while the window is full.
+        """Queue one frame; wait while the window is full.
 
-        Raises WorkerError when the link is down, TooLargeError when one item of the frame exceeds
-        the frame limit (nothing of the frame is sent then).
+        Raises WorkerError if the link is down, TooLargeError if one item of the frame exceeds the
+        frame limit (nothing of the frame is sent then).
         """
         for data in self._conversation.outgoing.encode(message, self._max_frame_bytes):
             await self._outbox.put(data)
@@ -101,7 +101,7 @@ class StreamLink(Generic[S, R]):
         return await self._inbox.get()
 
     async def close(self) -> None:
-        """Send what is queued, end the conversation and free the stream; idempotent."""
+        """Send the queued frames, end the stream and free it; idempotent."""
         self._inbox.close()
         self._inbox.clear()
         self._outbox.close()
@@ -111,7 +111,7 @@ class StreamLink(Generic[S, R]):
             await asyncio.wait({self._running})
 
     async def wait_ended(self) -> None:
-        """Return when the conversation is over, for whatever reason."""
+        """Return when the stream has ended, for whatever reason."""
         await asyncio.wait({self._running})
 
     def fail(self, error: DrafthouseError) -> None:
@@ -120,7 +120,7 @@ class StreamLink(Generic[S, R]):
         self._running.cancel()
 
     def _break(self, error: DrafthouseError) -> None:
-        # Whatever the reason, to the users of a link it means: this worker is lost.
+        # Users of a link treat every failure as a lost worker, so every error becomes WorkerError.
         if not isinstance(error, WorkerError):
             lost = WorkerError(f"the link broke ({error.code}): {error.message}")
             lost.__cause__ = error
@@ -139,14 +139,14 @@ class StreamLink(Generic[S, R]):
                 writer.result()
                 return
             reader.result()
-            # The peer has closed: nobody would read what is sent from now on.
+            # The peer has closed and reads nothing more.
             self._inbox.close()
             self._outbox.close()
             await writer
         except DrafthouseError as error:
             self._break(error)
         finally:
-            # Also when this task is cancelled: then the link goes down without ceremony.
+            # This runs also if the task is cancelled; the link then closes at once.
             self._break(WorkerError("the link is closed; open a new one"))
             reader.cancel()
             writer.cancel()
@@ -156,7 +156,7 @@ class StreamLink(Generic[S, R]):
     async def _read_all(self) -> None:
         while (data := await self._stream.read()) is not None:
             if self._inbox.is_closed:
-                continue  # the consumer has left; the peer learns it from the end of our stream
+                continue  # the consumer has left; the end of our stream tells the peer
             decoded = self._conversation.incoming.decode(data)
             if decoded.refusals:
                 await self._refuse(decoded.refusals)

@@ -1,4 +1,4 @@
-"""Chat messages to prompt text, by the model's own Jinja template in transformers' sandbox."""
+"""Renders chat messages with the model's own Jinja template, in transformers' sandbox."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import jinja2
 
 from cluster.errors import RequestError
 
-# OpenAI's roles; a template that names further ones in its text may be sent those as well.
+# OpenAI's roles; other roles are accepted if the template's source names them.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
-# What a template's expressions may raise on messages it was not written for.
+# Errors that a template's expressions may raise for messages it was not written for.
 _TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 _MAX_REASON_CHARS = 200
 
 
 class ChatTemplate:
-    """Renders conversations; every failure is a RequestError that names field and remedy."""
+    """Renders conversations; every failure is a RequestError with the field and the remedy."""
 
     def __init__(self, pretrained: Any) -> None:
-        """pretrained: a transformers tokenizer, whose template and special tokens are used."""
+        """pretrained: the transformers tokenizer that has the template and the special tokens."""
         self._pretrained = pretrained
         template = pretrained.chat_template
         self._source = "\n".join(template.values()) if isinstance(template, dict) else template
 
     @property
     def exists(self) -> bool:
-        """Whether the model has a chat template at all."""
+        """Whether the model has a chat template."""
         return self._source is not None
 
     def render(
@@ -41,7 +41,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None,
         template_arguments: Mapping[str, Any],
     ) -> str:
-        """The prompt text of `messages`, which are checked first."""
+        """Check `messages` and return their prompt text."""
         if not self.exists:
             raise RequestError(
                 "the model has no chat template; use the completions endpoint with plain text",
@@ -61,18 +61,18 @@ class ChatTemplate:
                 **template_arguments,
             )
         except jinja2.TemplateError as error:
-            # Templates speak through raise_exception: their reason is meant for the caller.
+            # Templates report errors by raise_exception; their reason is meant for the caller.
             reason = str(error)[:_MAX_REASON_CHARS]
             raise RequestError(
                 f"the model's chat template refuses the messages: {reason}", param="messages"
             ) from None
         except _TEMPLATE_ERRORS as error:
-            # Python's own messages may quote content, so only the kind of the error is told.
+            # Python's own messages may quote content, so only the type of the error is given.
             raise RequestError(
                 f"the model's chat template cannot render the messages ({type(error).__name__}); "
                 "send messages with a role and text content",
                 param="messages",
-            ) from None  # whose message and variables a log would show
+            ) from None  # a log would show the message and variables of the cause
         return str(rendered)
 
     def _checked(self, message: Any, index: int) -> dict[str, Any]:
@@ -101,16 +101,16 @@ class ChatTemplate:
         return f"'{role}'" in self._source or f'"{role}"' in self._source
 
     def _native_role(self, role: str) -> str:
-        # OpenAI renamed system to developer; most open models know the old name only.
+        # OpenAI renamed system to developer; most open models only know the old name.
         if role == "developer" and not self._names("developer"):
             return "system"
         return role
 
 
 def text_of(content: Any, param: str) -> str:
-    """Message content as one text; parts are joined by line breaks, as vLLM does.
+    """Message content as one text; parts are joined by line breaks, as in vLLM.
 
-    Raises RequestError with `param`, or the part's place below it, for what is no text.
+    Raises RequestError with `param`, or the path of the part below it, if content is not text.
     """
     if isinstance(content, str):
         return content

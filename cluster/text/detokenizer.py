@@ -1,7 +1,7 @@
-"""Token ids to text as they arrive, without decoding anything twice that is already certain.
+"""Incremental decoding of tokens to text, without decoding final text again.
 
-Two ways, one contract: `feed` returns the text that became certain, `flush` the rest, and the
-concatenation is what decoding all tokens at once gives.
+Both classes have the same contract: `feed` returns text that later tokens cannot change, `flush`
+returns the rest, and the concatenation equals decoding all tokens at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Protocol
 
 REPLACEMENT = "\ufffd"
 
-# UTF-8 characters have at most four bytes, so that many tokens that yield no whole character are
-# not one incomplete character.
+# UTF-8 characters have at most four bytes, so this many tokens without a complete character cannot
+# be one incomplete character.
 _MAX_INCOMPLETE_TOKENS = 4
 
 
@@ -21,29 +21,29 @@ class Detokenizer(Protocol):
     """Incremental decoding of one sequence."""
 
     def feed(self, token_ids: Iterable[int]) -> str:
-        """Take the next tokens; returns the text that became certain."""
+        """Add the next tokens; returns the text that is now final."""
         ...
 
     def flush(self) -> str:
-        """No more tokens will come; returns what is left, incomplete characters as U+FFFD."""
+        """End the sequence; returns the rest of the text, incomplete characters as U+FFFD."""
         ...
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: each token stands for fixed bytes, decoded as one UTF-8 stream.
+    """For byte-level vocabularies: each token has fixed bytes, decoded as one UTF-8 stream.
 
-    Exact for malformed UTF-8 as well: Python and Rust replace the same maximal subparts.
+    Also exact for malformed UTF-8: Python and Rust replace the same maximal subparts.
     """
 
     def __init__(self, bytes_of: Sequence[bytes]) -> None:
-        """bytes_of: the bytes of every token id, empty for those that decode to nothing."""
+        """bytes_of: the bytes of every token id, empty for tokens without text."""
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token_ids: Iterable[int]) -> str:
         bytes_of = self._bytes_of
         num_tokens = len(bytes_of)
-        # Ids beyond the vocabulary (padded embeddings) have no text in transformers either.
+        # Ids beyond the vocabulary (padded embeddings) have no text, as in transformers.
         return self._decoder.decode(
             b"".join([bytes_of[token] for token in token_ids if 0 <= token < num_tokens])
         )
@@ -53,12 +53,12 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For every other vocabulary: decodes a window of the last few tokens and takes the difference.
+    """For other vocabularies: decodes a window of the last few tokens and returns the difference.
 
-    The tokens of the last piece of text stay in the window, because decoders treat the first
-    token of a text differently (they strip its leading space).  Equal to decoding at once except
-    after malformed UTF-8 in byte-fallback tokens, where a decoder would take back whole characters
-    that precede the malformed byte; text that was handed out stays.
+    The tokens of the last piece of text stay in the window, because decoders treat the first token
+    of a text differently (they strip its leading space).  The result equals decoding at once except
+    after malformed UTF-8 in byte-fallback tokens: there a decoder would change whole characters
+    before the malformed byte, but text that was already returned is not changed.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class WindowDetokenizer:
         skipped_ids: frozenset[int],
         context_ids: Sequence[int] = (),
     ) -> None:
-        """decode: many tokens to text.  skipped_ids: tokens without text.
+        """decode: converts tokens to text.  skipped_ids: tokens without text.
 
-        context_ids: the last tokens of the prompt, which the text continues.
+        context_ids: the last tokens of the prompt that the text continues.
         """
         self._decode = decode
         self._skipped_ids = skipped_ids
         self._prefix = [token for token in context_ids if token not in skipped_ids]
         self._prefix_text = decode(self._prefix) if self._prefix else ""
         self._pending: list[int] = []
-        self._num_incomplete = 0  # pending tokens in a row that ended within a character
+        self._num_incomplete = 0  # consecutive pending tokens that ended inside a character
 
     def feed(self, token_ids: Iterable[int]) -> str:
         pieces = []
@@ -104,7 +104,7 @@ class WindowDetokenizer:
         text = self._decode(self._prefix + self._pending)
         if text.startswith(self._prefix_text):
             return text[len(self._prefix_text) :]
-        # The decoder changed its mind about text that has been handed out.
+        # The decoder changed text that was already returned.
         return self._decode(self._pending)
 
     def _advance(self) -> None:

@@ -1,6 +1,6 @@
-"""A checkpoint's generation_config.json: how its makers want it sampled, and where it ends.
+"""Reads a checkpoint's generation_config.json: sampling defaults and end-of-sequence tokens.
 
-As in vLLM its values are defaults, for what a request leaves open, and nothing more.
+As in vLLM, its values are only defaults for parameters that a request does not give.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cluster.spec.params import check_params
 log = logging.getLogger(__name__)
 
 FILE = "generation_config.json"
-# `target.generation_config`: the checkpoint's own file, or no defaults but OpenAI's.
+# Values of `target.generation_config`: the checkpoint's own file, or OpenAI's defaults.
 AUTO, NONE = "auto", "none"
 
-# transformers' name to ours.
+# Maps transformers' names to ours.
 _SERVED = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -32,8 +32,8 @@ _SERVED = {
     "max_new_tokens": "max_tokens",
 }
 _WHOLE = ("top_k", "max_new_tokens")
-# What changes texts and is not served, with the values that change nothing.  Greedy decoding is a
-# request's choice (temperature 0), in vLLM too: do_sample is true for whoever does not make it.
+# Unsupported settings that change texts, with the values that have no effect.  do_sample=false is
+# unsupported in vLLM too: a request chooses greedy decoding by temperature 0.
 _UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "do_sample": (True,),
     "typical_p": (1.0,),
@@ -64,11 +64,11 @@ _UNSERVED: Mapping[str, tuple[Any, ...]] = {
 
 
 def load_sampling_defaults(model: str | Path, choice: str = AUTO) -> SamplingParams:
-    """What requests leave open, as `choice` says; max_tokens 0 = no limit is named.
+    """The defaults for parameters that a request does not give; max_tokens 0 = no limit given.
 
-    model: its folder.
-    choice: auto = the model's own, none = OpenAI's, or a folder that holds the file.
-    Warns of what the file asks for and is not obeyed; raises ConfigError for an unusable one.
+    model: the model's folder.
+    choice: auto = the model's own file, none = OpenAI's defaults, or a folder with the file.
+    Logs a warning for unsupported settings of the file; raises ConfigError for an invalid file.
     """
     if choice == NONE:
         return SamplingParams(max_tokens=0)
@@ -80,12 +80,12 @@ def load_sampling_defaults(model: str | Path, choice: str = AUTO) -> SamplingPar
         if values.get(name) is not None and values[name] not in neutral
     ]
     if unserved:
-        log.warning("%s asks for what is not served: %s", path, ", ".join(unserved))
+        log.warning("%s has settings that are not supported: %s", path, ", ".join(unserved))
     return _params(path, values)
 
 
 def load_eos_token_ids(model: str | Path, choice: str = AUTO) -> tuple[int, ...]:
-    """eos_token_id of the generation config, or of the model's config.json where that has none."""
+    """eos_token_id of the generation config, or of the model's config.json if that has none."""
     for path in (_folder(model, choice) / FILE, Path(model) / "config.json"):
         value = _read(path).get("eos_token_id")
         if value is not None:
@@ -94,12 +94,12 @@ def load_eos_token_ids(model: str | Path, choice: str = AUTO) -> tuple[int, ...]
 
 
 def _folder(model: str | Path, choice: str) -> Path:
-    # The tokens that end a text are no matter of taste: `none` keeps the model's own.
+    # The tokens that end a text are not a sampling default: `none` keeps the model's own.
     if choice in (AUTO, NONE):
         return Path(model)
     if not (Path(choice) / FILE).is_file():
         raise ConfigError(
-            f"target.generation_config: {choice!r} holds no {FILE}; name a folder that does, "
+            f"target.generation_config: {choice!r} has no {FILE}; name a folder that has, "
             f"{AUTO} or {NONE}",
             param="target.generation_config",
         )
@@ -129,7 +129,7 @@ def _params(path: Path, values: Mapping[str, Any]) -> SamplingParams:
             kind = "an integer" if is_whole else "a number"
             raise _unusable(path, f"{theirs} is {value!r}, not {kind}")
         found[ours] = value if is_whole else float(value)
-    # Older checkpoints say -1 where we say 0: keep every token.
+    # Older checkpoints write -1 for our 0: keep every token.
     found["top_k"] = max(found.get("top_k", 0), 0)
     found["max_tokens"] = max(found.get("max_tokens", 0), 0)
     params = dataclasses.replace(SamplingParams(), **found)

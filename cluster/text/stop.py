@@ -10,35 +10,35 @@ from cluster.errors import RequestError
 
 @dataclass(frozen=True, slots=True)
 class StopMatch:
-    """stop: the string found.  end: characters of the fed piece up to and including its last."""
+    """stop: the string found.  end: its end in the piece that was fed, in characters."""
 
     stop: str
     end: int
 
 
 class StopMatcher:
-    """Knuth-Morris-Pratt over all stop strings at once: constant time per character.
+    """Knuth-Morris-Pratt search for all stop strings at once, in constant time per character.
 
-    The string that is complete first wins, and of those that end at the same character the
-    longest; so the result does not depend on how the text is cut into pieces.
+    The string that ends first wins; if several end at the same character, the longest.  So the
+    result does not depend on how the text is divided into pieces.
     """
 
     def __init__(self, stop_strings: Sequence[str]) -> None:
-        """Raises RequestError for an empty string, which would stop every text at once."""
+        """Raises RequestError for an empty string, which would end every text at once."""
         if not all(stop_strings):
-            raise RequestError("stop holds an empty string; leave it out", param="stop")
-        # Longest first: the first one complete at a character is the longest.
+            raise RequestError("stop contains an empty string; leave it out", param="stop")
+        # Sorted by length, so that the first match at a character is the longest.
         self._stops = sorted(set(stop_strings), key=len, reverse=True)
         self._fallbacks = [_fallbacks(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)
 
     @property
     def held_len(self) -> int:
-        """Characters at the end of the text that may be the beginning of a stop string."""
+        """Number of characters at the end of the text that may begin a stop string."""
         return max(self._matched, default=0)
 
     def feed(self, text: str) -> StopMatch | None:
-        """Take the next piece; the match that it completes, if any."""
+        """Search the next piece; returns the match that it completes, or None."""
         matched = self._matched
         for position, char in enumerate(text):
             for index, stop in enumerate(self._stops):
@@ -55,7 +55,7 @@ class StopMatcher:
 
 
 def _fallbacks(stop: str) -> list[int]:
-    """For each prefix of `stop` the length of its longest proper border."""
+    """The length of the longest proper border of each prefix of `stop`."""
     fallbacks = [0] * len(stop)
     count = 0
     for index in range(1, len(stop)):

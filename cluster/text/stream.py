@@ -1,4 +1,4 @@
-"""The text of one sequence as its tokens arrive: detokenised, and ended at stop strings."""
+"""Converts the tokens of one sequence to text as they arrive, and ends it at stop strings."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from cluster.core import TokenArray
 from cluster.text.stop import StopMatcher
 from cluster.text.tokenizer import Tokenizer
 
-# Decoders look at most at the last word of what a text continues.
+# Decoders depend on at most the last word of the prompt.
 _NUM_CONTEXT_TOKENS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """News of a text.
+    """New text of a sequence.
 
-    text: what became certain; empty while a character or stop string is incomplete.
-    num_tokens: how many of the pushed tokens belong to the output; fewer than pushed when a stop
-    string was completed before the last of them.  stop: the stop string that ended the text.
+    text: the newly final text; empty while a character or stop string is incomplete.
+    num_tokens: how many of the pushed tokens belong to the output; fewer than pushed if a stop
+    string ended before the last one.  stop: the stop string that ended the text.
     """
 
     text: str
@@ -28,11 +28,11 @@ class TextDelta:
 
 
 class TextStream:
-    """Turns output tokens into text deltas; their concatenation is the text served.
+    """Turns output tokens into text deltas; their concatenation is the answer's text.
 
-    Text that may be the beginning of a stop string is held back, and no more than that.  What has
-    been handed out after some tokens depends on those tokens alone, not on how they were pushed,
-    so a resumed text continues where it broke off.  Costs microseconds per token.
+    Only text that may begin a stop string is held back.  The text returned so far depends only on
+    the tokens, not on how they were grouped, so a resumed text continues where it stopped.  Takes
+    microseconds per token.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class TextStream:
         min_tokens: int = 0,
         prompt_ids: TokenArray | Sequence[int] = (),
     ) -> None:
-        """include_stop: the text keeps the stop string.  min_tokens: output tokens whose text is
-        not searched.  prompt_ids: what the text continues; keeps the space between both in
-        vocabularies that write it into the following word.  Raises RequestError for an empty stop.
+        """include_stop: keep the stop string in the text.  min_tokens: output tokens whose
+        text is not searched.  prompt_ids: the prompt; needed to keep the space before the first
+        word in vocabularies that join spaces to words.  Raises RequestError for an empty stop.
         """
         context = [int(token) for token in prompt_ids[-_NUM_CONTEXT_TOKENS:]]
         self._detokenizer = tokenizer.detokenizer(context, skip_special_tokens=skip_special_tokens)
@@ -60,16 +60,16 @@ class TextStream:
 
     @property
     def num_tokens(self) -> int:
-        """Output tokens so far, up to and including the one that completed a stop string."""
+        """Number of output tokens, up to and including the one that completed a stop string."""
         return self._num_tokens
 
     @property
     def is_finished(self) -> bool:
-        """True after a stop string or finish."""
+        """True after a stop string or `finish`."""
         return self._is_finished
 
     def push(self, token_ids: TokenArray | Sequence[int]) -> TextDelta:
-        """Take the next output tokens; after the end of the text they are ignored."""
+        """Add the next output tokens; ignored after the end of the text."""
         if self._is_finished:
             return TextDelta("")
         ids = token_ids if isinstance(token_ids, list) else [int(token) for token in token_ids]
@@ -86,7 +86,7 @@ class TextStream:
         return TextDelta("".join(pieces), len(ids))
 
     def finish(self) -> TextDelta:
-        """The sequence has ended: hand out what was held back; incomplete characters as U+FFFD."""
+        """End the sequence; returns the held-back text, incomplete characters as U+FFFD."""
         if self._is_finished:
             return TextDelta("")
         rest = self._detokenizer.flush()
@@ -101,7 +101,7 @@ class TextStream:
         return TextDelta(text, 0, stop)
 
     def _search(self, piece: str, matcher: StopMatcher) -> tuple[str, str | None]:
-        """The text that `piece` makes certain, and the stop string that ends it."""
+        """The text that is final after `piece`, and the stop string that ends it or None."""
         if self._num_tokens <= self._min_tokens:
             return piece, None
         match = matcher.feed(piece)

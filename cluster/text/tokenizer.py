@@ -1,6 +1,6 @@
-"""Text to token ids and back, for one model's folder; and its chat template.
+"""The tokenizer and chat template of one model folder.
 
-No torch is imported: the tokenizer runs where no model does.
+Does not import torch: processes without a model use the tokenizer too.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _BYTE_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-in for every byte: character to byte.
+    """GPT-2's mapping of printable characters to bytes.
 
-    Printable bytes stand for themselves, the others for the characters from U+0100 on, in order.
+    Printable bytes map to themselves; the others are the characters from U+0100 on, in order.
     Radford et al. 2019, `bytes_to_unicode`.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -41,10 +41,10 @@ _BYTE_OF_CHAR = _byte_level_alphabet()
 
 
 def _byte_level_bytes(token: str) -> bytes:
-    """What tokenizers' ByteLevel decoder makes of one token.
+    """The bytes of one token, as in tokenizers' ByteLevel decoder.
 
-    A token with a character outside the alphabet (an added token with a space, say) stands for
-    its own UTF-8.
+    A token with a character outside the alphabet (an added token with a space, for example) is
+    encoded as UTF-8.
     """
     try:
         return bytes([_BYTE_OF_CHAR[char] for char in token])
@@ -57,8 +57,8 @@ class Tokenizer:
 
     Thread-safe.  hash: over the token strings in id order.  vocab_size: highest id + 1.
     eos_token_ids: every token that ends a text, by generation config and tokenizer, ascending.
-    special_ids: tokens without text of their own.  is_byte_level: every token stands for fixed
-    bytes.  backend: the `tokenizers.Tokenizer` itself.
+    special_ids: tokens without text.  is_byte_level: every token has fixed bytes.
+    backend: the `tokenizers.Tokenizer` itself.
     """
 
     def __init__(self, pretrained: Any, eos_token_ids: Sequence[int] = ()) -> None:
@@ -69,7 +69,7 @@ class Tokenizer:
                 f"{type(pretrained).__name__} has no fast tokenizer; save the model's tokenizer as "
                 "tokenizer.json (transformers' save_pretrained of a fast tokenizer)"
             )
-        # Ours decides about lengths: a truncation baked into the file would cut prompts silently.
+        # The ingress checks lengths: a truncation saved in the file would cut prompts silently.
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
@@ -92,9 +92,9 @@ class Tokenizer:
     def load(
         cls, folder: str | Path, *, generation_config: str = AUTO, trust_remote_code: bool = False
     ) -> Tokenizer:
-        """Read a Hugging Face folder; raises ConfigError where it holds no usable tokenizer.
+        """Read a Hugging Face folder; raises ConfigError if it has no usable tokenizer.
 
-        generation_config: `target.generation_config`, which may say where texts end.
+        generation_config: `target.generation_config`, which may define end-of-sequence tokens.
         """
         folder = Path(folder)
         pretrained = load_pretrained_tokenizer(folder, trust_remote_code=trust_remote_code)
@@ -119,28 +119,28 @@ class Tokenizer:
         return self._chat.exists
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:
-        """Token ids of `text`, int32[n]; with the model's own BOS/EOS where it has them."""
+        """Token ids of `text`, int32[n]; with the model's BOS/EOS if it has them."""
         try:
             encoding = self.backend.encode(text, add_special_tokens=add_special_tokens)
         except (UnicodeError, TypeError) as error:
             raise RequestError(
-                "the text holds lone surrogates; send valid UTF-8", param="prompt"
+                "the text contains lone surrogates; send valid UTF-8", param="prompt"
             ) from error
         return np.asarray(encoding.ids, dtype=np.int32)
 
     def decode(
         self, token_ids: Sequence[int] | TokenArray, *, skip_special_tokens: bool = True
     ) -> str:
-        """Text of `token_ids`; bytes that are no UTF-8 become U+FFFD."""
+        """Text of `token_ids`; bytes that are not UTF-8 become U+FFFD."""
         ids = token_ids.tolist() if isinstance(token_ids, np.ndarray) else token_ids
         return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
     def token_text(self, token_id: int) -> str:
-        """One token decoded on its own, special tokens spelled out: for log-probability lists."""
+        """One token decoded alone, special tokens included; for lists of log-probabilities."""
         return self.decode((token_id,), skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes a token stands for, incomplete UTF-8 included (OpenAI's `bytes` field)."""
+        """The bytes of a token, incomplete UTF-8 included (OpenAI's `bytes` field)."""
         if self.is_byte_level:
             return self._bytes_of[token_id] if 0 <= token_id < self.vocab_size else b""
         token = self.backend.id_to_token(token_id)
@@ -166,10 +166,10 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the text the model was trained on.
+        """The conversation as prompt text in the model's own format.
 
-        messages: OpenAI's shape; text parts are joined, other parts are refused.
-        Raises RequestError for whatever the template or the model cannot take.
+        messages: in OpenAI's format; text parts are joined, other parts are refused.
+        Raises RequestError for messages that the template does not support.
         """
         return self._chat.render(
             messages,
@@ -193,5 +193,5 @@ class Tokenizer:
             tools=tools,
             template_arguments=template_arguments,
         )
-        # The template has already written the special tokens; a second BOS would be wrong.
+        # The template already contains the special tokens; a second BOS would be wrong.
         return self.encode(text, add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""`python -m cluster.train`: the training verbs without the rest of the product."""
+"""`python -m cluster.train`: the `drafthouse train` commands alone."""
 
 import sys
 

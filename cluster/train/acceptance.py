@@ -1,4 +1,4 @@
-"""How long a drafter's greedy chains live along the target's own text, measured by replay."""
+"""Measures acceptance lengths of a drafter's greedy chains by replay of the target's text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHAIN_LEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A prompt and what the target made of it."""
+    """A prompt and the target's continuation."""
 
     prompt: tuple[int, ...]
     text: tuple[int, ...]
@@ -58,8 +58,8 @@ def decode_transcripts(
 def greedy_matches(drafter: nn.Module, transcript: Transcript) -> NDArray[np.bool_]:
     """Whether the drafter's most likely token after each true prefix is the target's: bool[text].
 
-    A greedy chain that is still alive has drafted the target's own tokens, so its next token
-    follows a true prefix: one forward over the whole text tells every chain from every start.
+    A greedy chain that was accepted so far equals the target's text, so its next token follows a
+    true prefix: one forward pass over the whole text gives every chain from every start.
     """
     ids = torch.tensor([[*transcript.prompt, *transcript.text]])
     logits = drafter(input_ids=ids[:, :-1], use_cache=False).logits[0]
@@ -68,9 +68,9 @@ def greedy_matches(drafter: nn.Module, transcript: Transcript) -> NDArray[np.boo
 
 
 def mean_acceptance_len(matches: NDArray[np.bool_], chain_len: int = CHAIN_LEN) -> float:
-    """Tokens per verify step, the target's own included, when the text is walked chain by chain.
+    """Tokens per verify step, including the target's own, for one chain after the other.
 
-    Only steps that the text is long enough to judge count; nan when there is none.
+    Counts only steps whose whole chain fits into the text; nan if there is none.
     """
     position = num_steps = 0
     while position + chain_len < len(matches):
@@ -89,7 +89,7 @@ def acceptance_lens(drafter: nn.Module, transcripts: Sequence[Transcript]) -> ND
 def bootstrap_interval(
     values: NDArray[np.float64], seed: int = 0, num_resamples: int = 10_000
 ) -> Interval:
-    """The mean of the defined values and where 95 % of resampled means lie."""
+    """The mean of the values that are not nan, and the range of 95 % of resampled means."""
     defined = values[~np.isnan(values)]
     generator = np.random.default_rng(seed)
     picks = generator.integers(len(defined), size=(num_resamples, len(defined)))

@@ -17,7 +17,7 @@ from cluster.train.trainer import mixed_precision
 
 @dataclass(frozen=True, slots=True)
 class BitsPerByte:
-    """The cost of a text under a model."""
+    """The coding cost of a text under a model."""
 
     bits: float
     num_bytes: int
@@ -30,7 +30,7 @@ class BitsPerByte:
 
 
 def total(costs: Sequence[BitsPerByte]) -> BitsPerByte:
-    """The cost of several texts together."""
+    """The total cost of several texts."""
     return BitsPerByte(
         sum(cost.bits for cost in costs),
         sum(cost.num_bytes for cost in costs),
@@ -41,7 +41,7 @@ def total(costs: Sequence[BitsPerByte]) -> BitsPerByte:
 def sample_documents(
     documents: Iterable[Document], kind: Kind, max_bytes: int | None
 ) -> list[Document]:
-    """All documents of a kind; with a limit, an equal share of bytes from each one's beginning."""
+    """All documents of a kind; with a limit, the same share of the beginning of each."""
     chosen = [document for document in documents if document.kind == kind]
     if max_bytes is None:
         return chosen
@@ -60,7 +60,7 @@ def bits_per_byte(
     window_len: int = 2048,
     stride: int = 1024,
 ) -> BitsPerByte:
-    """Score every token once; past a document's beginning it sees `window_len - stride` tokens."""
+    """Score every token once, with a context of at least `window_len - stride` tokens if any."""
     end_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     nats, num_bytes, num_tokens = 0.0, 0, 0
     for document in documents:

@@ -1,4 +1,4 @@
-"""Conversations made from the corpus, so that the chat template means something to the models."""
+"""Makes conversations from the corpus, so that the models learn the chat template."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _RST_HEADING = re.compile(r"^(?P<heading>[^\n]{4,70})\n[=\-~^*]{4,}\n\n", re.MUL
 
 
 def conversations(documents: Iterable[Document], seed: int, max_chars: int) -> list[str]:
-    """Chat-form texts of about `max_chars` characters in all, cut from training documents only."""
+    """Chat texts of about `max_chars` characters in total, from training documents only."""
     generator = random.Random(seed)
     turns = [turn for document in documents for turn in _turns(document, generator)]
     generator.shuffle(turns)
@@ -48,7 +48,7 @@ def conversations(documents: Iterable[Document], seed: int, max_chars: int) -> l
 
 
 def render_turn(question: str, answer: str) -> str:
-    """One exchange, spelled as the chat template spells it."""
+    """One question and answer in the format of the chat template."""
     return f"{USER}{question}{END}{ASSISTANT}{answer}{END}"
 
 
@@ -62,7 +62,7 @@ def _turns(document: Document, generator: random.Random) -> Iterator[tuple[str, 
 
 
 def _function_turns(source: str, generator: random.Random) -> Iterator[tuple[str, str]]:
-    """A documented function is the answer to the request that its docstring makes."""
+    """Requests made from docstrings, answered by the documented functions."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -83,7 +83,7 @@ def _function_turns(source: str, generator: random.Random) -> Iterator[tuple[str
 
 
 def _section_turns(text: str, generator: random.Random) -> Iterator[tuple[str, str]]:
-    """A section's first paragraphs explain its heading."""
+    """Questions about section headings, answered by the first paragraphs of the section."""
     for match in _RST_HEADING.finditer(text):
         heading = match["heading"].strip().replace("`", "")
         answer = _prose_paragraphs(text[match.end() : match.end() + 4000])
@@ -100,7 +100,7 @@ def _continuation_turns(text: str, generator: random.Random) -> Iterator[tuple[s
 
 
 def _prose_paragraphs(text: str) -> str:
-    """The leading paragraphs of sentences, at most three."""
+    """The leading paragraphs that consist of sentences, at most three."""
     chosen: list[str] = []
     for paragraph in text.split("\n\n")[:3]:
         if not _is_sentence(paragraph):

@@ -1,4 +1,4 @@
-"""`drafthouse train ...`: every step from the machine's text to measured models."""
+"""`drafthouse train ...`: every step from local text to measured models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cluster.train.target import train_target
 from cluster.train.tokenizer import train_tokenizer
 from cluster.train.trainer import Budget
 
-# How `all` divides its minutes between the target and the recipes, in their order.
+# Shares of the minutes of `all`: the target, then the recipes in their order.
 _TARGET_SHARE = 0.6
 _RECIPE_SHARES = (0.12, 0.14, 0.07, 0.07)
 
@@ -35,7 +35,7 @@ _RECIPE_SHARES = (0.12, 0.14, 0.07, 0.07)
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the training verbs to the parser of `drafthouse train`."""
     verbs = parser.add_subparsers(dest="train_verb", metavar="STEP", required=True)
-    corpus = verbs.add_parser("corpus", help="count the corpus of this machine")
+    corpus = verbs.add_parser("corpus", help="report the size of this machine's corpus")
     corpus.add_argument("--excerpts", type=Path, help="also write held-out excerpts to this file")
     corpus.add_argument("--count", type=_positive_int, default=60, help="excerpts of each kind")
     corpus.add_argument("--seed", type=int, default=0)
@@ -44,7 +44,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     target = verbs.add_parser("target", help="train the target, or continue its training")
     _add_folders(target)
     _add_budget(target)
-    generate = verbs.add_parser("generate", help="let the target write text for its drafters")
+    generate = verbs.add_parser(
+        "generate", help="generate text with the target to train its drafters on"
+    )
     _add_folders(generate)
     generate.add_argument("--tokens", type=_positive_int, default=300_000, help="per kind")
     generate.add_argument(
@@ -56,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
             "--processes",
             type=_positive_int,
             default=1,
-            help="share each step among so many single-threaded processes (on busy cores)",
+            help="divide each step among this many single-threaded processes (on busy cores)",
         )
     drafter.add_argument("name", choices=[recipe.name for recipe in RECIPES])
     _add_folders(drafter)
@@ -68,12 +70,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--max-bytes", type=_positive_int, help="held-out bytes of each kind (default: all)"
     )
     evaluate.add_argument(
-        "--skip-bits", action="store_true", help="measure the drafters only, which is quick"
+        "--skip-bits", action="store_true", help="measure only the drafters (fast)"
     )
     evaluate.add_argument(
         "--prompts",
         type=_positive_int,
-        help="draw so many held-out prompts of each kind instead of reading the excerpts",
+        help="draw this many held-out prompts of each kind instead of reading the excerpts",
     )
     everything = verbs.add_parser("all", help="every step, in order")
     _add_folders(everything)
@@ -83,7 +85,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out the parsed verb; returns the exit status."""
+    """Run the parsed command; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     if getattr(arguments, "threads", None):
         torch.set_num_threads(arguments.threads)
@@ -191,7 +193,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
             for excerpt in heldout_prompts(kind, arguments.prompts, seed=1)
         )
     for what, reports in (
-        ("nats from the target's law", evaluate_divergence(arguments.models, excerpts)),
+        ("nats from the target's distribution", evaluate_divergence(arguments.models, excerpts)),
         ("mean acceptance length", evaluate_acceptance(arguments.models, excerpts)),
     ):
         for report in reports:
@@ -225,7 +227,7 @@ def _add_folders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--work", type=Path, default=Path("train-work"), help="streams, checkpoints, interim models"
     )
-    # Not the published folder: training must not overwrite it by accident.
+    # The default is not the published folder, which training must not overwrite by accident.
     parser.add_argument(
         "--models", type=Path, default=Path("train-work/models"), help="finished models"
     )

@@ -1,4 +1,4 @@
-"""Training text that a Debian machine with Python holds, and its fixed held-out split.
+"""Training text from the files of a Debian machine with Python, and its fixed held-out split.
 
 Code is the standard library of the running interpreter. Prose is the documentation of Python
 (reStructuredText) and of PostgreSQL (HTML, rendered to plain text), from the packages
@@ -24,14 +24,14 @@ KINDS: tuple[Kind, ...] = ("code", "prose")
 
 HELDOUT_ONE_IN = 20
 MIN_DOCUMENT_CHARS = 200
-# A held-out file that shares more than this part of its long lines with training is a near copy.
+# A held-out file that shares more than this part of its long lines with training is a copy.
 MAX_SHARED_LINES = 0.5
 LONG_LINE_CHARS = 30
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A folder of documents of one kind, without the folders named in `excluded`."""
+    """A folder of documents of one kind, without the folders in `excluded`."""
 
     name: str
     kind: Kind
@@ -43,7 +43,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file's text; `path` is relative to the root of its source and decides the split."""
+    """One file's text; `path` is relative to the root of its source and determines the split."""
 
     source: str
     kind: Kind
@@ -63,7 +63,7 @@ class Corpus:
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """A held-out prompt that carries its origin and licence."""
+    """A held-out prompt with its origin and licence."""
 
     kind: Kind
     source: str
@@ -73,7 +73,7 @@ class Excerpt:
 
 
 def default_sources() -> tuple[Source, ...]:
-    """Where a Debian 12 machine keeps the corpus."""
+    """The folders of the corpus on a Debian 12 machine."""
     return (
         Source(
             name="python-standard-library",
@@ -81,7 +81,7 @@ def default_sources() -> tuple[Source, ...]:
             root=Path(sysconfig.get_paths()["stdlib"]),
             pattern="*.py",
             licence="PSF-2.0",
-            # Tables of characters, and a generated copy of the documentation, are not code.
+            # Excludes character tables and a generated copy of the documentation: not code.
             excluded=frozenset(
                 {"site-packages", "dist-packages", "pydoc_data", "encodings", "cjkencodings"}
             ),
@@ -104,13 +104,13 @@ def default_sources() -> tuple[Source, ...]:
 
 
 def is_heldout(path: str) -> bool:
-    """Whether the file at `path`, relative to its source's root, is never trained on."""
+    """Whether the file at `path`, relative to its source's root, is held out of training."""
     digest = hashlib.sha256(path.encode()).digest()
     return int.from_bytes(digest[:8], "big") % HELDOUT_ONE_IN == 0
 
 
 def read_documents(source: Source) -> Iterator[Document]:
-    """The usable files of a source in order of path; a missing root yields nothing."""
+    """The usable files of a source, sorted by path; nothing if the root is missing."""
     for file in sorted(source.root.rglob(source.pattern)):
         relative = file.relative_to(source.root)
         if source.excluded.intersection(relative.parts) or not file.is_file():
@@ -127,12 +127,12 @@ def read_documents(source: Source) -> Iterator[Document]:
 
 
 def split(documents: Iterable[Document]) -> Corpus:
-    """Divide by path; drop repeated documents and held-out ones that training text contains."""
+    """Split by path; drop duplicates and held-out documents that the training text contains."""
     train: list[Document] = []
     heldout: list[Document] = []
     seen: set[bytes] = set()
     num_duplicates = 0
-    # Training files claim their content first: a document in both parts leaves the held-out one.
+    # Training files come first, so a document in both parts is dropped from the held-out part.
     for document in sorted(
         documents, key=lambda item: (is_heldout(item.path), item.source, item.path)
     ):
@@ -166,7 +166,7 @@ def heldout_prompts(kind: Kind, count: int, seed: int) -> tuple[Excerpt, ...]:
 
 
 def cut_excerpts(documents: list[Document], count: int, seed: int) -> tuple[Excerpt, ...]:
-    """Excerpts that start at a paragraph and end with a line or a word, no two at one place."""
+    """Excerpts that start at a paragraph and end at a line or word; all starts differ."""
     if not documents:
         raise ConfigError("no held-out documents of this kind; see `drafthouse train corpus`")
     generator = random.Random(seed)
@@ -209,12 +209,12 @@ def read_excerpts(file: Path) -> tuple[Excerpt, ...]:
 
 
 def content_hash(text: str) -> bytes:
-    """Equal for texts that differ only in case and white space."""
+    """A hash that ignores case and white space."""
     return hashlib.sha256(" ".join(text.lower().split()).encode()).digest()
 
 
 def _is_readable(text: str) -> bool:
-    """Not tiny, more letters than figures and signs, and divided into lines."""
+    """Whether the text is not tiny, has mostly letters, and has line breaks."""
     num_visible = len("".join(text.split()))
     num_letters = sum(map(str.isalpha, text))
     mean_line_len = len(text) / (text.count("\n") + 1)

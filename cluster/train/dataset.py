@@ -22,12 +22,12 @@ STREAMS = (*KINDS, "chat")
 _ENCODE_BATCH = 256
 
 Tokens = NDArray[np.uint16]
-# Stream names with weights; a weight of 2 reads a stream twice per epoch, 0.5 only its first half.
+# Stream names and weights; weight 2 reads a stream twice per epoch, 0.5 only its first half.
 Mixture = Sequence[tuple[str, float]]
 
 
 def encode_documents(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -> Tokens:
-    """All texts one after another, each followed by the end-of-text token."""
+    """All texts concatenated, each followed by the end-of-text token."""
     end_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     pieces: list[Tokens] = []
     pending: list[str] = []
@@ -48,7 +48,7 @@ def encode_documents(texts: Iterable[str], tokenizer: PreTrainedTokenizerFast) -
 def write_streams(
     corpus: Corpus, tokenizer: PreTrainedTokenizerFast, folder: Path, seed: int
 ) -> dict[str, int]:
-    """Encode the training part into one file per stream; returns the number of tokens of each."""
+    """Encode the training part into one file per stream; returns their numbers of tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     num_chars = sum(len(document.text) for document in corpus.train)
     texts: dict[str, Iterable[str]] = {
@@ -75,7 +75,7 @@ def read_streams(folder: Path, names: Sequence[str] = STREAMS) -> list[Tokens]:
 
 
 def mix_streams(folder: Path, mixture: Mixture) -> list[Tokens]:
-    """Each stream as often as its weight says; the fraction comes from the beginning."""
+    """Repeat each stream by its weight; a fraction is taken from its beginning."""
     mixed: list[Tokens] = []
     for name, weight in mixture:
         (stream,) = read_streams(folder, [name])
@@ -87,7 +87,7 @@ def mix_streams(folder: Path, mixture: Mixture) -> list[Tokens]:
 
 
 def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer saved beside the streams or in a model folder."""
+    """The tokenizer saved in the folder of the streams or of a model."""
     inner = folder / "tokenizer"
     if not (inner / "tokenizer.json").exists() and not (folder / "tokenizer.json").exists():
         raise ConfigError(f"{folder}: no tokenizer here; run `drafthouse train tokenizer` first")
@@ -101,9 +101,9 @@ def read_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 class WindowOrder:
     """Windows of `length` + 1 tokens over several streams, in an order fixed by the seed.
 
-    Windows overlap by one token, so that every token inside an epoch's cuts is predicted once.
-    Every epoch shifts the cuts and shuffles anew, and the order is a function of the seed alone:
-    a resumed run needs only the number of windows it has read.
+    Windows overlap by one token, so that each token of an epoch is predicted once.  Every epoch
+    shifts and shuffles the windows again.  The order depends only on the seed, so a resumed run
+    needs only the number of windows it has read.
     """
 
     streams: Sequence[Tokens]
@@ -135,7 +135,7 @@ class WindowOrder:
         shift = int(generator.integers(self.length))
         parts: list[NDArray[np.int64]] = []
         for index, stream in enumerate(self.streams):
-            # One window fewer than fits, so that every shift gives the same number of windows.
+            # One window fewer than fits, so that the number of windows is the same for every shift.
             num_windows = max(0, (len(stream) - 1) // self.length - 1)
             starts = shift + self.length * np.arange(num_windows, dtype=np.int64)
             parts.append(np.stack([np.full_like(starts, index), starts], axis=1))

@@ -1,4 +1,4 @@
-"""Objectives that bring a drafter's next-token law close to the target's."""
+"""Objectives that train a drafter's next-token distribution to match the target's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Loss = Literal["kl", "acceptance"]
 
 
 def distillation_loss(drafter: nn.Module, target: LlamaForCausalLM, loss: Loss = "kl") -> Objective:
-    """Mean distance of the two laws over all positions; the target gets no gradient."""
+    """Mean distance of the two distributions over all positions; no gradient for the target."""
     target.requires_grad_(False).eval()
     precision = mixed_precision()
 
@@ -42,6 +42,6 @@ def kl_divergence(draft_log_probs: torch.Tensor, target_log_probs: torch.Tensor)
 def negative_log_acceptance(
     draft_log_probs: torch.Tensor, target_log_probs: torch.Tensor
 ) -> torch.Tensor:
-    """-log sum_i min(p_i, q_i), the mean over all rows: Leviathan et al. 2023, corollary 3.6."""
+    """-log sum_i min(p_i, q_i), the mean over all rows.  Leviathan et al. 2023, corollary 3.6."""
     overlap = torch.minimum(draft_log_probs.exp(), target_log_probs.exp()).sum(dim=-1)
     return -overlap.clamp(min=1e-6).log().mean()

@@ -1,4 +1,4 @@
-"""Distilling the drafters: a general one on a mixture, then one per task."""
+"""Distils the drafters: a general one on a mixture, then one per task."""
 
 from __future__ import annotations
 
@@ -36,29 +36,29 @@ DRAFTER_PHASES = (Phase(0.0, 512, 4), Phase(0.85, 1024, 2))
 TOKENS_PER_STEP = 4096
 PROMPT_LEN = 64
 NEW_TOKENS = 192
-# Half of the target's own text is greedy, half is sampled as chat clients usually do.
+# Half of the target's own text is greedy, half is sampled at a usual chat temperature.
 TEMPERATURES = (0.0, 0.8)
 GENERATED_PREFIX = "generated-"
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one drafter learns from, and how."""
+    """The data and settings that one drafter is trained with."""
 
     name: str
     mixture: Mixture
     rates: Rates
-    # None learns from the text alone and needs no target: cheap, and good enough for a beginning.
+    # None trains on the text alone, without a target: cheap, and good enough for a start.
     loss: Loss | None = "kl"
-    # The recipe whose finished network this one starts from.
+    # The recipe whose trained network this one starts from.
     starts_from: str | None = None
 
     def folder(self, work: Path, models: Path) -> Path:
-        """Where the finished network lies; a beginning is no product."""
+        """The folder of the trained network; in `work` if other recipes only start from it."""
         return (models if self.loss else work) / self.name
 
 
-# The beginning hardly decays: distillation goes on where it stops.
+# The learning rate of the start hardly decays, because distillation continues from it.
 _BEGINNING_RATES = Rates(muon=0.02, adamw=0.004, warmup=0.02, decay=0.1)
 _GENERAL_RATES = Rates(muon=0.02, adamw=0.004, warmup=0.02, decay=0.7)
 _TASK_RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
@@ -99,7 +99,7 @@ RECIPES = (
 
 
 def recipe_named(name: str) -> Recipe:
-    """The recipe of a drafter; an unknown name is the caller's error."""
+    """The recipe with that name; raises ConfigError if there is none."""
     for recipe in RECIPES:
         if recipe.name == name:
             return recipe
@@ -137,7 +137,7 @@ def generate_streams(
 
 
 def train_drafter(work: Path, models: Path, recipe: Recipe, budget: Budget, seed: int = 0) -> None:
-    """Train one drafter in `work`, or continue its training, and save it in its folder."""
+    """Train one drafter in `work`, or resume its training, and save it in its folder."""
     tokenizer = read_tokenizer(work / "data")
     torch.manual_seed(seed)
     if recipe.starts_from is None:

@@ -1,4 +1,4 @@
-"""The measured claims about the demonstration models."""
+"""Measures the quality of the demonstration models."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ MAX_NEW_TOKENS = 160
 
 @dataclass(frozen=True, slots=True)
 class DrafterReport:
-    """One drafter on the texts of one kind: the mean over texts, and its lead over the general
-    drafter, which is positive where it is the better one.  Texts too short to judge do not count.
+    """One drafter on the texts of one kind.
+
+    The mean over texts, and its lead over the general drafter (positive = better).  Texts that are
+    too short to measure are left out.
     """
 
     kind: Kind
@@ -47,15 +49,15 @@ class DrafterReport:
     lead: Interval
 
 
-# What a drafter reaches on each of some texts: float64[texts], nan where that cannot be told.
+# A drafter's result on each text: float64[texts], nan where it cannot be measured.
 Measure = Callable[[nn.Module], NDArray[np.float64]]
 
 
 def evaluate_bits(target_folder: Path, max_bytes: int | None) -> dict[str, BitsPerByte]:
     """Bits per byte on this machine's held-out documents, in windows of 2048 tokens.
 
-    Unit tests repeat themselves and most of the held-out code are tests, so the library's modules
-    are also given alone.
+    Unit tests are repetitive and make up most of the held-out code, so the result without tests is
+    reported as well.
     """
     tokenizer, network = read_tokenizer(target_folder), load(target_folder)
     heldout = load_corpus().heldout
@@ -98,7 +100,7 @@ def _compare(
     *,
     better: float,
 ) -> list[DrafterReport]:
-    """The general and the matching task drafter on each kind.  better: 1 = more is, -1 = less."""
+    """The general and the matching task drafter per kind.  better: 1 = higher is, -1 = lower."""
     tokenizer = read_tokenizer(models / "demo-target")
     target = load(models / "demo-target")
     general = load(models / GENERAL_DRAFTER)

@@ -1,4 +1,4 @@
-"""The target's own text, which is what drafters see when they serve."""
+"""Generates text with the target, because drafters continue such text when they serve."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cluster.train.dataset import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a batch of continuations is drawn; a temperature of 0 takes the most likely token."""
+    """How to sample a batch of continuations; temperature 0 takes the most likely token."""
 
     max_new_tokens: int
     stop_ids: tuple[int, ...]
@@ -32,7 +32,7 @@ def continue_prompts(
 ) -> list[list[int]]:
     """One continuation per prompt, in one batch; row i uses temperature i modulo their number.
 
-    A continuation ends with its first stop token, which is kept.
+    A continuation ends with its first stop token, which is included.
     """
     width = max(len(prompt) for prompt in prompts)
     rows = torch.zeros((len(prompts), width), dtype=torch.int64)
@@ -102,7 +102,7 @@ def generate_stream(
 
 
 def corpus_prompts(stream: Tokens, length: int, seed: int) -> Iterator[list[int]]:
-    """Endless random cuts of a stream, all of one length so that batches need no padding."""
+    """Endless random pieces of a stream, all of one length so that batches need no padding."""
     generator = np.random.default_rng(seed)
     while True:
         start = int(generator.integers(len(stream) - length))
@@ -112,7 +112,7 @@ def corpus_prompts(stream: Tokens, length: int, seed: int) -> Iterator[list[int]
 def chat_prompts(
     stream: Tokens, assistant_id: int, end_of_text_id: int, seed: int
 ) -> Iterator[list[int]]:
-    """Conversations of a stream, in random order, up to the point where the assistant begins."""
+    """Conversations of a stream, in random order, cut where the assistant's turn begins."""
     ends = np.flatnonzero(stream == end_of_text_id)
     starts = np.concatenate([[0], ends[:-1] + 1])
     for index in np.random.default_rng(seed).permutation(len(starts)):
@@ -124,7 +124,7 @@ def chat_prompts(
 def _draw(
     logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator
 ) -> torch.Tensor:
-    """Gumbel-max: temperature times noise added to the logits, so that 0 is the plain maximum."""
+    """Gumbel-max: adds temperature times noise to the logits, so that 0 gives the maximum."""
     exponential = torch.empty_like(logits).exponential_(generator=generator)
     noise = -torch.log(exponential.clamp(min=1e-20))
     return (logits + temperatures[:, None] * noise).argmax(dim=-1)

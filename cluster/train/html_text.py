@@ -1,4 +1,4 @@
-"""Documentation pages in HTML as plain text."""
+"""Converts HTML documentation pages to plain text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _NAVIGATION = frozenset({"navheader", "navfooter", "toc"})
 
 
 class _TextCollector(HTMLParser):
-    """Collects paragraphs; preformatted text keeps its line breaks, everything else is reflowed."""
+    """Collects paragraphs; preformatted text keeps its line breaks, other text is reflowed."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
         self.paragraphs: list[str] = []
         self._parts: list[str] = []
         self._preformatted_depth = 0
-        # The tag that opened the skipped part, and how deep that tag is nested inside it.
+        # The tag that opened the skipped part, and its nesting depth inside that part.
         self._skipped_tag = ""
         self._skipped_depth = 0
 

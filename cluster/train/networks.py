@@ -24,13 +24,13 @@ class Shape:
     max_context_len: int = 4096
 
 
-# Head counts are even so that the target splits over two tensor-parallel ranks.
+# Head counts are even so that the target can be split over two tensor-parallel ranks.
 TARGET = Shape(384, num_layers=6, num_heads=6, num_kv_heads=2, intermediate_size=896)
 DRAFTER = Shape(192, num_layers=3, num_heads=3, num_kv_heads=1, intermediate_size=512)
 
 
 def build(shape: Shape, *, end_of_text_id: int, vocab_size: int = VOCAB_SIZE) -> LlamaForCausalLM:
-    """A freshly initialised network; the caller seeds torch."""
+    """A newly initialised network; the caller seeds torch."""
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=shape.hidden_size,
@@ -49,7 +49,7 @@ def build(shape: Shape, *, end_of_text_id: int, vocab_size: int = VOCAB_SIZE) ->
     )
     network = LlamaForCausalLM(config)
     with torch.no_grad():
-        # Every block starts as the identity, so depth costs nothing at the beginning.
+        # Every block starts as the identity, so depth does not slow the start of training.
         for layer in network.model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
@@ -57,7 +57,7 @@ def build(shape: Shape, *, end_of_text_id: int, vocab_size: int = VOCAB_SIZE) ->
 
 
 def load(folder: Path) -> LlamaForCausalLM:
-    """The network of a folder, in float32, whatever it was saved in."""
+    """Load the network of a folder in float32, whatever its saved dtype."""
     if not (folder / "config.json").exists():
         raise ConfigError(f"{folder}: no model here; train it first with `drafthouse train`")
     network = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -13,8 +13,8 @@ from torch import nn
 class Rates:
     """Peak learning rates and the trapezoid that scales them.
 
-    Rates rise linearly during the first `warmup` part of training, stay, and fall linearly to zero
-    over the last `decay` part.
+    Rates rise linearly during the first `warmup` part of training, stay constant, and fall linearly
+    to zero during the last `decay` part.
     """
 
     muon: float = 0.02
@@ -23,7 +23,7 @@ class Rates:
     decay: float = 0.55
 
     def scale(self, progress: float) -> float:
-        """The factor on both rates when `progress`, from 0 to 1, of the budget is spent."""
+        """The factor on both rates when the part `progress` (0 to 1) of the budget is spent."""
         return max(0.0, min(1.0, (progress + 1e-3) / self.warmup, (1.0 - progress) / self.decay))
 
 
@@ -49,7 +49,7 @@ class Optimizers:
         )
 
     def step(self, progress: float) -> None:
-        """Apply the accumulated gradients at the rates of this moment, and clear them."""
+        """Apply the accumulated gradients with the rates at `progress`, and clear them."""
         scale = self._rates.scale(progress)
         for group in self._muon.param_groups:
             group["lr"] = self._rates.muon * scale

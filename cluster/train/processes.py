@@ -1,6 +1,6 @@
-"""One training run in several single-threaded processes that share the work of every step.
+"""Runs one training in several single-threaded processes that divide the work of every step.
 
-On cores that others use too, threads wait for each other thousands of times per step, and each
+On cores shared with other work, threads wait for each other thousands of times per step, and each
 wait may last a scheduler's time slice; processes wait once per step.
 """
 
@@ -17,7 +17,7 @@ from torch.multiprocessing.spawn import spawn
 
 
 def run_together(num_processes: int, work: Callable[..., None], *arguments: Any) -> None:
-    """Call `work(*arguments)` in every process; one process means this one, with its threads."""
+    """Call `work(*arguments)` in every process; 1 = only this process, with its threads."""
     if num_processes == 1:
         work(*arguments)
         return
@@ -29,17 +29,17 @@ def run_together(num_processes: int, work: Callable[..., None], *arguments: Any)
 
 
 def rank() -> int:
-    """This process's place; 0 reports and saves."""
+    """The index of this process; 0 reports and saves."""
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def process_count() -> int:
-    """How many processes share this run."""
+    """The number of processes of this run."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
-    """Replace every gradient by its sum over the processes, bit for bit the same in each."""
+    """Replace every gradient by its sum over the processes, bitwise equal in each."""
     if process_count() == 1:
         return
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -53,7 +53,7 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 
 def of_first_process(value: float) -> float:
-    """The first process's value, in every process."""
+    """The first process's value, returned in every process."""
     if process_count() == 1:
         return value
     shared = torch.tensor([value], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Training the demonstration target on the corpus."""
+"""Trains the demonstration target on the corpus."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from cluster.train.trainer import (
 
 log = logging.getLogger(__name__)
 
-# Short windows first, for they are cheapest per token; long ones last, so that 2048 tokens of
-# context are usable.
+# Short windows first, because they are cheapest per token; long ones last, so that the model can
+# use 2048 tokens of context.
 TARGET_PHASES = (Phase(0.0, 512, 4), Phase(0.72, 1024, 2), Phase(0.86, 2048, 1))
 TOKENS_PER_STEP = 8192
-# Prose is the easier kind per token, and code is what the demonstration is mostly asked for.
+# Code has more weight: prose is easier per token, and the demonstration serves mostly code.
 TARGET_MIXTURE = (("code", 1.0), ("prose", 0.5), ("chat", 1.0))
 PROBE_BYTES = 120_000
 
 
 def train_target(work: Path, output: Path, budget: Budget, seed: int = 0) -> None:
-    """Train, or continue, in `work` and write `output`; interim folders go to `work`/snapshot."""
+    """Train or resume in `work` and write `output`; interim models go to `work`/snapshot."""
     tokenizer = read_tokenizer(work / "data")
     torch.manual_seed(seed)
     network = build(TARGET, end_of_text_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT))
@@ -57,7 +57,7 @@ def train_target(work: Path, output: Path, budget: Budget, seed: int = 0) -> Non
 def interim_report(
     network: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path
 ) -> Report:
-    """Saves the network as it is and logs bits per byte of a small fixed held-out sample."""
+    """Returns a callback that saves the network and logs bits per byte of a held-out sample."""
     samples: dict[Kind, list[Document]] = {}
 
     def report(num_steps: int) -> None:

@@ -18,8 +18,8 @@ END = "<|end|>"
 SPECIAL_TOKENS = (END_OF_TEXT, SYSTEM, USER, ASSISTANT, END)
 MAX_CONTEXT_LEN = 4096
 
-# Words keep one leading space. A line break stays whole with the indentation after it, because
-# that is what code is made of. Digits stand alone so that numbers do not fill the vocabulary.
+# Words keep one leading space. A line break forms one piece with the indentation after it, which is
+# frequent in code. Digits are single pieces so that numbers do not fill the vocabulary.
 _SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\n+[ \t]*|[ \t]+(?=\S)|\s+"
 
 CHAT_TEMPLATE = (
@@ -54,7 +54,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> PreTr
 
 
 def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    """The transformers face of a trained vocabulary: special roles and the chat template."""
+    """Wrap a trained vocabulary for transformers, with special tokens and the chat template."""
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=END_OF_TEXT,
@@ -69,12 +69,12 @@ def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json, the chat template inside the latter."""
+    """Write tokenizer.json and tokenizer_config.json, which contains the chat template."""
     tokenizer.save_pretrained(folder, save_jinja_files=False)
     file = folder / "tokenizer_config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
     for key in ("is_local", "local_files_only", "backend"):
         config.pop(key, None)
-    # The name that every release of transformers knows; version 5 writes an internal one.
+    # A class name that every release of transformers knows; version 5 writes an internal one.
     config["tokenizer_class"] = "PreTrainedTokenizerFast"
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

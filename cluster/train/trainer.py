@@ -1,4 +1,4 @@
-"""The training loop of target and drafters: budgeted, resumable, repeatable for a step count."""
+"""The training loop of target and drafters: resumable, and repeatable for a number of steps."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 
 # Maps windows, int64[rows, length + 1], to the mean loss in nats per token.
 Objective = Callable[[torch.Tensor], torch.Tensor]
-# Called now and then with the number of finished steps.
+# Called from time to time with the number of finished steps.
 Report = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """From `start` of the budget on, micro-batches are `rows` windows of `length` tokens."""
+    """After the part `start` of the budget, micro-batches are `rows` windows of `length` tokens."""
 
     start: float
     length: int
@@ -39,7 +39,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Either a number of steps, which makes a run repeatable, or a number of minutes."""
+    """Either a number of steps (repeatable) or a number of minutes."""
 
     steps: int | None = None
     minutes: float | None = None
@@ -51,7 +51,7 @@ class Budget:
             raise ConfigError("the budget must be positive")
 
     def progress(self, num_steps: int, elapsed_s: float) -> float:
-        """The spent part of the budget, from 0 to 1."""
+        """The part of the budget that is spent, from 0 to 1."""
         if self.steps is not None:
             return min(1.0, num_steps / self.steps)
         assert self.minutes is not None
@@ -60,7 +60,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """Everything that decides the weights besides the data and the objective."""
+    """All settings that affect the weights, except the data and the objective."""
 
     budget: Budget
     phases: Sequence[Phase]
@@ -71,13 +71,13 @@ class TrainSettings:
     report_every_s: float = 300.0
 
     def phase_at(self, progress: float) -> int:
-        """Index of the phase that holds at this part of the budget."""
+        """Index of the phase at this part of the budget."""
         return max(index for index, item in enumerate(self.phases) if item.start <= progress)
 
 
 @dataclass(slots=True)
 class Position:
-    """How far a run has come: enough, with weights and optimiser state, to continue it."""
+    """The progress of a run; with weights and optimiser state enough to resume it."""
 
     num_steps: int = 0
     elapsed_s: float = 0.0
@@ -162,7 +162,7 @@ class Trainer:
         log.info("checkpoint saved steps=%s path=%s", self.position.num_steps, self._checkpoint)
 
     def resume(self) -> bool:
-        """Continue from the checkpoint; false when there is none."""
+        """Continue from the checkpoint; returns False if there is none."""
         if self._checkpoint is None or not self._checkpoint.exists():
             return False
         state = torch.load(self._checkpoint, weights_only=True)
@@ -173,7 +173,7 @@ class Trainer:
         position = self.position
         log.info("resumed steps=%s path=%s", position.num_steps, self._checkpoint)
         if self._settings.budget.progress(position.num_steps, position.elapsed_s) >= 1.0:
-            log.warning("nothing left to train; remove %s to begin anew", self._checkpoint)
+            log.warning("nothing left to train; remove %s to start over", self._checkpoint)
         return True
 
     def _step(self, progress: float) -> None:
@@ -194,7 +194,7 @@ class Trainer:
 
 
 def compile_objective(objective: Objective) -> Objective:
-    """The objective compiled per window shape, or unchanged where there is no C++ compiler."""
+    """Compile the objective per window shape; without a C++ compiler return it unchanged."""
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         log.warning("no C++ compiler found; training runs eagerly, about a third slower")
         return objective
@@ -202,9 +202,9 @@ def compile_objective(objective: Objective) -> Objective:
 
 
 def mixed_precision() -> torch.autocast:
-    """Products in bfloat16 where the processor has them; emulated, they take several times as long.
+    """Autocast to bfloat16 if the processor supports it; emulated, it is several times slower.
 
-    Made once, outside of what is compiled: the compiler would trace how it was decided.
+    Create it once, outside compiled code, because the compiler would trace the check.
     """
     return torch.autocast("cpu", dtype=torch.bfloat16, enabled=computes(torch.bfloat16))
 

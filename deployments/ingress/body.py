@@ -1,4 +1,4 @@
-"""From the bytes of a request to one JSON object, within the limits and without blocking."""
+"""Reads the body of a request as one JSON object, within limits and without blocking."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from deployments.ingress.fields import json_kind
 
 T = TypeVar("T")
 
-# Parsing this much takes about a millisecond; more is done beside the event loop.
+# Parsing this much takes about a millisecond; larger bodies are parsed in another thread.
 _INLINE_BYTES = 128 * 1024
 
 
 async def read_object(
     request: Request, settings: IngressConfig, parse: Callable[[dict[str, Any]], T]
 ) -> T:
-    """What `parse` makes of the JSON object in the body of `request`.
+    """Read the JSON object in the body of `request` and return the result of `parse`.
 
-    Raises TooLargeError before anything beyond the limit is read, TooSlowError for a body that
-    does not arrive in time, RequestError for what is no JSON object.
+    Raises TooLargeError before it reads beyond the limit, TooSlowError if the body does not arrive
+    in time, RequestError if the body is not a JSON object.
     """
     try:
         async with asyncio.timeout(settings.body_timeout_s):
@@ -77,11 +77,11 @@ def parse_body(body: bytes) -> dict[str, Any]:
             f"the body is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}"
         ) from None
     except ValueError:
-        raise RequestError("the body holds a number with too many digits; shorten it") from None
+        raise RequestError("the body contains a number with too many digits; shorten it") from None
     if not isinstance(value, dict):
         raise RequestError(f"the body is {json_kind(value)}; send a JSON object")
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise RequestError(f"{name} is no JSON number; send a finite number")
+    raise RequestError(f"{name} is not a JSON number; send a finite number")

@@ -1,6 +1,6 @@
-"""The messages of a conversation: what is served of them, and how many.
+"""Checks the messages of a chat request: supported fields and roles, and their number.
 
-What they say to the model is the business of `cluster.text.chat`, for every face alike.
+`cluster.text.chat` renders them for the model, in the same way for HTTP and gRPC.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TOOL_ROLES = ("tool", "function")
 
 
 def parse_messages(value: Any) -> tuple[Message, ...]:
-    """OpenAI's `messages`; content is text or a list of text parts."""
+    """Parse OpenAI's `messages`; content is a text or a list of text parts."""
     if not isinstance(value, list):
         raise RequestError(f"messages: {json_kind(value)}; send a list", param="messages")
     if not value:
@@ -38,7 +38,7 @@ def _message(value: Any, path: str) -> Message:
             f"{path}.role: {remedy}; send system, user or assistant", param=f"{path}.role"
         )
     for key in value:
-        # Clients echo an answer back with its empty fields (`tool_calls: null` and the like).
+        # Clients send an answer back with its empty fields (`tool_calls: null` and the like).
         if key not in ("role", "content", "name") and value[key] not in (None, [], {}):
             name = f"{path}.{key[:40]}"
             raise RequestError(f"{name}: not supported; remove it", param=name)

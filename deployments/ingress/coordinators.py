@@ -1,7 +1,7 @@
-"""The ingress' side of the coordinators: one stream each, many requests on it, and failover.
+"""The ingress' connections to the coordinators: one stream each for many requests, and failover.
 
-A request whose coordinator dies is sent to another one with the tokens it already has; the text
-does not depend on who decodes it, so the client sees a pause and nothing else.
+If a coordinator dies, its requests are sent to another one with the tokens they already have.  The
+text does not depend on the coordinator, so the client only sees a pause.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from cluster.rpc.link import Link
 
 log = logging.getLogger(__name__)
 
-# How long a request waits for a coordinator to appear before it is answered 503.
-DEFAULT_PATIENCE_S = 30.0
+# How long a request waits for a coordinator to connect before it is answered with 503.
+DEFAULT_CONNECT_TIMEOUT_S = 30.0
 _RESUME_PAUSE_S = 0.05
-# What a request takes on the wire beside its tokens, at most: parameters, biases, names.
+# Upper bound for the bytes of a request on the wire besides its tokens: parameters, biases, names.
 _ENVELOPE_BYTES = 32 * 1024
 
 
@@ -38,14 +38,14 @@ CoordinatorStream = Link[SubmitFrame, EventFrame]
 
 
 class Ticket:
-    """One running request.  `take` hands out what has arrived; `close` must always be called.
+    """One running request.  `take` returns its new events; `Coordinators.close` must be called.
 
-    news: set whenever something arrives; several tickets may share one event.
+    arrived: set whenever an event arrives; several tickets may share it.
     """
 
-    def __init__(self, request: Request, news: asyncio.Event) -> None:
+    def __init__(self, request: Request, arrived: asyncio.Event) -> None:
         self.request = request
-        self.wire_id = request.id  # changes with every failover: old events cannot be mistaken
+        self.wire_id = request.id  # changes with every failover, so that old events are recognised
         self.peer: _Peer | None = None
         self.failovers = 0
         self.finished = False
@@ -54,10 +54,10 @@ class Ticket:
         self._output: list[TokenArray] = [request.output_ids]
         self._arrived: list[TokenEvent] = []
         self._error: DrafthouseError | None = None
-        self._news = news
+        self._signal = arrived
 
     def push(self, event: TokenEvent) -> None:
-        """Take an event from the coordinator; what overlaps with earlier ones is cut off."""
+        """Add an event from the coordinator, without the tokens that earlier events contained."""
         overlap = self.output_len - event.position
         if overlap > 0 and len(event.token_ids):
             event = dataclasses.replace(
@@ -76,22 +76,22 @@ class Ticket:
             return
         self._arrived.append(event)
         self.finished = event.finish_reason is not None
-        self._news.set()
+        self._signal.set()
 
     def fail(self, error: DrafthouseError) -> None:
         self._error = error
         self.finished = True
-        self._news.set()
+        self._signal.set()
 
     def end(self) -> None:
-        """Nothing more will come, not even statistics."""
+        """End the request: no more events will arrive, not even statistics."""
         self.finished = True
-        self._news.set()
+        self._signal.set()
 
     def take(self) -> list[TokenEvent]:
-        """All events since the last call, perhaps none.
+        """All events since the last call, possibly none.
 
-        Raises the error that ended the request, once its events have been handed out.
+        After the last events, raises the error that ended the request.
         """
         events, self._arrived = self._arrived, []
         if not events and self._error is not None:
@@ -99,7 +99,7 @@ class Ticket:
         return events
 
     def resumed(self) -> Request:
-        """The request as another coordinator is to continue it."""
+        """The request in the form in which another coordinator continues it."""
         self.failovers += 1
         self.wire_id = f"{self.request.id}~{self.failovers}"
         output_ids = np.concatenate(self._output)
@@ -116,7 +116,7 @@ def _error_of(event: TokenEvent) -> DrafthouseError:
 
 
 class _Peer:
-    """One coordinator: its stream, the requests on it, and what is to be sent next."""
+    """One coordinator: its stream, its running requests, and what is to be sent next."""
 
     def __init__(
         self, peer_id: str, description: WorkerDescription, link: CoordinatorStream
@@ -131,12 +131,14 @@ class _Peer:
 
 
 class Coordinators:
-    """Spreads requests over the connected coordinators; sticks to none."""
+    """Distributes requests over the connected coordinators, without affinity."""
 
     def __init__(
-        self, patience_s: float = DEFAULT_PATIENCE_S, max_frame_bytes: int = MAX_FRAME_BYTES
+        self,
+        connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
-        self._patience_s = patience_s
+        self._connect_timeout_s = connect_timeout_s
         self._max_prompt_len = (max_frame_bytes - _ENVELOPE_BYTES) // 4  # a token has four bytes
         self._peers: dict[str, _Peer] = {}
         self._joined = asyncio.Event()
@@ -145,13 +147,13 @@ class Coordinators:
 
     @property
     def is_connected(self) -> bool:
-        """Whether requests can be placed at present."""
+        """Whether a coordinator is connected that can take requests."""
         return bool(self._peers)
 
     async def use(
         self, peer_id: str, description: WorkerDescription, link: CoordinatorStream
     ) -> None:
-        """Give this coordinator requests until its link ends; they are then resumed elsewhere."""
+        """Send requests to this coordinator until its link ends; then resume them elsewhere."""
         peer = _Peer(peer_id, description, link)
         self._peers[peer_id] = peer
         self._joined.set()
@@ -177,7 +179,7 @@ class Coordinators:
         self._changed = asyncio.Event()
 
     def next_change(self) -> asyncio.Event:
-        """Set when a coordinator comes or goes from now on."""
+        """An event that is set when the next coordinator connects or disconnects."""
         return self._changed
 
     def _resume_later(self, ticket: Ticket) -> None:
@@ -188,17 +190,17 @@ class Coordinators:
 
     @property
     def max_context_len(self) -> int:
-        """Tokens that prompt and output may have together, 0 while no coordinator is connected."""
+        """Maximum tokens of prompt and output together, 0 while no coordinator is connected."""
         return min((peer.description.max_context_len for peer in self._peers.values()), default=0)
 
-    async def submit(self, request: Request, news: asyncio.Event) -> Ticket:
-        """Hand the request to the least loaded coordinator; its events come by the ticket.
+    async def submit(self, request: Request, arrived: asyncio.Event) -> Ticket:
+        """Send the request to the least loaded coordinator; its events arrive in the ticket.
 
-        Raises UnavailableError when none appears in time, TooLargeError for a prompt that exceeds
-        the limit of a frame.
+        Raises UnavailableError if no coordinator connects in time, TooLargeError for a prompt that
+        exceeds the limit of a frame.
         """
         self._check_size(request)
-        ticket = Ticket(request, news)
+        ticket = Ticket(request, arrived)
         await self.wait_connected()
         self._place(ticket, request)
         return ticket
@@ -213,7 +215,7 @@ class Coordinators:
             )
 
     def close(self, ticket: Ticket) -> None:
-        """Forget the request; a coordinator that still works on it is told at once."""
+        """Forget the request; a coordinator that still works on it is told to cancel it."""
         peer, ticket.peer = ticket.peer, None
         if peer is None:
             ticket.finished = True
@@ -229,28 +231,30 @@ class Coordinators:
         ticket.cancelled = True
         if ticket.finished:
             return
-        if ticket.peer is None:  # its coordinator was lost, and the counts with it
+        if ticket.peer is None:  # its coordinator was lost, and with it the statistics
             ticket.end()
         else:
             ticket.peer.cancelled.append(ticket.wire_id)
             ticket.peer.wake.set()
 
     async def wait_connected(self) -> None:
-        """Until there is a coordinator; raises UnavailableError when none appears in time."""
+        """Wait for a coordinator to connect; raises UnavailableError if none does in time."""
         if self._peers:
             return
         try:
-            async with asyncio.timeout(self._patience_s):
+            async with asyncio.timeout(self._connect_timeout_s):
                 await self._joined.wait()
         except TimeoutError:
             raise UnavailableError(
-                f"no coordinator answered within {self._patience_s:g} s; try again later"
+                f"no coordinator answered within {self._connect_timeout_s:g} s; try again later"
             ) from None
 
     def _place(self, ticket: Ticket, request: Request) -> None:
         peer = min(self._peers.values(), key=lambda one: len(one.tickets))
         if ticket.wire_id in peer.tickets:
-            raise DrafthouseError(f"request id {ticket.wire_id} runs already; ids must be unique")
+            raise DrafthouseError(
+                f"request id {ticket.wire_id} is already in use; ids must be unique"
+            )
         ticket.peer = peer
         peer.tickets[ticket.wire_id] = ticket
         peer.requests.append(request)
@@ -261,7 +265,7 @@ class Coordinators:
             ticket.end()
             return
         request = ticket.resumed()
-        # A coordinator that is being stopped refuses what it is sent until its stream ends.
+        # A coordinator that is shutting down refuses requests until its stream ends.
         await asyncio.sleep(min(_RESUME_PAUSE_S * (ticket.failovers - 1), 1.0))
         try:
             await self.wait_connected()
@@ -273,7 +277,7 @@ class Coordinators:
             ticket.fail(error)
 
     async def _write(self, peer: _Peer) -> None:
-        """Everything that is ready goes out in one frame."""
+        """Send everything that is ready in one frame, repeatedly."""
         while True:
             await peer.wake.wait()
             peer.wake.clear()
@@ -289,8 +293,8 @@ class Coordinators:
             await peer.link.send(SubmitFrame(requests, cancelled))
             return
         except TooLargeError:
-            # Nothing of the frame was sent.  One request is at fault, and must not cost the others
-            # their stream.
+            # Nothing of the frame was sent.  One request is at fault; the others must keep their
+            # stream.
             pass
         for request in requests:
             try:
@@ -309,17 +313,17 @@ class Coordinators:
 
     def _deliver(self, peer: _Peer, event: TokenEvent) -> None:
         ticket = peer.tickets.get(event.request_id)
-        if ticket is None:  # it was closed; late events are expected
+        if ticket is None:  # it was closed; late events are normal
             return
         if event.position > ticket.output_len:
-            log.error("gap in the tokens of id=%s: asking again", event.request_id)
+            log.error("gap in the tokens of id=%s: resuming the request", event.request_id)
             del peer.tickets[event.request_id]
             peer.cancelled.append(event.request_id)
             peer.wake.set()
             self._resume_later(ticket)
             return
         if event.finish_reason is FinishReason.CANCELLED and not ticket.cancelled:
-            # Not our wish: that coordinator is being stopped, and another one goes on.
+            # We did not cancel it: that coordinator is shutting down, and another one continues.
             del peer.tickets[event.request_id]
             self._resume_later(ticket)
             return

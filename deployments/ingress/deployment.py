@@ -15,30 +15,30 @@ from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
 from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
-from deployments.ingress.front import Front
-from deployments.ingress.grpc_face import GrpcFace
+from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
+from deployments.ingress.ingress import Ingress
 from deployments.ingress.metrics_page import AskOthers, nobody
 from deployments.models import tokenizer_folder
 from deployments.replica import configure_logging, process_id, where
 
 
 class IngressDeployment:
-    """One ingress replica.  The methods in capitals are gRPC's names."""
+    """One ingress replica.  Capitalised methods are gRPC methods."""
 
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
-        """coordinator: a Serve handle; it only says where the coordinators listen."""
+        """coordinator: a Serve handle, used only to find the coordinators' addresses."""
         configure_logging()
         tokenizer, defaults = await asyncio.to_thread(_load_text, config.target)
         process = process_id("ingress")
-        self._front = Front(
+        self._ingress = Ingress(
             config, tokenizer, defaults, ServeEndpoints(coordinator),
             process=process, others=_others_of(process, config),
         )  # fmt: skip
-        self._front.start()
-        self._grpc = GrpcFace(self._front)
-        self._exporter = Exporter(self._front.recorder)
+        self._ingress.start()
+        self._grpc = GrpcApi(self._ingress)
+        self._exporter = Exporter(self._ingress.recorder)
         self._exporter.start()
         self._listener: GrpcListener | None = None
         if config.grpc.listener == "ingress":
@@ -46,8 +46,8 @@ class IngressDeployment:
             await self._listener.start()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Serve calls this after the constructor and passes HTTP requests to what it returns."""
-        return create_app(self._front)
+        """Called by Serve after the constructor; Serve passes HTTP requests to the result."""
+        return create_app(self._ingress)
 
     async def Generate(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
         """drafthouse.v1.GenerationService/Generate."""
@@ -65,23 +65,23 @@ class IngressDeployment:
 
     async def metrics_for(self, asking: str) -> bytes:
         """This replica's own series, in Prometheus' text format; b"" where it asks itself."""
-        recorder = self._front.recorder
+        recorder = self._ingress.recorder
         return b"" if recorder.process == asking else recorder.render()
 
     async def placement(self) -> dict[str, Any]:
-        """Node and devices of the replica."""
+        """The node and devices of the replica."""
         return where()
 
     async def __del__(self) -> None:
         if hasattr(self, "_listener") and self._listener is not None:
             await self._listener.stop()
         if hasattr(self, "_exporter"):
-            await self._front.stop()
+            await self._ingress.stop()
             await self._exporter.stop()
 
 
 def _load_text(target: TargetConfig) -> tuple[Tokenizer, SamplingParams]:
-    """How the target's model reads and writes, and how it is sampled by default."""
+    """The tokenizer of the target's model and its default sampling parameters."""
     folder, choice = tokenizer_folder(target.engine.model), target.generation_config
     tokenizer = Tokenizer.load(
         folder, generation_config=choice, trust_remote_code=target.engine.trust_remote_code

@@ -1,7 +1,7 @@
-"""Typed reading of one JSON object from a client; every deviation is a RequestError.
+"""Reads the fields of one JSON object from a client by type; raises RequestError for wrong ones.
 
-A message names the field, the value and the remedy.  Values are shortened, and those of fields
-that hold prompt text are described by their type only, so that no text reaches a log.
+A message names the field, the value and the remedy.  Values are shortened, and those of fields with
+prompt text are described only by their type, so that no text reaches a log.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _JSON_NAMES: dict[type, str] = {
 
 
 def json_kind(value: Any) -> str:
-    """What JSON calls the type of `value`, with its article."""
+    """The JSON type of `value`, with an article."""
     return _JSON_NAMES.get(type(value), type(value).__name__)
 
 
 def shown(value: Any) -> str:
-    """`value` as a message may carry it: at most 60 characters, containers by their kind."""
+    """`value` for an error message: at most 60 characters, containers only by their type."""
     if isinstance(value, dict | list):
         return json_kind(value)
     text = repr(value)
@@ -37,9 +37,9 @@ def shown(value: Any) -> str:
 
 
 class Fields:
-    """One JSON object; `path` is where it stands in the request ("" for the body itself).
+    """One JSON object; `path` is its location in the request ("" for the body itself).
 
-    Every reader returns `default` when the key is absent or null.
+    Every method returns `default` if the key is absent or null.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
@@ -48,7 +48,7 @@ class Fields:
 
     @classmethod
     def of(cls, value: Any, path: str) -> Fields:
-        """`value` as an object; raises RequestError when it is none."""
+        """Read `value` as an object; raises RequestError if it is not one."""
         if not isinstance(value, dict):
             raise RequestError(f"{path}: {json_kind(value)}; send an object", param=path)
         return cls(value, path)
@@ -58,11 +58,11 @@ class Fields:
         return f"{self._path}.{key}" if self._path else key
 
     def get(self, key: str) -> Any:
-        """The raw value, None when absent."""
+        """The raw value, None if absent."""
         return self._values.get(key)
 
     def refuse_unknown(self, known: Iterable[str]) -> None:
-        """Raise for the first key that is not in `known`, with the nearest one that is."""
+        """Raise for the first key that is not in `known`; the message suggests the nearest one."""
         names = list(known)
         for key in self._values:
             if key in names:
@@ -73,7 +73,7 @@ class Fields:
             raise RequestError(f"{name}: unknown field; {hint}", param=name)
 
     def number(self, key: str, default: float, low: float, high: float) -> float:
-        """A number in [low, high]; NaN is in no interval."""
+        """A number in [low, high]; NaN is refused."""
         value = self._values.get(key)
         if value is None:
             return default
@@ -89,7 +89,7 @@ class Fields:
         return float(value)
 
     def integer(self, key: str, default: int | None, low: int, high: int) -> int | None:
-        """An integer in [low, high]; a float or boolean is refused, whatever its value."""
+        """An integer in [low, high]; floats and booleans are refused."""
         value = self._values.get(key)
         if value is None:
             return default
@@ -126,7 +126,7 @@ class Fields:
         return encodable(value, name)
 
     def strings(self, key: str, max_items: int, max_len: int = 256) -> tuple[str, ...] | None:
-        """A list of strings, None when absent."""
+        """A list of strings, None if absent."""
         value = self._values.get(key)
         if value is None:
             return None
@@ -142,7 +142,7 @@ class Fields:
         return tuple(encodable(item, name) for item in value)
 
     def integers(self, key: str, max_items: int, low: int, high: int) -> tuple[int, ...]:
-        """A list of integers in [low, high], () when absent."""
+        """A list of integers in [low, high], () if absent."""
         value = self._values.get(key)
         if value is None:
             return ()
@@ -160,7 +160,7 @@ class Fields:
 
 
 def encodable(text: str, name: str) -> str:
-    """`text`, which must be real Unicode: JSON can spell half a surrogate pair."""
+    """Return `text` if it is valid Unicode; JSON can contain half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -175,5 +175,5 @@ def _interval(low: float, high: float) -> str:
 
 
 def _digits(value: int) -> str:
-    # The decimal form of a huge integer costs quadratic time, and Python refuses it past a limit.
+    # Formatting a huge integer takes quadratic time, and Python refuses it above a limit.
     return str(value) if value.bit_length() <= 128 else f"a {value.bit_length()}-bit integer"

@@ -1,4 +1,4 @@
-"""One client request from validated spec to pieces of text, whatever face it came through."""
+"""Runs one client request, from HTTP or gRPC: from the validated spec to pieces of text."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from deployments.ingress.coordinators import Coordinators, Ticket
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.spec import GenerationSpec, Resumption
 
-# A coordinator answers a cancellation at once; one that has just died never does.
+# A coordinator answers a cancellation at once, but one that has just died never does.
 _LAST_EVENT_PATIENCE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """News of one choice.  token_ids: those that belong to the output; logprobs: theirs.
+    """New text and tokens of one choice.  logprobs: those of token_ids.
 
-    stop: the stop string that ended the text, with FinishReason.STOP.
+    token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
+    with FinishReason.STOP.
     """
 
     choice: int
@@ -46,7 +47,7 @@ class Delta:
 
 
 class _Choice:
-    """One sample: its tokens become text until the sequence or a stop string ends it."""
+    """One sample; turns its tokens into text until the sequence or a stop string ends it."""
 
     def __init__(self, index: int, text: TextStream, ticket: Ticket | None) -> None:
         self.index = index
@@ -56,7 +57,7 @@ class _Choice:
         self.stats = SpeculationStats()
 
     def feed(self, event: TokenEvent) -> Delta | None:
-        """The client's news in `event`; None when there are none."""
+        """The new text and tokens in `event`; None if there are none."""
         if event.stats is not None:
             self.stats = event.stats
         if self.done:
@@ -91,12 +92,12 @@ class Generation:
         coordinators: Coordinators,
         max_chars_per_token: float,
     ) -> None:
-        """request_id: what the answer calls itself, perhaps a name that the client chose.
+        """request_id: the id in the answer, possibly chosen by the client.
 
-        max_chars_per_token: of text that is tokenised to see whether it fits into the context.
+        max_chars_per_token: longer prompts are refused as too long without tokenising them.
         """
         self.id = request_id
-        # Clients may choose equal names; between our own processes every request has its own.
+        # Clients may choose equal ids; between our processes every request has a unique one.
         self._wire_id = uuid.uuid4().hex
         self._seeds = _seeds(spec)
         self.prompt_ids: list[TokenArray] = []
@@ -108,7 +109,7 @@ class Generation:
         self._choices: list[_Choice] = []
 
     def seed_of(self, choice: int) -> int:
-        """The seed in force for the choice, as given or drawn."""
+        """The seed of the choice, given or drawn."""
         return self._seeds[choice // self._spec.num_choices]
 
     @property
@@ -117,21 +118,21 @@ class Generation:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all choices, up to the end of a stop string."""
+        """Output tokens of all choices, up to the end of a stop string."""
         return sum(choice.text.num_tokens for choice in self._choices)
 
     @property
     def is_over(self) -> bool:
-        """Whether every choice has ended; usage and statistics are then final."""
+        """Whether every choice has ended, so that usage and statistics are final."""
         return all(choice.done for choice in self._choices)
 
     @property
     def stats(self) -> SpeculationStats:
-        """Speculation statistics of all choices together."""
+        """The speculation statistics of all choices together."""
         return combined([choice.stats for choice in self._choices])
 
     async def start(self, resumptions: Sequence[Resumption] = ()) -> None:
-        """Tokenise and submit; raises RequestError for what does not fit, before any work."""
+        """Tokenise and submit; raises RequestError for prompts that do not fit, before any work."""
         spec = self._spec
         await self._coordinators.wait_connected()
         check_lengths(spec.prompts, self._coordinators.max_context_len, self._max_chars_per_token)
@@ -157,7 +158,7 @@ class Generation:
                 request = Request(
                     id=f"{self._wire_id}-{index}",
                     prompt_ids=prompt_ids,
-                    # Choices that share a seed differ in the stream.
+                    # Choices that share a seed use different streams.
                     params=dataclasses.replace(
                         params, stream=sample if spec.seed is None else index
                     ),
@@ -177,14 +178,14 @@ class Generation:
             prompt_ids=request.prompt_ids,
         )
         if resumption is not None:
-            # Its text was delivered before the stream broke; only the position matters.
+            # The text was delivered before the stream broke; only the position is needed.
             text.push(resumption.token_ids)
         is_over = resumption is not None and (resumption.finished or text.is_finished)
         ticket = None if is_over else await self._coordinators.submit(request, self._news)
         self._choices.append(_Choice(index, text, ticket))
 
     def _max_tokens(self, prompt_len: int) -> int:
-        """The request's max_tokens, which must fit, or what fits of the default."""
+        """The request's max_tokens, which must fit, or as much of the default as fits."""
         limit = self._coordinators.max_context_len
         wanted = self._spec.params.max_tokens
         if limit and prompt_len >= limit:
@@ -200,7 +201,7 @@ class Generation:
                 param="max_tokens",
             )
         room = (limit or 2**31) - prompt_len
-        # Who asks for so many tokens at least does not want fewer.
+        # A request that sets min_tokens wants at least that many tokens.
         default = max(self._spec.default_max_tokens or room, self._spec.params.min_tokens)
         return wanted or min(default, room)
 
@@ -209,7 +210,7 @@ class Generation:
         return tuple(sorted({*own, *self._spec.params.stop_token_ids}))
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
-        """What arrived since the last piece; the last one comes when all statistics are known.
+        """Yield the deltas since the last piece; the last piece waits for all statistics.
 
         Raises the error of the first choice that fails.
         """
@@ -228,7 +229,7 @@ class Generation:
             if choice.ticket is None:
                 continue
             if choice.done:
-                # Only the counts may still come; how the sequence itself ends is of no interest.
+                # Only the statistics may still arrive; how the sequence ends does not matter.
                 with contextlib.suppress(DrafthouseError):
                     for event in choice.ticket.take():
                         choice.feed(event)
@@ -238,7 +239,8 @@ class Generation:
                 if delta is not None:
                     pieces.append(delta)
             if choice.done:
-                # After a stop string the coordinator would go on; its last event has the counts.
+                # Without this the coordinator would continue after a stop string; its last event
+                # has the statistics.
                 self._coordinators.cancel(choice.ticket)
         return pieces
 
@@ -253,16 +255,16 @@ class Generation:
         self._take()
 
     def close(self) -> None:
-        """Give up what still runs; its tokens and drafts are freed at once."""
+        """Cancel the choices that still run; their resources are freed at once."""
         for choice in self._choices:
             if choice.ticket is not None:
                 self._coordinators.close(choice.ticket)
 
 
 def _seeds(spec: GenerationSpec) -> list[int]:
-    """The seed of each prompt: the one that the client gave, or one drawn for each.
+    """The seed of each prompt: the client's, or one drawn for each prompt.
 
-    Drawn ones fit JSON's numbers.
+    Drawn seeds fit JSON's numbers.
     """
     return [secrets.randbits(53) if spec.seed is None else spec.seed for _ in spec.prompts]
 

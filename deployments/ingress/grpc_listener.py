@@ -18,7 +18,7 @@ from cluster.errors import ConfigError, DrafthouseError
 from cluster.rpc.options import public_server_options
 from cluster.rpc.status import abort
 from deployments.addresses import joined
-from deployments.ingress.grpc_face import GrpcFace
+from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.servicers import (
     GENERATION,
     add_generation,
@@ -33,10 +33,10 @@ _GRACE_S = 5.0
 class GrpcListener:
     """A server that listens from `start` to `stop`."""
 
-    def __init__(self, face: GrpcFace, config: Config) -> None:
+    def __init__(self, api: GrpcApi, config: Config) -> None:
         self._where = config.grpc
         self._server = grpc.aio.server(options=public_server_options(message_limit(config.ingress)))
-        servicer = _Servicer(face)
+        servicer = _Servicer(api)
         add_generation(servicer, self._server)
         add_health(servicer, self._server)
         names = (GENERATION, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -61,21 +61,21 @@ class GrpcListener:
 
 
 class _Servicer:
-    """The face's methods as gRPC calls them: bytes in, bytes out."""
+    """The methods as gRPC calls them: bytes in, bytes out."""
 
-    def __init__(self, face: GrpcFace) -> None:
-        self._face = face
+    def __init__(self, api: GrpcApi) -> None:
+        self._api = api
 
     async def Generate(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
-        async for response in self._face.generate(body, context):
+        async for response in self._api.generate(body, context):
             yield response.SerializeToString()
 
     async def Check(self, body: bytes, context: Any) -> bytes:
         try:
-            return bytes((await self._face.check(body, context)).SerializeToString())
+            return bytes((await self._api.check(body, context)).SerializeToString())
         except DrafthouseError as error:
             await abort(context, error)
 
     async def Watch(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
-        async for response in self._face.watch(body):
+        async for response in self._api.watch(body):
             yield response.SerializeToString()

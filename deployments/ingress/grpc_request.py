@@ -1,4 +1,4 @@
-"""A GenerateRequest to the same validated spec, by the same rules, as OpenAI's bodies."""
+"""Converts a GenerateRequest to a GenerationSpec, by the same rules as OpenAI's bodies."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _SAME = (
 
 
 def request_name(request: GenerationRequest) -> str:
-    """The name that the client gave its request, or a drawn one; RequestError for a bad one.
+    """The client's request id, or a random one; raises RequestError for an invalid id.
 
-    It comes back in every response and tells the client's requests apart for the client alone.
+    Every response contains it.  Only the client uses it; it need not be unique.
     """
     name = request.request_id
     if len(name) > _MAX_NAME_LEN or not name.isprintable():
@@ -42,7 +42,7 @@ def request_name(request: GenerationRequest) -> str:
 
 
 def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
-    """Raises RequestError or NotFoundError, naming field, value and remedy."""
+    """Validate `request`; raises RequestError or NotFoundError with field, value and remedy."""
     check_model(request.model, limits)
     sampling = request.sampling
     values: dict[str, Any] = {name: getattr(sampling, name) for name in _SAME}
@@ -80,7 +80,7 @@ def _check_resume(resume: Sequence[ResumedChoice], num_choices: int, limits: Lim
             )
         if one.index in seen:
             raise RequestError(
-                f"resume: choice {one.index} stands twice; send it once", param="resume"
+                f"resume: choice {one.index} occurs twice; send it once", param="resume"
             )
         seen.add(one.index)
         _check_ids(one.token_ids, f"resume[{position}].token_ids", limits)

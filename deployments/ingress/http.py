@@ -1,4 +1,4 @@
-"""The HTTP face: OpenAI's paths, /health and /metrics, on one FastAPI application."""
+"""The HTTP API: OpenAI's paths, /health and /metrics, in one FastAPI application."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.errors import DrafthouseError, NotFoundError, RequestError
 from deployments.ingress.body import read_object
-from deployments.ingress.front import Front
 from deployments.ingress.generation import Delta, Generation
+from deployments.ingress.ingress import Ingress
 from deployments.ingress.openai_error import error_event, error_response
 from deployments.ingress.openai_request import check_model, parse_chat, parse_completion
 from deployments.ingress.openai_response import DONE, Answer
@@ -28,37 +28,37 @@ from deployments.ingress.spec import Limits, OpenAIRequest
 
 log = logging.getLogger(__name__)
 
-# Writing this many takes about two milliseconds.
+# Encoding this many takes about two milliseconds.
 _INLINE_LOGPROBS = 512
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 Parser = Callable[[Mapping[str, Any], Limits], OpenAIRequest]
 
 
-def create_app(front: Front) -> FastAPI:
-    """The application; without generated documentation, whose schemas it does not use."""
+def create_app(ingress: Ingress) -> FastAPI:
+    """Build the application, without generated documentation: it does not use FastAPI's schemas."""
     app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
     started = int(time.time())
 
     async def completions(request: Request) -> Response:
-        return await _generate(front, request, "cmpl", parse_completion)
+        return await _generate(ingress, request, "cmpl", parse_completion)
 
     async def chat_completions(request: Request) -> Response:
-        return await _generate(front, request, "chatcmpl", parse_chat)
+        return await _generate(ingress, request, "chatcmpl", parse_chat)
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model_card(front, started)]})
+        return JSONResponse({"object": "list", "data": [_model_card(ingress, started)]})
 
     async def model(request: Request) -> Response:
-        check_model(request.path_params["model"], front.limits)
-        return JSONResponse(_model_card(front, started))
+        check_model(request.path_params["model"], ingress.limits)
+        return JSONResponse(_model_card(ingress, started))
 
     async def health(request: Request) -> Response:
-        state = await front.health()
+        state = await ingress.health()
         return JSONResponse(state, status_code=200 if state["status"] == "ok" else 503)
 
     async def metrics(request: Request) -> Response:
-        return Response(await front.render_metrics(), media_type=CONTENT_TYPE_LATEST)
+        return Response(await ingress.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
     app.add_route("/v1/completions", _answering(completions), methods=["POST"])
     app.add_route("/v1/chat/completions", _answering(chat_completions), methods=["POST"])
@@ -71,7 +71,7 @@ def create_app(front: Front) -> FastAPI:
 
 
 def _answering(endpoint: Endpoint) -> Endpoint:
-    """`endpoint`, whose every error becomes an answer in OpenAI's shape."""
+    """Wrap `endpoint` so that every error becomes an answer in OpenAI's format."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -79,8 +79,8 @@ def _answering(endpoint: Endpoint) -> Endpoint:
         except DrafthouseError as error:
             return error_response(error)
         except Exception as error:  # noqa: BLE001
-            # A bug of ours must become an answer.  Its message may hold anything, prompt text
-            # included, so only the place is logged.
+            # A bug of ours must become an answer.  Its message may contain anything, including
+            # prompt text, so only the location is logged.
             places = "".join(traceback.format_tb(error.__traceback__))
             log.error("unexpected %s at\n%s", type(error).__name__, places)
             return error_response(
@@ -90,31 +90,31 @@ def _answering(endpoint: Endpoint) -> Endpoint:
     return answer
 
 
-def _model_card(front: Front, created: int) -> dict[str, Any]:
+def _model_card(ingress: Ingress, created: int) -> dict[str, Any]:
     return {
-        "id": front.config.model_name,
+        "id": ingress.config.model_name,
         "object": "model",
         "created": created,
         "owned_by": "drafthouse",
-        "max_model_len": front.coordinators.max_context_len or None,
+        "max_model_len": ingress.coordinators.max_context_len or None,
     }
 
 
-async def _generate(front: Front, request: Request, prefix: str, parse: Parser) -> Response:
+async def _generate(ingress: Ingress, request: Request, prefix: str, parse: Parser) -> Response:
     try:
         asked = await read_object(
-            request, front.config.ingress, lambda values: parse(values, front.limits)
+            request, ingress.config.ingress, lambda values: parse(values, ingress.limits)
         )
-        generation = await front.generate(f"{prefix}-{uuid.uuid4().hex}", asked.spec)
+        generation = await ingress.generate(f"{prefix}-{uuid.uuid4().hex}", asked.spec)
     except ClientDisconnect:
         return Response(status_code=499)
     except DrafthouseError as error:
-        front.refused(error)
+        ingress.count_refusal(error)
         raise
-    answer = Answer(asked, generation, front.tokenizer, int(time.time()))
+    answer = Answer(asked, generation, ingress.tokenizer, int(time.time()))
     pieces = generation.deltas()
     try:
-        # The status line waits for the first news: until then a refusal can still be one.
+        # Send the status line with the first text: until then the request can be refused.
         first: list[Delta] = await anext(pieces, [])
         if asked.stream:
             return _EventStream(generation, answer, first, pieces)
@@ -131,7 +131,7 @@ async def _generate(front: Front, request: Request, prefix: str, parse: Parser) 
 
 
 async def _whole(answer: Answer, deltas: Sequence[Delta]) -> bytes:
-    """Beside the event loop where the log-probabilities are many."""
+    """Encode the whole answer, in another thread if it has many log-probabilities."""
     num_logprobs = sum(1 + len(one.top) for delta in deltas for one in delta.logprobs)
     if num_logprobs <= _INLINE_LOGPROBS:
         return answer.whole(deltas)
@@ -139,7 +139,7 @@ async def _whole(answer: Answer, deltas: Sequence[Delta]) -> bytes:
 
 
 class _EventStream(Response):
-    """Server-sent events.  However it ends, also by cancellation, the generation is closed."""
+    """Sends server-sent events; closes the generation at the end, also if cancelled."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _EventStream(Response):
     ) -> None:
         super().__init__(
             media_type="text/event-stream",
-            # Proxies in between must pass every event on at once.
+            # Proxies must forward every event at once.
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
         del self.headers["content-length"]
@@ -190,7 +190,7 @@ class _EventStream(Response):
             async for deltas in self._pieces:
                 yield self._answer.chunks(deltas)
         except DrafthouseError as error:
-            log.warning("stream id=%s ends with an error: %s", self._generation.id, error.code)
+            log.warning("stream id=%s ended with an error: %s", self._generation.id, error.code)
             yield error_event(error) + DONE
             return
         yield self._answer.closing()
@@ -202,7 +202,7 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """What the router itself refuses: an unknown path or a wrong method."""
+    """Answer requests that the router refuses: an unknown path or a wrong method."""
     status = error.status_code if isinstance(error, HTTPException) else 404
     path, method = request.url.path[:200], request.method
     if status == 404:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Formats errors as OpenAI does: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cluster.errors import CapacityError, DrafthouseError, surface_of
 
 
 def error_body(error: DrafthouseError) -> bytes:
-    """The JSON object of `error`."""
+    """`error` as a JSON object."""
     content = {
         "message": error.message,
         "type": surface_of(error).openai_type,
@@ -22,7 +22,7 @@ def error_body(error: DrafthouseError) -> bytes:
 
 
 def error_response(error: DrafthouseError) -> Response:
-    """The whole HTTP answer; overload says when to come back."""
+    """The whole HTTP answer; for overload errors with the time to retry."""
     headers = {}
     if isinstance(error, CapacityError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
@@ -35,5 +35,5 @@ def error_response(error: DrafthouseError) -> Response:
 
 
 def error_event(error: DrafthouseError) -> bytes:
-    """How an error looks inside a stream that has begun: the last event before [DONE]."""
+    """An error inside a stream that has begun: the last event before [DONE]."""
     return b"data: " + error_body(error) + b"\n\n"

@@ -1,6 +1,6 @@
-"""OpenAI's request bodies to `OpenAIRequest`; strict, because a silently ignored field misleads.
+"""Parses OpenAI's request bodies strictly, because a silently ignored field misleads the client.
 
-Fields beyond OpenAI's carry the names vLLM gives them (top_k, min_p, min_tokens, ...).
+Fields that OpenAI does not have use vLLM's names (top_k, min_p, min_tokens, ...).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
 
 _MAX_TOKENS = 2**31 - 1
-# OpenAI's, of completions that name no max_tokens.
+# OpenAI's default for completions without max_tokens.
 _COMPLETION_MAX_TOKENS = 16
 
 _SHARED = (
@@ -30,13 +30,13 @@ _SHARED = (
 _COMPLETION = (*_SHARED, "prompt", "echo", "best_of")
 _CHAT = (*_SHARED, "messages", "max_completion_tokens", "top_logprobs")
 
-# Accepted whatever their value: they steer billing, caching or safety at OpenAI, never the text.
+# Accepted with any value: they affect billing, caching or safety at OpenAI, never the text.
 _HARMLESS = (
     "service_tier", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
     "parallel_tool_calls",
 )  # fmt: skip
 
-# Not served: accepted with these values only, which ask for what happens anyway.
+# Not supported: accepted only with these values, which ask for the default behaviour.
 _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "suffix": ((None, ""), "remove it; the model only continues text"),
     "tools": ((None, []), "remove it; tool calls are not served"),
@@ -59,7 +59,7 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
-    """The body of POST /v1/completions."""
+    """Parse the body of POST /v1/completions."""
     fields = Fields(values)
     _check_known(fields, _COMPLETION)
     model = _model(fields, limits)
@@ -82,7 +82,7 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
 
 
 def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
-    """The body of POST /v1/chat/completions."""
+    """Parse the body of POST /v1/chat/completions."""
     fields = Fields(values)
     _check_known(fields, _CHAT)
     model = _model(fields, limits)
@@ -143,7 +143,7 @@ def _model(fields: Fields, limits: Limits) -> str:
 
 
 def check_model(model: str, limits: Limits) -> None:
-    """Raise unless `model` is the one that is served."""
+    """Raise NotFoundError or RequestError unless `model` is the served model."""
     if not model:
         raise RequestError(f"model: missing; send {limits.model_name!r}", param="model")
     if model != limits.model_name:

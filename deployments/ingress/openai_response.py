@@ -1,6 +1,6 @@
-"""Answers in OpenAI's shapes: whole ones, and the chunks of a stream.
+"""Writes answers in OpenAI's format: whole ones, and the chunks of a stream.
 
-Chunks are assembled from prepared JSON text: per chunk only the new text is encoded.
+Chunks are assembled from prepared JSON text, so only the new text of each chunk is encoded.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ DONE = b"data: [DONE]\n\n"
 def usage(generation: Generation) -> dict[str, Any]:
     """OpenAI's usage.
 
-    Its prediction tokens are those of the request's own `prediction`, which is not served; what
-    the drafters did stands in the metrics.
+    Its prediction tokens refer to the request's `prediction` field, which is not supported; the
+    drafters' counts are in the metrics.
     """
     prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
     return {
@@ -38,7 +38,7 @@ def usage(generation: Generation) -> dict[str, Any]:
 
 
 def metrics(stats: SpeculationStats) -> dict[str, Any]:
-    """vLLM's per-request statistics, at the root of every answer."""
+    """Per-request statistics with vLLM's names, for the top level of every answer."""
     return {
         "speculative_decoding": {
             "mean_acceptance_length": stats.mean_acceptance_length,
@@ -53,7 +53,7 @@ def metrics(stats: SpeculationStats) -> dict[str, Any]:
 
 
 class LogprobWriter:
-    """Log-probabilities of one choice; completions count characters as they go."""
+    """Formats the log-probabilities of one choice; counts characters for completions."""
 
     def __init__(self, tokenizer: Tokenizer, *, is_chat: bool) -> None:
         self._tokenizer = tokenizer
@@ -79,7 +79,7 @@ class LogprobWriter:
         }
 
     def _name(self, token: int) -> str:
-        """The token's text; parts of characters the way OpenAI writes them."""
+        """The token's text; incomplete characters as OpenAI writes them."""
         data = self._tokenizer.token_bytes(token)
         try:
             return data.decode()
@@ -99,7 +99,7 @@ class LogprobWriter:
 
 
 class Answer:
-    """Collects or streams the deltas of one generation in the shape its client asked for."""
+    """Collects or streams the deltas of one generation in the format that its client asked for."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Answer:
         self._prefix = self._head("chat.completion.chunk" if request.is_chat else "text_completion")
 
     def _head(self, kind: str) -> str:
-        """The beginning of every object of this answer, as JSON text without its end."""
+        """The start of every JSON object of this answer, without the closing brace."""
         head = {
             "id": self._generation.id,
             "object": kind,
@@ -183,7 +183,7 @@ class Answer:
     # Streams
 
     def opening(self) -> bytes:
-        """Chunks that come before any token: the roles of a chat, the echo of a prompt."""
+        """Chunks before the first token: the roles of a chat, the echo of a prompt."""
         parts = []
         for index in range(len(self._writers)):
             if self._request.is_chat:
@@ -201,7 +201,7 @@ class Answer:
         return b"".join(parts)
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
-        """The server-sent events for `deltas`; the very last one carries the statistics."""
+        """The server-sent events for `deltas`; the last event of the stream has the statistics."""
         parts = []
         for delta in deltas:
             self._open -= delta.finish_reason is not None
@@ -211,7 +211,7 @@ class Answer:
         return b"".join(parts)
 
     def closing(self) -> bytes:
-        """What ends an orderly stream."""
+        """The events that end a stream without errors."""
         if not self._request.include_usage:
             return DONE
         total = json.dumps(usage(self._generation), separators=(",", ":"))
@@ -241,7 +241,7 @@ class Answer:
         )
 
     def _chunk(self, choice: str, tail: str = "") -> bytes:
-        # OpenAI: with include_usage, every chunk but the last says `usage: null`.
+        # As in OpenAI: with include_usage, every chunk but the last has `usage: null`.
         usage_field = ',"usage":null' if self._request.include_usage else ""
         return f'data: {self._prefix},"choices":[{choice}]{usage_field}{tail}}}\n\n'.encode()
 

@@ -1,4 +1,4 @@
-"""Prompts to token ids, bounded before any work and without blocking the event loop."""
+"""Tokenises prompts, after a length check and without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from cluster.errors import RequestError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.spec import Prompt
 
-# Encoding this much text takes about two milliseconds; more is done beside the event loop.
+# Encoding this much text takes about two milliseconds; more is encoded in another thread.
 _INLINE_CHARACTERS = 8192
-# What a message costs beside its text, in characters encoded in the same time.
+# The fixed cost of a message, as a number of characters that are encoded in the same time.
 _MESSAGE_CHARACTERS = 64
 
 
 def check_lengths(
     prompts: Sequence[Prompt], max_context_len: int, max_chars_per_token: float
 ) -> None:
-    """Refuse text that cannot fit into the context, which tokenising it would only prove.
+    """Refuse text that is too long for the context, before tokenising it.
 
     max_context_len: tokens, 0 = unknown.
     """
@@ -29,9 +29,8 @@ def check_lengths(
         if limit and count > limit:
             param = "prompt" if prompt.messages is None else "messages"
             raise RequestError(
-                f"{param}: {count} characters; {max_context_len} tokens, the most that prompt and "
-                f"output may have together, are taken for at most {limit} "
-                "(ingress.max_chars_per_token); shorten the prompt",
+                f"{param}: {count} characters; the limit is {limit}, for {max_context_len} tokens "
+                "of prompt and output at ingress.max_chars_per_token; shorten the prompt",
                 param=param,
             )
 
@@ -39,7 +38,7 @@ def check_lengths(
 async def encode_all(
     prompts: Sequence[Prompt], tokenizer: Tokenizer, *, add_special_tokens: bool
 ) -> list[TokenArray]:
-    """The token ids of every prompt; beside the event loop when together they are long."""
+    """The token ids of every prompt; encoded in another thread if they are long together."""
 
     def encode(prompt: Prompt) -> TokenArray:
         if prompt.token_ids is not None:

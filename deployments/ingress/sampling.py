@@ -1,4 +1,4 @@
-"""The fields that both OpenAI bodies share: how to sample, when to stop, how to speculate."""
+"""Reads the fields of both OpenAI bodies: how to sample, when to stop, how to speculate."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def read_spec(
     max_tokens: int,
     logprobs: int | None,
 ) -> GenerationSpec:
-    """Everything but the prompts and the form of the answer."""
+    """Read everything except the prompts and the format of the answer."""
     fields.string("user", "")
     _check_sequences(len(prompts), num_choices, limits)
     min_tokens = fields.integer("min_tokens", 0, 0, _MAX_TOKENS) or 0
@@ -103,7 +103,7 @@ def _top_p(fields: Fields, default: float) -> float:
 
 
 def _top_k(fields: Fields, default: int) -> int:
-    # vLLM's clients say -1 where we say 0: keep every token.
+    # vLLM's clients send -1 for our 0: keep every token.
     return max(fields.integer("top_k", default, -1, 2**31 - 1) or 0, 0)
 
 
@@ -131,7 +131,7 @@ def _logit_bias(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]
         is_token = key.isascii() and key.isdigit() and len(key) < 10
         if not is_token or int(key) >= limits.vocab_size:
             raise RequestError(
-                f"logit_bias: {shown(key)} is no token id; the vocabulary has "
+                f"logit_bias: {shown(key)} is not a token id; the vocabulary has "
                 f"{limits.vocab_size} tokens",
                 param="logit_bias",
             )
@@ -145,7 +145,7 @@ def _stop(fields: Fields, limits: Limits) -> tuple[str, ...]:
         fields = Fields({"stop": [value]})
     stop = fields.strings("stop", limits.max_stop_strings) or ()
     if "" in stop:
-        raise RequestError("stop: an empty string stops everywhere; remove it", param="stop")
+        raise RequestError("stop: an empty string would end every text; remove it", param="stop")
     return stop
 
 
@@ -170,7 +170,7 @@ def _task(fields: Fields) -> str:
 
 
 def parse_speculation(value: Any, limits: Limits) -> SpeculationOptions:
-    """The extension `speculation: {enabled, max_draft_tokens, drafters, latency_class}`."""
+    """Parse our extension `speculation: {enabled, max_draft_tokens, drafters, latency_class}`."""
     if value is None:
         return SpeculationOptions()
     fields = Fields.of(value, "speculation")
@@ -193,7 +193,7 @@ def _latency_class(name: str, limits: Limits) -> str | None:
     if name not in limits.latency_classes:
         allowed = ", ".join(limits.latency_classes) or "none"
         raise RequestError(
-            f"speculation.latency_class: {shown(name)} is not a class that requests may name; "
+            f"speculation.latency_class: {shown(name)} is not open to requests; "
             f"allowed: {allowed} (ingress.public_latency_classes)",
             param="speculation.latency_class",
         )
@@ -201,7 +201,7 @@ def _latency_class(name: str, limits: Limits) -> str | None:
 
 
 def check_drafters(drafters: tuple[str, ...] | None, limits: Limits) -> None:
-    """Raise for a name that is not configured."""
+    """Raise for a drafter that is not configured."""
     for name in drafters or ():
         if name not in limits.drafters:
             known = ", ".join(limits.drafters) or "none"

@@ -1,7 +1,7 @@
-"""The services that Ray Serve's gRPC proxy offers for us (`grpc_servicer_functions`).
+"""The services that Ray Serve's gRPC proxy registers for us (`grpc_servicer_functions`).
 
-Requests pass the proxy as bytes and are parsed by the ingress: what is malformed, too large or
-not UTF-8 is then answered by us, with a status that says so, and the proxy stays quick.
+The proxy passes requests as bytes and the ingress parses them, so that we answer malformed, too
+large and non-UTF-8 requests with our own status, and the proxy stays fast.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import grpc
 
-# Their descriptors are what the proxy's reflection service shows.
+# The proxy's reflection service shows these descriptors.
 from grpc_health.v1 import health_pb2
 
 from cluster.config import IngressConfig
@@ -20,14 +20,14 @@ GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].ful
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
-# Serve's variable for the largest message of its gRPC proxies, whose own default is 2 GiB.
+# Serve's variable for the largest message of its gRPC proxies; its default is 2 GiB.
 MESSAGE_LIMIT = "RAY_SERVE_GRPC_MAX_MESSAGE_SIZE"
-# Answers pass the same limit; the longest, with log-probabilities, stay far below this.
+# The limit also applies to answers; the longest, with log-probabilities, stay far below this.
 _LEAST_MESSAGE_BYTES = 4 * 1024 * 1024
 
 
 def message_limit(settings: IngressConfig) -> int:
-    """Bytes of a message that the proxies take: room for the ingress to refuse in its own words."""
+    """Largest message of the proxies, in bytes: leaves the refusal to the ingress."""
     return min(max(2 * settings.max_body_bytes, _LEAST_MESSAGE_BYTES), 2**31 - 1)
 
 

@@ -1,4 +1,4 @@
-"""What a client asked for, after validation and before tokenisation: one record for every face."""
+"""Validated requests before tokenisation, the same records for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Message = Mapping[str, str]  # role, content and perhaps name, as chat templates
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """Exactly one of: text to tokenise, token ids, or the messages of a conversation."""
+    """Exactly one of: a text to tokenise, token ids, or the messages of a conversation."""
 
     text: str | None = None
     token_ids: TokenArray | None = None
@@ -24,11 +24,11 @@ class Prompt:
 class GenerationSpec:
     """One validated request.
 
-    params: max_tokens 0 = the client named none, default_max_tokens then counts; that being 0 too,
-    the output may fill the context.
-    seed: of all choices, which then draw with the stream of their index; None = the ingress draws
-    one for each prompt, whose samples draw with streams 0, 1, ...
-    num_choices: samples per prompt.  logprobs in params: None = not asked for.
+    params: max_tokens 0 = not given; then default_max_tokens applies, and if that is 0 too, the
+    output may fill the context.  logprobs None = not requested.
+    seed: of all choices, which use the stream of their index; None = the ingress draws one seed
+    per prompt, whose samples use streams 0, 1, ...
+    num_choices: samples per prompt.
     """
 
     prompts: tuple[Prompt, ...]
@@ -47,7 +47,7 @@ class GenerationSpec:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resumption:
-    """What an earlier, broken stream had already delivered of one choice."""
+    """The tokens of one choice that an earlier, broken stream had already delivered."""
 
     choice: int
     token_ids: TokenArray
@@ -56,7 +56,7 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenAIRequest:
-    """A GenerationSpec and how its answer is to look."""
+    """A GenerationSpec and the format of its answer."""
 
     spec: GenerationSpec
     model: str
@@ -69,11 +69,11 @@ class OpenAIRequest:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the front door allows and assumes, from the configuration and the loaded model.
+    """The ingress's limits and defaults, from the configuration and the loaded model.
 
-    max_sequences: of one request, all samples of all its prompts.
-    latency_classes: those that requests may name.
-    defaults: what requests leave open; max_tokens 0 = the rest of the context.
+    max_sequences: limit on prompts times samples of one request.
+    latency_classes: those that requests may use.
+    defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
     """
 
     model_name: str
@@ -89,6 +89,9 @@ class Limits:
     defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
 
     def task_class(self, name: str) -> str:
-        """`name` where it is configured.  Others are served alike, and must not become labels of
-        the metrics: there would be as many series as clients can think of names."""
+        """`name` if it is configured, else the default class.
+
+        Unknown names must not become labels of the metrics: clients could create any number of
+        series.
+        """
         return name if name in self.tasks else "default"

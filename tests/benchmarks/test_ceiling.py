@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.answers import Answer
-from benchmarks.ceiling import Together, ceiling, tokens_per_second
+from benchmarks.ceiling import MergedDrafters, ceiling, tokens_per_second
 from cluster.config import DrafterConfig
 from cluster.core import SamplingParams, token_array
 from cluster.draft.base import Drafter, DrafterContext
@@ -35,7 +35,7 @@ def test_a_drafter_together_with_another_is_no_worse_than_alone_on_text_that_rep
     words = np.random.default_rng(2).integers(0, 50, 20).tolist()
     recording = _recording(words * 6, 40)
     alone = replay(_drafter("suffix"), recording, 4)
-    both = replay(Together([_drafter("suffix"), _drafter("prompt_lookup")]), recording, 4)
+    both = replay(MergedDrafters([_drafter("suffix"), _drafter("prompt_lookup")]), recording, 4)
     assert both.mean_acceptance_length >= alone.mean_acceptance_length > 3.0
     assert both.num_draft_tokens <= 4 * both.num_rounds
 
@@ -44,7 +44,7 @@ def test_the_one_that_has_nothing_to_say_leaves_the_other_its_tree() -> None:
     """The n-gram cache has seen no output yet that it could count, look-up finds the repetition."""
     recording = _recording([1, 2, 3, 4, 5, 6] * 4, 12)
     alone = replay(_drafter("suffix"), recording, 4)
-    both = replay(Together([_drafter("ngram_cache"), _drafter("suffix")]), recording, 4)
+    both = replay(MergedDrafters([_drafter("ngram_cache"), _drafter("suffix")]), recording, 4)
     assert both.num_accepted == alone.num_accepted > 0
 
 

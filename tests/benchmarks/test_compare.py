@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.answers import Answer, Law, Result
 from benchmarks.compare import Comparison, measure, within_repository
-from benchmarks.peers import Circumstances, Turns, can_run, system_of
+from benchmarks.peers import PeerSettings, Turns, can_run, system_of
 from benchmarks.processes import PinnedProcess
 from benchmarks.prompts import Prompt
 from benchmarks.serving import ROOT
@@ -131,8 +131,8 @@ def test_systems_that_keep_running_start_once_and_are_ended(tmp_path: Path) -> N
     ]  # fmt: skip
 
 
-def around(tmp_path: Path, vllm_python: str = "") -> Circumstances:
-    return Circumstances(
+def peer_settings(tmp_path: Path, vllm_python: str = "") -> PeerSettings:
+    return PeerSettings(
         target="models/demo-target", draft="models/demo-draft", dtype="float32", cores=(0,),
         config="configs/local.yaml", overrides=(), vllm_python=vllm_python, max_sequences=4,
         log=tmp_path,
@@ -142,17 +142,17 @@ def around(tmp_path: Path, vllm_python: str = "") -> Circumstances:
 @pytest.mark.parametrize("name", ["ours", "theirs-plain", "vllm-eagle", "transformers-"])
 def test_an_unknown_system_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no system"):
-        system_of(name, around(tmp_path, "python"))
+        system_of(name, peer_settings(tmp_path, "python"))
 
 
 def test_a_drafter_that_the_configuration_lacks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="no drafter 'lmm'"):
-        system_of("ours-lmm", around(tmp_path))
+        system_of("ours-lmm", peer_settings(tmp_path))
 
 
 def test_vllm_needs_an_interpreter(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--vllm-python"):
-        system_of("vllm-plain@float32", around(tmp_path))
+        system_of("vllm-plain@float32", peer_settings(tmp_path))
 
 
 def test_speculation_in_transformers_is_for_one_sequence() -> None:

@@ -66,7 +66,7 @@ def test_the_memory_of_a_process_is_its_own(tmp_path: Path) -> None:
     code = "x = bytearray(200 << 20); del x; print('ready', flush=True); input()"
     process = PinnedProcess([sys.executable, "-c", code], [0], tmp_path / "log")
     try:
-        assert process.hear() == "ready"
+        assert process.read_line() == "ready"
         now, peak = process.memory_bytes()
     finally:
         process.stop()

@@ -1,4 +1,4 @@
-"""Ratios of pairs and their bars, turns of twins, and a run that was cut off."""
+"""Ratios of pairs and their bars, turns of rivals, and a run that was cut off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.never_slower_drafters import RandomDrafter, SleepingDrafter
 from benchmarks.never_slower_figures import Cell, Interval, summarise
 from benchmarks.never_slower_ledger import Ledger
 from benchmarks.never_slower_report import markdown, picture
-from benchmarks.never_slower_runs import Shelf, Twins, elapsed_s, measure
+from benchmarks.never_slower_runs import PlainAndRival, PromptSets, elapsed_s, measure
 from benchmarks.processes import PinnedProcess
 from benchmarks.prompts import Prompt
 from cluster.config import DrafterConfig
@@ -133,7 +133,7 @@ class ToySystem:
         return Result(tuple(Answer(0.0, events, (7,) * max_tokens) for _ in prompts))
 
 
-class ToyShelf:
+class ToyPrompts:
     def prompts(self, kind: str, law: str, concurrency: int, number: int) -> Sequence[Prompt]:
         return [Prompt(kind, "default", (1, 2, number))] * concurrency
 
@@ -149,12 +149,12 @@ def settings(**more: Any) -> dict[str, Any]:
 def run(path: Path, diary: list[str], failing: str = "", **more: Any) -> Ledger:
     ledger = Ledger(path, settings(**more))
 
-    def twins_of(stack: str) -> Twins:
+    def processes_of(stack: str) -> PlainAndRival:
         plain = ToySystem("plain", 0.02, diary)
-        return Twins(plain, ToySystem(stack, 0.01, diary, fails=stack == failing))
+        return PlainAndRival(plain, ToySystem(stack, 0.01, diary, fails=stack == failing))
 
     cells = cells_of(ledger.settings, ["normal", "sleeper"], "*/code/*")
-    measure(ledger, cells, _LAWS, ToyShelf(), twins_of)
+    measure(ledger, cells, _LAWS, ToyPrompts(), processes_of)
     ledger.save()
     return ledger
 
@@ -232,14 +232,14 @@ def test_a_report_has_a_table_per_stack_and_says_what_is_below_the_bar(tmp_path:
 def test_a_process_that_is_paused_stands_still_until_it_is_resumed(tmp_path: Path) -> None:
     echo = [sys.executable, "-u", "-c", "while True: print(input())"]
     process = PinnedProcess(echo, sorted(os.sched_getaffinity(0)), tmp_path / "echo.log")
-    process.say("one")
-    assert process.hear() == "one"
+    process.write_line("one")
+    assert process.read_line() == "one"
     process.pause()
     used_s = process.cpu_s()
-    process.say("two")
+    process.write_line("two")
     assert process.cpu_s() == used_s
     process.resume()
-    assert process.hear() == "two"
+    assert process.read_line() == "two"
     process.stop()
     process.resume()  # it is gone, which is no error
 
@@ -262,7 +262,7 @@ def test_cells_are_chosen_by_patterns() -> None:
 
 
 def test_no_two_pairs_share_a_random_prompt() -> None:
-    shelf = Shelf(settings(laws=["greedy", "t1"]), None)
+    shelf = PromptSets(settings(laws=["greedy", "t1"]), None)
     seen: set[tuple[int, ...]] = set()
     count = 0
     for number in range(3):

@@ -14,7 +14,7 @@ from benchmarks.answers import Acceptance, Law
 from benchmarks.by_hand import complete
 from benchmarks.null_workers import NullTarget, text
 from benchmarks.peer_transformers import Peer as TransformersPeer
-from benchmarks.peers import Circumstances, Peer
+from benchmarks.peers import Peer, PeerSettings
 from benchmarks.processes import PinnedProcess, check_idle, is_alive
 from benchmarks.prompts import Prompt
 from cluster.config import Config
@@ -38,15 +38,15 @@ def start(code: str, log: Path) -> PinnedProcess:
 
 def test_a_process_has_its_cores_only(tmp_path: Path) -> None:
     process = start(_SAY_AND_WAIT, tmp_path)
-    assert process.hear() == f"[{CORE}]"
+    assert process.read_line() == f"[{CORE}]"
     process.stop()
 
 
 def test_waiting_is_idle_and_computing_is_not(tmp_path: Path) -> None:
     waiting, spinning = start(_SAY_AND_WAIT, tmp_path), start(_SPIN, tmp_path)
     try:
-        waiting.hear()
-        spinning.hear()
+        waiting.read_line()
+        spinning.read_line()
         check_idle({"waiting": waiting}, 0.3)
         with pytest.raises(RuntimeError, match="spinning used"):
             check_idle({"waiting": waiting, "spinning": spinning}, 0.3)
@@ -57,7 +57,7 @@ def test_waiting_is_idle_and_computing_is_not(tmp_path: Path) -> None:
 
 def test_stopping_leaves_no_descendant(tmp_path: Path) -> None:
     process = start(_PARENT, tmp_path)
-    child = int(process.hear())
+    child = int(process.read_line())
     assert is_alive(child)
     process.stop(patience_s=0.2)
     assert not is_alive(child)
@@ -66,7 +66,7 @@ def test_stopping_leaves_no_descendant(tmp_path: Path) -> None:
 def test_a_process_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     process = start("raise SystemExit('no such model')", tmp_path)
     with pytest.raises(RuntimeError, match="no such model"):
-        process.hear()
+        process.read_line()
     process.stop()
 
 
@@ -94,8 +94,8 @@ async def test_as_many_requests_run_as_were_asked_for() -> None:
 
 
 _ECHO = """
-from benchmarks.peer_protocol import answer_questions, claim_stdout
-line = claim_stdout()
+from benchmarks.peer_protocol import answer_questions, redirect_stdout
+line = redirect_stdout()
 print("what a library prints is no answer")
 answer_questions(line, lambda question: {
     "answers": [{"submitted": 1, "events": [[2, 1], [3, 2]], "token_ids": prompt}
@@ -106,11 +106,11 @@ answer_questions(line, lambda question: {
 
 
 def test_a_peer_is_asked_over_its_own_line(tmp_path: Path) -> None:
-    around = Circumstances(
+    settings = PeerSettings(
         target="", draft="", dtype="float32", cores=(CORE,), config="", overrides=(),
         vllm_python="", max_sequences=2, log=tmp_path,
     )  # fmt: skip
-    peer = Peer("echo", [sys.executable, "-c", _ECHO], around)
+    peer = Peer("echo", [sys.executable, "-c", _ECHO], settings)
     asked = [Prompt("code", "code", (4, 5)), Prompt("code", "code", (6, 7))]
     peer.start()
     try:

@@ -29,7 +29,7 @@ from tests.support.deployments.stage import stage
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=60)
 
 
-async def read(ticket: Ticket, news: asyncio.Event) -> list[int]:
+async def read(ticket: Ticket, arrived: asyncio.Event) -> list[int]:
     """Tokens up to the end."""
     tokens: list[int] = []
     async with asyncio.timeout(20):
@@ -39,21 +39,21 @@ async def read(ticket: Ticket, news: asyncio.Event) -> list[int]:
                 tokens += event.token_ids.tolist()
                 if event.finish_reason is not None:
                     return tokens
-            await news.wait()
-            news.clear()
+            await arrived.wait()
+            arrived.clear()
 
 
 async def test_a_request_continues_on_another_coordinator_with_the_same_text() -> None:
     async with stage() as setting, house() as first, house() as second:
         toys = {"a": setting.add("a", first), "b": setting.add("b", second)}
         await asyncio.sleep(0)
-        news = asyncio.Event()
-        ticket = await setting.ingress.submit(request(params=PARAMS), news)
+        arrived = asyncio.Event()
+        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
         tokens: list[int] = []
         async with asyncio.timeout(20):
             while not tokens:
-                await news.wait()
-                news.clear()
+                await arrived.wait()
+                arrived.clear()
                 for event in ticket.take():
                     tokens += event.token_ids.tolist()
             assert ticket.peer is not None
@@ -61,8 +61,8 @@ async def test_a_request_continues_on_another_coordinator_with_the_same_text() -
             toys[lost].gate.clear()  # it says no more
             setting.links[lost].sever()
             while not ticket.finished:
-                await news.wait()
-                news.clear()
+                await arrived.wait()
+                arrived.clear()
             for event in ticket.take():
                 assert event.position == len(tokens)
                 tokens += event.token_ids.tolist()
@@ -74,15 +74,15 @@ async def test_a_coordinator_that_is_stopped_hands_its_requests_over() -> None:
     async with stage() as setting, house() as first:
         toy = setting.add("a", first)
         await asyncio.sleep(0)
-        news = asyncio.Event()
+        arrived = asyncio.Event()
         toy.gate.clear()
-        ticket = await setting.ingress.submit(request(params=PARAMS), news)
+        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
         await toy.wait_for_frames(1)
         async with house() as second:
             setting.add("b", second)
             await first.coordinator.stop()
             setting.links["a"].sever()
-            assert await read(ticket, news) == plain_text([1, 2, 3], PARAMS)
+            assert await read(ticket, arrived) == plain_text([1, 2, 3], PARAMS)
 
 
 async def test_without_a_coordinator_a_request_is_answered_unavailable() -> None:
@@ -108,9 +108,9 @@ async def test_cancelling_still_brings_the_last_event_with_statistics() -> None:
     async with stage() as setting, house() as only:
         toy = setting.add("a", only)
         await asyncio.sleep(0)
-        news = asyncio.Event()
+        arrived = asyncio.Event()
         toy.gate.clear()
-        ticket = await setting.ingress.submit(request(params=PARAMS), news)
+        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
         await toy.wait_for_frames(1)
         setting.ingress.cancel(ticket)
         await only.settle()
@@ -123,10 +123,10 @@ async def test_a_refusal_is_raised_as_the_error_it_is() -> None:
     async with stage() as setting, house() as only:
         setting.add("a", only)
         await asyncio.sleep(0)
-        news = asyncio.Event()
-        ticket = await setting.ingress.submit(request(prompt=[10_000]), news)
+        arrived = asyncio.Event()
+        ticket = await setting.ingress.submit(request(prompt=[10_000]), arrived)
         with pytest.raises(RequestError, match="10000"):
-            await read(ticket, news)
+            await read(ticket, arrived)
 
 
 async def test_overload_is_a_capacity_error_before_any_work() -> None:
@@ -134,8 +134,8 @@ async def test_overload_is_a_capacity_error_before_any_work() -> None:
         toy = setting.add("a", only)
         await asyncio.sleep(0)
         toy.gate.clear()
-        news = asyncio.Event()
-        first = await setting.ingress.submit(request(params=PARAMS), news)
+        arrived = asyncio.Event()
+        first = await setting.ingress.submit(request(params=PARAMS), arrived)
         await toy.wait_for_frames(1)
         later = asyncio.Event()
         second = await setting.ingress.submit(request(params=PARAMS, id="s"), later)
@@ -145,7 +145,7 @@ async def test_overload_is_a_capacity_error_before_any_work() -> None:
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
         toy.gate.set()
-        assert await read(first, news) == plain_text([1, 2, 3], PARAMS)
+        assert await read(first, arrived) == plain_text([1, 2, 3], PARAMS)
 
 
 class NarrowLink(MemoryLink[SubmitFrame, EventFrame]):
@@ -161,7 +161,7 @@ async def test_a_request_that_exceeds_the_frame_limit_costs_only_itself() -> Non
     async with house() as only:
         only.add_target(ToyTarget())
         there, here = Mailbox[SubmitFrame](8), Mailbox[EventFrame](8)
-        ingress = Coordinators(patience_s=0.2)
+        ingress = Coordinators(connect_timeout_s=0.2)
         serving = asyncio.create_task(only.coordinator.serve(MemoryLink(here, there)))
         description = only.coordinator.describe()
         using = asyncio.create_task(ingress.use("a", description, NarrowLink(there, here)))
@@ -169,9 +169,9 @@ async def test_a_request_that_exceeds_the_frame_limit_costs_only_itself() -> Non
         events = {name: asyncio.Event() for name in ("before", "large", "after")}
         tickets = {
             name: await ingress.submit(
-                request([1] * 20 if name == "large" else [1, 2, 3], PARAMS, id=name), news
+                request([1] * 20 if name == "large" else [1, 2, 3], PARAMS, id=name), arrived
             )
-            for name, news in events.items()
+            for name, arrived in events.items()
         }
         with pytest.raises(TooLargeError):
             await read(tickets["large"], events["large"])
@@ -204,8 +204,8 @@ async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: b
         toy = setting.add("a", first)
         await asyncio.sleep(0)
         toy.gate.clear()
-        news = asyncio.Event()
-        ticket = await setting.ingress.submit(request(params=PARAMS), news)
+        arrived = asyncio.Event()
+        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
         await toy.wait_for_frames(1)
         if is_lost_first:
             setting.links["a"].sever()
@@ -216,7 +216,7 @@ async def test_a_cancelled_request_does_not_run_again_elsewhere(is_lost_first: b
             setting.links["a"].sever()
         await first.settle()
         assert ticket.finished
-        assert news.is_set()
+        assert arrived.is_set()
         other = setting.add("b", second)
         await second.settle()
         assert other.frames == []
@@ -228,8 +228,8 @@ async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failo
         toy = setting.add("a", first)
         await asyncio.sleep(0)
         toy.gate.clear()
-        news = asyncio.Event()
-        ticket = await setting.ingress.submit(request(params=PARAMS), news)
+        arrived = asyncio.Event()
+        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
         await toy.wait_for_frames(1)
         busy = setting.add("b", second)
         await second.settle()
@@ -241,5 +241,5 @@ async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failo
         await second.settle()
         busy.gate.set()
         assert await read(other, other_news) == plain_text([1, 2, 3], PARAMS)
-        assert await read(ticket, news) == plain_text([1, 2, 3], PARAMS)
+        assert await read(ticket, arrived) == plain_text([1, 2, 3], PARAMS)
         assert ticket.failovers >= 1

@@ -123,7 +123,7 @@ def test_a_message_far_beyond_the_limit_does_not_reach_the_ingress(channel: grpc
 
 
 def failure(channel: grpc.Channel, body: bytes) -> tuple[grpc.StatusCode, str]:
-    """Status and details of a call that must fail before any news."""
+    """Status and details of a call that must fail before the first response."""
     call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(body, timeout=120)
     messages = []
     with pytest.raises(grpc.RpcError):

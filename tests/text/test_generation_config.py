@@ -46,7 +46,7 @@ def test_the_operator_may_choose_openais_defaults_or_another_folder(tmp_path: Pa
     assert load_eos_token_ids(model, "none") == (7, 9)
     assert load_sampling_defaults(model, str(other)).temperature == 0.3
     assert load_eos_token_ids(model, str(other)) == (5,)
-    with pytest.raises(ConfigError, match="'nowhere' holds no "):
+    with pytest.raises(ConfigError, match="'nowhere' has no "):
         load_sampling_defaults(model, "nowhere")
 
 

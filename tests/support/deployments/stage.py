@@ -35,7 +35,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage() -> AsyncIterator[Stage]:
-    setting = Stage(Coordinators(patience_s=0.2))
+    setting = Stage(Coordinators(connect_timeout_s=0.2))
     try:
         yield setting
     finally:

@@ -1,4 +1,4 @@
-"""What every face of the ingress shares: the tokenizer, the coordinators, and the limits."""
+"""The part of the ingress that HTTP and gRPC share: tokenizer, coordinators and limits."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 _REPORT_TIMEOUT_S = 2.0
 
 
-class Front:
-    """The front door.  Create it inside the event loop that serves the requests."""
+class Ingress:
+    """Serves requests from HTTP and gRPC.  Create it on the event loop that serves them."""
 
     def __init__(
         self,
@@ -75,11 +75,11 @@ class Front:
         )
 
     def start(self) -> None:
-        """Begin to look for coordinators."""
+        """Start connecting to the coordinators."""
         self._connections.start()
 
     async def stop(self) -> None:
-        """Close the streams; requests that still run end with an error."""
+        """Close the streams; running requests end with an error."""
         await self._connections.stop()
 
     async def _connect(self, endpoint: Endpoint) -> tuple[WorkerDescription, CoordinatorLink]:
@@ -89,7 +89,7 @@ class Front:
             max_frame_bytes=self.config.coordinator.max_frame_bytes,
         )
         if description.vocab_size == 0:
-            # It knows its limits only when it leads a target; until then it can serve nothing.
+            # A coordinator knows its limits only once it leads a target; before, it cannot serve.
             await link.close()
             raise UnavailableError(f"coordinator {description.worker_id} has no target yet")
         return description, link
@@ -106,7 +106,7 @@ class Front:
     async def generate(
         self, request_id: str, spec: GenerationSpec, resumptions: Sequence[Resumption] = ()
     ) -> Generation:
-        """Start a generation; the caller closes it.  Raises the error that refuses it."""
+        """Start a generation, which the caller must close; raises if it is refused."""
         generation = Generation(
             request_id, spec, self.tokenizer, self.coordinators,
             self.config.ingress.max_chars_per_token,
@@ -118,12 +118,12 @@ class Front:
             raise
         return generation
 
-    def refused(self, error: DrafthouseError) -> None:
-        """Count a request that the front door itself turned away."""
+    def count_refusal(self, error: DrafthouseError) -> None:
+        """Count a request that the ingress itself refused."""
         self.recorder.add(metrics.REJECTED, code=error.code)
 
     async def health(self) -> dict[str, Any]:
-        """What serves at present; `status` is "ok" when some coordinator leads a target."""
+        """The current health; `status` is "ok" if a coordinator leads a target."""
         reports = await self._ask(lambda link: link.status(_REPORT_TIMEOUT_S))
         drafters = dict.fromkeys(self.config.drafters, 0)
         num_targets = 0
@@ -145,13 +145,13 @@ class Front:
         return await metrics_page(self.recorder, dict(self._links), self._others, num_others)
 
     async def _ask(self, question: Any) -> list[Any]:
-        """The answers of the coordinators that gave one."""
+        """The answers of those coordinators that answered."""
         links = dict(self._links)
         answers = await asyncio.gather(*map(question, links.values()), return_exceptions=True)
         found = []
         for name, answer in zip(links, answers, strict=True):
             if isinstance(answer, DrafthouseError):
-                log.info("coordinator id=%s gives no report: %s", name, answer)
+                log.info("coordinator id=%s did not report: %s", name, answer)
             elif isinstance(answer, BaseException):
                 raise answer
             else:

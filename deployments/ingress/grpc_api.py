@@ -1,4 +1,4 @@
-"""The gRPC face: drafthouse.v1.GenerationService and grpc.health.v1, behind Serve's gRPC proxy."""
+"""Serves drafthouse.v1.GenerationService and grpc.health.v1 behind Serve's gRPC proxy."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cluster.rpc.generation import (
     Usage,
 )
 from cluster.rpc.status import status_code, trailing_metadata
-from deployments.ingress.front import Front
 from deployments.ingress.generation import Delta, Generation
 from deployments.ingress.grpc_request import request_name, to_spec
+from deployments.ingress.ingress import Ingress
 from deployments.ingress.servicers import GENERATION
 from deployments.ingress.spec import Resumption
 
@@ -31,19 +31,19 @@ log = logging.getLogger(__name__)
 _MASK64 = 2**64 - 1
 
 
-class GrpcFace:
-    """Answers the calls that Serve's proxy hands to the ingress.
+class GrpcApi:
+    """Answers the calls that Serve's proxy passes to the ingress.
 
-    An error in a stream sets the status on the context, and one empty response carries it: Serve's
-    proxy takes status and trailing metadata from the contexts that come with responses, and logs
-    what is raised.  A single answer has to be raised, which leaves out the metadata.
+    An error in a stream sets the status on the context and is sent with one empty response, because
+    Serve's proxy takes status and trailing metadata from the contexts of responses, and logs raised
+    errors.  The error of a unary call has to be raised, which loses the metadata.
     """
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    def __init__(self, ingress: Ingress) -> None:
+        self._ingress = ingress
 
     async def generate(self, body: Any, context: Any) -> AsyncIterator[Any]:
-        """One GenerateResponse per piece of news; the last one has the usage."""
+        """Yield one GenerateResponse per piece of text; the last one has the usage."""
         failure: DrafthouseError
         try:
             async for response in self._responses(body):
@@ -52,8 +52,8 @@ class GrpcFace:
         except DrafthouseError as error:
             failure = error
         except Exception as error:  # noqa: BLE001
-            # A bug of ours must become a status.  Its message may hold anything, prompt text
-            # included, so only the place is logged.
+            # A bug of ours must become a status.  Its message may contain anything, including
+            # prompt text, so only the location is logged.
             places = "".join(traceback.format_tb(error.__traceback__))
             log.error("unexpected %s at\n%s", type(error).__name__, places)
             failure = DrafthouseError("internal error; the server's log says where")
@@ -63,21 +63,21 @@ class GrpcFace:
     async def _responses(self, body: Any) -> AsyncIterator[GenerationResponse]:
         try:
             request = self._parse(body)
-            spec = to_spec(request, self._front.limits)
+            spec = to_spec(request, self._ingress.limits)
             request_id = request_name(request)
             resumptions = [
                 Resumption(one.index, one.token_ids, one.is_finished) for one in request.resume
             ]
-            generation = await self._front.generate(request_id, spec, resumptions)
+            generation = await self._ingress.generate(request_id, spec, resumptions)
         except DrafthouseError as error:
-            self._front.refused(error)
+            self._ingress.count_refusal(error)
             raise
         try:
             is_over = False
             async for deltas in generation.deltas():
                 is_over = generation.is_over
                 yield _response(request.model, generation, deltas, is_last=is_over)
-            if not is_over:  # everything was resumed as finished: there is only the sum to tell
+            if not is_over:  # every choice was resumed as finished: only the usage is left to send
                 yield _response(request.model, generation, (), is_last=True)
         finally:
             generation.close()
@@ -85,9 +85,9 @@ class GrpcFace:
     def _parse(self, body: bytes | generation_pb2.GenerateRequest) -> GenerationRequest:
         if not isinstance(
             body, bytes
-        ):  # a proxy with the generated servicer function has parsed it
+        ):  # already parsed, by a proxy with the generated servicer function
             return decode_request(body)
-        limit = self._front.config.ingress.max_body_bytes
+        limit = self._ingress.config.ingress.max_body_bytes
         if len(body) > limit:
             raise TooLargeError(
                 f"the request has {len(body)} bytes, the limit is {limit}; shorten it or raise "
@@ -97,7 +97,7 @@ class GrpcFace:
             message = generation_pb2.GenerateRequest.FromString(body)
         except DecodeError:
             raise RequestError(
-                "the request is no valid GenerateRequest; check the encoding and that all text "
+                "the request is not a valid GenerateRequest; check the encoding and that all text "
                 "is UTF-8"
             ) from None
         return decode_request(message)
@@ -112,12 +112,12 @@ class GrpcFace:
         return health_pb2.HealthCheckResponse(status=status)
 
     async def watch(self, body: Any) -> AsyncIterator[Any]:
-        """grpc.health.v1.Health/Watch: the status now, and again whenever it changes."""
+        """grpc.health.v1.Health/Watch: the current status, then every change."""
         service = _service_of(body)
         last: int | None = None
         while True:
-            # Taken before the status is read, so that a change during the yield is not missed.
-            changed = self._front.coordinators.next_change()
+            # Created before the status is read, so that no change during the yield is missed.
+            changed = self._ingress.coordinators.next_change()
             status = self._status(service)
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)
@@ -128,7 +128,7 @@ class GrpcFace:
         values = health_pb2.HealthCheckResponse
         if service not in ("", GENERATION):
             return int(values.SERVICE_UNKNOWN)
-        serving = self._front.coordinators.is_connected
+        serving = self._ingress.coordinators.is_connected
         return int(values.SERVING if serving else values.NOT_SERVING)
 
 
@@ -138,7 +138,7 @@ def _service_of(body: Any) -> str:
     try:
         return str(health_pb2.HealthCheckRequest.FromString(body).service)
     except DecodeError:
-        return "?"  # a name that is no service's
+        return "?"  # not the name of a service
 
 
 def _set_status(context: Any, error: DrafthouseError) -> None:
