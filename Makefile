@@ -41,8 +41,8 @@ check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files
 	@if command -v buf >/dev/null; then buf lint protos; else echo "buf is not installed: its lint of protos/ is left to \`make lint-protos\`"; fi
 	$(BIN)/python -m cluster.reference --check
 
-# The interpreter is no sanitized program, so the library must be there before it; what it leaks at
-# its end is its own affair.  ThreadSanitizer gets a program without one.
+# The interpreter is no sanitized program, so the library must be there before it; leaks at
+# its end are not checked.  ThreadSanitizer gets a program of its own.
 SANITIZERS = $(shell g++ -print-file-name=libasan.so) $(shell g++ -print-file-name=libubsan.so)
 NATIVE_TESTS = tests/engine/cpu/test_kernels.py tests/engine/draw/test_native.py tests/spec/test_merge_trees.py tests/spec/test_tree_check.py \
 	tests/engine/cpu/test_decoder_layer.py tests/draft/test_native_growth.py
