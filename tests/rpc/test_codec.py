@@ -243,6 +243,7 @@ def test_an_unreadable_event_ends_its_request_with_an_error() -> None:
     (event,) = frame.events
     assert event.finish_reason is FinishReason.ERROR
     assert (event.request_id, event.position, event.error_code) == ("a", 5, ProtocolError.code)
+    assert event.error_message == "token_ids has 1 bytes; i32[] takes a multiple of 4"
 
 
 def test_a_request_without_parameters_is_refused_not_read_as_greedy() -> None:
