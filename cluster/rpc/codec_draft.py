@@ -131,13 +131,8 @@ def _encode_proposals(frame: ProposalFrame) -> pb.ProposalFrame:
 
 
 def _decode_proposals(message: pb.ProposalFrame) -> Decoded[ProposalFrame]:
-    proposals: list[Proposal] = []
+    proposals = [_decode_proposal(proposal) for proposal in message.proposals]
     refusals = [decode_refusal(refusal) for refusal in message.refusals]
-    for proposal in message.proposals:
-        try:
-            proposals.append(_decode_proposal(proposal))
-        except ProtocolError as error:
-            refusals.append(refusal_of(proposal.request_id, proposal.generation, error))
     problems = problems_of_proposals(proposals, ANY_VOCABULARY)
     refusals += [
         refusal_of(each.request_id, each.generation, ProtocolError(problem))

@@ -179,15 +179,22 @@ def test_a_verdict_has_a_log_probability_for_each_token_or_none() -> None:
     assert (events.events[0].position, len(events.events[0].token_ids)) == (4, 0)
 
 
-def test_an_unreadable_proposal_reads_as_a_refusal() -> None:
-    bad = draft_pb2.Proposal(
-        request_id="a",
-        tree=common_pb2.TokenTree(token_ids=[0], parents=[-1]),
-        survival=[1.0, 0.5],
-    )
-    frame = PROPOSAL.decode(draft_pb2.ProposalFrame(proposals=[bad]).SerializeToString()).frame
-    assert frame.proposals == ()
-    assert "2 survival values" in frame.refusals[0].message
+@pytest.mark.parametrize(
+    ("token_ids", "survival", "problem"),
+    [([5, 6], [1.0], "2 token ids and 1 parents"), ([5], [1.0, 0.5], "2 survival values")],
+)
+def test_an_unreadable_proposal_reads_as_a_refusal_and_the_others_live_on(
+    token_ids: list[int], survival: list[float], problem: str
+) -> None:
+    tree = common_pb2.TokenTree(token_ids=token_ids, parents=[-1])
+    bad = draft_pb2.Proposal(request_id="a", generation=3, tree=tree, survival=survival)
+    good = draft_pb2.Proposal(request_id="b")
+    message = draft_pb2.ProposalFrame(proposals=[bad, good])
+    frame = PROPOSAL.decode(message.SerializeToString()).frame
+    assert [each.request_id for each in frame.proposals] == ["b"]
+    (refusal,) = frame.refusals
+    assert (refusal.request_id, refusal.generation, refusal.code) == ("a", 3, ProtocolError.code)
+    assert problem in refusal.message
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5, 1.5])
@@ -236,6 +243,7 @@ def test_an_unreadable_event_ends_its_request_with_an_error() -> None:
     (event,) = frame.events
     assert event.finish_reason is FinishReason.ERROR
     assert (event.request_id, event.position, event.error_code) == ("a", 5, ProtocolError.code)
+    assert event.error_message == "token_ids has 1 bytes; i32[] takes a multiple of 4"
 
 
 def test_a_request_without_parameters_is_refused_not_read_as_greedy() -> None:
