@@ -10,7 +10,7 @@ number of concurrent requests.
   normal    the configured drafters, each request with those of its task
   random    one drafter that drafts random tokens; sleeper: one that answers half a second late
   fixed-K   as normal, but always K draft nodes per sequence and step
-  control   no drafters; only measured if --cells names it
+  control   no drafters; only measured if --stacks names it
 
 Each cell is measured in pairs with plain decoding: the same prompts and seeds in a second set of
 processes (target and coordinator).  One set is stopped (SIGSTOP) while the other runs.  The order

@@ -102,12 +102,12 @@ class LLM:
     ) -> list[Completion]:
         """Continue every prompt; returns the results in the order of the prompts.
 
-        prompts: texts or token ids, or a single one of them.  params: one for all or one each,
-        None = `default_params`.  Without a seed every prompt draws its own; prompt i of those that
-        share parameters with a seed uses the i-th stream after theirs.  stop: strings that end a
-        text and are not part of it.  ignore_eos: end-of-sequence tokens are text like any other.
-        cache_salt: what was written with another one makes these no faster, nor they it.  Raises
-        the first request's error.
+        prompts: one prompt or several, each a text or token ids.  params: one for all prompts or
+        one each, None = `default_params`.  Without a seed, every prompt draws its own.  With a
+        shared seed, prompt i uses stream params.stream + i.  stop: strings that end a text and
+        are not part of it.  ignore_eos: treat end-of-sequence tokens as ordinary text.
+        cache_salt: requests with different salts share no prefix cache and no learned text.
+        Raises the error of the first request that fails.
         """
         asked = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):

@@ -1,4 +1,4 @@
-"""The client resumes broken streams with the same text and speaks in our errors."""
+"""The client resumes broken streams with the same text and raises DrafthouseErrors."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ Break: TypeAlias = DrafthouseError | grpc.StatusCode
 
 
 def token_at(seed: int, choice: int, position: int) -> int:
-    """The text is a function of seed, choice and position, as the real one is."""
+    """A token as a function of seed, choice and position, like the real text."""
     return (seed * 31 + choice * 7 + position * position) % 26
 
 
 @dataclass
 class ScriptedService(generation_pb2_grpc.GenerationServiceServicer):
-    """Spells NUM_TOKENS letters per choice; breaks off after so many responses, as scripted.
+    """Sends NUM_TOKENS letters per choice; breaks streams as scripted.
 
     breaks: per stream the number of responses before the break and what it is; the streams after
     the script run to the end.
@@ -200,7 +200,7 @@ def test_a_stream_that_breaks_between_the_last_token_and_the_usage_is_finished(
 
 
 @both_clients
-def test_a_server_that_never_gets_on_is_given_up(
+def test_a_server_without_progress_is_given_up(
     serve: Callable[[ScriptedService], str], complete: Complete
 ) -> None:
     service = ScriptedService(breaks=[(0, WorkerError("still dead"))] * 10)
@@ -219,7 +219,7 @@ def test_a_server_that_never_gets_on_is_given_up(
     ],
     ids=lambda error: error.code,
 )
-def test_errors_that_a_retry_cannot_mend_are_raised_at_once(
+def test_errors_that_a_retry_cannot_fix_are_raised_at_once(
     serve: Callable[[ScriptedService], str], complete: Complete, error: DrafthouseError
 ) -> None:
     service = ScriptedService(breaks=[(0, error)])
@@ -233,7 +233,7 @@ def test_errors_that_a_retry_cannot_mend_are_raised_at_once(
 
 
 @both_clients
-def test_what_has_begun_waits_for_its_place_as_long_as_the_server_is_full(
+def test_a_started_request_retries_as_long_as_the_server_is_full(
     serve: Callable[[ScriptedService], str], complete: Complete
 ) -> None:
     full = CapacityError("too many requests", retry_after_s=0.01)
@@ -245,7 +245,7 @@ def test_what_has_begun_waits_for_its_place_as_long_as_the_server_is_full(
 
 
 @both_clients
-def test_nobody_listening_is_unavailable(complete: Complete) -> None:
+def test_an_unreachable_server_is_unavailable(complete: Complete) -> None:
     with pytest.raises(UnavailableError):
         complete("127.0.0.1:1", GenerationRequest("toy", "prompt"))
 
@@ -282,7 +282,7 @@ async def test_leaving_the_asyncio_iteration_cancels_the_request(
         assert await asyncio.to_thread(service.client_gone.wait, PATIENCE_S)
 
 
-def test_a_patience_that_ends_raises_the_last_error(
+def test_a_timeout_raises_the_last_error(
     serve: Callable[[ScriptedService], str],
 ) -> None:
     service = ScriptedService(breaks=[(0, UnavailableError("full", retry_after_s=5.0))] * 9)
@@ -291,13 +291,13 @@ def test_a_patience_that_ends_raises_the_last_error(
     assert len(service.requests) == 1
 
 
-def test_news_of_a_choice_not_asked_for_is_a_protocol_error() -> None:
+def test_a_choice_not_requested_is_a_protocol_error() -> None:
     call = GenerationCall(GenerationRequest("toy", "prompt"))
     with pytest.raises(ProtocolError, match="choice 3"):
         call.accept(GenerationResponse("id", "toy", 1, (ChoiceDelta(3, "x"),)))
 
 
-def test_progress_restores_the_patience_for_broken_streams() -> None:
+def test_progress_resets_the_retries_for_broken_streams() -> None:
     call = GenerationCall(GenerationRequest("toy", "prompt"), max_retries=1)
     broken = WorkerError("broken")
     letter = ChoiceDelta(0, "x", token_array([1]))

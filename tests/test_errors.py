@@ -22,7 +22,7 @@ def every_error(root: type[DrafthouseError] = DrafthouseError) -> list[type[Draf
 
 
 @pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
-def test_every_error_stands_once_in_the_table_and_in_the_drawing(
+def test_every_error_is_once_in_the_table_and_in_the_drawing(
     kind: type[DrafthouseError],
 ) -> None:
     assert [surface.error for surface in SURFACES].count(kind) == 1
@@ -30,7 +30,7 @@ def test_every_error_stands_once_in_the_table_and_in_the_drawing(
     assert kind.__name__ in errors.__doc__
 
 
-def test_the_table_holds_nothing_but_our_errors() -> None:
+def test_the_table_contains_only_our_errors() -> None:
     assert {surface.error for surface in SURFACES} == set(every_error())
 
 
@@ -46,7 +46,7 @@ def test_the_grpc_status_exists_and_the_http_status_agrees_with_whose_fault_it_i
     assert surface.grpc_status in grpc.StatusCode.__members__
     is_callers_fault = issubclass(surface.error, RequestError)
     assert (400 <= surface.http_status < 429) == is_callers_fault
-    # 499 (client closed its request) is nginx's, in no standard, and never sent to anybody.
+    # 499 (client closed its request) is nginx's, in no standard, and never sent.
     assert surface.http_status == 499 or http.HTTPStatus(surface.http_status)
 
 
@@ -78,6 +78,6 @@ def test_a_subclass_without_a_row_looks_like_its_parent() -> None:
     assert surface_of(OddCodeError("x")).http_status == 413
 
 
-def test_capacity_errors_say_when_to_ask_again() -> None:
+def test_capacity_errors_have_a_retry_delay() -> None:
     assert CapacityError("full").retry_after_s > 0
     assert errors.UnavailableError("none", retry_after_s=2.5).retry_after_s == 2.5

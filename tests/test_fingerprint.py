@@ -1,4 +1,4 @@
-"""Fingerprints tell vocabularies and checkpoints apart, and nothing else."""
+"""Fingerprints distinguish vocabularies and checkpoints, and nothing else."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def checkpoint(folder: Path, config: dict[str, object], weights: bytes) -> Path:
     return folder
 
 
-def test_a_checkpoint_is_recognised_wherever_it_lies(tmp_path: Path) -> None:
+def test_a_checkpoint_is_recognised_in_any_folder(tmp_path: Path) -> None:
     weights = bytes(range(256)) * 1000
     config: dict[str, object] = {"hidden_size": 8, "transformers_version": "5.0"}
     here = checkpoint(tmp_path / "here", config, weights)

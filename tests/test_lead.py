@@ -1,4 +1,4 @@
-"""Leading workers at known addresses over real gRPC: they may come, go and come back."""
+"""Leading workers at known addresses over real gRPC; they may join, leave and rejoin."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_a_target_that_restarts_at_its_address_continues_the_text() -> Non
         await second.stop(0)
 
 
-async def test_a_drafter_that_comes_later_joins() -> None:
+async def test_a_drafter_that_starts_later_joins() -> None:
     target = await serve_target(ToyTarget())
     placeholder = await serve_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
     await placeholder.stop(0)

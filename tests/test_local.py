@@ -1,4 +1,4 @@
-"""`LLM` end to end on tiny checkpoints: the target's text, whatever drafts it."""
+"""`LLM` end to end on tiny checkpoints: the target's text, with any drafter."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def folder(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Pat
 @pytest.fixture(scope="module")
 def llm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     draft = noisy_copy(folder, tmp_path_factory.mktemp("draft") / "noisy")
-    # A fixed budget verifies drafts in every step; the adaptive one may find that none pay here.
+    # A fixed budget verifies drafts in every step; the adaptive one may verify none here.
     config = Config(
         target=target(folder),
         drafters=drafters(draft),
@@ -82,7 +82,7 @@ def test_drafts_are_verified_and_accepted(llm: LLM) -> None:
         completions = llm.generate(PROMPTS, GREEDY)
         return sum(c.stats.num_accepted_draft_tokens for c in completions)
 
-    # Nobody waits for a drafter, so a round may do without; from the second time on the n-gram
+    # Rounds do not wait for drafters and may have no drafts; from the second time on the n-gram
     # cache has seen the whole text.
     assert any(num_accepted() > 0 for _ in range(20))
 
@@ -123,7 +123,7 @@ def small(llama_folder: Path) -> Iterator[LLM]:
         yield opened
 
 
-def test_texts_go_in_and_come_out(small: LLM) -> None:
+def test_text_prompts_give_texts(small: LLM) -> None:
     tokenizer = small.tokenizer
     assert tokenizer is not None
     completions = small.generate(["def main", "import os"], GREEDY, ignore_eos=True)
@@ -162,7 +162,7 @@ def test_equal_prompts_with_one_seed_give_different_texts_every_time_the_same(sm
     assert len({tuple(token_ids) for token_ids in first}) == 4
 
 
-def test_a_completion_comes_again_with_the_seed_and_stream_that_it_reports(small: LLM) -> None:
+def test_the_reported_seed_and_stream_reproduce_a_completion(small: LLM) -> None:
     for params in (SEEDED, replace(SEEDED, seed=None)):
         for completion in small.generate([[5, 6, 7]] * 3, params, ignore_eos=True):
             noise = replace(params, seed=completion.seed, stream=completion.stream)
@@ -170,7 +170,7 @@ def test_a_completion_comes_again_with_the_seed_and_stream_that_it_reports(small
             assert again.token_ids == completion.token_ids
 
 
-def test_the_checkpoint_says_how_it_is_sampled_unless_told_otherwise(
+def test_the_checkpoints_sampling_defaults_apply_unless_overridden(
     llama_folder: Path, tmp_path: Path
 ) -> None:
     values = {"top_k": 1, "max_new_tokens": 5, "eos_token_id": 2}
@@ -191,7 +191,7 @@ def test_logprobs_come_one_per_token(small: LLM) -> None:
         assert logprob.logprob <= 0.0
 
 
-def test_more_prompts_than_places_wait_inside(small: LLM) -> None:
+def test_more_prompts_than_running_sequences_wait(small: LLM) -> None:
     prompts = [[index + 3, 9] for index in range(12)]
     completions = small.generate(prompts, replace(GREEDY, max_tokens=4), ignore_eos=True)
     assert [len(completion.token_ids) for completion in completions] == [4] * 12
@@ -212,7 +212,7 @@ def test_more_prompts_than_places_wait_inside(small: LLM) -> None:
         ),
     ],
 )
-def test_what_cannot_be_served_raises(
+def test_requests_that_cannot_be_served_raise(
     small: LLM,
     prompts: list[list[int]],
     arguments: dict[str, object],
@@ -250,7 +250,7 @@ def test_a_text_ends_where_the_kv_pages_end(llama_folder: Path) -> None:
     assert len(completion.token_ids) == 61
 
 
-def test_preempted_requests_are_sent_again_and_their_text_goes_on(
+def test_preempted_requests_are_sent_again_and_continue(
     llama_folder: Path, draft_folder: Path
 ) -> None:
     few_pages = target(llama_folder, num_pages=12)  # 192 tokens; the requests come to 297

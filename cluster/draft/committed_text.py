@@ -108,7 +108,7 @@ class RequestTable(Generic[State]):
     def _renew(self, state: State, commit: Commit) -> None:
         former = (state.generation, state.prompt_len, state.params)
         state.generation, state.prompt_len = commit.generation, commit.prompt_len
-        if commit.params is not None:  # task and tenant travel with the parameters
+        if commit.params is not None:  # task and tenant are sent with the parameters
             state.task, state.params = commit.task, commit.params
             state.tenant = commit.tenant
         state.renewed |= former != (state.generation, state.prompt_len, state.params)

@@ -53,7 +53,7 @@ class CountDrafter(ABC, Generic[State, Context]):
         self._max_nodes = context.max_nodes
         self._min_survival = min_survival
         self._requests: RequestTable[State] = RequestTable(context.max_requests, self._opened)
-        # Greedy and sampled requests of a task class learn apart.
+        # Greedy and sampled requests of a task class have separate hit rates.
         self._rates: Bounded[HitRates] = Bounded(HitRates)
 
     @abstractmethod

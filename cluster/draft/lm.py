@@ -59,10 +59,10 @@ class LMDrafter:
         self._options = options
         # The engine needs one more row for the text's last token.
         self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
-        # One more than the engine keeps would wait for a page for as long as the others last.
+        # A request beyond what the engine keeps would wait for a page until another one ends.
         most = min(context.max_requests, self._engine.config.max_running_sequences)
         self._requests: RequestTable[LMRequest] = RequestTable(most, self._opened)
-        # Greedy and sampled requests of a task class are fitted apart.
+        # Greedy and sampled requests of a task class are calibrated separately.
         self._sharpness: Bounded[Sharpness] = Bounded(Sharpness)
         self.root_counts = RootCounts()
         self._rules = self._growth_rules()

@@ -95,8 +95,8 @@ def replay(
 ) -> ReplayStats:
     """Draft along `recording` and release the request afterwards.
 
-    Raises ProtocolError where the drafter breaks its protocol: a proposal for another text, a
-    tree that is none or above max_nodes, an observation that is not what was sent.
+    Raises ProtocolError if the drafter violates its protocol: a proposal for another text, a tree
+    that is invalid or above max_nodes, an observation that does not match the commit.
     """
     counts = drafter.root_counts if isinstance(drafter, CountsRoots) else RootCounts()
     hits, commits = counts.hits, counts.commits

@@ -76,9 +76,9 @@ class ResumedChoice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationRequest:
-    """What to generate.  prompt: plain text, a conversation, or token ids.
+    """A generation request.  prompt: plain text, a conversation, or token ids.
 
-    cache_salt: requests with another one share nothing with this one that could make it faster.
+    cache_salt: requests with different salts share no prefix cache and no learned text.
     """
 
     model: str

@@ -64,7 +64,7 @@ class IngressDeployment:
             yield response
 
     async def metrics_for(self, asking: str) -> bytes:
-        """This replica's own series, in Prometheus' text format; b"" where it asks itself."""
+        """This replica's own series, in Prometheus' text format; b"" if it asks itself."""
         recorder = self._ingress.recorder
         return b"" if recorder.process == asking else recorder.render()
 

@@ -1,7 +1,7 @@
-"""The gRPC face on a port of the ingress' own, where Ray Serve's proxy is not to listen.
+"""Serves the gRPC API on the ingress's own port, instead of through Ray Serve's proxy.
 
-Serve's proxy listens on all interfaces, whatever is configured.  Here the interface is chosen.  All
-replicas on a node share the port, and the kernel spreads connections over them.
+Serve's proxy always listens on all interfaces; this listener uses the configured one.  All replicas
+on a node share the port, and the kernel distributes connections over them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from deployments.ingress.servicers import (
     message_limit,
 )
 
-# A client whose stream is cut can resume it; the stop of the whole application must not hang.
+# Short, because clients can resume broken streams and the application must stop quickly.
 _GRACE_S = 5.0
 
 
@@ -43,7 +43,7 @@ class GrpcListener:
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self) -> None:
-        """Raises ConfigError when the address cannot be had."""
+        """Start listening; raises ConfigError if the address cannot be bound."""
         where = joined(self._where.host, self._where.port)
         try:
             self._server.add_insecure_port(where)
@@ -56,12 +56,12 @@ class GrpcListener:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Refuse new calls, give open ones a few seconds, then break them."""
+        """Refuse new calls, give open ones a few seconds to end, then break them."""
         await self._server.stop(_GRACE_S)
 
 
 class _Servicer:
-    """The methods as gRPC calls them: bytes in, bytes out."""
+    """The methods of `GrpcApi` with bytes as requests and responses."""
 
     def __init__(self, api: GrpcApi) -> None:
         self._api = api

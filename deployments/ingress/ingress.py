@@ -42,9 +42,9 @@ class Ingress:
         process: str = "",
         others: AskOthers = nobody,
     ) -> None:
-        """defaults: for what requests leave open.  endpoints: the coordinators.  process: this
-        one's name among those that record metrics.  others: asks the other replicas of the ingress
-        for theirs."""
+        """defaults: sampling defaults of requests.  endpoints: the coordinators.  process: the name
+        of this process in metrics.  others: asks the other replicas of the ingress for their
+        metrics."""
         self.config = config
         self.tokenizer = tokenizer
         self.recorder = Recorder(process, only=metrics.INGRESS)

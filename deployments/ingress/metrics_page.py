@@ -1,9 +1,8 @@
-"""What /metrics says: the series of every process that records any, side by side.
+"""Builds /metrics: the series of every process that records metrics, side by side.
 
-Any ingress replica may be the one that answers, and the next scrape may reach another.  So each
-sample carries the name of the process that it is of, and nothing is added up: a counter is one
-process' own, and never falls while that lives.  A process that does not answer in time is absent
-from that scrape, which says how many are.
+Any ingress replica may answer a scrape.  So each sample has the name of its process as a label and
+nothing is added up: a counter belongs to one process and never falls while that process lives.  A
+process that does not answer in time is missing from that scrape, which counts the missing ones.
 """
 
 from __future__ import annotations
@@ -19,22 +18,22 @@ from cluster.metrics import Recorder
 
 log = logging.getLogger(__name__)
 
-# Half of the time that Prometheus gives a scrape unless told otherwise.
+# Half of Prometheus' default time limit for a scrape.
 _TIMEOUT_S = 5.0
 
 
 class AsksCoordinator(Protocol):
-    """A link to a coordinator, as far as it is needed here."""
+    """The part of a coordinator link that is used here."""
 
     async def metrics(self, timeout_s: float) -> bytes: ...
 
 
-# The texts of the other ingress replicas that answer in time.
+# Returns the texts of the other ingress replicas that answer in time.
 AskOthers = Callable[[float], Awaitable[list[bytes]]]
 
 
 async def nobody(timeout_s: float) -> list[bytes]:
-    """The other replicas of an ingress that has none."""
+    """The `AskOthers` of an ingress with only one replica."""
     return []
 
 
@@ -44,7 +43,7 @@ async def metrics_page(
     others: AskOthers,
     num_others: int,
 ) -> bytes:
-    """own: of the replica that answers.  num_others: replicas that there should be beside it."""
+    """The whole page.  own: this replica's recorder.  num_others: expected other replicas."""
     answers, found = await asyncio.gather(
         asyncio.gather(*(_ask(name, link) for name, link in coordinators.items())),
         others(_TIMEOUT_S),
@@ -61,12 +60,12 @@ async def _ask(name: str, link: AsksCoordinator) -> bytes | None:
     try:
         return await link.metrics(_TIMEOUT_S)
     except DrafthouseError as error:
-        log.info("coordinator id=%s gives no metrics: %s", name, error)
+        log.info("coordinator id=%s did not send its metrics: %s", name, error)
         return None
 
 
 def side_by_side(texts: Iterable[bytes]) -> bytes:
-    """One text in Prometheus' format out of several, each family described once."""
+    """Merge several texts in Prometheus' format into one that describes each family once."""
     comments: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}
     for text in texts:

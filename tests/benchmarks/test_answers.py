@@ -1,4 +1,4 @@
-"""Figures follow from the time stamps of tokens."""
+"""Rates and latencies are computed from the time stamps of tokens."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_decoding_starts_at_the_first_tokens() -> None:
     assert one.decode_tokens == 6
 
 
-def test_tokens_that_come_together_share_their_time() -> None:
+def test_tokens_of_one_event_divide_its_time() -> None:
     assert answer((0.0, 1), (1.0, 3), (2.0, 4)).intervals_s() == [0.5, 0.5, 1.0]
 
 
@@ -35,7 +35,7 @@ def test_time_between_two_decodes_is_not_decoding() -> None:
     assert busy_s([answer((1.0, 1), (3.0, 2)), answer((5.0, 1), (6.0, 2))]) == 3.0
 
 
-def test_decodes_side_by_side_count_once() -> None:
+def test_concurrent_decodes_count_once() -> None:
     spans = [answer((1.0, 1), (4.0, 2)), answer((2.0, 1), (3.0, 2)), answer((3.5, 1), (5.0, 2))]
     assert busy_s(spans) == 4.0
 

@@ -1,4 +1,4 @@
-"""What the calibration benchmark makes of the product's metrics."""
+"""How the calibration benchmark evaluates the product's metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_tasks_count_by_their_nodes() -> None:
     assert found == {"error": 0.035, "nodes": 400.0, "by task": {"code": 0.02, "prose": 0.08}}
 
 
-def test_a_drafter_that_was_never_verified_has_met_no_bar() -> None:
+def test_a_drafter_that_was_never_verified_misses_the_bar() -> None:
     assert summary(errors_of(TEXT, "nobody"))["error"] is None
     report = {
         "lm": {"greedy": summary(errors_of(TEXT, "lm"))},
@@ -32,7 +32,7 @@ def test_a_drafter_that_was_never_verified_has_met_no_bar() -> None:
     assert [line.split(":")[0] for line in missed(report)] == ["nobody, greedy", "bad, t0.8"]
 
 
-def test_drafters_are_asked_for_what_they_serve() -> None:
+def test_drafters_are_measured_on_their_own_tasks() -> None:
     config = load(ROOT / "configs" / "local.yaml").config
     assert kinds_of(config, "code") == ["code", "edit"]
     assert kinds_of(config, "prose") == ["prose"]

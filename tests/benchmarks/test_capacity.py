@@ -1,4 +1,4 @@
-"""The null workers give the coordinator the load that the capacity is stated for."""
+"""The null workers give the coordinator the documented load."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_workers_and_client_are_within_the_time_of_the_process() -> None:
     assert 0 < capacity.coordinator_cpu_s < capacity.process_cpu_s
 
 
-def test_the_tree_is_sound_and_its_best_eight_leave_the_landing_node_out() -> None:
+def test_the_tree_is_valid_and_its_best_eight_nodes_exclude_the_last_token() -> None:
     tree, survival = draft_tree(9)
     check_tree(tree, VOCABULARY)
     best, _, kept = prune(tree, survival, NUM_NODES)
@@ -37,7 +37,7 @@ def test_the_tree_is_sound_and_its_best_eight_leave_the_landing_node_out() -> No
     assert int(text(11, 1)[0]) not in best.token_ids.tolist()
 
 
-def test_three_tokens_later_the_next_eight_nodes_are_there() -> None:
+def test_three_tokens_later_the_tree_has_the_next_eight_nodes() -> None:
     tree, survival = draft_tree(1020)  # the vocabulary ends behind the first period
     landed = reroot(tree, text(1020, TOKENS_PER_ROUND), survival)
     assert landed.hit

@@ -26,7 +26,7 @@ def _recording(tokens: Sequence[int], prompt_len: int) -> Recording:
     )  # fmt: skip
 
 
-def test_the_ceiling_weighs_tokens_by_what_their_rows_take() -> None:
+def test_the_ceiling_weighs_tokens_by_the_time_of_their_rows() -> None:
     profile = StepProfile((1, 2, 4, 8), (0.010, 0.010, 0.010, 0.040))
     assert ceiling({1: 1.8, 3: 2.5, 7: 4.0}, profile) == (3, pytest.approx(2.5))
 
@@ -40,8 +40,8 @@ def test_a_drafter_together_with_another_is_no_worse_than_alone_on_text_that_rep
     assert both.num_draft_tokens <= 4 * both.num_rounds
 
 
-def test_the_one_that_has_nothing_to_say_leaves_the_other_its_tree() -> None:
-    """The n-gram cache has seen no output yet that it could count, look-up finds the repetition."""
+def test_a_drafter_without_a_tree_does_not_change_the_merged_tree() -> None:
+    """The n-gram cache has seen no output yet; prompt lookup finds the repetition."""
     recording = _recording([1, 2, 3, 4, 5, 6] * 4, 12)
     alone = replay(_drafter("suffix"), recording, 4)
     both = replay(MergedDrafters([_drafter("ngram_cache"), _drafter("suffix")]), recording, 4)

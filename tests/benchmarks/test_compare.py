@@ -1,4 +1,4 @@
-"""Turns: one system at a time, every cell once, and a run that was cut off goes on."""
+"""One system runs at a time, every cell is measured once, and an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ASKED = {level: [Prompt("code", "code", (1, 2, level))] * level for level in (1
 
 @dataclass
 class ToySystem:
-    """Notes its life in a shared diary; fails at its `fails_at`-th run."""
+    """Records its calls in a shared list; fails in its `fails_at`-th run."""
 
     name: str
     diary: list[str]
@@ -114,7 +114,7 @@ def test_cells_of_other_settings_are_not_continued(tmp_path: Path) -> None:
         Comparison(tmp_path / "c.json", settings(["a"], max_tokens=6), resume=True)
 
 
-def test_a_system_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failed_system_is_recorded_and_the_others_continue(tmp_path: Path) -> None:
     systems, diary = toys("a", "b")
     systems["a"].fails_at = 3
     comparison = run(tmp_path / "c.json", systems)

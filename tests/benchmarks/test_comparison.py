@@ -68,7 +68,7 @@ def test_equal_runs_have_an_interval_of_no_width() -> None:
     assert ratio.high == pytest.approx(2.0)
 
 
-def test_the_interval_covers_what_runs_and_prompts_make_of_it() -> None:
+def test_the_interval_covers_the_variation_of_runs_and_prompts() -> None:
     above = [cell([20.0, 40.0]), cell([22.0, 44.0]), cell([18.0, 36.0])]
     ratio = compare(above, [cell([10.0, 10.0])] * 3, by_prompt=True)
     assert ratio.low is not None
@@ -101,7 +101,7 @@ def test_the_report_shows_the_ratio_with_its_interval_and_what_was_not_measured(
     assert "vllm-suffix: another package" in text
 
 
-def test_the_picture_is_drawn_or_says_what_it_lacks(tmp_path: Path) -> None:
+def test_the_picture_is_drawn_or_the_error_names_matplotlib(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from benchmarks.report import picture
 

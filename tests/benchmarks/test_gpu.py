@@ -1,4 +1,4 @@
-"""The GPU benchmark starts on a machine without a GPU and writes what it says it does."""
+"""The GPU benchmark runs on a machine without a GPU and writes its report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `benchmarks/gpu.sh --tiny` wrote."""
+    """The report of `benchmarks/gpu.sh --tiny`."""
     folder = tmp_path_factory.mktemp("gpu")
     process = subprocess.run(
         [str(ROOT / "benchmarks" / "gpu.sh"), "--tiny", "--out", str(folder)],

@@ -1,4 +1,4 @@
-"""What the memory benchmark expects of a model, and what it makes of what it sees."""
+"""How the memory benchmark computes the expected memory and judges the measured one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_keys_and_values_of_a_model_with_shared_and_with_own_heads() -> None:
     assert kv_bytes(shared, 10, 4) == 2 * 2 * 1 * 8 * 4 * 10
 
 
-def test_what_is_beyond_the_bar_is_said() -> None:
+def test_missed_bars_are_reported() -> None:
     report = {"tokens per answer, least": 16, **figures(80 * MIB, 20 * MIB, 50 * MIB, 160 * MIB, 0)}
     assert report["expected"] == 100.0
     assert report["resident less libraries over expected"] == 1.1

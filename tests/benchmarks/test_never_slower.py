@@ -1,4 +1,4 @@
-"""Ratios of pairs and their bars, turns of rivals, and a run that was cut off."""
+"""Ratios of pairs and their bars, turns of plain and rival, and continuing an interrupted run."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _LAWS = {"greedy": Law.parse("greedy")}
 
 
 def pairs(*found: float) -> list[dict[str, Any]]:
-    """Whole runs say less than the rates do: they end with fewer at a time."""
+    """Whole runs give smaller ratios than the rates: fewer requests run at their end."""
     return [
         {
             "plain_s": 10.0, "ours_s": 10.0, "plain_rate": 1.0, "ours_rate": ratio, "commit": "abc",
@@ -49,7 +49,7 @@ def grid(**cells: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def test_an_interval_is_students() -> None:
+def test_an_interval_uses_students_t() -> None:
     # Mean 2, deviation 1, t = 4.303 for two degrees of freedom.
     interval = Interval.of([1.0, 2.0, 3.0])
     assert interval.mean == 2.0
@@ -69,7 +69,7 @@ def test_many_pairs_have_no_narrower_an_interval_than_they_should() -> None:
     [
         ([1.0, 1.01, 0.99, 1.0], True),
         ([0.965, 0.966, 0.965, 0.964], False),  # sure to be too slow
-        ([1.2, 0.8, 1.1, 0.9], False),  # the mean is fine, but who knows
+        ([1.2, 0.8, 1.1, 0.9], False),  # the mean is good, the bound is not
         ([1.5], False),  # one pair has no bound
     ],
 )
@@ -109,7 +109,7 @@ def test_only_cells_that_all_budgets_have_count_together() -> None:
 
 @dataclass
 class ToySystem:
-    """Takes seconds_per_token; notes its life in a shared diary."""
+    """Takes seconds_per_token; records its calls in a shared list."""
 
     name: str
     seconds_per_token: float
@@ -204,7 +204,7 @@ def test_pairs_of_other_settings_are_not_continued(tmp_path: Path) -> None:
     assert Ledger(path, settings(max_tokens=50), fresh=True).cells == {}
 
 
-def test_a_stack_that_fails_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+def test_a_failed_stack_is_recorded_and_the_others_continue(tmp_path: Path) -> None:
     diary: list[str] = []
     ledger = run(tmp_path / "n.json", diary, failing="normal")
     assert ledger.failures == {"normal": "out of order"}
@@ -244,7 +244,7 @@ def test_a_process_that_is_paused_stands_still_until_it_is_resumed(tmp_path: Pat
     process.resume()  # it is gone, which is no error
 
 
-def test_the_time_is_from_the_first_question_to_the_last_token() -> None:
+def test_the_time_is_from_the_first_submission_to_the_last_token() -> None:
     first = Answer(1.0, ((2.0, 1), (3.0, 5)), (1,))
     second = Answer(1.5, ((4.0, 1), (9.0, 5)), (1,))
     assert elapsed_s(Result((first, second))) == 8.0
@@ -290,7 +290,7 @@ def test_stacks_are_configurations_of_the_product(stack: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", [RandomDrafter, SleepingDrafter])
-def test_the_worthless_drafters_keep_the_protocol(kind: type[RandomDrafter]) -> None:
+def test_the_useless_drafters_follow_the_protocol(kind: type[RandomDrafter]) -> None:
     location = f"benchmarks.never_slower_drafters:{kind.__name__}"
     options: dict[str, Any] = {"vocab_size": 64}
     if kind is SleepingDrafter:

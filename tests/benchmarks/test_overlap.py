@@ -1,4 +1,4 @@
-"""What the overlap benchmark makes of rounds and counters."""
+"""How the overlap benchmark evaluates rounds and counters."""
 
 from __future__ import annotations
 

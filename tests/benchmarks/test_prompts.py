@@ -1,4 +1,4 @@
-"""Prompts are made of held-out text, alike in every run and unlike one another."""
+"""Prompts are made of held-out text, equal in every run and all different."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def turn(question_id: int, tokens: int, seconds: float, **fields: Any) -> Turn:
     )  # fmt: skip
 
 
-def test_a_line_that_is_no_question_is_named(tmp_path: Path) -> None:
+def test_a_line_that_is_not_a_question_is_named(tmp_path: Path) -> None:
     path = tmp_path / "questions.jsonl"
     good = {"question_id": 1, "category": "coding", "turns": ["a", "b"]}
     path.write_text(json.dumps(good) + "\n\n" + json.dumps({"question_id": 2}) + "\n")

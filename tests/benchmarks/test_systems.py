@@ -1,4 +1,4 @@
-"""Processes that are measured: pinned, ended whole, found out when they are not idle; and asked."""
+"""Measured processes are pinned, stopped with their children, checked to be idle, and queried."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_stopping_leaves_no_descendant(tmp_path: Path) -> None:
     assert not is_alive(child)
 
 
-def test_a_process_that_ends_early_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+def test_a_process_that_ends_early_raises_an_error_with_its_last_output(tmp_path: Path) -> None:
     process = start("raise SystemExit('no such model')", tmp_path)
     with pytest.raises(RuntimeError, match="no such model"):
         process.read_line()
@@ -105,7 +105,7 @@ answer_questions(line, lambda question: {
 """
 
 
-def test_a_peer_is_asked_over_its_own_line(tmp_path: Path) -> None:
+def test_a_peer_answers_over_its_own_stream(tmp_path: Path) -> None:
     settings = PeerSettings(
         target="", draft="", dtype="float32", cores=(CORE,), config="", overrides=(),
         vllm_python="", max_sequences=2, log=tmp_path,

@@ -1,4 +1,4 @@
-"""Bodies on their way in: how large and how slow they may be, and where they are parsed."""
+"""Request bodies: limits of size and time, and where they are parsed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATIENT = IngressConfig(max_body_bytes=1_000_000)
 
 
 def request(*chunks: bytes, is_whole: bool = True, headers: Sequence[Any] = ()) -> Request:
-    """A request whose body arrives in `chunks`; without its end it is waited for."""
+    """A request whose body arrives in `chunks`; without the last one, reading waits."""
     left = list(chunks)
 
     async def receive() -> dict[str, Any]:
@@ -38,19 +38,19 @@ async def test_a_body_in_pieces_is_one_object() -> None:
     assert await read_object(request(b'{"a"', b": 1}"), PATIENT, same) == {"a": 1}
 
 
-async def test_a_body_that_does_not_arrive_in_time_lets_go_of_its_place() -> None:
+async def test_a_body_that_does_not_arrive_in_time_frees_its_slot() -> None:
     hasty = IngressConfig(body_timeout_s=0.05)
     with pytest.raises(TooSlowError, match=r"within 0.05 s.*ingress.body_timeout_s"):
         await read_object(request(b'{"a"', is_whole=False), hasty, same)
 
 
-async def test_a_body_that_says_how_large_it_is_is_refused_unread() -> None:
+async def test_a_body_with_a_too_large_content_length_is_refused_unread() -> None:
     headers = [(b"content-length", b"1000001")]
     with pytest.raises(TooLargeError, match="1000001 bytes"):
         await read_object(request(is_whole=False, headers=headers), PATIENT, same)
 
 
-async def test_a_large_body_is_parsed_and_checked_beside_the_event_loop() -> None:
+async def test_a_large_body_is_parsed_and_checked_in_another_thread() -> None:
     def thread(values: dict[str, Any]) -> threading.Thread:
         return threading.current_thread()
 

@@ -1,4 +1,4 @@
-"""The ingress' streams to coordinators: what a request sees when a coordinator goes away.
+"""The ingress' streams to coordinators: requests survive the loss of a coordinator.
 
 Real coordinators on in-process links, with the toy target whose text is a pure function.
 """
@@ -119,7 +119,7 @@ async def test_cancelling_still_brings_the_last_event_with_statistics() -> None:
         assert last.stats is not None
 
 
-async def test_a_refusal_is_raised_as_the_error_it_is() -> None:
+async def test_a_refusal_is_raised_as_its_own_error() -> None:
     async with stage() as setting, house() as only:
         setting.add("a", only)
         await asyncio.sleep(0)
@@ -149,7 +149,7 @@ async def test_overload_is_a_capacity_error_before_any_work() -> None:
 
 
 class NarrowLink(MemoryLink[SubmitFrame, EventFrame]):
-    """A link that, as those of gRPC, refuses a frame of which one item is too large."""
+    """A link that refuses a frame with a too large item, like gRPC links."""
 
     async def send(self, message: SubmitFrame) -> None:
         if any(len(one.prompt_ids) > 10 for one in message.requests):
@@ -157,7 +157,7 @@ class NarrowLink(MemoryLink[SubmitFrame, EventFrame]):
         await super().send(message)
 
 
-async def test_a_request_that_exceeds_the_frame_limit_costs_only_itself() -> None:
+async def test_a_request_over_the_frame_limit_does_not_affect_others() -> None:
     async with house() as only:
         only.add_target(ToyTarget())
         there, here = Mailbox[SubmitFrame](8), Mailbox[EventFrame](8)
@@ -189,7 +189,7 @@ async def test_a_prompt_beyond_the_frame_limit_is_refused_before_any_work() -> N
         await ingress.submit(request([1] * 8193), asyncio.Event())
 
 
-async def test_an_id_that_runs_already_is_refused() -> None:
+async def test_an_id_in_use_is_refused() -> None:
     async with stage() as setting, house() as only:
         setting.add("a", only).gate.clear()
         await asyncio.sleep(0)

@@ -61,7 +61,7 @@ def create(asked: GenerationSpec, tokenizer: Tokenizer, ingress: Coordinators) -
     return Generation("name", asked, tokenizer, ingress, max_chars_per_token=16.0)
 
 
-async def test_requests_of_the_same_name_are_served_apart(tokenizer: Tokenizer) -> None:
+async def test_requests_with_the_same_id_are_served_independently(tokenizer: Tokenizer) -> None:
     async with stage() as setting, house() as only:
         setting.add("a", only)
         await asyncio.sleep(0)
@@ -150,7 +150,7 @@ async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
 @pytest.mark.parametrize(
     ("default", "min_tokens", "count"), [(0, 0, 61), (16, 0, 16), (16, 20, 20), (500, 0, 61)]
 )
-async def test_without_max_tokens_the_default_holds_as_far_as_the_context_reaches(
+async def test_without_max_tokens_the_default_applies_within_the_context(
     tokenizer: Tokenizer, default: int, min_tokens: int, count: int
 ) -> None:
     async with stage() as setting, house() as only:
@@ -163,7 +163,7 @@ async def test_without_max_tokens_the_default_holds_as_far_as_the_context_reache
         assert len(await run(create(asked, tokenizer, setting.ingress))) == count
 
 
-async def test_a_clients_resumption_does_not_pass_by_the_queue(tokenizer: Tokenizer) -> None:
+async def test_a_clients_resumption_does_not_skip_the_queue(tokenizer: Tokenizer) -> None:
     full = house(max_running_sequences=1, max_queued_requests=0)
     async with stage() as setting, full as only:
         busy = setting.add("a", only)
@@ -181,7 +181,7 @@ async def test_a_clients_resumption_does_not_pass_by_the_queue(tokenizer: Tokeni
         assert await running == plain_text([1, 2, 3], PARAMS)
 
 
-async def test_who_is_sent_away_is_told_when_to_come_back(tokenizer: Tokenizer) -> None:
+async def test_a_refused_request_gets_a_retry_delay(tokenizer: Tokenizer) -> None:
     full = house(max_running_sequences=1, max_queued_requests=0)
     async with stage() as setting, full as only:
         busy = setting.add("a", only)

@@ -1,4 +1,4 @@
-"""The gRPC face, behind Serve's proxy and by itself: generation, errors, health and reflection."""
+"""The gRPC API, behind Serve's proxy and by itself: generation, errors, health and reflection."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def channel(address: str) -> Iterator[grpc.Channel]:
         yield channel
 
 
-def test_both_faces_give_the_same_text(client: Client, served: Served) -> None:
+def test_http_and_grpc_give_the_same_text(client: Client, served: Served) -> None:
     pieces = list(client.generate(GenerationRequest(MODEL, "hello", sampling=GREEDY)))
     text = "".join(choice.text for piece in pieces for choice in piece.choices)
     body = {"model": MODEL, "prompt": "hello", "temperature": 0, "max_tokens": 24}
@@ -146,7 +146,7 @@ def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(
 
 
 def errors_logged() -> int:
-    """How often an error of ours is named in the logs of the session."""
+    """How often a DrafthouseError occurs in the logs of the session."""
     import ray
 
     logs = Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"

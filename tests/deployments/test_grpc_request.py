@@ -12,14 +12,14 @@ from deployments.ingress.grpc_request import request_name, to_spec
 from tests.deployments.test_openai_request import LIMITS
 
 
-def test_a_request_keeps_its_name_and_is_given_one_otherwise() -> None:
+def test_a_request_keeps_its_id_or_gets_one() -> None:
     assert request_name(GenerationRequest("demo", "x", request_id="mine")) == "mine"
     drawn = {request_name(GenerationRequest("demo", "x")) for _ in range(2)}
     assert len(drawn) == 2
 
 
 @pytest.mark.parametrize("name", ["x" * 129, "two\nlines"])
-def test_a_name_that_is_no_name_is_refused(name: str) -> None:
+def test_an_invalid_request_id_is_refused(name: str) -> None:
     with pytest.raises(RequestError, match="at most 128 printable") as caught:
         request_name(GenerationRequest("demo", "x", request_id=name))
     assert caught.value.param == "request_id"
@@ -34,7 +34,7 @@ def test_a_name_that_is_no_name_is_refused(name: str) -> None:
         ([(0, [-1])], "resume[0].token_ids"),
     ],
 )
-def test_a_resumption_that_cannot_be_is_refused(
+def test_an_impossible_resumption_is_refused(
     choices: list[tuple[int, list[int]]], param: str
 ) -> None:
     resume = tuple(ResumedChoice(index, token_array(ids)) for index, ids in choices)

@@ -1,4 +1,4 @@
-"""The HTTP face of a real application on real Ray, with OpenAI's own client where it fits."""
+"""The HTTP API of a real application on real Ray, mostly with OpenAI's client."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ BAD: list[tuple[str, dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize(("path", "fields", "status"), BAD)
-def test_bad_input_is_answered_in_openais_shape(
+def test_bad_input_is_answered_in_openais_format(
     served: Served, path: str, fields: dict[str, Any], status: int
 ) -> None:
     good = {"model": MODEL, "max_tokens": 4}
@@ -238,7 +238,7 @@ def test_a_body_that_never_ends_is_answered_after_its_time(served: Served) -> No
         assert json.loads(answer.read())["error"]["code"] == "request_timeout"
 
 
-def test_unknown_paths_and_methods_are_answered_in_openais_shape(served: Served) -> None:
+def test_unknown_paths_and_methods_are_answered_in_openais_format(served: Served) -> None:
     response = httpx.get(f"{served.http}/v1/embeddings", timeout=60)
     assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found_error")
     response = httpx.get(f"{served.http}/v1/completions", timeout=60)

@@ -1,4 +1,4 @@
-"""OpenAI bodies to validated requests: what is accepted, and how the rest is refused."""
+"""Parsing of OpenAI bodies: accepted fields, and errors for all others."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_absent_and_null_fields_take_openais_defaults() -> None:
     assert not request.stream
 
 
-def test_what_a_request_leaves_open_is_the_checkpoints_and_what_it_says_is_its_own() -> None:
+def test_the_checkpoints_defaults_apply_unless_the_request_overrides_them() -> None:
     defaults = SamplingParams(
         temperature=0.7, top_p=0.8, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=64
     )
@@ -102,7 +102,7 @@ def test_a_prompt_may_be_text_or_tokens_one_or_several(prompt: Any, count: int) 
 
 
 @pytest.mark.parametrize("knows_developer", [False, True])
-def test_messages_read_the_same_to_the_model_as_without_the_ingress(
+def test_messages_are_rendered_as_without_the_ingress(
     tmp_path: Path, knows_developer: bool
 ) -> None:
     template = "{% for m in messages %}[{{ m.role }}|{{ m.name }}|{{ m.content }}]{% endfor %}"
@@ -144,7 +144,7 @@ def test_chat_logprobs_are_a_switch_and_a_number() -> None:
     assert parse_chat(chat(logprobs=True), LIMITS).spec.params.logprobs == 0
 
 
-def test_a_task_nobody_configured_is_served_as_the_default_one() -> None:
+def test_an_unconfigured_task_is_served_as_the_default_one() -> None:
     assert parse_chat(chat(metadata={"task": "never-heard-of"}), LIMITS).spec.task == "default"
 
 
@@ -302,7 +302,7 @@ def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
     with pytest.raises(RequestError):
         parse_body(body)
 
@@ -355,7 +355,7 @@ def test_a_latency_class_that_is_not_open_to_requests_is_refused_by_name(face: s
     assert caught.value.param == "speculation.latency_class"
 
 
-def test_one_request_has_no_more_sequences_than_its_share_of_the_line() -> None:
+def test_the_sequences_of_one_request_are_limited() -> None:
     narrow = dataclasses.replace(LIMITS, max_sequences=3)
     parse_completion(completion(prompt=["a"] * 3), narrow)
     for prompt, n, param in ((["a"] * 4, 1, "prompt"), (["a"] * 2, 2, "prompt"), ("a", 4, "n")):

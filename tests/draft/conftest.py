@@ -1,4 +1,4 @@
-"""Tensors this small are fastest on one thread, which also leaves the other cores alone."""
+"""Use one thread: it is fastest for such small tensors and leaves the other cores free."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def logits(rows: int, seed: int = 0) -> torch.Tensor:
 
 
 def plain_scores(row: np.ndarray, params: SamplingParams, position: int) -> np.ndarray:
-    """The target's law for one row, spelled out: -inf where a token cannot be drawn."""
+    """The target's scores for one row, computed directly: -inf for tokens that cannot be drawn."""
     if params.temperature == 0.0:
         return row
     scaled = row / params.temperature
@@ -48,7 +48,7 @@ def plain_scores(row: np.ndarray, params: SamplingParams, position: int) -> np.n
 
 
 @pytest.mark.parametrize("params", LAWS)
-def test_all_candidates_ranked_are_the_law_with_its_noise(params: SamplingParams) -> None:
+def test_ranking_all_tokens_gives_the_targets_scores_with_noise(params: SamplingParams) -> None:
     rows = logits(6)
     ranked = rank_rows(rows, [RowContext(params, position) for position in range(6)], VOCAB)
     for position in range(6):
@@ -59,7 +59,7 @@ def test_all_candidates_ranked_are_the_law_with_its_noise(params: SamplingParams
         assert (np.diff(ranking.scores[np.isfinite(ranking.scores)]) <= 0).all()
 
 
-def test_rows_of_different_requests_are_ranked_each_by_its_own_law() -> None:
+def test_every_row_is_ranked_with_the_parameters_of_its_request() -> None:
     rows = logits(len(LAWS))
     contexts = [RowContext(params, 3) for params in LAWS]
     together = rank_rows(rows, contexts, 16)
@@ -69,7 +69,7 @@ def test_rows_of_different_requests_are_ranked_each_by_its_own_law() -> None:
         assert np.array_equal(together.row(index).scores, alone.scores)
 
 
-def test_a_bias_lifts_a_token_into_the_candidates_and_leaves_the_raw_law_alone() -> None:
+def test_a_bias_adds_a_candidate_and_does_not_change_log_probs() -> None:
     rows = logits(1)
     least = int(rows[0].argmin())
     params = SamplingParams(temperature=0.0, logit_bias=((least, 100.0),))
@@ -98,7 +98,7 @@ def test_penalties_move_repeated_candidates_down() -> None:
     assert rank_rows(rows, [seen], 32).row(0).token_ids[0] == second
 
 
-def test_the_loss_is_the_models_own_and_bounded_for_tokens_below_the_candidates() -> None:
+def test_the_loss_uses_the_models_probabilities_and_a_bound_for_other_tokens() -> None:
     rows = logits(1)
     ranking = rank_rows(rows, [RowContext(SamplingParams(temperature=0.0), 0)], 4).row(0)
     law = torch.log_softmax(rows[0].double(), dim=0)
@@ -132,7 +132,7 @@ def test_kernels_rank_as_numpy_does(vocab_size: int, monkeypatch: pytest.MonkeyP
     np.testing.assert_allclose(found.log_probs[possible], expected.log_probs[possible], atol=1e-4)
 
 
-def test_of_equal_logits_the_lower_token_stands_first() -> None:
+def test_equal_logits_are_ordered_by_token_id() -> None:
     if kernels.load() is None:
         pytest.skip("no compiler")
     ranked = rank_rows(torch.zeros(1, 100), [RowContext(SamplingParams(temperature=0.0), 0)], 8)

@@ -45,7 +45,7 @@ def apply(requests: RequestTable[RequestState], commit: Commit) -> int:
     return len(state.text)
 
 
-def test_a_commit_ahead_of_the_text_is_answered_with_what_is_held() -> None:
+def test_a_commit_ahead_of_the_text_is_answered_with_the_known_length() -> None:
     requests, author = table(), Author([1, 2, 3])
     assert apply(requests, author.opening()) == 3
     author.commit([4, 5])
@@ -54,13 +54,13 @@ def test_a_commit_ahead_of_the_text_is_answered_with_what_is_held() -> None:
     assert apply(requests, author.commit_of(3)) == 6
 
 
-def test_an_unknown_request_is_asked_for_from_the_start() -> None:
+def test_an_unknown_request_is_requested_from_the_start() -> None:
     author = Author([1, 2, 3])
     author.opening()
     assert apply(table(), author.commit_of(2)) == 0
 
 
-def test_another_text_under_the_same_name_is_asked_for_from_the_start() -> None:
+def test_another_text_with_the_same_id_is_requested_from_the_start() -> None:
     requests, author, other = table(), Author([1, 2, 3]), Author([9, 2, 3, 4])
     apply(requests, author.opening())
     other.opening()
@@ -107,7 +107,7 @@ def test_a_full_table_declines_new_requests_and_keeps_the_old() -> None:
     assert apply(requests, second.commit_of(0)) == 1
 
 
-def test_common_len_is_where_the_texts_part() -> None:
+def test_common_len_is_the_first_difference_of_the_texts() -> None:
     text, author = text_of([1, 2, 3, 4]), Author([1, 2, 7])
     author.opening()
     assert common_len(text, author.commit_of(0)) == 2

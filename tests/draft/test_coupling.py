@@ -45,7 +45,7 @@ def test_sampled_conditionals_prefer_the_candidate_that_the_noise_lifts() -> Non
         assert (first > second) == lifted
 
 
-def test_a_token_that_ends_the_text_is_no_useful_draft() -> None:
+def test_a_token_that_ends_the_text_is_not_a_useful_draft() -> None:
     params = SamplingParams(max_tokens=10, min_tokens=3, stop_token_ids=(7,))
     assert is_useful(params, 0, 8)
     assert not is_useful(params, 4, 7)

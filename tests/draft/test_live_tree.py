@@ -12,7 +12,7 @@ RANKING = Ranking(np.array([1]), np.array([0.0]), np.array([0.0]))
 
 
 def grown(draw_children: list[list[float]]) -> LiveTree:
-    """Expands the best leaf again and again; each list holds the conditionals of its children."""
+    """Expand the best leaf repeatedly; each list has the conditionals of its children."""
     tree = LiveTree()
     for index, conditionals in enumerate(draw_children):
         if index == 0:
@@ -35,7 +35,7 @@ shapes = st.lists(st.lists(st.floats(0.01, 1.0), max_size=4), min_size=1, max_si
 
 
 def node_paths(tree: LiveTree) -> dict[tuple[int, ...], tuple[bool, float]]:
-    """Every node below the root by its path: whether it has a slot, and its survival."""
+    """Maps the path of every node below the root to (has a slot, survival)."""
     return {
         tuple(tree.path_tokens(node)): (tree.slots[node] >= 0, tree.survivals[node])
         for node in range(1, len(tree.tokens))

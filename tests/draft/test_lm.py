@@ -1,4 +1,4 @@
-"""The drafting LM on the real engine and tiny checkpoints."""
+"""The LM drafter on the real engine and tiny checkpoints."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PROMPT = np.random.default_rng(7).integers(4, VOCAB, 21).tolist()
 
 
 class Unlearning(Sharpness):
-    """Keeps its first opinion, so that two drafters' claims can be compared."""
+    """Never learns, so that two drafters' survivals can be compared."""
 
     def learn(self, scores: np.ndarray, rank: int | None) -> None:
         return
@@ -109,7 +109,7 @@ def test_trees_of_a_disagreeing_model_are_accepted_in_part(
     assert drafter.pages_in_use == 0
 
 
-def test_knowing_the_noise_beats_not_knowing_it(exact_engine: Engine) -> None:
+def test_the_shared_noise_increases_acceptance(exact_engine: Engine) -> None:
     params = dataclasses.replace(GREEDY, temperature=1.0, seed=5, max_tokens=60)
     text = target_text(exact_engine, PROMPT, params, 60)
     recording = Recording(token_array(PROMPT), text, params)
@@ -125,8 +125,8 @@ def test_a_rerooted_tree_is_the_tree_a_fresh_drafter_grows(
 ) -> None:
     params = dataclasses.replace(GREEDY, temperature=temperature, seed=2)
     text = target_text(exact_engine, PROMPT, params, 40).tolist()
-    # Without a survival bound and with nodes to spare, the best few nodes do not depend on the
-    # way the tree came about; fits that learn on the way would change the claims.
+    # Without a minimum survival and with enough nodes, the best few nodes do not depend on how
+    # the tree was grown; fits that learn meanwhile would change the survivals.
     options = {"num_candidates": 64, "min_survival": 1e-9, "num_children": 3}
     veteran = unlearning(lm_drafter(noisy_engine, max_nodes=48, **options))
     author = Author(PROMPT, params, max_nodes=6)
@@ -177,7 +177,7 @@ def test_kv_after_hits_and_misses_gives_the_logits_of_a_plain_forward(
     drafter.release(["a"])
 
 
-def test_a_hit_is_proposed_at_once_without_a_pass(exact_engine: Engine) -> None:
+def test_a_hit_is_proposed_at_once_without_a_forward_pass(exact_engine: Engine) -> None:
     params = dataclasses.replace(GREEDY, max_tokens=100)
     text = target_text(exact_engine, PROMPT, params, 3).tolist()
     drafter, author = lm_drafter(exact_engine, max_nodes=24), Author(PROMPT, params)
@@ -190,7 +190,7 @@ def test_a_hit_is_proposed_at_once_without_a_pass(exact_engine: Engine) -> None:
     drafter.release(["a"])
 
 
-def test_a_commit_tells_the_models_loss_on_what_it_ranked(exact_engine: Engine) -> None:
+def test_a_commit_reports_the_models_loss_on_ranked_tokens(exact_engine: Engine) -> None:
     text = target_text(exact_engine, PROMPT, GREEDY, 2).tolist()
     drafter, author = lm_drafter(exact_engine), Author(PROMPT)
     (observation,) = drafter.observe([author.opening()])
@@ -238,7 +238,7 @@ def test_commits_that_arrive_during_a_prefill_are_not_lost(llama_folder: Path) -
     assert_same_proposal(proposal, grow(fresh, twin).get("fresh"))
 
 
-def test_a_rollback_during_a_prefill_is_honoured(llama_folder: Path) -> None:
+def test_a_rollback_during_a_prefill_is_applied(llama_folder: Path) -> None:
     engine = draft_engine(llama_folder, max_batch_tokens=16)
     drafter, author = lm_drafter(engine), Author(PROMPT * 4)
     drafter.observe([author.opening()])
@@ -251,7 +251,7 @@ def test_a_rollback_during_a_prefill_is_honoured(llama_folder: Path) -> None:
     engine.check_integrity()
 
 
-def test_a_tree_that_lags_behind_the_text_is_not_proposed_for_it(exact_engine: Engine) -> None:
+def test_a_tree_for_an_older_text_is_not_proposed(exact_engine: Engine) -> None:
     drafter, author = lm_drafter(exact_engine), Author(PROMPT)
     assert write(drafter, author, []) is not None
     request = drafter._requests.find("a")
@@ -264,7 +264,7 @@ def test_a_tree_that_lags_behind_the_text_is_not_proposed_for_it(exact_engine: E
     drafter.release(["a"])
 
 
-def test_what_grew_unasked_is_proposed_when_it_is_asked_for(llama_folder: Path) -> None:
+def test_nodes_grown_for_another_task_are_proposed_later(llama_folder: Path) -> None:
     engine = draft_engine(llama_folder, max_batch_tokens=16)
     drafter = lm_drafter(engine)
     short, long = Author([5, 6, 7]), Author(PROMPT * 2, request_id="b")
@@ -282,7 +282,7 @@ def test_what_grew_unasked_is_proposed_when_it_is_asked_for(llama_folder: Path) 
     assert len(proposal.tree) > 0
 
 
-def test_while_a_tree_grows_only_what_promises_more_is_news(exact_engine: Engine) -> None:
+def test_a_growing_tree_is_sent_again_only_after_a_sufficient_gain(exact_engine: Engine) -> None:
     drafter, author = lm_drafter(exact_engine), Author(PROMPT)
     drafter.observe([author.opening()])
     sent: list[Proposal] = []

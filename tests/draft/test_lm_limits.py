@@ -1,4 +1,4 @@
-"""The drafting LM at its limits: context, vocabulary, pages, bounds on nodes."""
+"""The limits of the LM drafter: context, vocabulary, pages, number of nodes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_text_beyond_the_models_context_is_not_drafted_and_frees_its_pages(
     assert grow(drafter, other) == {}
 
 
-def test_tokens_outside_the_vocabulary_silence_the_drafter_until_they_are_gone(
+def test_tokens_outside_the_vocabulary_stop_drafting_until_they_are_rolled_back(
     exact_engine: Engine,
 ) -> None:
     drafter, author = lm_drafter(exact_engine), Author(PROMPT)
@@ -78,7 +78,7 @@ def test_drafts_stay_within_the_targets_vocabulary(exact_engine: Engine) -> None
     drafter.release(["a"])
 
 
-def test_too_few_pages_for_all_requests_cost_trees_and_nothing_else(llama_folder: Path) -> None:
+def test_too_few_pages_only_reduce_the_trees(llama_folder: Path) -> None:
     engine = draft_engine(llama_folder, num_pages=20, page_size=4, prefix_cache=False)
     drafter = lm_drafter(engine, max_nodes=12)
     authors = [Author(PROMPT, request_id=name) for name in "abcd"]
@@ -97,7 +97,7 @@ def test_too_few_pages_for_all_requests_cost_trees_and_nothing_else(llama_folder
     assert engine.pages_in_use == 0
 
 
-def test_no_nodes_wanted_means_no_pass(exact_engine: Engine) -> None:
+def test_a_task_for_no_nodes_runs_no_forward_pass(exact_engine: Engine) -> None:
     drafter, author = lm_drafter(exact_engine), Author(PROMPT, max_nodes=0)
     drafter.observe([author.opening()])
     before = exact_engine.last_step
@@ -120,7 +120,7 @@ def test_another_vocabulary_is_refused_at_start(
 
 
 @pytest.mark.parametrize(("asked", "bound"), [(2, 4), (3, 6), (4, 7), (20, 7)])
-def test_shadow_nodes_grow_to_twice_what_is_asked_for_and_never_beyond_the_bound(
+def test_expanded_nodes_grow_to_twice_the_task_within_the_maximum(
     exact_engine: Engine, asked: int, bound: int
 ) -> None:
     drafter = lm_drafter(exact_engine, max_nodes=7, min_survival=1e-9, width=3)

@@ -1,4 +1,4 @@
-"""Trees grown in native code against those that engine steps and Python grow."""
+"""Native growth gives the same trees as engine steps and Python."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ LAWS = {
 def folders(
     checkpoint_factory: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[Path, Path]]:
-    """Of each model: a target, and a drafter that often agrees with it."""
+    """Folders of each model: a target, and a drafter that often agrees with it."""
     targets = {name: checkpoint_factory(name) for name in MODELS}
     return {
         name: (folder, noisy_copy(folder, tmp_path_factory.mktemp("noisy") / name))
@@ -68,7 +68,7 @@ def native_drafter(engine: Engine, **options: int | float) -> LMDrafter:
 
 
 def unbounded(drafter: LMDrafter) -> LMDrafter:
-    """Slices that no clock cuts."""
+    """Slices without a time limit."""
     assert drafter._rules is not None
     drafter._rules = dataclasses.replace(drafter._rules, max_seconds=1e9)
     return drafter
@@ -109,7 +109,7 @@ def follow(drafters: Sequence[LMDrafter], author: Author, token_ids: Sequence[in
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", LAWS)
-def test_native_code_grows_the_tree_that_steps_grow(
+def test_native_growth_gives_the_same_tree_as_engine_steps(
     folders: dict[str, tuple[Path, Path]], name: str, model: str
 ) -> None:
     params, (target, drafting) = LAWS[name], folders[model]
@@ -168,7 +168,7 @@ def test_one_slice_grows_the_tree_and_an_interruption_ends_it_after_a_pass(
     assert not drafter.propose([author.task()])
 
 
-def test_a_commit_takes_an_interruption_back(drafting: Path) -> None:
+def test_a_commit_ends_an_interruption(drafting: Path) -> None:
     drafter = unbounded(native_drafter(draft_engine(drafting), width=3, min_survival=1e-6))
     author = Author(PROMPT[:8], max_nodes=12)
     drafter.interrupt()
@@ -178,7 +178,7 @@ def test_a_commit_takes_an_interruption_back(drafting: Path) -> None:
     assert request_of(drafter).tree.num_slots == 24
 
 
-def test_what_native_code_does_not_know_grows_beside_what_it_knows(drafting: Path) -> None:
+def test_unsupported_requests_grow_in_python_beside_native_ones(drafting: Path) -> None:
     biased = dataclasses.replace(GREEDY, logit_bias=((17, 4.0),))
     authors = [
         Author(PROMPT, GREEDY, "plain", max_nodes=8),
@@ -196,7 +196,7 @@ def test_what_native_code_does_not_know_grows_beside_what_it_knows(drafting: Pat
         )
 
 
-def test_a_drafter_whose_cache_was_taken_reads_the_text_again(drafting: Path) -> None:
+def test_a_drafter_that_lost_its_cache_prefills_again(drafting: Path) -> None:
     engine = draft_engine(drafting)
     drafter = native_drafter(engine)
     author = Author(PROMPT, LAWS["temperature 0.8"], max_nodes=8)
@@ -209,7 +209,7 @@ def test_a_drafter_whose_cache_was_taken_reads_the_text_again(drafting: Path) ->
     engine.check_integrity()
 
 
-def test_a_tree_that_finds_no_pages_waits_as_works_do(drafting: Path) -> None:
+def test_a_tree_without_free_pages_waits(drafting: Path) -> None:
     # 12 pages of 8: two requests of 3 pages each leave room for one tree of 48 nodes at most.
     drafter = native_drafter(draft_engine(drafting, num_pages=12), min_survival=1e-9)
     authors = [Author(PROMPT, GREEDY, name, max_nodes=32) for name in ("a", "b")]
@@ -241,7 +241,7 @@ def test_a_context_at_its_limit_has_no_children_beyond(
 
 
 @pytest.mark.parametrize("expanded_per_node", [1, 3])
-def test_the_option_says_how_many_nodes_are_expanded_for_each_asked_for(
+def test_expanded_per_node_sets_the_number_of_expanded_nodes(
     drafting: Path, expanded_per_node: int
 ) -> None:
     drafter = unbounded(

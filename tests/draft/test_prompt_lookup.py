@@ -22,7 +22,7 @@ def drafter(max_nodes: int = 16, **options: object) -> PromptLookupDrafter:
     return PromptLookupDrafter(context, PromptLookupOptions(**options))  # type: ignore[arg-type]
 
 
-def test_it_continues_the_last_place_where_the_words_stood() -> None:
+def test_the_latest_occurrence_of_the_ngram_is_continued() -> None:
     proposal = write(drafter(max_nodes=4), Author([1, 2, 3, 4, 5, 6, 7, 2, 3]), [])
     assert proposal is not None
     assert proposal.tree.token_ids.tolist() == [4, 5, 6, 7]
@@ -55,7 +55,7 @@ def test_a_loop_is_continued_beyond_the_end_of_the_text() -> None:
     assert proposal.tree.token_ids.tolist() == [4, 5, 6] * 3
 
 
-def test_outputs_that_copy_the_prompt_are_drafted_almost_whole() -> None:
+def test_outputs_that_copy_the_prompt_are_drafted_almost_completely() -> None:
     prompt = np.random.default_rng(0).integers(0, 500, 300).astype(np.int32)
     for temperature in (0.0, 1.0):
         params = dataclasses.replace(GREEDY, temperature=temperature)
@@ -90,7 +90,7 @@ def test_a_tree_is_proposed_once_and_again_after_a_commit() -> None:
     st.lists(st.integers(0, 2), max_size=20),
     st.integers(1, 4),
 )
-def test_the_index_after_a_rollback_is_that_of_a_fresh_text(
+def test_the_index_after_a_rollback_equals_that_of_a_new_text(
     first: list[int], cut: int, second: list[int], size: int
 ) -> None:
     text, index = TokenLog(), GramIndex(size)

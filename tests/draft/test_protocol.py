@@ -1,4 +1,4 @@
-"""Every drafter keeps the protocol, whatever commits arrive in whatever order."""
+"""Every drafter follows the protocol for any commits in any order."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Conversation(RuleBasedStateMachine):
         )  # fmt: skip
 
     def send(self, commit: Commit) -> None:
-        """The protocol's rule, spelled out, and the drafter's answer beside it."""
+        """Compare the drafter's answer with the protocol's rule."""
         (observation,) = self.drafter.observe([commit])
         self.sent.append(commit)
         name, known = commit.request_id, self.held.get(commit.request_id)
@@ -195,7 +195,7 @@ TestNgramCache = NgramConversation.TestCase
 TestNgramCache.settings = MANY
 
 
-def test_the_drafting_lm_keeps_the_protocol(noisy_engine: Engine) -> None:
+def test_the_lm_drafter_follows_the_protocol(noisy_engine: Engine) -> None:
     class LMConversation(Conversation):
         drafter: LMDrafter
 

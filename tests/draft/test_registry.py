@@ -70,7 +70,7 @@ class SilentOptions:
 
 
 class SilentDrafter:
-    """All that a new kind needs."""
+    """A minimal drafter."""
 
     def __init__(self, context: DrafterContext, options: SilentOptions) -> None:
         self.options = options
@@ -108,12 +108,12 @@ def test_checking_and_count_based_drafting_need_no_torch() -> None:
 
 
 class ForeignDrafter(SilentDrafter):
-    """A kind that is not ours names its options itself."""
+    """An external drafter, which has its own options class."""
 
     Options = SilentOptions
 
 
-def test_a_drafter_of_somebody_else_is_named_by_its_module_and_class() -> None:
+def test_an_external_drafter_is_named_by_module_and_class() -> None:
     kind = f"{ForeignDrafter.__module__}:ForeignDrafter"
     created = create("x", DrafterConfig(kind=kind, options={"volume": 3}), CONTEXT)
     assert isinstance(created, ForeignDrafter)
@@ -123,7 +123,7 @@ def test_a_drafter_of_somebody_else_is_named_by_its_module_and_class() -> None:
 
 
 @pytest.mark.parametrize("kind", ["no.such.module:Drafter", f"{__name__}:NoSuchDrafter"])
-def test_a_foreign_drafter_that_cannot_be_loaded_is_a_mistake_in_the_configuration(
+def test_an_external_drafter_that_cannot_be_loaded_is_a_config_error(
     kind: str,
 ) -> None:
     with pytest.raises(ConfigError, match="cannot be loaded") as caught:

@@ -50,7 +50,7 @@ class KnowsTheText:
         self.released.extend(request_ids)
 
 
-def test_perfect_drafts_are_accepted_whole() -> None:
+def test_perfect_drafts_are_accepted_completely() -> None:
     drafter = KnowsTheText(4)
     stats = replay(drafter, RECORDING, max_nodes=4)
     assert stats.num_rounds == 6, "31 tokens at 5 a round; the last one is drawn in any case"
@@ -61,7 +61,7 @@ def test_perfect_drafts_are_accepted_whole() -> None:
     assert drafter.released == ["replay"]
 
 
-def test_fewer_slices_are_a_slower_drafter() -> None:
+def test_fewer_slices_lower_the_acceptance() -> None:
     stats = replay(KnowsTheText(4), RECORDING, max_nodes=4, max_slices=2)
     assert stats.mean_acceptance_length == 3.0
 

@@ -1,4 +1,4 @@
-"""Frames survive the wire, and malformed items cost only themselves."""
+"""Frames survive encoding and decoding, and a malformed item does not affect the others."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_wide_arrays_are_narrowed_on_the_wire() -> None:
     assert codec.unpack_tokens(codec.pack_tokens(wide), "x").tolist() == [1, 2, 3]
 
 
-def test_a_malformed_item_is_refused_and_the_others_live_on() -> None:
+def test_a_malformed_item_is_refused_and_the_others_are_decoded() -> None:
     message = target_pb2.VerifyFrame(released=["gone"])
     good = target_pb2.VerifyItem(request_id="good", delta=b"\x01\x00\x00\x00")
     torn = target_pb2.VerifyItem(request_id="torn", generation=7, delta=b"\x01\x00\x00")
@@ -141,7 +141,7 @@ def test_a_malformed_item_is_refused_and_the_others_live_on() -> None:
     assert "3 bytes" in decoded.refusals[0].message
 
 
-def test_an_unreadable_verdict_reads_as_a_refusal_of_its_item() -> None:
+def test_an_undecodable_verdict_becomes_a_refusal_of_its_item() -> None:
     bad = target_pb2.Verdict(request_id="a", generation=3, path=bytes(4), token_ids=bytes(4))
     message = target_pb2.VerdictFrame(verdicts=[bad])
     frame = VERDICT.decode(message.SerializeToString()).frame
@@ -198,7 +198,7 @@ def test_an_unreadable_proposal_reads_as_a_refusal_and_the_others_live_on(
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5, 1.5])
-def test_a_survival_that_is_no_probability_is_refused(value: float) -> None:
+def test_a_survival_that_is_not_a_probability_is_refused(value: float) -> None:
     tree = TokenTree.chain([1, 2])
     survival = np.array([0.5, value], dtype=np.float32)
     proposal = Proposal("a", 1, 0, 0, tree, survival)
@@ -237,7 +237,7 @@ def test_each_worker_answers_malformed_items_in_its_own_frame() -> None:
     assert same(event, expected)
 
 
-def test_an_unreadable_event_ends_its_request_with_an_error() -> None:
+def test_an_undecodable_event_ends_its_request_with_an_error() -> None:
     bad = coordinator_pb2.TokenEvent(request_id="a", position=5, token_ids=b"\x00")
     frame = EVENT.decode(coordinator_pb2.EventFrame(events=[bad]).SerializeToString()).frame
     (event,) = frame.events
@@ -246,7 +246,7 @@ def test_an_unreadable_event_ends_its_request_with_an_error() -> None:
     assert event.error_message == "token_ids has 1 bytes; i32[] takes a multiple of 4"
 
 
-def test_a_request_without_parameters_is_refused_not_read_as_greedy() -> None:
+def test_a_request_without_parameters_is_refused() -> None:
     params = common_pb2.SamplingParams()
     speculation = coordinator_pb2.SpeculationOptions()
     requests = [
@@ -325,7 +325,7 @@ def test_an_unknown_finish_reason_is_a_protocol_error() -> None:
         codec.decode_finish(99)
 
 
-def test_bytes_that_are_no_frame_are_a_protocol_error() -> None:
+def test_bytes_that_are_not_a_frame_are_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="not a VerifyFrame"):
         VERIFY.decode(b"\xff\xff\xff")
 

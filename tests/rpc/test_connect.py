@@ -1,4 +1,4 @@
-"""Connecting refuses loudly what would go wrong quietly; servers answer probes."""
+"""Connecting refuses mismatched workers; servers answer health checks and reflection."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_another_service_at_the_address_is_a_protocol_error() -> None:
             await connect_target(server.address)
 
 
-async def test_nobody_at_the_address_is_a_worker_error() -> None:
+async def test_an_unreachable_address_is_a_worker_error() -> None:
     server = await serve_target(EchoTarget())
     await server.stop(0.0)
     with pytest.raises(WorkerError, match=server.address):

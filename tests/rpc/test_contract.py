@@ -1,4 +1,4 @@
-"""The contract keeps the style of `buf lint`, and its public half can be read by every language."""
+"""The protos follow the style of `buf lint`, and every language can read the public ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def fields(package: str) -> Iterator[FieldDescriptor]:
                 yield from message.fields
 
 
-def test_every_file_of_the_contract_is_looked_at() -> None:
+def test_every_proto_file_is_checked() -> None:
     assert sorted(file.name for file in FILES) == sorted(
         path.relative_to(PROTOS).as_posix() for path in contract()
     )
@@ -89,7 +89,7 @@ def test_values_of_enums_are_prefixed_and_zero_is_unspecified() -> None:
         assert all(value.name.startswith(f"{prefix}_") for value in enum.values)
 
 
-def test_services_requests_and_responses_are_named_as_buf_wants() -> None:
+def test_services_requests_and_responses_follow_bufs_names() -> None:
     services = [service for file in FILES for service in file.services_by_name.values()]
     assert len(services) == 4
     for service in services:
@@ -100,7 +100,7 @@ def test_services_requests_and_responses_are_named_as_buf_wants() -> None:
                 assert method.output_type.name == f"{method.name}Response"
 
 
-def test_names_have_the_usual_case() -> None:
+def test_names_follow_the_case_convention() -> None:
     for file in FILES:
         for message in messages(file):
             assert re.fullmatch(r"([A-Z][a-z0-9]*)+", message.name), message.full_name
@@ -109,7 +109,7 @@ def test_names_have_the_usual_case() -> None:
 
 
 @pytest.mark.skipif(shutil.which("buf") is None, reason="buf is not installed")
-def test_buf_finds_nothing_to_complain_of() -> None:
+def test_buf_lint_passes() -> None:
     linted = subprocess.run(
         ["buf", "lint", str(PROTOS)], capture_output=True, text=True, timeout=120, check=False
     )

@@ -1,4 +1,4 @@
-"""The misbehaving link misbehaves exactly as planned."""
+"""The faulty link makes exactly the planned faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COUNT = 200
 
 
 async def delivered(plan: FaultPlan) -> list[int]:
-    """What arrives of 0..COUNT-1; delays pass in no time."""
+    """The messages of 0..COUNT-1 that arrive; delays take no time."""
     near, far = memory_pair(window=10 * COUNT)
 
     async def yield_only(_delay_s: float) -> None:
@@ -34,7 +34,7 @@ async def test_a_plan_without_faults_changes_nothing() -> None:
     assert await delivered(FaultPlan(seed=1)) == list(range(COUNT))
 
 
-async def test_the_same_seed_gives_the_same_accidents() -> None:
+async def test_the_same_seed_gives_the_same_faults() -> None:
     plan = FaultPlan(seed=3, drop=0.2, duplicate=0.2, reorder=0.2)
     assert await delivered(plan) == await delivered(plan)
     assert await delivered(plan) != await delivered(FaultPlan(4, 0.2, 0.2, reorder=0.2))
@@ -46,12 +46,12 @@ async def test_dropped_messages_are_missing_and_the_rest_is_in_order() -> None:
     assert numbers == sorted(set(numbers))
 
 
-async def test_messages_that_are_named_are_lost_and_no_others() -> None:
+async def test_exactly_the_listed_messages_are_lost() -> None:
     numbers = await delivered(FaultPlan(seed=1, lost=frozenset([0, 7])))
     assert sorted({*range(COUNT)} - {*numbers}) == [0, 7]
 
 
-async def test_duplicated_messages_come_twice() -> None:
+async def test_duplicated_messages_arrive_twice() -> None:
     numbers = await delivered(FaultPlan(seed=1, duplicate=0.3))
     assert COUNT < len(numbers) < 2 * COUNT
     assert set(numbers) == set(range(COUNT))
@@ -74,7 +74,7 @@ async def test_the_link_breaks_when_planned() -> None:
     assert [number async for number in far] == [0, 1]
 
 
-async def test_messages_still_late_at_the_end_are_lost_without_a_trace() -> None:
+async def test_messages_still_delayed_at_the_end_are_lost_silently() -> None:
     near, far = memory_pair()
     faulty: FaultyLink[int, int] = FaultyLink(
         near, FaultPlan(seed=1, reorder=1.0, max_delay_s=3600.0)

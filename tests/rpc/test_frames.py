@@ -12,7 +12,7 @@ from cluster.rpc.frames import split
 from tests.support.rpc.frames_strategy import same, verify_item
 
 
-def test_a_frame_over_the_limit_is_sent_as_several_that_say_the_same() -> None:
+def test_a_frame_over_the_limit_is_split_into_several_with_the_same_items() -> None:
     items = tuple(verify_item(f"request-{index}") for index in range(9))
     frame = VerifyFrame(items, ("x", "y"))
     parts = VERIFY.encode(frame, max_bytes=120)
@@ -44,7 +44,7 @@ def test_a_split_frame_keeps_its_scalars_with_the_last_part() -> None:
 
 
 @pytest.mark.parametrize("is_apart", [True, False])
-def test_of_a_split_frame_the_first_part_alone_is_apart_from_what_came_before(
+def test_only_the_first_part_of_a_split_frame_keeps_is_apart(
     is_apart: bool,
 ) -> None:
     items = tuple(verify_item(f"r{index}", delta_len=30) for index in range(4))
@@ -58,7 +58,7 @@ def test_of_a_split_frame_the_first_part_alone_is_apart_from_what_came_before(
 
 
 @pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7])
-def test_a_split_frame_releases_before_it_opens_anew(num_items: int) -> None:
+def test_a_split_frame_releases_requests_before_it_reopens_them(num_items: int) -> None:
     names = tuple(f"r{index}" for index in range(num_items))
     frame = VerifyFrame(tuple(verify_item(name, delta_len=30) for name in names), (*names, *"xyz"))
     parts = [VERIFY.decode(data).frame for data in VERIFY.encode(frame, max_bytes=150)]

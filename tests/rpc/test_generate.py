@@ -1,4 +1,4 @@
-"""The committed stubs are what the contract yields, and the contract is documented."""
+"""The committed stubs equal the generated ones, and every field of the protos is documented."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_stale_missing_and_left_over_stubs_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_without_contract_is_an_error(tmp_path: Path) -> None:
+def test_a_folder_without_protos_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="source checkout"):
         generate(tmp_path)
 
 
 @pytest.mark.parametrize("path", contract(), ids=lambda p: p.name)
-def test_every_field_of_the_contract_is_commented(path: Path) -> None:
+def test_every_field_of_the_protos_is_commented(path: Path) -> None:
     lines = path.read_text().splitlines()
     fields = [index for index, line in enumerate(lines) if _FIELD.match(line)]
     assert fields

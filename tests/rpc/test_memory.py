@@ -1,4 +1,4 @@
-"""The in-process link keeps the contract of every link."""
+"""The in-process link fulfils the `Link` protocol."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def test_send_waits_while_the_window_is_full() -> None:
     assert [await anext(aiter(right)) for _ in range(2)] == [2, 3]
 
 
-async def test_a_waiting_sender_is_told_when_the_link_breaks() -> None:
+async def test_a_waiting_sender_raises_when_the_link_breaks() -> None:
     left, right = memory_pair(window=1)
     await left.send(1)
     waiting = asyncio.ensure_future(left.send(2))
@@ -69,7 +69,7 @@ async def test_a_severed_link_delivers_what_had_arrived_and_then_raises() -> Non
             await anext(aiter(link))
 
 
-async def test_cancelling_a_waiting_sender_loses_nobody_elses_message() -> None:
+async def test_cancelling_a_waiting_sender_loses_no_other_message() -> None:
     left, right = memory_link(window=1)
     await left.send(1)
     impatient = asyncio.ensure_future(left.send(2))

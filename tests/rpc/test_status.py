@@ -1,4 +1,4 @@
-"""Every error of ours looks the same on both sides of gRPC."""
+"""Every DrafthouseError is the same on both sides of gRPC."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cluster.rpc.status import error_from_status, status_code, trailing_metadata
 
 
 @pytest.mark.parametrize("kind", [surface.error for surface in SURFACES])
-def test_every_error_crosses_unchanged(kind: type[DrafthouseError]) -> None:
+def test_every_error_survives_grpc_unchanged(kind: type[DrafthouseError]) -> None:
     error = kind("what and what to do", param="messages[0].rôle")
     metadata = dict(trailing_metadata(error))
     assert all(value.isascii() for value in metadata.values())
@@ -28,14 +28,14 @@ def test_every_error_crosses_unchanged(kind: type[DrafthouseError]) -> None:
     assert (rebuilt.message, rebuilt.param) == (error.message, error.param)
 
 
-def test_the_time_to_come_back_crosses_too() -> None:
+def test_the_retry_delay_survives_grpc() -> None:
     error = UnavailableError("busy", retry_after_s=2.5)
     rebuilt = error_from_status(status_code(error), "busy", dict(trailing_metadata(error)))
     assert isinstance(rebuilt, UnavailableError)
     assert rebuilt.retry_after_s == 2.5
 
 
-def test_a_garbled_time_to_come_back_reads_as_the_default() -> None:
+def test_an_invalid_retry_delay_becomes_the_default() -> None:
     metadata = {"drafthouse-code": "rate_limit_exceeded", "drafthouse-retry-after-s": "soon"}
     rebuilt = error_from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", metadata)
     assert isinstance(rebuilt, CapacityError)
@@ -55,7 +55,7 @@ def test_a_garbled_time_to_come_back_reads_as_the_default() -> None:
         (grpc.StatusCode.FAILED_PRECONDITION, ProtocolError),
     ],
 )
-def test_a_status_that_is_not_ours_still_gets_a_kind(
+def test_a_foreign_status_becomes_one_of_our_errors(
     code: grpc.StatusCode, kind: type[DrafthouseError]
 ) -> None:
     error = error_from_status(code, "details", {}, peer="host:1")
@@ -63,7 +63,7 @@ def test_a_status_that_is_not_ours_still_gets_a_kind(
     assert "host:1" in error.message
 
 
-def test_every_grpc_status_has_a_kind() -> None:
+def test_every_grpc_status_has_an_error_class() -> None:
     for code in grpc.StatusCode:
         assert isinstance(error_from_status(code, "", {}), DrafthouseError)
 

@@ -49,7 +49,7 @@ async def test_frames_go_to_a_target_and_verdicts_come_back_in_order() -> None:
         await link.close()
 
 
-async def test_a_drafter_hears_commits_and_answers() -> None:
+async def test_a_drafter_receives_commits_and_answers() -> None:
     async with stopping(await serve_drafter(EchoDrafter())) as server:
         _, link = await connect_drafter(server.address)
         commit = Commit("a", 1, 4, 9, token_array([1, 2]), 3, 8, params=SamplingParams())
@@ -109,7 +109,7 @@ async def test_a_server_that_stops_breaks_the_clients_link() -> None:
     await link.close()
 
 
-async def test_a_worker_that_closes_ends_the_clients_iteration_in_order() -> None:
+async def test_a_worker_that_closes_ends_the_clients_iteration_cleanly() -> None:
     async with stopping(await serve_target(LeavingTarget())) as server:
         _, link = await connect_target(server.address)
         await link.send(frame("a"))
@@ -151,7 +151,7 @@ async def test_cancelling_a_reader_leaves_the_link_open() -> None:
         await link.close()
 
 
-async def test_a_worker_that_does_not_read_holds_its_sender_up() -> None:
+async def test_a_worker_that_does_not_read_blocks_its_sender() -> None:
     async with stopping(await serve_target(HangingTarget())) as server:
         _, link = await connect_target(server.address)
         heavy = frame("a", delta_len=100_000)
@@ -186,7 +186,7 @@ async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_re
         await link.close()
 
 
-async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_lives_on() -> None:
+async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_continues() -> None:
     async with stopping(await serve_target(EchoTarget())) as server:
         channel = grpc.aio.insecure_channel(server.address)
         call = channel.stream_stream(
@@ -211,7 +211,7 @@ async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_lives_on
         await channel.close()
 
 
-async def test_bytes_that_are_no_frame_end_the_stream_of_their_sender() -> None:
+async def test_bytes_that_are_not_a_frame_end_the_senders_stream() -> None:
     worker = EchoTarget()
     async with stopping(await serve_target(worker)) as server:
         channel = grpc.aio.insecure_channel(server.address)

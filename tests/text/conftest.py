@@ -1,4 +1,4 @@
-"""Both families of tokenizers, made once."""
+"""Tokenizers of both families, built once."""
 
 from __future__ import annotations
 

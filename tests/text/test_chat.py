@@ -1,4 +1,4 @@
-"""Conversations that cannot be rendered are the caller's fault, told with field and remedy."""
+"""Conversations that cannot be rendered raise a RequestError with field and remedy."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_bad_conversation_names_the_field(
     assert refused(byte_level, messages).param == param
 
 
-def test_the_templates_own_reason_is_told(byte_level: Tokenizer) -> None:
+def test_the_error_contains_the_templates_own_reason(byte_level: Tokenizer) -> None:
     error = refused(byte_level, [{"role": "tool", "content": SECRET}])
     assert "only system, user and assistant speak here" in error.message
 
@@ -76,7 +76,7 @@ def test_developer_is_system_to_models_that_know_no_developer(byte_level: Tokeni
     ) == byte_level.render_chat([{"role": "system", "content": "x"}])
 
 
-def test_a_role_that_the_template_names_is_known(folder: Path) -> None:
+def test_a_role_that_the_template_names_is_accepted(folder: Path) -> None:
     template = (
         "{% for m in messages %}{% if m.role == 'ipython' %}{{ m.content }}{% endif %}{% endfor %}"
     )
@@ -116,7 +116,7 @@ def test_a_template_that_fails_is_a_request_error_without_content(
     refused(with_template(folder, template), [{"role": "user", "content": SECRET}])
 
 
-def test_a_model_without_template_says_so(folder: Path) -> None:
+def test_a_model_without_template_is_refused_with_the_reason(folder: Path) -> None:
     tokenizer = with_template(folder, None)
     assert not tokenizer.has_chat_template
     assert "no chat template" in refused(tokenizer, [{"role": "user", "content": SECRET}]).message

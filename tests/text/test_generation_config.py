@@ -1,4 +1,4 @@
-"""How a checkpoint wants to be sampled, and where its texts end."""
+"""A checkpoint's sampling defaults and end-of-sequence tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def folder_with(folder: Path, **values: Any) -> Path:
     return folder
 
 
-def test_a_checkpoint_says_how_it_is_sampled_and_where_it_ends(tmp_path: Path) -> None:
+def test_a_checkpoint_defines_sampling_defaults_and_end_tokens(tmp_path: Path) -> None:
     folder_with(tmp_path, **QWEN, min_p=0.05, max_new_tokens=2048)
     assert load_sampling_defaults(tmp_path) == SamplingParams(
         temperature=0.7, top_p=0.8, top_k=20, min_p=0.05, repetition_penalty=1.1, max_tokens=2048
@@ -34,7 +34,7 @@ def test_a_checkpoint_says_how_it_is_sampled_and_where_it_ends(tmp_path: Path) -
     assert load_eos_token_ids(tmp_path) == (7, 9)
 
 
-def test_without_the_file_or_its_values_openais_defaults_hold(tmp_path: Path) -> None:
+def test_without_the_file_or_its_values_openais_defaults_apply(tmp_path: Path) -> None:
     assert load_sampling_defaults(tmp_path) == OPENAI
     assert load_sampling_defaults(folder_with(tmp_path, temperature=None, top_k=-1)) == OPENAI
 
@@ -50,7 +50,7 @@ def test_the_operator_may_choose_openais_defaults_or_another_folder(tmp_path: Pa
         load_sampling_defaults(model, "nowhere")
 
 
-def test_what_a_checkpoint_asks_for_and_is_not_served_is_warned_of_by_name(
+def test_unsupported_settings_of_a_checkpoint_are_logged_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder_with(tmp_path, **QWEN, num_beams=1, bad_words_ids=[], typical_p=1)
@@ -63,7 +63,7 @@ def test_what_a_checkpoint_asks_for_and_is_not_served_is_warned_of_by_name(
         assert not caplog.records
         load_sampling_defaults(tmp_path)
     assert caplog.messages[0].endswith(
-        "not served: do_sample, num_beams, no_repeat_ngram_size, stop_strings"
+        "not supported: do_sample, num_beams, no_repeat_ngram_size, stop_strings"
     )
 
 
@@ -87,7 +87,7 @@ def test_a_value_that_cannot_be_used_names_the_file_and_the_remedy(
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_file_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_not_an_object_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "generation_config.json").write_text(text)
     with pytest.raises(ConfigError, match=r"generation_config.json: not"):
         load_sampling_defaults(tmp_path)

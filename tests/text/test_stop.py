@@ -1,4 +1,4 @@
-"""Stop strings are found where a search through the whole text finds them."""
+"""The matcher finds the same stop strings as a search through the whole text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ stops = st.lists(st.text(alphabet="ab", min_size=1, max_size=5), min_size=1, max
 
 
 def naive(text: str, stop_strings: list[str]) -> tuple[int, str] | None:
-    """(end, stop) of the stop that is complete first, the longest of those that end there."""
+    """(end, stop) of the stop string that ends first; the longest if several end there."""
     ends = [
         (text.index(stop) + len(stop), -len(stop), stop) for stop in stop_strings if stop in text
     ]
@@ -26,7 +26,7 @@ def naive(text: str, stop_strings: list[str]) -> tuple[int, str] | None:
 
 @settings(max_examples=400, deadline=None)
 @given(text=letters, stop_strings=stops, data=st.data())
-def test_matches_equal_a_naive_search_however_the_text_is_cut(
+def test_matches_equal_a_naive_search_for_any_division_of_the_text(
     text: str, stop_strings: list[str], data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
@@ -43,7 +43,9 @@ def test_matches_equal_a_naive_search_however_the_text_is_cut(
 
 @settings(max_examples=200, deadline=None)
 @given(text=letters, stop_strings=stops)
-def test_exactly_the_longest_possible_beginning_is_held(text: str, stop_strings: list[str]) -> None:
+def test_exactly_the_longest_possible_beginning_is_held_back(
+    text: str, stop_strings: list[str]
+) -> None:
     matcher = StopMatcher(stop_strings)
     if matcher.feed(text) is not None:
         return

@@ -1,4 +1,4 @@
-"""Streamed text is the text, however its tokens arrive."""
+"""Streamed text equals the whole text, however its tokens are grouped."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_stopping_equals_a_search_through_the_whole_text(
 
 @relaxed
 @given(text=texts, data=st.data())
-def test_what_is_held_back_is_at_most_a_beginning_of_a_stop_string(
+def test_only_a_possible_beginning_of_a_stop_string_is_held_back(
     byte_level: Tokenizer, text: str, data: st.DataObject
 ) -> None:
     ids = byte_level.encode(text).tolist()
@@ -118,7 +118,7 @@ def test_what_is_held_back_is_at_most_a_beginning_of_a_stop_string(
 
 @relaxed
 @given(prompt=st.text(alphabet="abt he", max_size=12), text=texts)
-def test_a_text_that_continues_a_prompt_keeps_the_space_between(
+def test_a_continued_prompt_keeps_the_space_before_the_text(
     tokenizer: Tokenizer, prompt: str, text: str
 ) -> None:
     prompt_ids = tokenizer.encode(prompt, add_special_tokens=False).tolist()
@@ -133,7 +133,7 @@ def test_a_text_that_continues_a_prompt_keeps_the_space_between(
 
 
 def test_an_incomplete_character_waits_and_ends_as_replacement(tokenizer: Tokenizer) -> None:
-    # A character that no training text holds, so that it is spelled in bytes for certain.
+    # A character that no training text contains, so that it is certainly encoded as bytes.
     ids = tokenizer.encode("🜚", add_special_tokens=False).tolist()
     stream = TextStream(tokenizer)
     first = [stream.push([token]).text for token in ids[:-1]]
@@ -144,7 +144,7 @@ def test_an_incomplete_character_waits_and_ends_as_replacement(tokenizer: Tokeni
     assert text.endswith("\ufffd")
 
 
-def test_endless_malformed_bytes_are_handed_out_and_not_hoarded(tokenizer: Tokenizer) -> None:
+def test_endless_malformed_bytes_are_returned_and_not_held_back(tokenizer: Tokenizer) -> None:
     raw = next(
         token for token in range(tokenizer.vocab_size) if tokenizer.token_bytes(token) == b"\xff"
     )
@@ -165,7 +165,7 @@ def test_tokens_after_the_stop_are_not_counted(byte_level: Tokenizer) -> None:
     assert stream.is_finished
 
 
-def test_a_stop_string_within_the_minimum_is_text(byte_level: Tokenizer) -> None:
+def test_a_stop_string_within_min_tokens_is_ordinary_text(byte_level: Tokenizer) -> None:
     ids = byte_level.encode("a.b.c").tolist()
     position = byte_level.decode(ids[:2])
     stream = TextStream(byte_level, (".",), min_tokens=2)
@@ -175,7 +175,7 @@ def test_a_stop_string_within_the_minimum_is_text(byte_level: Tokenizer) -> None
     assert delta.stop == "."
 
 
-def test_a_possible_beginning_of_a_stop_is_released_when_it_turns_out_otherwise(
+def test_a_possible_beginning_of_a_stop_is_released_if_it_does_not_continue(
     byte_level: Tokenizer,
 ) -> None:
     stream = TextStream(byte_level, ("xyz",))
@@ -184,7 +184,7 @@ def test_a_possible_beginning_of_a_stop_is_released_when_it_turns_out_otherwise(
 
 
 @pytest.mark.parametrize("finish_first", [True, False])
-def test_finishing_releases_what_was_held(byte_level: Tokenizer, finish_first: bool) -> None:
+def test_finishing_releases_held_back_text(byte_level: Tokenizer, finish_first: bool) -> None:
     stream = TextStream(byte_level, ("xyz",))
     assert stream.push(byte_level.encode("ax")).text == "a"
     assert stream.finish().text == "x"

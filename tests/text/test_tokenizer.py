@@ -1,4 +1,4 @@
-"""Our tokenizer is transformers' tokenizer, without torch."""
+"""Our tokenizer equals transformers' tokenizer, without torch."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_ids_beyond_the_vocabulary_have_no_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes(beyond) == b""
 
 
-def test_lone_surrogates_are_the_callers_fault(tokenizer: Tokenizer) -> None:
+def test_lone_surrogates_are_a_request_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="UTF-8"):
         tokenizer.encode("\ud800")
 

@@ -1,4 +1,4 @@
-"""Networks this small run fastest on one thread, and then leave the other cores alone."""
+"""Use one thread: it is fastest for such small networks and leaves the other cores free."""
 
 from __future__ import annotations
 

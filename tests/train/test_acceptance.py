@@ -1,4 +1,4 @@
-"""Replay counts what a real chain of drafts would have achieved, and distillation improves it."""
+"""Replay gives the acceptance of real chains of drafts, and distillation improves it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def toy(seed: int, hidden_size: int = 32) -> LlamaForCausalLM:
 def walk_with_real_drafts(
     drafter: LlamaForCausalLM, transcript: Transcript, chain_len: int
 ) -> float:
-    """The definition, spelled out: draft token by token, accept the matching prefix, move on."""
+    """The definition: draft token by token, accept the matching prefix, continue after it."""
     position = num_steps = 0
     text = list(transcript.text)
     while position + chain_len < len(text):

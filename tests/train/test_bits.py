@@ -1,4 +1,4 @@
-"""Every byte of a document is paid for once, whatever the windows."""
+"""Every byte of a document is scored once, for any windows."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_window_over_the_whole_text_is_the_plain_loss() -> None:
     assert cost.bits == pytest.approx(loss * (len(ids) - 1) / math.log(2.0), rel=1e-2)
 
 
-def test_documents_are_scored_apart_from_each_other() -> None:
+def test_documents_are_scored_independently() -> None:
     model = network()
     first, second = document("a", TEXT), document("b", TEXT[::-1])
     together = bits_per_byte(model, TOKENIZER, [first, second])

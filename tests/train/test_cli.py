@@ -1,4 +1,4 @@
-"""The training verbs refuse bad options in words."""
+"""The training commands explain wrong options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The held-out split is fixed, disjoint and honest."""
+"""The held-out split is fixed, and disjoint from the training text."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prose(seed: int, num_lines: int = 30) -> str:
 
 
 def test_split_by_path_never_changes() -> None:
-    # Frozen: a change here silently trains on what earlier models were measured on.
+    # Must not change: otherwise new models train on text that earlier models were measured on.
     assert HELDOUT_PATHS[:3] == FROZEN_HELDOUT
 
 
@@ -91,7 +91,7 @@ def test_reading_skips_excluded_folders_tables_and_other_encodings(tmp_path: Pat
     assert [item.path for item in read_documents(source)] == ["good.py"]
 
 
-def test_machine_without_any_source_is_told_what_to_install(tmp_path: Path) -> None:
+def test_a_missing_corpus_names_the_packages_to_install(tmp_path: Path) -> None:
     source = Source("library", "code", tmp_path / "absent", "*.py", "PSF-2.0")
     with pytest.raises(ConfigError, match="install python3"):
         load_corpus([source])

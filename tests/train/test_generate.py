@@ -1,4 +1,4 @@
-"""Streams of the target's own text hold prompts of the corpus, continued."""
+"""Generated streams contain prompts of the corpus with the target's continuations."""
 
 from __future__ import annotations
 

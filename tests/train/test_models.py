@@ -84,7 +84,7 @@ def test_excerpts_are_many_short_and_licensed() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafters_are_accepted_on_text_that_nobody_was_trained_on(kind: str) -> None:
+def test_drafters_are_accepted_on_held_out_text(kind: str) -> None:
     tokenizer = read_published_tokenizer("demo-target")
     excerpts = [item for item in read_excerpts(MODELS / "heldout.jsonl") if item.kind == kind]
     prompts = [encode_prompt(tokenizer, item.text)[-128:] for item in excerpts[:8]]
@@ -96,7 +96,7 @@ def test_drafters_are_accepted_on_text_that_nobody_was_trained_on(kind: str) -> 
         assert lens[lens == lens].mean() > 1.6, name
 
 
-def test_each_task_drafter_is_nearer_to_the_target_on_its_own_task() -> None:
+def test_each_task_drafter_is_closer_to_the_target_on_its_own_task() -> None:
     excerpts = read_excerpts(MODELS / "heldout.jsonl")
     few = [item for kind in KINDS for item in [x for x in excerpts if x.kind == kind][:16]]
     leads = {each.drafter: each.lead for each in evaluate_divergence(MODELS, few)}

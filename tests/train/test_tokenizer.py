@@ -1,4 +1,4 @@
-"""The vocabulary is lossless, and the chat template says what conversations in training say."""
+"""The vocabulary is lossless, and the chat template has the format of the training text."""
 
 from __future__ import annotations
 

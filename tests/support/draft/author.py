@@ -1,4 +1,4 @@
-"""What drafters' tests share: commits of a text, drafters of tiny models, a target's text."""
+"""Shared by the drafters' tests: commits of a text, drafters of tiny models, a target's text."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=1000)
 
 
 class Author:
-    """Writes one request's text and the commits that tell a drafter of it."""
+    """Creates one request's text and its commits for a drafter."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Author:
 
 
 def grow(drafter: Drafter, *authors: Author) -> dict[str, Proposal]:
-    """Slices until the drafter is content; the newest proposal per request."""
+    """Propose until the drafter has nothing left to grow; the newest proposal per request."""
     newest: dict[str, Proposal] = {}
     for _ in range(1000):
         proposals = drafter.propose([author.task() for author in authors])
@@ -90,7 +90,7 @@ def grow(drafter: Drafter, *authors: Author) -> dict[str, Proposal]:
 
 
 def write(drafter: Drafter, author: Author, token_ids: Sequence[int]) -> Proposal | None:
-    """Commit, grow, and return what is proposed for the text then."""
+    """Commit, grow, and return the proposal for the new text."""
     drafter.observe([author.commit(token_ids) if author.tokens else author.opening()])
     return grow(drafter, author).get(author.request_id)
 
@@ -116,7 +116,7 @@ def lm_drafter(
 def target_text(
     engine: Engine, prompt: Sequence[int] | TokenArray, params: SamplingParams, num_tokens: int
 ) -> TokenArray:
-    """What the target emits without drafts, end-of-text tokens included."""
+    """The target's text without drafts, end-of-text tokens included."""
     verifier = Verifier(engine)
     tokens, emitted, base_len = token_array(prompt).tolist(), [], 0
     for _ in range(num_tokens):

@@ -1,4 +1,4 @@
-"""Workers that answer by rule, to talk to over real streams."""
+"""Workers with fixed behaviour, for tests over real streams."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TARGET = WorkerDescription("w-1", "target", "toy", tokenizer_hash="a" * 8, vocab
 
 
 class EchoTarget:
-    """Emits each item's last delta token again; remembers how its links ended."""
+    """Emits each item's last delta token again; records how its links ended."""
 
     def __init__(self, description: WorkerDescription = TARGET) -> None:
         self.description = description
@@ -118,7 +118,7 @@ class EchoCoordinator:
 
 @asynccontextmanager
 async def stopping(server: RunningServer) -> AsyncIterator[RunningServer]:
-    """The server, stopped at the end whatever happens."""
+    """The server, stopped at the end in every case."""
     try:
         yield server
     finally:

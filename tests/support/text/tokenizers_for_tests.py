@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_level_folder(folder: Path) -> Path:
-    """GPT-2's kind, with an added token that is not special and one that holds a space."""
+    """GPT-2's kind, with an added token that is not special and one that contains a space."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -49,7 +49,7 @@ def byte_level_folder(folder: Path) -> Path:
 
 
 def byte_fallback_folder(folder: Path) -> Path:
-    """Llama 2's kind: metaspace words, bytes as tokens for what the vocabulary lacks."""
+    """Llama 2's kind: metaspace words, byte tokens for text that the vocabulary lacks."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
