@@ -24,12 +24,14 @@ from cluster.engine.cpu import kernels
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import reserved_bytes
+from cluster.engine.growth import ResidentGrowth
 from cluster.engine.limits import Limits
 from cluster.engine.loading import self_check
 from cluster.engine.loading.identity import identify
 from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.loading.profile import profile_steps
 from cluster.engine.memory.kv_cache import KVCache, derive_num_pages
+from cluster.engine.memory.reach import Reach
 from cluster.engine.memory.residency import Residency
 from cluster.engine.memory.sequence import Pending
 from cluster.engine.parallel import RankGroup
@@ -67,7 +69,10 @@ class Engine:
         )
         if group is not None:
             num_pages = group.minimum(num_pages)
-        self._limits = Limits.of(config, model.max_context_len, model.vocab_size, num_pages)
+        self._limits = Limits.of(
+            config, model.max_context_len, model.vocab_size, num_pages,
+            Reach.of(model.layers, config.page_size),
+        )  # fmt: skip
         identity = identify(model.source)
         if group is not None:
             group.agree(self._limits.digest(config, identity.model_hash), "settings or checkpoint")
@@ -98,9 +103,10 @@ class Engine:
         self._forward.use_graphs(capture, lambda: self_check.check(self, model))
         self.forget_prefixes()
         # After the check, whose steps showed whether they run natively.
-        self._grower: TreeGrower | None = None
+        self._growth: ResidentGrowth | None = None
         if group is None and model.native is not None and model.native.grows_on(self._cache):
-            self._grower = TreeGrower(model.native, self.max_context_len)
+            grower = TreeGrower(model.native, self.max_context_len)
+            self._growth = ResidentGrowth(self._residency, grower, self.vocab_size)
         # Set last: during the self-check every rank calls for itself.
         self._group = group
 
@@ -136,6 +142,11 @@ class Engine:
         """Capture all graphs now, so that no step waits for it; nothing where there are none."""
         if self._forward.graphs is not None:
             self._forward.graphs.capture_ahead()
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens of the longest text that positions and pages suffice for."""
+        return self._limits.longest_context
 
     @property
     def pages_in_use(self) -> int:
@@ -174,10 +185,7 @@ class Engine:
 
     def submit(self, work: Work) -> None:
         """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""
-        if work.request_id in self._waiting or work.request_id in self._refused:
-            raise ProtocolError(
-                f"request {work.request_id!r} has a pending work; step until it is answered"
-            )
+        self._check_idle(work.request_id)
         self._tell(commands.Submit(work))
         self._blocked = False
         error = self._limits.refusal(work)
@@ -188,6 +196,12 @@ class Engine:
         sequence.pending = Pending(work, self._num_submitted)
         self._num_submitted += 1
         self._waiting[work.request_id] = None
+
+    def _check_idle(self, request_id: str) -> None:
+        if request_id in self._waiting or request_id in self._refused:
+            raise ProtocolError(
+                f"request {request_id!r} has a pending work; step until it is answered"
+            )
 
     def step(self) -> list[Output]:
         """One forward over the works the scheduler picks; returns those that are over.
@@ -229,7 +243,7 @@ class Engine:
     @property
     def grower(self) -> TreeGrower | None:
         """What `grow` runs on; None where the model's steps do not run in native code alone."""
-        return self._grower
+        return None if self._growth is None else self._growth.grower
 
     def grow(self, trees: Sequence[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
         """Expand trees of requests without a pending work, by as many passes as the rules allow.
@@ -238,53 +252,10 @@ class Engine:
         have_len, where the cache lacks what the tree stands on; None: the pages do not suffice,
         which a submitted work may wait for.
         """
-        assert self._grower is not None, "the engine cannot grow trees"
-        answers = [self._open_growing(tree) for tree in trees]
-        ready = [tree for tree, answer in zip(trees, answers, strict=True) if answer is True]
-        sequences = [self._residency.sequences[tree.request_id] for tree in ready]
-        grown: dict[str, Grown] = {}
-        if ready:
-            texts = [(sequence.slots, sequence.cached_len) for sequence in sequences]
-            for tree, sequence, each in zip(
-                ready, sequences, self._grower.grow(ready, texts, rules), strict=True
-            ):
-                if len(tree.delta):
-                    start = sequence.cached_len - tree.base_len
-                    self._residency.commit(sequence, tree.delta[start:])
-                sequence.tree = each.tree
-                grown[tree.request_id] = each
-        return [
-            grown[tree.request_id] if answer is True else answer or None
-            for tree, answer in zip(trees, answers, strict=True)
-        ]
-
-    def _open_growing(self, tree: Growing) -> Output | bool:
-        """Whether the tree may grow at once; makes room for what it is allowed to become."""
-        if tree.request_id in self._waiting or tree.request_id in self._refused:
-            raise ProtocolError(
-                f"request {tree.request_id!r} has a pending work; step until it is answered"
-            )
-        delta = tree.delta
-        if len(delta) and not 0 <= delta.min() <= delta.max() < self.vocab_size:
-            # Native code looks them up unasked.
-            raise ProtocolError(
-                f"request {tree.request_id!r}: the delta holds token ids outside the vocabulary "
-                f"0..{self.vocab_size - 1}"
-            )
-        residency = self._residency
-        sequence = residency.enter(tree.request_id)
-        work = Work(
-            tree.request_id, tree.base_len, tree.delta, tree.tree, len(tree.tree), tree.prefix_hash,
-            tree.tenant,
-        )  # fmt: skip
-        have_len = residency.open(work, sequence)
-        if have_len is not None:
-            return Output(tree.request_id, have_len=have_len)
-        length = tree.base_len + len(tree.delta) + tree.max_slots
-        if not residency.has_room(sequence, length):
-            return False
-        residency.reserve(sequence, length)
-        return True
+        assert self._growth is not None, "the engine cannot grow trees"
+        for tree in trees:
+            self._check_idle(tree.request_id)
+        return self._growth.grow(trees, rules)
 
     def _commit(self, picks: Sequence[Pick], logits: torch.Tensor) -> list[Output]:
         """Record what has been written, and answer the works that are over."""

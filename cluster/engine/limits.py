@@ -9,24 +9,26 @@ import numpy as np
 
 from cluster.config import EngineConfig
 from cluster.engine.loading import self_check
+from cluster.engine.memory.reach import Reach
 from cluster.engine.work import Work
 from cluster.errors import ConfigError, RequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The sizes no schedule can get around."""
+    """The sizes no schedule can get around.  reach: which pages of a long text are needed."""
 
     vocab_size: int
     max_context_len: int
     num_pages: int
-    page_size: int
+    reach: Reach
     max_rows: int
 
     @classmethod
     def of(
-        cls, config: EngineConfig, max_context_len: int, vocab_size: int, num_pages: int
-    ) -> Limits:
+        cls, config: EngineConfig, max_context_len: int, vocab_size: int, num_pages: int,
+        reach: Reach,
+    ) -> Limits:  # fmt: skip
         """Raise ConfigError for sizes with which nothing could be served."""
         sizes = (
             ("num_pages", num_pages, -(-self_check.MIN_SLOTS // config.page_size)),
@@ -40,9 +42,17 @@ class Limits:
                     f"least {least}",
                     param=name,
                 )
-        return cls(
-            vocab_size, max_context_len, num_pages, config.page_size, config.max_batch_tokens
-        )
+        return cls(vocab_size, max_context_len, num_pages, reach, config.max_batch_tokens)
+
+    @property
+    def longest_context(self) -> int:
+        """Tokens of the longest text that can be served."""
+        if self._most_pages(self.max_context_len, self.max_rows) <= self.num_pages:
+            return self.max_context_len
+        return min(self.max_context_len, self.num_pages * self.reach.page_size)
+
+    def _most_pages(self, context_len: int, num_nodes: int) -> int:
+        return self.reach.most_pages(context_len + num_nodes, self.max_rows + num_nodes)
 
     def digest(self, config: EngineConfig, model_hash: str) -> int:
         """int64: of all that decides how a group of ranks schedules, and of what it serves."""
@@ -60,11 +70,11 @@ class Limits:
                 f"the context has {work.context_len} tokens, the limit is {self.max_context_len}; "
                 "shorten it or raise engine.max_context_len"
             )
-        if work.context_len + len(work.tree) > self.num_pages * self.page_size:
+        if self._most_pages(work.context_len, len(work.tree)) > self.num_pages:
             return RequestError(
                 f"{work.context_len} tokens and {len(work.tree)} draft nodes need more than all "
-                f"{self.num_pages} pages of {self.page_size} tokens; shorten the text or raise "
-                "engine.num_pages"
+                f"{self.num_pages} pages of {self.reach.page_size} tokens; shorten the text or "
+                "raise engine.num_pages"
             )
         if work.num_new_nodes + 1 > self.max_rows:
             return RequestError(

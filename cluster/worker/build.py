@@ -34,7 +34,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         tokenizer_hash=engine.tokenizer_hash,
         vocab_size=engine.vocab_size,
         # A text must also fit the pages; better that it ends there than that it is refused there.
-        max_context_len=min(engine.max_context_len, engine.pages_total * settings.page_size),
+        max_context_len=engine.longest_context,
         max_running_sequences=settings.max_running_sequences,
         max_batch_tokens=settings.max_batch_tokens,
         devices=devices_of(engine),

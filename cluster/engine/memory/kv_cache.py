@@ -1,7 +1,8 @@
 """The KV cache's memory: slots that hold the keys and values of one token in every layer.
 
 A slot is `page * page_size + offset`.  One more page than asked for is allocated; its first slot
-is scratch: padding rows write there, and padding keys, always masked, are read from there.
+is scratch: padding rows write there, and padding keys, always masked, are read from there.  That
+page also stands for those a sequence has let go of.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 
 from cluster.config import EngineConfig
 from cluster.engine.device import empty_in_huge_pages, free_cpu_bytes
+from cluster.engine.memory.reach import Reach
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 
@@ -39,7 +41,9 @@ class KVCache:
     def __init__(self, layers: Sequence[LayerSpec], num_pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.num_pages = num_pages
+        self.scratch_page = num_pages
         self.scratch_slot = num_pages * page_size
+        self.reach = Reach.of(layers, page_size)
         num_slots = (num_pages + 1) * page_size
         self._stacks: list[torch.Tensor] = []
         self.layers: list[torch.Tensor] = []
@@ -89,14 +93,18 @@ def derive_num_pages(
     """How many pages to allocate: as configured, or what fits the device.
 
     GPU: memory_fraction of the device's memory, less what is allocated (the weights) and a reserve
-    for activations.  CPU: what max_running_sequences contexts of max_context_len can use, at most
+    for activations.  CPU: what max_running_sequences contexts of max_context_len can use (of
+    which only the window where all layers have one), at most
     memory_fraction of free memory and never more than a quarter of it.
     activation_bytes: peak beyond the weights during a full step.
     """
     if config.num_pages:
         return config.num_pages
     page_bytes = bytes_per_page(layers, config.page_size)
-    pages_per_sequence = -(-max_context_len // config.page_size)
+    # While a full step runs, with a tree that is as wide.
+    num_rows = 2 * config.max_batch_tokens
+    reach = Reach.of(layers, config.page_size)
+    pages_per_sequence = reach.most_pages(max_context_len, num_rows)
     wanted = config.max_running_sequences * pages_per_sequence
     devices = {layer.device for layer in layers}
     if any(device.type == "cpu" for device in devices):

@@ -2,6 +2,9 @@
 
 Invariants, for every sequence:
     len(shared) * page_size <= cached_len <= cached_len + len(tree) <= len(pages) * page_size
+(the first but for a rollback into a shared page).  Where all layers have a window, a sequence lets
+go of the pages that left it; one that rolls back to where some of them would be read again loses
+all its pages: tokens are the truth, caches are guesses.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from cluster.config import EngineConfig
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pages import PagePool
-from cluster.engine.memory.prefix_cache import PrefixCache
+from cluster.engine.memory.prefix_cache import PrefixCache, num_usable
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.work import Work
 from cluster.errors import ProtocolError
@@ -28,6 +31,7 @@ class Residency:
     def __init__(self, cache: KVCache, config: EngineConfig) -> None:
         self._cache = cache
         self._page_size = cache.page_size
+        self._reach = cache.reach
         self._prefixes = PrefixCache(cache.page_size, enabled=config.prefix_cache)
         self.pool = PagePool(cache.num_pages, self._prefixes)
         self.sequences: dict[str, Sequence] = {}
@@ -68,17 +72,22 @@ class Residency:
         if work.num_cached_nodes:
             if sequence.cached_len != work.base_len or not _starts_with(sequence, work):
                 self.truncate(sequence, work.base_len)
-                return work.base_len
+                return sequence.cached_len
             self._keep_nodes(sequence, work.num_cached_nodes)
             return None
         keep = work.base_len
         if sequence.cached_len > keep and len(work.delta) > 1:
             keep += common_prefix_len(sequence.tokens[keep:], work.delta[:-1])
         self.truncate(sequence, keep)
-        return None
+        return 0 if sequence.cached_len < work.base_len else None
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Roll back to `length` committed tokens, without nodes; pages beyond stay for now."""
+        """Roll back to `length` committed tokens, without nodes; pages beyond stay for now.
+
+        To none at all where pages that would be read again have been released."""
+        if self._reach.first_page(length) < sequence.num_released:
+            self.evacuate(sequence)
+            return
         rolls_back = length < sequence.cached_len
         sequence.truncate(length)
         if rolls_back:
@@ -94,7 +103,14 @@ class Residency:
         """Let go of pages beyond the last slot in use."""
         keep = self.num_pages_for(sequence.num_slots_used)
         while len(sequence.pages) > keep:
-            self.pool.drop(sequence.pages.pop())
+            page = sequence.pop_page()
+            if page is not None:
+                self.pool.drop(page)
+
+    def _release(self, sequence: Sequence, first: int) -> None:
+        """Let go of the pages before page number `first`, which no row to come reads."""
+        while sequence.num_released < min(first, len(sequence.pages)):
+            self.pool.drop(sequence.release_page(self._cache.scratch_page))
 
     def adopt_prefix(self, sequence: Sequence, delta: TokenArray) -> int:
         """Continue a sequence that ends at a page border with cached pages; returns the tokens.
@@ -107,10 +123,18 @@ class Residency:
         ):
             return 0
         self.trim(sequence)
+        start = len(sequence.shared)
         entries = self._prefixes.match(sequence.prefix_end, delta[:-1])
-        for entry in entries:
-            self.pool.hold(entry.page)
-            sequence.add_page(entry.page)
+        entries = entries[: num_usable(entries, start, self._reach)]
+        first = self._reach.first_page((start + len(entries)) * self._page_size)
+        self._release(sequence, first)
+        for index, entry in enumerate(entries, start):
+            if index < first:
+                sequence.add_released_page(self._cache.scratch_page)
+            else:
+                assert entry.page is not None, "an evicted page was taken for a usable one"
+                self.pool.hold(entry.page)
+                sequence.add_page(entry.page)
             sequence.shared.append(entry)
         num_tokens = len(entries) * self._page_size
         sequence.append(delta[:num_tokens])
@@ -144,9 +168,10 @@ class Residency:
     def commit(self, sequence: Sequence, token_ids: TokenArray) -> None:
         """The KV of these tokens has been written behind the context."""
         sequence.append(token_ids)
-        self.publish(sequence)
+        self._publish(sequence)
+        self._release(sequence, self._reach.first_page_kept(sequence.cached_len))
 
-    def publish(self, sequence: Sequence) -> None:
+    def _publish(self, sequence: Sequence) -> None:
         """Enter full pages of committed tokens into the prefix cache."""
         if not self._prefixes.enabled:
             return
@@ -158,6 +183,8 @@ class Residency:
             entry = self._prefixes.find(parent, page_tokens)
             if entry is None:
                 entry = self._prefixes.insert(parent, page_tokens, sequence.pages[index])
+            elif entry.page is None:
+                self._prefixes.restore(entry, sequence.pages[index])
             elif entry.page != sequence.pages[index]:
                 # Another sequence computed the same page meanwhile; one copy is enough.
                 self.pool.hold(entry.page)
@@ -213,7 +240,7 @@ class Residency:
 
     def num_reclaimable(self, victims: Iterable[Sequence]) -> int:
         """Pages that would become available if all of `victims` let go of theirs."""
-        held = Counter(page for victim in victims for page in victim.pages)
+        held = Counter(page for victim in victims for page in victim.held_pages)
         return sum(count == self.pool.num_holders(page) for page, count in held.items())
 
     def forget_prefixes(self) -> None:
@@ -222,16 +249,21 @@ class Residency:
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books do not balance; cheap enough for idle moments."""
-        holders: dict[int, int] = {}
+        holders: Counter[int] = Counter()
         for sequence in self.sequences.values():
-            capacity = len(sequence.pages) * self._page_size
-            assert sequence.num_slots_used <= capacity, f"{sequence.request_id}: too few pages"
-            assert len(set(sequence.pages)) == len(sequence.pages), "a page is held twice"
-            for index, page in enumerate(sequence.pages):
-                holders[page] = holders.get(page, 0) + 1
-                if index < len(sequence.shared):
-                    assert sequence.shared[index].page == page, "a shared page was replaced"
+            self._check_sequence(sequence)
+            holders.update(sequence.held_pages)
         self.pool.check_integrity(holders)
+        self._prefixes.check_integrity()
+
+    def _check_sequence(self, sequence: Sequence) -> None:
+        capacity, first = len(sequence.pages) * self._page_size, sequence.num_released
+        assert sequence.num_slots_used <= capacity, f"{sequence.request_id}: too few pages"
+        assert len(set(sequence.held_pages)) == len(sequence.held_pages), "a page is held twice"
+        assert set(sequence.pages[:first]) <= {self._cache.scratch_page}, "a page was not released"
+        assert first <= self._reach.first_page(sequence.cached_len), "a page in sight was released"
+        for entry, page in zip(sequence.shared[first:], sequence.held_pages, strict=False):
+            assert entry.page == page, "a shared page was replaced"
 
 
 def _starts_with(sequence: Sequence, work: Work) -> bool:

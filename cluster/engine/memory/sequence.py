@@ -32,6 +32,8 @@ class Sequence:
     arrival: grows with first submissions; a lower one has the right of way, and keeps it through
     preemption.  pages: the block table; token i lies in page i // page_size.  Nodes follow the
     context: node j lies at position cached_len + j of the same table.
+    num_released: so many pages at the front have left the window of every layer; the scratch page
+    stands for them.
     shared: the prefix-cache entries of the first len(shared) pages; these pages are read-only.
     tenant: whose prefixes it shares.
     """
@@ -40,6 +42,7 @@ class Sequence:
     arrival: int
     page_size: int
     pages: list[int] = field(default_factory=list)
+    num_released: int = 0
     shared: list[CachedPage] = field(default_factory=list)
     tree: TokenTree = EMPTY_TREE  # the live nodes; all of them hold KV
     pending: Pending | None = None
@@ -63,6 +66,11 @@ class Sequence:
     def slots(self) -> npt.NDArray[np.int64]:
         """int64[len(pages) * page_size], slot by position; a view."""
         return self._slots[: len(self.pages) * self.page_size]
+
+    @property
+    def held_pages(self) -> list[int]:
+        """The pages that are its own or shared by it, in order."""
+        return self.pages[self.num_released :]
 
     @property
     def prefix_end(self) -> Parent:
@@ -96,6 +104,24 @@ class Sequence:
             self._slots = slots
         self.pages.append(page)
         self._write_slots(len(self.pages) - 1)
+
+    def add_released_page(self, scratch_page: int) -> None:
+        """The same for a page that nothing will read; all before it have been released."""
+        self.add_page(scratch_page)
+        self.num_released += 1
+
+    def release_page(self, scratch_page: int) -> int:
+        """Let the scratch page stand for the first page that is held; returns that one."""
+        self.num_released += 1
+        return self.replace_page(self.num_released - 1, scratch_page)
+
+    def pop_page(self) -> int | None:
+        """Take the last page off the block table and return it; None where it was released."""
+        page = self.pages.pop()
+        if len(self.pages) >= self.num_released:
+            return page
+        self.num_released = len(self.pages)
+        return None
 
     def replace_page(self, index: int, page: int) -> int:
         """Put `page` into the block table; returns the one that stood there."""

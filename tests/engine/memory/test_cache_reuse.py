@@ -22,6 +22,7 @@ from tests.support.engine.driver import (
     random_tree,
     rows,
     run,
+    run_resending,
 )
 
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
@@ -116,8 +117,9 @@ def test_samples_of_one_prompt_share_its_pages(engine: Engine, oracle: object) -
         found.update({output.request_id: rows(output) for output in engine.step()})
     for name in names:
         torch.testing.assert_close(found[name][0], last_logits(oracle, prompt(42)), **CLOSE)
-    # Ten full pages once, and each sample's own last one.
-    assert engine.pages_in_use == 10 + 4
+    # Ten full pages once, of which six may have left the window, and each sample's own last one.
+    num_released = 0 if engine.layers[0].window is None else 6
+    assert engine.pages_in_use == 10 - num_released + 4
 
 
 def test_committed_drafts_enter_the_prefix_cache_and_live_nodes_do_not(engine: Engine) -> None:
@@ -135,10 +137,10 @@ def test_rollback_continues_from_an_earlier_token(engine: Engine, oracle: object
     run(engine, Work("a", 0, prompt(30, seed=1)))
     for base_len in (26, 13, 8, 0):
         context = np.concatenate((prompt(30, seed=1)[:base_len], prompt(5, seed=base_len)))
-        found = rows(run(engine, Work("a", base_len, context[base_len:])))
+        found = rows(run_resending(engine, Work("a", base_len, context[base_len:])))
         torch.testing.assert_close(found[0], last_logits(oracle, context), **CLOSE)
         assert engine.context_ids("a").tolist() == context.tolist()
-        run(engine, Work("a", base_len, prompt(30, seed=1)[base_len:]))
+        run_resending(engine, Work("a", base_len, prompt(30, seed=1)[base_len:]))
 
 
 def test_rollback_into_a_shared_page_leaves_the_other_sharer_alone(
@@ -148,7 +150,7 @@ def test_rollback_into_a_shared_page_leaves_the_other_sharer_alone(
     run(engine, Work("b", 0, np.append(prompt(16), np.int32(9))))
     assert engine.pages_in_use == 5
     changed = np.append(prompt(16)[:14], np.int32(77))
-    found = rows(run(engine, Work("b", 14, changed[14:])))
+    found = rows(run_resending(engine, Work("b", 14, changed[14:])))
     torch.testing.assert_close(found[0], last_logits(oracle, changed), **CLOSE)
     longer = np.append(prompt(16), np.int32(10))
     found = rows(run(engine, Work("a", 16, longer[16:])))

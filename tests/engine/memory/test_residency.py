@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -34,9 +36,11 @@ class Residents(RuleBasedStateMachine):
     shared by mistake or a stale prefix shows up as a wrong number.
     """
 
-    @initialize(prefix_cache=st.booleans())
-    def start(self, prefix_cache: bool) -> None:
-        self.cache = KVCache([LAYER, LAYER], NUM_PAGES, PAGE_SIZE)
+    @initialize(prefix_cache=st.booleans(), window=st.sampled_from((None, 1, 2, 5, 8)))
+    def start(self, prefix_cache: bool, window: int | None) -> None:
+        layers = [replace(LAYER, window=window), replace(LAYER, window=window and 1)]
+        self.cache = KVCache(layers, NUM_PAGES, PAGE_SIZE)
+        self.window = window
         self.residency = Residency(self.cache, EngineConfig(prefix_cache=prefix_cache))
         self.tokens: dict[str, list[int]] = {}
 
@@ -53,7 +57,13 @@ class Residents(RuleBasedStateMachine):
         tree = _tree(parents)
         work = Work(name, base_len, token_array(delta), tree, 0, prefix_hash(known[:base_len]))
         sequence = self.residency.enter(name)
-        assert self.residency.open(work, sequence) is None
+        have_len = self.residency.open(work, sequence)
+        if have_len is not None:
+            assert (have_len, sequence.pages) == (0, [])
+            assert self.window is not None
+            assert back > 0
+            self.tokens[name] = []
+            return
         context = known[:base_len] + delta
         assert sequence.tokens.tolist() == context[: sequence.cached_len]
         self.tokens[name] = context[: sequence.cached_len]
@@ -128,8 +138,17 @@ class Residents(RuleBasedStateMachine):
             assert sequence.hash_at(len(tokens)) == prefix_hash(tokens)
             expected = [*tokens, *sequence.tree.token_ids.tolist()]
             slots = torch.from_numpy(sequence.slots[: len(expected)].copy())
+            start = 0 if self.window is None else max(0, len(tokens) - self.window + 1)
             for layer in self.cache.layers:
-                assert layer[slots, 0, 0, 0].tolist() == expected
+                assert layer[slots, 0, 0, 0].tolist()[start:] == expected[start:]
+
+    @invariant()
+    def what_left_the_window_is_not_held(self) -> None:
+        if self.window is not None:
+            for sequence in self.residency.sequences.values():
+                beyond = len(sequence.pages) * PAGE_SIZE - sequence.cached_len
+                most = -(-(self.window + beyond) // PAGE_SIZE) + 2
+                assert len(sequence.held_pages) <= most
 
     def teardown(self) -> None:
         for name in NAMES:
@@ -137,6 +156,7 @@ class Residents(RuleBasedStateMachine):
         assert self.residency.pool.num_held == 0
         self.residency.forget_prefixes()
         assert self.residency.pool.num_free == NUM_PAGES
+        assert len(self.residency._prefixes) == 0
 
 
 def _tree(parents: list[int]) -> TokenTree:
@@ -177,6 +197,40 @@ def test_the_least_recently_used_page_goes_first_and_children_before_parents() -
     residency.leave("probe")
     probe = residency.enter("probe")
     assert residency.adopt_prefix(probe, token_array([3, 4, 9])) == 2
+
+
+def test_evicted_pages_before_the_window_hinder_no_hit() -> None:
+    residency = Residency(KVCache([replace(LAYER, window=2)], 6, 1), EngineConfig())
+    text = token_array(range(10))
+    writer = residency.enter("writer")
+    for token in text:
+        residency.reserve(writer, writer.cached_len + 1)
+        residency.commit(writer, token_array([int(token)]))
+    residency.leave("writer")
+    reader = residency.enter("reader")
+    assert residency.adopt_prefix(reader, token_array([*text, 99])) == 10
+    assert len(reader.held_pages) == 2
+    residency.check_integrity()
+    # Where a page of the window itself is gone, nothing can be continued from there.
+    residency.leave("reader")
+    taker = residency.enter("taker")
+    residency.reserve(taker, 5)
+    probe = residency.enter("probe")
+    assert residency.adopt_prefix(probe, token_array([*text, 99])) == 0
+    residency.check_integrity()
+
+
+def test_an_entry_gets_its_page_back_from_who_computes_it_again() -> None:
+    residency = Residency(KVCache([replace(LAYER, window=2)], 4, 1), EngineConfig())
+    text = token_array(range(8))
+    for name in ("first", "second"):
+        sequence = residency.enter(name)
+        for token in text:
+            residency.reserve(sequence, sequence.cached_len + 1)
+            residency.commit(sequence, token_array([int(token)]))
+            residency.check_integrity()
+        residency.leave(name)
+    assert residency.pool.num_idle == 4
 
 
 def test_a_sequence_gets_neighbouring_pages_where_it_can() -> None:
