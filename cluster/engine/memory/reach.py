@@ -2,7 +2,8 @@
 
 Where every layer has a sliding window, what lies before the largest of them is read by no row to
 come, and its pages are let go.  Models that mix windows with full attention keep all pages: all
-layers share one table of pages, and the full layers read everything.
+layers share one table of pages, and the full layers read everything.  To spare these too would take
+a table and a pool of pages for each kind of window.
 """
 
 from __future__ import annotations

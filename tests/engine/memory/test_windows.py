@@ -226,6 +226,27 @@ def test_what_the_window_itself_does_not_fit_is_refused(folder: Path) -> None:
     assert roomy.longest_context == roomy.max_context_len > 64 * PAGE_SIZE
 
 
+@pytest.mark.parametrize("num_pages", range(6, 15))
+def test_what_is_not_refused_finds_its_pages(folder: Path, num_pages: int) -> None:
+    """Chunks, a tree and a rollback into a shared page, in caches around the least size."""
+    engine = load_engine(folder, num_pages=num_pages, max_batch_tokens=16)
+    fits = num_pages >= most_pages(16 + len(TREE)) + 1
+    for length in (60, 47):
+        text = np.concatenate((prompt(46), prompt(length - 46, seed=length)))
+        output = run(engine, Work("a", 0, text, TREE))
+        assert (output.error is None) == (fits or length + len(TREE) <= num_pages * PAGE_SIZE)
+        again = Work("a", length - 3, text[length - 3 : -1], TREE)
+        if output.error is None:
+            assert rows(run(engine, again)).shape[0] == 5
+        engine.check_integrity()
+
+
+def test_pages_are_derived_from_the_window_instead_of_the_context(folder: Path) -> None:
+    engine = load_engine(folder, num_pages=0, max_running_sequences=3, max_batch_tokens=8)
+    assert engine.max_context_len == 512
+    assert engine.pages_total == 3 * (most_pages(2 * 8) + 1)
+
+
 def test_models_that_mix_windows_with_full_attention_keep_all_pages(
     checkpoint_factory: Callable[..., Path],
 ) -> None:
