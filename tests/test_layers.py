@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 import grimp
 import pytest
 
+REPOSITORY = Path(__file__).resolve().parents[1]
 LIST_MODULES = "import sys, importlib; importlib.import_module({!r}); print(*sys.modules)"
 
 
@@ -43,3 +46,18 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
     assert len(imports) > 10
+
+
+@pytest.mark.parametrize(
+    ("folders", "limit"), [(("cluster", "deployments"), 350), (("tests", "benchmarks"), 400)]
+)
+def test_no_file_has_grown_into_two_ideas(folders: Sequence[str], limit: int) -> None:
+    lengths = {
+        path.relative_to(REPOSITORY).as_posix(): len(path.read_text("utf-8").splitlines())
+        for folder in folders
+        for suffix in ("*.py", "*.cpp", "*.h")
+        for path in (REPOSITORY / folder).rglob(suffix)
+        if "generated" not in path.parts
+    }
+    assert len(lengths) > 50
+    assert {path: length for path, length in lengths.items() if length > limit} == {}
