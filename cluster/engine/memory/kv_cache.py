@@ -93,9 +93,9 @@ def derive_num_pages(
     """How many pages to allocate: as configured, or what fits the device.
 
     GPU: memory_fraction of the device's memory, less what is allocated (the weights) and a reserve
-    for activations.  CPU: what max_running_sequences contexts of max_context_len can use (of
-    which only the window where all layers have one), at most
-    memory_fraction of free memory and never more than a quarter of it.
+    for activations.  CPU: what max_running_sequences contexts of max_context_len can use (their
+    windows alone where all layers have one), at most memory_fraction of free memory and never more
+    than a quarter of it.
     activation_bytes: peak beyond the weights during a full step.
     """
     if config.num_pages:
