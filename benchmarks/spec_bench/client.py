@@ -6,13 +6,13 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
-from benchmarks.answers import Law
 from benchmarks.spec_bench.questions import Question
+from benchmarks.support.answers import Law
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Turn:
     """
 
     question_id: int
-    task: str
+    category: str
     turn: int
     submitted_s: float
     first_s: float
@@ -38,9 +38,6 @@ class Turn:
     @classmethod
     def of(cls, data: dict[str, Any]) -> Turn:
         return cls(**data)
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self)
 
     @property
     def decode_s(self) -> float:
@@ -152,7 +149,7 @@ class Asker:
                     reason = choice.get("finish_reason") or reason
         ended = time.perf_counter()
         return Turn(
-            question.id, question.task, index, submitted,
+            question.id, question.category, index, submitted,
             times[0] if times else ended, times[-1] if times else ended,
             int(usage.get("completion_tokens", 0)), reason, "".join(pieces),
             int(statistics.get("num_spec_steps") or 0),

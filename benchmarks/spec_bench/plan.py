@@ -12,11 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.answers import Law
-from benchmarks.spec_bench.questions import Question, share_out
+from benchmarks.spec_bench.questions import Question, rotated, share_out
+from benchmarks.support.answers import Law
 
 OURS = "ours"
-PLAIN = "ours-plain"
+PLAIN = "ours, plain"
+
+# Shares of the questions: n requests at a time need more than n questions, and a low level needs
+# some of every category.
+_LEAST_SHARE = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +53,12 @@ def plan(
     peers: Sequence[str],
     num_rounds: int,
 ) -> list[Run]:
-    """All runs, ours and the peers' in turn.
-
-    In round r the groups of questions move on by one level, so that no level keeps the easy ones.
-    """
-    groups = share_out(questions, 2 * len(levels))
+    """All runs, ours and the peers' in turn.  In each round the levels have other questions."""
     runs = []
     for round_index in range(num_rounds):
-        turned = groups[2 * round_index % len(groups) :] + groups[: 2 * round_index % len(groups)]
-        pairs = [(turned[2 * place], turned[2 * place + 1]) for place in range(len(levels))]
+        weights = [max(level + 1, _LEAST_SHARE) for level in levels for _ in range(2)]
+        groups = share_out(rotated(questions, round_index / num_rounds), weights)
+        pairs = list(zip(groups[::2], groups[1::2], strict=True))
         for law in laws:
             for swap in (False, True):
                 index = 2 * round_index + swap
@@ -70,6 +71,20 @@ def plan(
                     )
                     runs.append(Run(peer, law, round_index, tuple(blocks)))
     return runs
+
+
+def short_blocks(runs: Sequence[Run]) -> list[str]:
+    """Messages for levels that have fewer questions than requests at a time."""
+    least: dict[int, int] = {}
+    for run in runs:
+        for block in run.blocks:
+            found = least.get(block.concurrency, len(block.questions))
+            least[block.concurrency] = min(found, len(block.questions))
+    return [
+        f"{level} at a time: only {count} questions, so no more are under way; ask more questions"
+        for level, count in least.items()
+        if count < level
+    ]
 
 
 def _ours(

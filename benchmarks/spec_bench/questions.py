@@ -22,7 +22,7 @@ class Question:
     """A conversation: `turns` are what the user says, one after each answer."""
 
     id: int
-    task: str
+    category: str
     turns: tuple[str, ...]
 
 
@@ -34,9 +34,9 @@ def load(path: Path) -> list[Question]:
             continue
         try:
             data = json.loads(line)
-            category, turns = str(data["category"]), tuple(map(str, data["turns"]))
-            task = "mt_bench" if category in _MT_BENCH else category
-            questions.append(Question(int(data["question_id"]), task, turns))
+            name, turns = str(data["category"]), tuple(map(str, data["turns"]))
+            category = "mt_bench" if name in _MT_BENCH else name
+            questions.append(Question(int(data["question_id"]), category, turns))
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}, line {number}: not a question ({error!r}); expected a JSON object with "
@@ -47,29 +47,43 @@ def load(path: Path) -> list[Question]:
     return questions
 
 
-def tasks(questions: Sequence[Question]) -> list[str]:
-    """The tasks in the order of their first question."""
-    return list(dict.fromkeys(question.task for question in questions))
+def categories(questions: Sequence[Question]) -> list[str]:
+    """The categories in the order of their first question."""
+    return list(dict.fromkeys(question.category for question in questions))
 
 
-def share_out(questions: Sequence[Question], num_groups: int) -> list[list[Question]]:
-    """Disjoint groups with as equal shares of every task as their numbers allow."""
-    groups: list[list[Question]] = [[] for _ in range(num_groups)]
-    order = tasks(questions)
-    by_task = sorted(questions, key=lambda question: order.index(question.task))
-    for index, question in enumerate(by_task):  # a task goes on where the last one ended
-        groups[index % num_groups].append(question)
+def share_out(questions: Sequence[Question], weights: Sequence[int]) -> list[list[Question]]:
+    """Disjoint groups whose sizes are as `weights`, with as equal shares of every category as
+    their numbers allow."""
+    groups: list[list[Question]] = [[] for _ in weights]
+    order = categories(questions)
+    owed = [0] * len(weights)
+    for question in sorted(questions, key=lambda question: order.index(question.category)):
+        # The group that is furthest behind its share gets the next one.
+        owed = [debt + weight for debt, weight in zip(owed, weights, strict=True)]
+        behind = owed.index(max(owed))
+        owed[behind] -= sum(weights)
+        groups[behind].append(question)
     return groups
 
 
-def limit(questions: Sequence[Question], per_task: int | None) -> list[Question]:
-    """The first `per_task` questions of each task; None = all."""
-    if per_task is None:
+def rotated(questions: Sequence[Question], share: float) -> list[Question]:
+    """The same questions, each category's beginning after `share` of it."""
+    turned = []
+    for category in categories(questions):
+        own = [question for question in questions if question.category == category]
+        start = int(share * len(own))
+        turned += [*own[start:], *own[:start]]
+    return turned
+
+
+def limit(questions: Sequence[Question], per_category: int | None) -> list[Question]:
+    """`per_category` questions of each category, evenly from all over the file; None = all."""
+    if per_category is None:
         return list(questions)
-    seen: dict[str, int] = {}
     chosen = []
-    for question in questions:
-        seen[question.task] = seen.get(question.task, 0) + 1
-        if seen[question.task] <= per_task:
-            chosen.append(question)
+    for category in categories(questions):
+        own = [question for question in questions if question.category == category]
+        count = min(per_category, len(own))
+        chosen += [own[place * len(own) // count] for place in range(count)]
     return chosen

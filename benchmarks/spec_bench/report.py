@@ -1,4 +1,4 @@
-"""The table and the picture of the answers to real questions."""
+"""The tables and the picture of the answers to real questions."""
 
 from __future__ import annotations
 
@@ -6,31 +6,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import number
 from benchmarks.spec_bench.plan import OURS
 from benchmarks.spec_bench.summary import ALL
+from benchmarks.support.page import head, not_measured, number, origin, pyplot, ratio, row
 
 Record = Mapping[str, Any]
+
+_TITLES = (
+    "system", "answers", "refused", "tokens/s", "one stream", "to its own plain", "to our plain",
+    "to the fastest peer", "TTFT p50, ms", "acceptance length", "answers with drafts",
+)  # fmt: skip
 
 
 def markdown(document: Mapping[str, Any]) -> str:
     """The whole report as Markdown."""
-    settings, machine = document["settings"], document["machine"]
-    versions = ", ".join(f"{name} {value}" for name, value in document["versions"].items())
-    lines = [
-        "# Real questions",
-        "",
-        f"`{document['command']}`, {document['date']}, {machine['cpu']}, {machine['cores']} cores, "
-        f"client and servers on the same ones; {versions}.",
-        "",
-        f"{settings['questions']} questions, each asked once in the life of a server, so that no "
-        "look-up and no cache has seen it; at most "
-        f"{settings['max_tokens']} tokens per answer. Every server is asked over HTTP by the same "
-        "client. *tokens/s*: while so many answers are under way, prefills included. *Ratio*: "
-        "decoded tokens by decode seconds of the streams, the same questions on both sides, with "
-        "95 % bootstrap intervals over questions. *Acceptance length*: tokens per step that "
-        "verified drafts.",
-    ]
+    settings = document["settings"]
+    lines = ["# Real questions", "", origin(document), "", *_about(settings)]
+    for note in settings["notes"]:
+        lines += ["", f"**{note}.**"]
     for law in settings["laws"]:
         for level in settings["concurrency"]:
             chosen = [
@@ -40,99 +33,128 @@ def markdown(document: Mapping[str, Any]) -> str:
             ]
             if chosen:
                 lines += ["", f"## {law}, {level} at a time", "", *_systems(chosen)]
-                lines += ["", *_tasks(chosen)]
-    if document["failures"]:
-        lines += ["", "## Not measured", ""]
-        lines += [f"- {name}: {reason}" for name, reason in document["failures"].items()]
-    return "\n".join(lines) + "\n"
+                lines += ["", *_categories(chosen)]
+    return "\n".join([*lines, *not_measured(document["failures"])]) + "\n"
+
+
+def _about(settings: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"`{settings['model']}`, `{settings['config']}`"
+        f"{''.join(f' `{each}`' for each in settings['overrides'])}, drafters "
+        f"{', '.join(settings['drafters']) or 'none'}. {settings['questions']} questions of "
+        f"`{settings['file']}`, shared out over the levels; each is asked once in the life of a "
+        "server, so no look-up and no cache has seen it. At most "
+        f"{settings['max_tokens']} tokens per answer. Client and servers share all cores.",
+    ]
+    if "vllm" in settings:
+        tokens = ", ".join(
+            f"{mode} {count}" for mode, count in settings["vllm_draft_tokens"].items()
+        )
+        lines += [
+            "",
+            f"vLLM {settings['vllm']}, over HTTP asked by the same client as ours, and in process, "
+            f"without HTTP. Draft tokens per step, at most: {tokens or 'none'}.",
+        ]
+    return lines
 
 
 def _systems(records: Sequence[Record]) -> list[str]:
-    lines = [
-        "| system | answers | refused | tokens/s | to our plain | to its own plain | TTFT p50, ms "
-        "| acceptance length | answers with drafts |",
-        "|---" * 9 + "|",
-    ]
-    for record in records:
-        cells = [
-            record["system"], str(record["answers"]), str(record["refused"]),
-            number(record["tokens_per_s"]),
-            _ratio(record["to_plain"], ALL), _ratio(record["to_own_plain"], ALL),
-            number(record["ttft_p50_ms"]), number(record["acceptance_length"][ALL], 2),
-            f"{record['drafted_share']:.0%}",
-        ]  # fmt: skip
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+    return [
+        *head(_TITLES),
+        *(
+            row(
+                [
+                    record["system"], str(record["answers"]), str(record["refused"]),
+                    number(record["tokens_per_s"]), number(record["stream_tokens_per_s"]),
+                    *(_all(record[name]) for name in ("to_own_plain", "to_plain")),
+                    _all(record["to_fastest_peer"]), number(record["ttft_p50_ms"]),
+                    ratio(record["acceptance_length"][ALL]), f"{record['drafted_share']:.0%}",
+                ]
+            )
+            for record in records
+        ),
+    ]  # fmt: skip
 
 
-def _tasks(records: Sequence[Record]) -> list[str]:
-    """Ratio to plain and acceptance length by task, of whoever has a plain mode to compare with."""
+def _all(ratios: Mapping[str, Any] | None) -> str:
+    return ratio(ratios[ALL]) if ratios else ""
+
+
+def _categories(records: Sequence[Record]) -> list[str]:
+    """Ratio to plain and acceptance length by category, of those that have a plain mode."""
     chosen = [record for record in records if record["to_own_plain"]]
     if not chosen:
         return []
-    tasks = [task for task in chosen[0]["acceptance_length"] if task != ALL]
-    lines = ["| by task | " + " | ".join(tasks) + " |", "|---" * (len(tasks) + 1) + "|"]
+    categories = [name for name in chosen[0]["acceptance_length"] if name != ALL]
+    lines = head(["by category", *categories])
     for record in chosen:
-        ratios = [_ratio(record["to_own_plain"], task) for task in tasks]
-        lengths = [number(record["acceptance_length"].get(task), 2) for task in tasks]
-        lines.append(f"| {record['system']}, to its own plain | " + " | ".join(ratios) + " |")
-        lines.append(f"| {record['system']}, acceptance length | " + " | ".join(lengths) + " |")
+        for title, name in (("to its own plain", "to_own_plain"),
+                            ("acceptance length", "acceptance_length")):  # fmt: skip
+            cells = [ratio(record[name].get(category)) for category in categories]
+            lines.append(row([f"{record['system']}: {title}", *cells]))
     return lines
 
 
-def _ratio(ratios: Mapping[str, Any] | None, task: str) -> str:
-    found = ratios.get(task) if ratios else None
-    if found is None:
-        return ""
-    return f"{found['value']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
-
-
 def picture(document: Mapping[str, Any], path: Path) -> None:
-    """Ratio to plain by task, one row per law, one group per level; RuntimeError without
-    matplotlib."""
-    try:
-        import matplotlib  # type: ignore[import-not-found, unused-ignore]
-    except ImportError as error:
-        raise RuntimeError("no picture without matplotlib; pip install matplotlib") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    """One row per law: every system to its own plain mode; ours by category; acceptance lengths.
 
-    settings = document["settings"]
-    ours = [
-        record
-        for record in document["summary"]
-        if record["system"] == OURS and record["to_own_plain"]
-    ]
-    if not ours:
+    RuntimeError without matplotlib.
+    """
+    plots = pyplot()
+    settings, summary = document["settings"], document["summary"]
+    drafting = [record for record in summary if record["to_own_plain"]]
+    if not drafting:
         return
-    tasks = list(ours[0]["to_own_plain"])
-    laws, levels = settings["laws"], settings["concurrency"]
-    figure, rows = pyplot.subplots(
-        len(laws), 1, figsize=(2.0 + 2.4 * len(levels), 3.2 * len(laws)), squeeze=False
-    )
-    width = 0.8 / len(tasks)
-    for law, (axis,) in zip(laws, rows, strict=True):
-        for place, task in enumerate(tasks):
-            points = [
-                (levels.index(record["concurrency"]), found)
-                for record in ours
-                if record["law"] == law and (found := record["to_own_plain"].get(task))
-            ]
-            values = [found["value"] for _, found in points]
-            errors = [
-                [found["value"] - found["low"] for _, found in points],
-                [found["high"] - found["value"] for _, found in points],
-            ]
-            axis.bar(
-                [level + place * width for level, _ in points], values, width, yerr=errors,
-                label=task, error_kw={"linewidth": 0.8},
-            )  # fmt: skip
-        axis.axhline(1.0, color="black", linewidth=0.8)
-        axis.set_xticks([level + 0.4 - width / 2 for level in range(len(levels))], levels)
-        axis.set_xlabel("requests at a time")
-        axis.set_ylabel("speed to plain decoding")
-        axis.set_title(law)
-    rows[0][0].legend(fontsize="small", ncols=2)
+    ours = [record for record in drafting if record["system"] == OURS]
+    laws = settings["laws"]
+    figure, rows = plots.subplots(len(laws), 3, figsize=(17, 3.6 * len(laws)), squeeze=False)
+    for law, (systems, categories, lengths) in zip(laws, rows, strict=True):
+        _bars(
+            systems, settings["concurrency"],
+            {name: _series(drafting, law, name, lambda record: record["to_own_plain"][ALL])
+             for name in dict.fromkeys(record["system"] for record in drafting)},
+        )  # fmt: skip
+        systems.set_title(f"{law}: speed to one's own plain decoding")
+        for axis, field, title in (
+            (categories, "to_own_plain", "ours, speed to plain"),
+            (lengths, "acceptance_length", "ours, tokens per step with drafts"),
+        ):
+            names = [name for name in ours[0]["to_own_plain"] if name != ALL] if ours else []
+            found = {
+                name: _series(ours, law, OURS, lambda record, f=field, n=name: record[f].get(n))
+                for name in names
+            }
+            _bars(axis, settings["concurrency"], found)
+            axis.set_title(f"{law}: {title}")
     figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    figure.savefig(path, dpi=100)
+    plots.close(figure)
+
+
+def _series(records: Sequence[Record], law: str, system: str, field: Any) -> dict[int, Any]:
+    """Estimates by level."""
+    return {
+        record["concurrency"]: found
+        for record in records
+        if (record["law"], record["system"]) == (law, system) and (found := field(record))
+    }
+
+
+def _bars(axis: Any, levels: Sequence[int], series: Mapping[str, Mapping[int, Any]]) -> None:
+    """Bars with intervals: a group per level, a bar per series."""
+    width = 0.8 / max(len(series), 1)
+    for place, (name, found) in enumerate(series.items()):
+        known = [(levels.index(level), each) for level, each in found.items()]
+        values = [each["value"] for _, each in known]
+        errors = [
+            [0.0 if each[end] is None else abs(each["value"] - each[end]) for _, each in known]
+            for end in ("low", "high")
+        ]
+        axis.bar(
+            [level + place * width for level, _ in known], values, width, yerr=errors, label=name,
+            error_kw={"linewidth": 0.8},
+        )  # fmt: skip
+    axis.axhline(1.0, color="black", linewidth=0.8)
+    axis.set_xticks([level + 0.4 - width / 2 for level in range(len(levels))], levels)
+    axis.set_xlabel("requests at a time")
+    axis.legend(fontsize="x-small", ncols=2)

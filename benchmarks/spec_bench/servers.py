@@ -16,13 +16,16 @@ from pathlib import Path
 
 import httpx
 
-from benchmarks.peer_vllm import speculative_config
-from benchmarks.serving import ROOT, running
+from benchmarks.peers.vllm_peer import environment, speculative_config
+from benchmarks.support.record import ROOT
+from benchmarks.support.serving import running
 
 VLLM_MODES = ("plain", "ngram", "suffix", "draft")
-_READY_S = 300.0
+# Draft tokens per step and request, at most: what vLLM's documentation shows for each mode.
+VLLM_DRAFT_TOKENS = {"plain": 0, "ngram": 5, "suffix": 32, "draft": 4}
+# The first start of a mode compiles its model for minutes; vLLM keeps the result.
+_READY_S = 900.0
 _STOP_S = 30.0
-_VLLM_TOKENS = 4  # draft tokens per step: vLLM's usual setting for small models
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +57,16 @@ class Setup:
 
 
 @contextmanager
-def serving(name: str, setup: Setup) -> Iterator[Asked]:
-    """The server `name`, fresh: `ours`, or `vllm-MODE`; ended with the block."""
-    if name == "ours":
-        with running(setup.config, setup.overrides) as server:
-            models = httpx.get(f"{server.url}/v1/models", timeout=30).json()
-            yield Asked(server.url, models["data"][0]["id"])
-        return
-    with vllm(name.removeprefix("vllm-"), setup) as asked:
-        yield asked
+def ours(setup: Setup) -> Iterator[Asked]:
+    """`drafthouse serve`, fresh; ended with the block."""
+    with running(setup.config, setup.overrides) as server:
+        yield Asked(server.url, server.model())
 
 
 @contextmanager
 def vllm(mode: str, setup: Setup) -> Iterator[Asked]:
     """vLLM's OpenAI server; RuntimeError with the end of its log where it does not come up."""
-    config = speculative_config(mode, setup.draft, _VLLM_TOKENS)
+    config = speculative_config(mode, setup.draft, VLLM_DRAFT_TOKENS[mode])
     command = [
         os.path.abspath(setup.vllm_python), "-m", "vllm.entrypoints.openai.api_server",
         "--model", os.path.abspath(setup.model), "--served-model-name", "model",
@@ -78,16 +76,17 @@ def vllm(mode: str, setup: Setup) -> Iterator[Asked]:
     ]  # fmt: skip
     if config is not None:
         command += ["--speculative-config", json.dumps(config)]
-    setup.log.mkdir(parents=True, exist_ok=True)
-    log = setup.log / f"vllm-{mode}.log"
+        command += ["--per-request-spec-decode-metrics", "summary"]
+    log = setup.log / f"vllm-{mode}-http.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, log.open("wb") as output:
-        environment = {
+        variables = {
             **os.environ,
-            "VLLM_CPU_KVCACHE_SPACE": "1",
+            **environment(sorted(os.sched_getaffinity(0))),
             "PYTHONPATH": _named_vllm(Path(setup.vllm_python), Path(folder)),
         }
         process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, stdout=output, stderr=output,
+            command, cwd=ROOT, env=variables, stdout=output, stderr=output,
             start_new_session=True,
         )  # fmt: skip
         try:

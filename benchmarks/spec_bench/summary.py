@@ -1,19 +1,21 @@
-"""What the answers say: rates, ratios to plain decoding with intervals, acceptance by task."""
+"""What the answers say: rates, ratios to plain decoding with intervals, acceptance by category."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from benchmarks.answers import Answer, rate_at_level
 from benchmarks.spec_bench.client import Turn
 from benchmarks.spec_bench.plan import OURS, PLAIN
+from benchmarks.support.answers import Answer, rate_at_level
 
 ALL = "all"
 _DRAWS = 2000
+
+Estimate = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class Cell:
 
 
 def summarise(settings: Mapping[str, Any], runs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One record per law, level and system, with its tasks.  runs: as `Record` keeps them."""
+    """One record per law, level and system.  runs: law and blocks, by the key of their run."""
     records = []
     for law in settings["laws"]:
         for level in settings["concurrency"]:
@@ -41,13 +43,15 @@ def summarise(settings: Mapping[str, Any], runs: Mapping[str, Any]) -> list[dict
                 for system in settings["systems"]
                 if (cell := _cell(system, law, level, runs)).turns
             }
-            for system, cell in cells.items():
-                records.append(_record(cell, cells.get(PLAIN), cells.get(_peer_plain(system))))
+            records += [_record(cell, cells) for cell in cells.values()]
     return records
 
 
-def _peer_plain(system: str) -> str:
-    return PLAIN if system in (OURS, PLAIN) else "vllm-plain"
+def plain_of(system: str) -> str:
+    """The plain mode to compare a system with: our own, or vLLM's, asked in the same way."""
+    if system in (OURS, PLAIN):
+        return PLAIN
+    return f"vLLM plain, {system.partition(', ')[2]}"
 
 
 def _cell(system: str, law: str, level: int, runs: Mapping[str, Any]) -> Cell:
@@ -61,8 +65,9 @@ def _cell(system: str, law: str, level: int, runs: Mapping[str, Any]) -> Cell:
     return Cell(system, law, level, turns, sum(len(block["refused"]) for block in blocks))
 
 
-def _record(cell: Cell, plain: Cell | None, own_plain: Cell | None) -> dict[str, Any]:
-    tasks = list(dict.fromkeys(turn.task for turn in cell.turns))
+def _record(cell: Cell, cells: Mapping[str, Cell]) -> dict[str, Any]:
+    categories = list(dict.fromkeys(turn.category for turn in cell.turns))
+    fastest = _fastest_peer(cells)
     return {
         "system": cell.system,
         "law": cell.law,
@@ -75,24 +80,38 @@ def _record(cell: Cell, plain: Cell | None, own_plain: Cell | None) -> dict[str,
             np.median([1e3 * (turn.first_s - turn.submitted_s) for turn in cell.turns])
         ),
         "mean_answer_tokens": float(np.mean([turn.num_tokens for turn in cell.turns])),
-        # To our own plain decoding, and for a peer to its own plain mode too.
-        "to_plain": _ratios(cell, plain, tasks),
-        "to_own_plain": _ratios(cell, own_plain, tasks),
+        # To its own plain mode, by category; to our plain mode and the fastest peer, over all.
+        "to_own_plain": _ratios(cell, cells.get(plain_of(cell.system)), categories),
+        "to_plain": _ratios(cell, cells.get(PLAIN), ()),
+        "fastest_peer": fastest.system if fastest else None,
+        "to_fastest_peer": _ratios(cell, fastest, ()),
         "acceptance_length": {
-            task: acceptance_length(_of(cell.turns, task)) for task in (ALL, *tasks)
+            category: acceptance_length(_of(cell.turns, category))
+            for category in (ALL, *categories)
         },
         "drafted_share": _share_drafted(cell.turns),
     }
 
 
-def _ratios(cell: Cell, plain: Cell | None, tasks: Sequence[str]) -> dict[str, Any] | None:
-    if plain is None or plain.system == cell.system:
+def _fastest_peer(cells: Mapping[str, Cell]) -> Cell | None:
+    """The peer whose streams are fastest here, whatever its mode and however it is asked."""
+    peers = [cell for name, cell in cells.items() if name not in (OURS, PLAIN)]
+    return max(peers, key=lambda cell: stream_rate(cell.turns), default=None)
+
+
+def _ratios(
+    cell: Cell, base: Cell | None, categories: Sequence[str]
+) -> dict[str, Estimate | None] | None:
+    if base is None or base.system == cell.system:
         return None
-    return {task: ratio(_of(cell.turns, task), _of(plain.turns, task)) for task in (ALL, *tasks)}
+    return {
+        category: ratio(_of(cell.turns, category), _of(base.turns, category))
+        for category in (ALL, *categories)
+    }
 
 
-def _of(turns: Sequence[Turn], task: str) -> list[Turn]:
-    return [turn for turn in turns if task in (ALL, turn.task)]
+def _of(turns: Sequence[Turn], category: str) -> list[Turn]:
+    return [turn for turn in turns if category in (ALL, turn.category)]
 
 
 def throughput(cell: Cell) -> float:
@@ -117,49 +136,65 @@ def stream_rate(turns: Sequence[Turn]) -> float:
     return sum(turn.decode_tokens for turn in turns) / seconds if seconds else 0.0
 
 
-def ratio(above: Sequence[Turn], below: Sequence[Turn]) -> dict[str, float] | None:
+def ratio(above: Sequence[Turn], below: Sequence[Turn]) -> Estimate | None:
     """The quotient of two stream rates with its 95 % interval; None where one has no tokens.
 
     Questions are resampled, the same ones on both sides: every question is answered both ways, and
     how hard it is concerns both alike.
     """
     ids = sorted({turn.question_id for turn in above} & {turn.question_id for turn in below})
-    tables = [_table(turns, ids) for turns in (above, below)]
-    if not ids or any(table.sum(axis=0).min() <= 0.0 for table in tables):
+    one, other = (_table(turns, ids, _decoded) for turns in (above, below))
+    if not ids or any(table.sum(axis=0).min() <= 0.0 for table in (one, other)):
         return None
-    chosen = np.random.default_rng(0).integers(0, len(ids), (_DRAWS, len(ids)))
-    rates = [_rates(table, np.arange(len(ids))[None]) for table in tables]
-    drawn = [_rates(table, chosen) for table in tables]
-    low, high = np.nanpercentile(drawn[0] / drawn[1], [2.5, 97.5])
-    return {
-        "value": float(rates[0][0] / rates[1][0]),
-        "low": float(low),
-        "high": float(high),
-        "questions": len(ids),
-    }
+    return _estimate(len(ids), lambda chosen: _quotients(one, chosen) / _quotients(other, chosen))
 
 
-def _table(turns: Sequence[Turn], ids: Sequence[int]) -> Any:
-    """float64[questions, 2]: decoded tokens and decode seconds of each question."""
+def acceptance_length(turns: Sequence[Turn]) -> Estimate | None:
+    """Tokens per step that verified drafts, as vLLM defines it, with its 95 % interval over
+    questions; None where there was none."""
+    drafted = [turn for turn in turns if turn.steps]
+    ids = sorted({turn.question_id for turn in drafted})
+    if not ids:
+        return None
+    table = _table(drafted, ids, lambda turn: (turn.accepted + turn.steps, turn.steps))
+    return _estimate(len(ids), lambda chosen: _quotients(table, chosen))
+
+
+def _estimate(num_questions: int, value_of: Callable[[Any], Any]) -> Estimate:
+    """A value over all questions, and its interval over resampled ones.
+
+    value_of: float64[draws] of int[draws, questions].  One question has no interval.
+    """
+    value = float(value_of(np.arange(num_questions)[None])[0])
+    found: Estimate = {"value": value, "low": None, "high": None, "questions": num_questions}
+    if num_questions > 1:
+        shape = (_DRAWS, num_questions)
+        drawn = value_of(np.random.default_rng(0).integers(0, num_questions, shape))
+        found["low"], found["high"] = map(float, np.nanpercentile(drawn, [2.5, 97.5]))
+    return found
+
+
+def _decoded(turn: Turn) -> tuple[float, float]:
+    return turn.decode_tokens, turn.decode_s
+
+
+def _table(
+    turns: Sequence[Turn], ids: Sequence[int], fields: Callable[[Turn], tuple[float, float]]
+) -> Any:
+    """float64[questions, 2]: the sums of two fields over the turns of each question."""
     places = {question_id: place for place, question_id in enumerate(ids)}
     table = np.zeros((len(ids), 2))
     for turn in turns:
         if turn.question_id in places:
-            table[places[turn.question_id]] += (turn.decode_tokens, turn.decode_s)
+            table[places[turn.question_id]] += fields(turn)
     return table
 
 
-def _rates(table: Any, chosen: Any) -> Any:
-    """float64[draws]: tokens per second over the chosen questions, int[draws, questions]."""
+def _quotients(table: Any, chosen: Any) -> Any:
+    """float64[draws]: one column's sum by the other's, of the chosen questions."""
     sums = table[chosen].sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return sums[:, 0] / sums[:, 1]
-
-
-def acceptance_length(turns: Sequence[Turn]) -> float | None:
-    """Tokens per step that verified drafts, as vLLM defines it; None where there was none."""
-    steps = sum(turn.steps for turn in turns)
-    return 1.0 + sum(turn.accepted for turn in turns) / steps if steps else None
 
 
 def _share_drafted(turns: Sequence[Turn]) -> float:

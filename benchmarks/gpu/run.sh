@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Kernels and decoding speed on one NVIDIA GPU, under nine minutes: no Ray, no network.
+# benchmarks/gpu/run.sh --tiny takes the same path on a CPU.  PYTHON names another interpreter.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+python="${PYTHON:-}"
+if [[ -z "$python" ]]; then
+    if [[ -x .venv/bin/python ]]; then python=.venv/bin/python; else python=python3; fi
+fi
+export HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false
+exec timeout 540 "$python" -m benchmarks.gpu "$@"

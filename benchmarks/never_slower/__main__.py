@@ -1,0 +1,159 @@
+"""Measures how much slower than plain decoding speculation can be, and compares budgets.
+
+    python -m benchmarks.never_slower                                    the whole grid: hours
+    python -m benchmarks.never_slower --cells 'normal/code/greedy/*' --pairs 2 --max-tokens 16 \
+        --out /tmp/never-slower.json                                     minutes
+
+A cell is STACK/KIND/LAW/CONCURRENCY: drafters and budget, kind of prompts, sampling setting, and
+number of concurrent requests.
+
+  normal    the configured drafters, each request with those of its task
+  random    one drafter that drafts random tokens; sleeper: one that answers half a second late
+  fixed-K   as normal, but always K draft nodes per sequence and step
+  control   no drafters; only measured if --stacks names it
+
+Each cell is measured in pairs with plain decoding: the same prompts and seeds in a second set of
+processes (target and coordinator).  One set is stopped (SIGSTOP) while the other runs.  The order
+alternates, and the pairs of a cell are spread over time.  After --turn pairs per cell all processes
+are restarted, because the memory layout of a process changes its speed by about a percent;
+`control` measures this effect.  No prompt is used twice within a stack, so a drafter that learns
+from past text has not seen the text that it is measured with.
+
+The same command goes on where it was interrupted.  Exit status 1 if a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.never_slower.figures import CONTROL, FIXED, Cell, summarise
+from benchmarks.never_slower.report import markdown, picture
+from benchmarks.never_slower.runs import PlainAndRival, PromptSets, measure
+from benchmarks.support.answers import Law
+from benchmarks.support.by_hand import Ours, Setup
+from benchmarks.support.options import DEMO_TARGET, add_config_options, numbers, parser_of, words
+from benchmarks.support.processes import exit_on_sigterm
+from benchmarks.support.record import OUT, Record
+from cluster.config_file import load
+
+KINDS = ("code", "prose", "random")
+STACKS = ("normal", "random", "sleeper", "fixed-2", "fixed-4", "fixed-8")
+
+_WORTHLESS = {
+    "random": "benchmarks.never_slower.drafters:RandomDrafter",
+    "sleeper": "benchmarks.never_slower.drafters:SleepingDrafter",
+}
+
+
+def cells_of(settings: Mapping[str, Any], stacks: Sequence[str], patterns: str) -> list[Cell]:
+    """The cells whose key matches one of the patterns; raises ValueError if none does."""
+    grid = [
+        Cell(stack, kind, law, concurrency)
+        for stack in stacks
+        for kind in KINDS
+        for law in settings["laws"]
+        for concurrency in settings["concurrency"]
+    ]
+    words = patterns.split(",")
+    chosen = [cell for cell in grid if any(fnmatch.fnmatch(cell.key, word) for word in words)]
+    if not chosen:
+        raise ValueError(f"no cell fits {patterns!r}; they are STACK/KIND/LAW/CONCURRENCY")
+    return chosen
+
+
+def setup_of(stack: str, settings: Mapping[str, Any], log: Path, *, plain: bool = False) -> Setup:
+    """How to start the processes of a stack; plain: those of its comparison."""
+    cores = tuple(settings["cores"])
+    overrides = [
+        f"target.engine.model={settings['model']}",
+        f"target.engine.threads={len(cores)}",
+        *settings["overrides"],
+    ]
+    config = settings["config"]
+    if plain or stack == CONTROL:
+        return Setup(config, tuple(overrides), (), cores, log)
+    if stack in _WORTHLESS:
+        overrides.append(f"drafters.{stack}.kind={_WORTHLESS[stack]}")
+        overrides.append(f"drafters.{stack}.options.vocab_size={settings['vocab_size']}")
+        return Setup(config, tuple(overrides), (stack,), cores, log)
+    if stack.startswith(FIXED):
+        overrides.append("coordinator.budget=fixed")
+        overrides.append(f"coordinator.max_draft_tokens={int(stack.removeprefix(FIXED))}")
+    names = tuple(load(config, overrides).config.drafters)
+    return Setup(config, tuple(overrides), names, cores, log, by_task=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of(__doc__)
+    add = parser.add_argument
+    add("--model", default=str(DEMO_TARGET), help="the target's checkpoint")
+    add_config_options(parser)
+    add("--stacks", type=words, default=list(STACKS))
+    add("--cells", default="*", help="patterns of cells, e.g. 'normal/code/*,*/random/greedy/1'")
+    add("--laws", type=words, default=["greedy", "t1"])
+    add("--concurrency", type=numbers, default=[1, 4, 16, 32])
+    add("--pairs", type=int, default=6, help="per cell")
+    add("--turn", type=int, default=3, help="pairs per cell until all processes start anew")
+    add("--prompts", type=int, default=4, help="per run; never fewer than run at a time")
+    add("--max-tokens", type=int, default=64)
+    add("--cores", type=numbers, default=sorted(os.sched_getaffinity(0)), help="of everything")
+    add("--fresh", action="store_true", help="forget what was measured before")
+    logs = Path(tempfile.gettempdir()) / "drafthouse-never-slower"
+    add("--logs", type=Path, default=logs, help="folder for what the processes write to stderr")
+    add("--out", type=Path, default=OUT / "never_slower" / "never_slower.json")
+    return parser
+
+
+_SETTINGS = (
+    "model", "config", "overrides", "laws", "concurrency", "pairs", "turn", "prompts",
+    "max_tokens", "cores",
+)  # fmt: skip
+
+
+def main() -> int:
+    from transformers import AutoTokenizer
+
+    arguments = _parser().parse_args()
+    settings = {name: getattr(arguments, name) for name in _SETTINGS}
+    try:
+        laws = {name: Law.parse(name) for name in arguments.laws}
+        cells = cells_of(settings, arguments.stacks, arguments.cells)
+        tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+        shape = json.loads((Path(arguments.model) / "config.json").read_text("utf-8"))
+        settings["vocab_size"] = min(len(tokenizer), shape["vocab_size"])
+        record = Record(arguments.out, settings, free=("pairs",), fresh=arguments.fresh)
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+    library = PromptSets(settings, tokenizer)
+
+    def processes_of(stack: str) -> PlainAndRival:
+        log = arguments.logs / stack
+        plain = Ours(setup_of(stack, settings, log / "plain", plain=True))
+        return PlainAndRival(plain, Ours(setup_of(stack, settings, log / "ours")))
+
+    os.sched_setaffinity(0, arguments.cores)
+    exit_on_sigterm()
+    try:
+        measure(record, cells, laws, library, processes_of)
+    finally:
+        document = record.publish(summarise(record.results))
+        text = markdown(document)
+        arguments.out.with_suffix(".md").write_text(text, "utf-8")
+    print(text)
+    try:
+        picture(document, arguments.out.with_suffix(".png"))
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+    return 1 if record.failures or document["summary"]["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

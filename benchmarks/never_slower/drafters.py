@@ -1,0 +1,110 @@
+"""Useless drafters, for measuring what bad drafts cost.  Not part of the product.
+
+A configuration names them like any external drafter, e.g.
+`benchmarks.never_slower.drafters:RandomDrafter`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams, TokenTree
+from cluster.draft.base import DrafterContext
+from cluster.draft.committed_text import RequestState, RequestTable, common_len
+
+
+@dataclass(frozen=True, slots=True)
+class RandomOptions:
+    """vocab_size: upper bound of the random tokens.  claim: claimed survival per level."""
+
+    vocab_size: int = 256
+    claim: float = 0.9
+
+
+@dataclass(slots=True, eq=False)
+class _RandomState(RequestState):
+    """proposed_len: length of the text that the last tree continued."""
+
+    proposed_len: int = -1
+
+
+class RandomDrafter:
+    """Proposes a chain of random tokens with high claimed survival after every commit."""
+
+    Options: type[Any] = RandomOptions
+
+    def __init__(self, context: DrafterContext, options: RandomOptions) -> None:
+        self._name = context.name
+        self._max_nodes = context.max_nodes
+        self._options = options
+        self._generator = np.random.default_rng(0)
+        self._requests: RequestTable[_RandomState] = RequestTable(context.max_requests, _opened)
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        return [self._observe(commit) for commit in commits]
+
+    def _observe(self, commit: Commit) -> Observation:
+        state = self._requests.admit(commit)
+        if state is None:
+            return self._requests.declined(commit)
+        kept = common_len(state.text, commit)
+        state.text.truncate(kept)
+        state.text.append(commit.token_ids[kept - commit.base_len :])
+        return Observation(commit.request_id, commit.generation, len(state.text))
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        found = ((task, self._requests.get(task.request_id, task.generation)) for task in tasks)
+        return [
+            self._proposal(task, state)
+            for task, state in found
+            if state is not None and state.proposed_len != len(state.text)
+        ]
+
+    def _proposal(self, task: DraftTask, state: _RandomState) -> Proposal:
+        state.proposed_len = len(state.text)
+        count = min(task.max_nodes, self._max_nodes)
+        tokens = self._generator.integers(0, self._options.vocab_size, count).tolist()
+        survival = self._options.claim ** np.arange(1, count + 1)
+        return Proposal(
+            task.request_id, task.generation, len(state.text), state.text.hash_at(len(state.text)),
+            TokenTree.chain(tokens), survival.astype(np.float32), self._name,
+        )  # fmt: skip
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        for request_id in request_ids:
+            self._requests.pop(request_id)
+
+
+@dataclass(frozen=True, slots=True)
+class SleepingOptions:
+    """sleep_s: delay of every answer.  vocab_size: upper bound of the random tokens."""
+
+    sleep_s: float = 0.5
+    vocab_size: int = 256
+
+
+class SleepingDrafter(RandomDrafter):
+    """A `RandomDrafter` that also answers half a second late."""
+
+    Options = SleepingOptions
+
+    def __init__(self, context: DrafterContext, options: SleepingOptions) -> None:
+        super().__init__(context, RandomOptions(options.vocab_size))
+        self._sleep_s = options.sleep_s
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        proposals = super().propose(tasks)
+        if proposals:
+            time.sleep(self._sleep_s)
+        return proposals
+
+
+def _opened(commit: Commit) -> _RandomState:
+    return _RandomState(
+        commit.generation, commit.prompt_len, commit.task, commit.params or SamplingParams()
+    )

@@ -1,0 +1,149 @@
+"""Writes the tables and the picture of `benchmarks.never_slower`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.never_slower.figures import CONTROL, FIXED, MIN_LOW, MIN_MEAN, MIN_TO_FIXED
+from benchmarks.support.page import head, not_measured, number, origin, pyplot, ratio, row
+
+_TITLES = {
+    "normal": "With the drafters of the configuration",
+    "random": "With a drafter of random tokens",
+    "sleeper": "With a drafter that sleeps half a second",
+    CONTROL: "Plain decoding against itself, in two sets of processes",
+}
+
+Record = Mapping[str, Any]
+
+
+def markdown(document: Mapping[str, Any]) -> str:
+    """The whole report as Markdown."""
+    settings, summary = document["settings"], document["summary"]
+    lines = [
+        "# How much slower than plain decoding",
+        "",
+        f"{origin(document)} Everything on cores {', '.join(map(str, settings['cores']))}.",
+        "",
+        f"Target: `{settings['model']}`, `{settings['config']}`"
+        f"{''.join(f' `{each}`' for each in settings['overrides'])}; {settings['max_tokens']} "
+        "tokens per prompt, end-of-sequence ignored. A pair is the same prompts and seeds, once "
+        "with speculation and once without, each in processes of its own while those of the other "
+        "are stopped. Figures are our tokens per second to those of plain decoding while as many "
+        "requests were under way as the column says, mean over pairs with the 95 % interval by "
+        "Student's t.",
+        "",
+        f"Bars: with speculation at least {MIN_MEAN}, lower bound at least {MIN_LOW}, in every "
+        f"cell; the adaptive budget at least {MIN_TO_FIXED} of the best fixed one in every cell "
+        "and above each of them in the geometric mean.",
+        "",
+        _verdict(summary),
+    ]
+    stacks = list(dict.fromkeys(record["stack"] for record in summary["cells"]))
+    for stack in stacks:
+        chosen = [record for record in summary["cells"] if record["stack"] == stack]
+        lines += ["", f"## {_title(stack)}", "", *_table(chosen, _entry)]
+        lines += ["", "Whole runs, which end with fewer requests at a time, in the same order: "]
+        lines[-1] += "; ".join(_whole_row(chosen)) + "."
+    if summary["to_fixed"]:
+        rows = [{**row, **_place(row["cell"])} for row in summary["to_fixed"]]
+        lines += ["", "## Adaptive to the best fixed budget", "", *_table(rows, _fixed_entry)]
+    if summary["overall"]:
+        lines += ["", _overall(summary["overall"])]
+    lines += not_measured(document["failures"])
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(summary: Mapping[str, Any]) -> str:
+    failures = summary["failures"]
+    if not failures:
+        return "**Every measured cell meets its bar.**"
+    return f"**Below the bar, or not surely above it: {', '.join(failures)}.**"
+
+
+def _title(stack: str) -> str:
+    if stack.startswith(FIXED):
+        return f"With a fixed budget of {stack.removeprefix(FIXED)}"
+    return _TITLES.get(stack, stack)
+
+
+def _place(key: str) -> dict[str, Any]:
+    _, kind, law, concurrency = key.split("/")
+    return {"kind": kind, "law": law, "concurrency": int(concurrency)}
+
+
+def _table(records: Sequence[Record], entry: Any) -> list[str]:
+    """One row per kind and sampling setting, one column per concurrency."""
+    levels = sorted({record["concurrency"] for record in records})
+    rows = dict.fromkeys((record["kind"], record["law"]) for record in records)
+    lines = head(["prompts", "law", *(f"{level} at a time" for level in levels)])
+    for kind, law in rows:
+        found = {
+            record["concurrency"]: entry(record)
+            for record in records
+            if (record["kind"], record["law"]) == (kind, law)
+        }
+        cells = [found.get(level, "") for level in levels]
+        lines.append(row([kind, law, *cells]))
+    return lines
+
+
+def _entry(record: Record) -> str:
+    text = ratio({"value": record["mean"], "low": record["low"], "high": record["high"]})
+    return f"**{text}**" if record["passes"] is False else text
+
+
+def _whole_row(records: Sequence[Record]) -> list[str]:
+    rows = dict.fromkeys((record["kind"], record["law"]) for record in records)
+    return [
+        ", ".join(number(r["whole"], 2) for r in records if (r["kind"], r["law"]) == row)
+        for row in rows
+    ]
+
+
+def _fixed_entry(row: Record) -> str:
+    text = f"{ratio(row)} to {row['best'].removeprefix(FIXED)}"
+    return text if row["passes"] else f"**{text}**"
+
+
+def _overall(overall: Mapping[str, Any]) -> str:
+    fixed = ", ".join(
+        f"{number(value, 3)} with {stack.removeprefix(FIXED)}"
+        for stack, value in overall["fixed"].items()
+    )
+    return (
+        f"Geometric mean over {overall['num_cells']} cells: {number(overall['adaptive'], 3)} "
+        f"adaptive; fixed: {fixed}."
+    )
+
+
+def picture(document: Mapping[str, Any], path: Path) -> None:
+    """Ratios with intervals, one row per stack; RuntimeError without matplotlib."""
+    plots = pyplot()
+    records = document["summary"]["cells"]
+    stacks = list(dict.fromkeys(record["stack"] for record in records))
+    names = list(dict.fromkeys(_name(record) for record in records))
+    figure, rows = plots.subplots(
+        len(stacks), 1, sharex=True, squeeze=False,
+        figsize=(2.0 + 0.4 * len(names), 1.2 + 1.8 * len(stacks)),
+    )  # fmt: skip
+    for stack, (axis,) in zip(stacks, rows, strict=True):
+        chosen = [record for record in records if record["stack"] == stack]
+        means = [record["mean"] for record in chosen]
+        halves = [0.0 if r["high"] is None else r["high"] - r["mean"] for r in chosen]
+        places = [names.index(_name(record)) for record in chosen]
+        axis.errorbar(places, means, yerr=halves, fmt="o", capsize=3)
+        axis.axhline(1.0, color="grey", linewidth=0.8)
+        axis.axhline(MIN_MEAN, color="red", linewidth=0.8, linestyle="--")
+        axis.set_title(_title(stack), fontsize="small")
+        axis.set_ylabel("speed to plain")
+    rows[-1][0].set_xticks(range(len(names)), names, rotation=90, fontsize="x-small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plots.close(figure)
+
+
+def _name(record: Record) -> str:
+    return f"{record['kind']} {record['law']} {record['concurrency']}"

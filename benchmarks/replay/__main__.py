@@ -1,0 +1,81 @@
+"""Judges the control loop without a clock.
+
+    python -m benchmarks.replay TEXTS [--json OUT] [--machines cpu] [--sizes 1,16] ...
+    python -m benchmarks.replay TEXTS --sensitivity
+
+TEXTS: recorded by `benchmarks.replay.record`.  Every cell plays the texts through the coordinator's
+own controller in virtual time, and through plain decoding and fixed budgets of 1 to 16 nodes.
+--sensitivity: each constant of the loop halved and doubled, and the cell that this moves most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.replay.grid import BEHAVIOURS, LAWS, MACHINES, PLACES, SIZES, Bench, Found, cells
+from benchmarks.replay.sensitivity import CONSTANTS, changed
+from benchmarks.replay.texts import load
+
+
+def row(found: Found) -> str:
+    cell = found.cell
+    return (
+        f"| {cell.machine} | {cell.place} | {cell.behaviour} | {cell.law} | {cell.num_sequences} "
+        f"| {found.plain:.0f} | {found.best / found.plain:.2f} ({found.best_nodes}) "
+        f"| {found.of_plain:.2f} | {found.of_best:.2f} |"
+    )
+
+
+HEADER = (
+    "| machine | drafters | behaviour | law | requests | plain tokens/s | best fixed (nodes) "
+    "| adaptive | of the best |\n|" + "---|" * 9
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.replay", description=__doc__)
+    parser.add_argument("texts", type=Path)
+    parser.add_argument("--json", type=Path, help="write all that was found there")
+    parser.add_argument("--sensitivity", action="store_true")
+    choices = {
+        "machines": tuple(MACHINES), "places": tuple(PLACES), "behaviours": BEHAVIOURS,
+        "laws": tuple(LAWS), "sizes": tuple(map(str, SIZES)),
+    }  # fmt: skip
+    for name, known in choices.items():
+        parser.add_argument(f"--{name}", default=",".join(known), help="separated by commas")
+    options = parser.parse_args(arguments)
+    wanted = {}
+    for name, known in choices.items():
+        wanted[name] = getattr(options, name).split(",")
+        unknown = [each for each in wanted[name] if each not in known]
+        if unknown:
+            parser.error(f"--{name}: {unknown[0]} is none of {', '.join(known)}")
+    chosen = list(
+        cells(
+            wanted["machines"], wanted["places"], wanted["behaviours"], wanted["laws"],
+            [int(size) for size in wanted["sizes"]],
+        )
+    )  # fmt: skip
+    bench = Bench(load(options.texts))
+    found = [bench.run(cell) for cell in tqdm(chosen, file=sys.stderr)]
+    print(HEADER)
+    for each in found:
+        print(row(each))
+    if options.json:
+        options.json.write_text(json.dumps([each.record() for each in found], indent=1))
+    if options.sensitivity:
+        print("\n| constant | usual | halved | doubled |\n|---|---|---|---|")
+        for constant in tqdm(CONSTANTS, file=sys.stderr):
+            worst = [changed(bench, found, constant, factor) for factor in (0.5, 2.0)]
+            print(f"| {constant.name} | {constant.value:g} | {worst[0]:+.1%} | {worst[1]:+.1%} |")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

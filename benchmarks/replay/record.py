@@ -1,0 +1,142 @@
+"""Records what a target writes, and what each drafter would have proposed at every place of it.
+
+    python -m benchmarks.replay.record QUESTIONS OUT --config configs/local.yaml
+
+QUESTIONS: Spec-Bench's JSONL.  The target answers every question once greedily and once at the
+given temperature; then each drafter of the configuration is led along the texts, token by token,
+and its complete tree is kept.  Drafters that remember past outputs meet the texts in that order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.replay.texts import RecordedText, RecordedTrees, save
+from benchmarks.spec_bench import questions as spec_bench
+from cluster.config import Config
+from cluster.config_file import load
+from cluster.core import (
+    EMPTY_FLOATS,
+    EMPTY_TREE,
+    Commit,
+    DraftTask,
+    FloatArray,
+    Request,
+    TokenTree,
+    token_array,
+)
+from cluster.draft import registry
+from cluster.draft.base import Drafter, DrafterContext
+from cluster.local import LLM
+from cluster.token_log import prefix_hash
+
+# No loop has any use for more nodes of one sequence in one step.
+_MAX_NODES = 32
+_REQUEST = "recorded"
+
+
+def write_texts(
+    config: Config,
+    questions: Sequence[spec_bench.Question],
+    temperatures: Sequence[float],
+    max_tokens: int,
+) -> list[Request]:
+    """Let the target answer at each temperature in turn; returns requests with their output."""
+    plain = replace(config, drafters={}, tasks={})
+    written: list[Request] = []
+    with LLM(plain) as llm:
+        tokenizer = llm.tokenizer
+        if tokenizer is None:
+            raise SystemExit(f"{config.target.engine.model} has no tokenizer; name a chat model")
+        prompts = []
+        for question in questions:
+            message = {"role": "user", "content": question.turns[0]}
+            prompts.append(tokenizer.apply_chat_template([message]))
+        for law in temperatures:
+            params = [
+                replace(llm.default_params, temperature=law, seed=index, max_tokens=max_tokens)
+                for index in range(len(prompts))
+            ]
+            answers = llm.generate(list(prompts), params)
+            for question, prompt, own, answer in zip(
+                questions, prompts, params, answers, strict=True
+            ):
+                written.append(
+                    Request(
+                        str(question.id), prompt, own, question.category,
+                        output_ids=token_array(answer.token_ids),
+                    )
+                )  # fmt: skip
+    return written
+
+
+def record_trees(drafter: Drafter, text: Request) -> RecordedTrees:
+    """The drafter's complete tree at every place of the text; it is told of one token at a time."""
+    trees: list[tuple[TokenTree, FloatArray]] = []
+    base_len, base_hash, new = 0, 0, text.prompt_ids
+    for position in range(len(text.output_ids)):
+        commit = Commit(
+            _REQUEST, 1, base_len, base_hash, new, len(text.prompt_ids), _MAX_NODES, text.task,
+            text.params if base_len == 0 else None,
+        )  # fmt: skip
+        drafter.observe([commit])
+        base_hash, base_len = prefix_hash(new, base_hash), base_len + len(new)
+        new = text.output_ids[position : position + 1]
+        trees.append(_complete_tree(drafter, base_len))
+    drafter.release([_REQUEST])
+    return RecordedTrees.of(trees)
+
+
+def _complete_tree(drafter: Drafter, text_len: int) -> tuple[TokenTree, FloatArray]:
+    tree, survival = EMPTY_TREE, EMPTY_FLOATS
+    while proposals := drafter.propose([DraftTask(_REQUEST, 1, _MAX_NODES)]):
+        newest = proposals[-1]
+        if newest.base_len == text_len:
+            tree, survival = newest.tree, newest.survival
+    return tree, survival
+
+
+def record(config: Config, written: Sequence[Request]) -> list[RecordedText]:
+    """Lead every drafter of the configuration along the texts."""
+    trees: list[dict[str, RecordedTrees]] = [{} for _ in written]
+    for name, settings in config.drafters.items():
+        drafter = registry.create(name, settings, DrafterContext(name, settings.max_nodes, 4))
+        for own, text in zip(trees, tqdm(written, desc=name, file=sys.stderr), strict=True):
+            own[name] = record_trees(drafter, text)
+    return [
+        RecordedText(
+            len(text.prompt_ids), text.output_ids, text.task, text.params.temperature > 0.0, own
+        )
+        for text, own in zip(written, trees, strict=True)
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.replay.record", description=__doc__)
+    parser.add_argument("questions", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--per-task", type=int, default=4, help="questions of each category")
+    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    options = parser.parse_args(arguments)
+    config = load(options.config).config
+    chosen = spec_bench.limit(spec_bench.load(options.questions), options.per_task)
+    written = write_texts(config, chosen, (0.0, options.temperature), options.max_tokens)
+    about = {
+        "model": config.target.engine.model,
+        "temperature": options.temperature,
+        "drafters": {name: each.kind for name, each in config.drafters.items()},
+    }
+    save(options.out, record(config, written), about)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

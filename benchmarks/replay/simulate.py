@@ -1,0 +1,318 @@
+"""Plays recorded texts through a policy in virtual time: no clocks, and seeded jitter.
+
+Requests come and go: where a text ends, its place takes the next one.  The first minutes count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks.replay.texts import RecordedText
+from benchmarks.replay.world import Growing, Machine, Offer, Pool
+from cluster.config import CoordinatorConfig
+from cluster.coordinator.controller import Controller, Round
+from cluster.coordinator.step_choice import Moment
+from cluster.coordinator.texts import HeldTree, Text
+from cluster.core import Proposal, TokenTree
+from cluster.spec.throttle import State
+from cluster.spec.tree import walk
+from cluster.spec.waiting import WAITS_S
+from cluster.token_log import TokenLog
+
+_JITTER = 0.03
+_TARGET = "target"
+
+
+@dataclass(slots=True, eq=False)
+class Playing:
+    """A text that is being written.  offers: what residents have drafted after the last step."""
+
+    recorded: RecordedText
+    text: Text
+    position: int = 0
+    growing: dict[str, Growing] = field(default_factory=dict)
+    offers: dict[str, Offer] = field(default_factory=dict)
+
+    def is_complete(self, now: float) -> bool:
+        """Whether no drafter has anything to add."""
+        return all(each.is_complete(self.recorded, now) for each in self.growing.values())
+
+    @property
+    def remaining(self) -> int:
+        return len(self.recorded.token_ids) - self.position
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a policy wants: a tree per text, nodes that residents draft after it, or a wait."""
+
+    trees: Sequence[TokenTree]
+    draft_nodes: int = 0
+    wait_s: float = 0.0
+    awaited: Sequence[int] = ()
+
+
+class Policy(Protocol):
+    """Decides about drafts."""
+
+    def plan(self, batch: Sequence[Playing], now: float, waited_s: float) -> Step: ...
+
+    def learn(
+        self,
+        batch: Sequence[Playing],
+        step: Step,
+        num_tokens: Sequence[int],
+        times: tuple[float, float, float],
+        now: float,
+    ) -> None:
+        """times: of the step, of drafting, and waited; texts have moved on by num_tokens."""
+        ...
+
+    def committing(self, own: Playing, now: float) -> None:
+        """A text is about to move on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """tokens: in time_s of virtual time.  states: rounds by what the throttle said."""
+
+    tokens: int
+    time_s: float
+    rounds: int
+    nodes: int
+    drafted: int
+    waited_s: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.time_s
+
+
+class Simulation:
+    """One cell: so many places, texts of one law, one machine, one pool."""
+
+    def __init__(
+        self, texts: Sequence[RecordedText], machine: Machine, pool: Pool, num_sequences: int
+    ) -> None:
+        self._texts = texts
+        self._machine = machine
+        self._pool = pool
+        self._num_sequences = num_sequences
+
+    def run(self, policy: Policy, num_tokens: int, seed: int = 0) -> Outcome:
+        generator = np.random.default_rng(seed)
+        order = generator.permutation(len(self._texts)).tolist()
+        turns = list(range(self._num_sequences))
+        now, tokens, rounds, nodes, drafted, waited_total = 0.0, 0, 0, 0, 0, 0.0
+        batch = [self._open(order, place, turns, now) for place in range(self._num_sequences)]
+        while tokens < num_tokens:
+            waited_s = 0.0
+            step = policy.plan(batch, now, waited_s)
+            while step.wait_s > 0.0:
+                waited_s += self._waited_s(step, batch, now)
+                step = policy.plan(batch, now + waited_s, waited_s)
+            size = sum(len(tree) for tree in step.trees)
+            jitter = float(np.exp(_JITTER * generator.standard_normal()))
+            step_s = self._machine.step_s(len(batch), size) * jitter
+            draft_s = 0.0
+            if self._pool.nodes_per_s is None:
+                draft_s = self._machine.draft_s(len(batch), step.draft_nodes)
+            emitted = [
+                min(walk(tree, own.recorded.token_ids[own.position :])[1] + 1, own.remaining)
+                for tree, own in zip(step.trees, batch, strict=True)
+            ]
+            now += waited_s + step_s
+            for own, count in zip(batch, emitted, strict=True):
+                policy.committing(own, now)
+                self._commit(own, count, now, step.draft_nodes)
+            now += draft_s
+            policy.learn(batch, step, emitted, (step_s, draft_s, waited_s), now)
+            tokens += sum(emitted)
+            rounds += 1
+            nodes += size
+            drafted += step.draft_nodes * len(batch)
+            waited_total += waited_s
+            for place, own in enumerate(batch):
+                if own.remaining == 0:
+                    batch[place] = self._open(order, place, turns, now)
+        return Outcome(tokens, now, rounds, nodes, drafted, waited_total)
+
+    @staticmethod
+    def _waited_s(step: Step, batch: Sequence[Playing], now: float) -> float:
+        """A wait ends with its time, or where no drafter has anything to add."""
+        for quarter in (0.25, 0.5, 0.75):
+            at_s = now + quarter * step.wait_s
+            awaited = [batch[index] for index in step.awaited]
+            if all(own.is_complete(at_s) for own in awaited):
+                return quarter * step.wait_s
+        return step.wait_s
+
+    def _open(self, order: list[int], place: int, turns: list[int], now: float) -> Playing:
+        recorded = self._texts[order[turns[place] % len(order)]]
+        turns[place] += self._num_sequences
+        text = Text(f"{place}", (recorded.task, recorded.is_sampled), TokenLog())
+        playing = Playing(recorded, text)
+        if self._pool.nodes_per_s is not None:
+            share = min(1.0, self._pool.crowd / self._num_sequences)
+            rate = self._pool.nodes_per_s * share
+            playing.growing = {
+                name: Growing(source, rate, self._pool.latency_s, since_s=now)
+                for name, source in self._pool.sources.items()
+            }
+        return playing
+
+    def _commit(self, own: Playing, count: int, now: float, draft_nodes: int) -> None:
+        ids = own.recorded.token_ids[own.position : own.position + count]
+        own.text.tokens.append(ids)
+        own.position += count
+        own.offers = {}
+        if own.remaining == 0:
+            return
+        for growing in own.growing.values():
+            growing.commit(own.recorded, own.position, now)
+        if self._pool.nodes_per_s is None and draft_nodes:
+            own.offers = {
+                name: source.best(own.recorded, own.position, draft_nodes)
+                for name, source in self._pool.sources.items()
+            }
+
+
+class Fixed:
+    """Always the best num_nodes nodes of each text."""
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    def plan(self, batch: Sequence[Playing], now: float, waited_s: float) -> Step:
+        trees = []
+        for own in batch:
+            tree = TokenTree.empty()
+            if self._num_nodes and own.growing:
+                (growing,) = own.growing.values()
+                if growing.num_nodes(now) <= self._num_nodes:
+                    tree = growing.at(own.recorded, now)[0]
+                else:
+                    tree = growing.source.best(own.recorded, own.position, self._num_nodes)[0]
+            elif own.offers:
+                ((tree, _),) = own.offers.values()
+            trees.append(tree)
+        return Step(trees, self._num_nodes)
+
+    def learn(
+        self,
+        batch: Sequence[Playing],
+        step: Step,
+        num_tokens: Sequence[int],
+        times: tuple[float, float, float],
+        now: float,
+    ) -> None:
+        pass
+
+    def committing(self, own: Playing, now: float) -> None:
+        pass
+
+
+class Adaptive:
+    """The coordinator's own controller."""
+
+    def __init__(
+        self,
+        machine: Machine,
+        pool: Pool,
+        config: CoordinatorConfig | None = None,
+        learned: Mapping[str, Any] | None = None,
+    ) -> None:
+        """learned: what another one's controller has exported."""
+        self._config = config or CoordinatorConfig()
+        self._controller = Controller(self._config)
+        if learned is not None:
+            self._controller.restore(learned)
+        self._controller.meet(_TARGET, machine.profile)
+        self._pool = pool
+        self.states: dict[State, int] = dict.fromkeys(State, 0)
+        self.whys: dict[str, int] = {}
+
+    @property
+    def controller(self) -> Controller:
+        return self._controller
+
+    def plan(self, batch: Sequence[Playing], now: float, waited_s: float) -> Step:
+        controller, texts = self._controller, [own.text for own in batch]
+        is_pool = self._pool.nodes_per_s is not None
+        for own in batch:
+            own.text.max_draft_tokens = self._config.max_draft_tokens
+            self._offer(own, now, is_pool=is_pool)
+        moment = Moment(
+            now, controller.max_wait_s if is_pool else 0.0, waited_s, has_residents=not is_pool
+        )
+        plan = controller.plan(_TARGET, texts, [own.remaining - 1 for own in batch], None, moment)
+        if plan.wait_s > 0.0:
+            return Step((), wait_s=plan.wait_s, awaited=plan.awaited)
+        state = controller.state(_TARGET, len(batch), now, is_sampled=texts[0].is_sampled)
+        self.states[state] += 1
+        self.whys[plan.why] = self.whys.get(plan.why, 0) + 1
+        return Step([item.tree for item in plan.in_flight], plan.draft_nodes)
+
+    def learn(
+        self,
+        batch: Sequence[Playing],
+        step: Step,
+        num_tokens: Sequence[int],
+        times: tuple[float, float, float],
+        now: float,
+    ) -> None:
+        controller, texts = self._controller, [own.text for own in batch]
+        step_s, draft_s, waited_s = times
+        num_nodes = sum(len(tree) for tree in step.trees)
+        done = Round(
+            texts, num_tokens, num_nodes, texts[0].is_sampled, step_s, step.draft_nodes, draft_s,
+            waited_s,
+        )  # fmt: skip
+        controller.learn(_TARGET, done, now)
+        for own in batch:
+            if own.remaining:
+                for name, growing in own.growing.items():
+                    self._tell(own, name, growing, now)
+        controller.score([own.text for own in batch if own.remaining])
+        controller.score([own.text for own in batch if not own.remaining], ends=True)
+
+    def committing(self, own: Playing, now: float) -> None:
+        """Tell the controller how its pool drafters' trees have grown, where it wants to know."""
+        for name, growing in own.growing.items():
+            answer = own.text.answers.get(name)
+            if answer is None or not answer.is_missed:
+                continue
+            for wait_s in WAITS_S:
+                at_s = answer.committed_at + wait_s
+                tree, claimed = growing.at(own.recorded, at_s)
+                if at_s <= now:
+                    proposal = Proposal(own.text.id, 1, own.position, 0, tree, claimed, name)
+                    self._controller.arrived(own.text, name, proposal, at_s)
+            if growing.is_complete(own.recorded, now):
+                self._controller.completed(own.text, name)
+
+    def _offer(self, own: Playing, now: float, *, is_pool: bool) -> None:
+        offers = own.offers
+        if is_pool:
+            offers = {name: growing.at(own.recorded, now) for name, growing in own.growing.items()}
+        for name, (tree, claimed) in offers.items():
+            held = own.text.held.get(name)
+            if len(tree) == 0:
+                own.text.held.pop(name, None)
+            elif held is None or held.proposed_len != own.position or len(held.tree) != len(tree):
+                own.text.held[name] = HeldTree(
+                    own.position, own.position, tree, claimed, is_resident=not is_pool
+                )
+        if not offers:
+            own.text.held.clear()
+
+    def _tell(self, own: Playing, name: str, growing: Growing, now: float) -> None:
+        self._controller.committed(own.text, name, now)
+        answer = own.text.answers.get(name)
+        if answer is not None:
+            answer.is_missed = growing.kept == 0

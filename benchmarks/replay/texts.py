@@ -1,0 +1,114 @@
+"""Recorded texts: what a target wrote, and the tree that each drafter had at every place of it.
+
+The text does not depend on the drafts, so one recording serves for every change of the loop that
+decides about them.  A file is one compressed npz archive without pickled objects.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import FloatArray, TokenArray, TokenTree
+
+# Of another form than this reader's.
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedTrees:
+    """One drafter's trees along one text.
+
+    offsets: int64[positions + 1], where the nodes of each position's tree begin.
+    token_ids, parents: int32[nodes], parents within their own tree.  survival: float32[nodes].
+    """
+
+    offsets: npt.NDArray[np.int64]
+    token_ids: TokenArray
+    parents: TokenArray
+    survival: FloatArray
+
+    def at(self, position: int) -> tuple[TokenTree, FloatArray]:
+        """The tree that continues the prompt and `position` output tokens, and what it claims."""
+        nodes = slice(int(self.offsets[position]), int(self.offsets[position + 1]))
+        tree = TokenTree(self.token_ids[nodes], self.parents[nodes])
+        return tree, self.survival[nodes]
+
+    @classmethod
+    def of(cls, trees: Sequence[tuple[TokenTree, FloatArray]]) -> RecordedTrees:
+        """The trees of positions 0, 1, 2 ..."""
+        offsets = np.zeros(len(trees) + 1, dtype=np.int64)
+        np.cumsum([len(tree) for tree, _ in trees], out=offsets[1:])
+        empty = np.empty(0)
+        return cls(
+            offsets,
+            np.concatenate([empty, *(tree.token_ids for tree, _ in trees)]).astype(np.int32),
+            np.concatenate([empty, *(tree.parents for tree, _ in trees)]).astype(np.int32),
+            np.concatenate([empty, *(survival for _, survival in trees)]).astype(np.float32),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedText:
+    """One output of the target.
+
+    token_ids: int32[n], the output.  trees: by drafter, for positions 0 to n - 1.
+    """
+
+    prompt_len: int
+    token_ids: TokenArray
+    task: str
+    is_sampled: bool
+    trees: Mapping[str, RecordedTrees]
+
+
+def save(path: Path, texts: Sequence[RecordedText], about: Mapping[str, object]) -> None:
+    """Write `texts`; about: how they were recorded, for whoever reads the file later."""
+    drafters = sorted(texts[0].trees) if texts else []
+    header = {
+        "format": _FORMAT,
+        "about": dict(about),
+        "drafters": drafters,
+        "texts": [[text.prompt_len, text.task, text.is_sampled] for text in texts],
+    }
+    arrays: dict[str, npt.NDArray[np.generic]] = {
+        "header": np.frombuffer(json.dumps(header).encode(), dtype=np.uint8)
+    }
+    for index, text in enumerate(texts):
+        arrays[f"{index}.text"] = text.token_ids
+        for number, name in enumerate(drafters):
+            trees = text.trees[name]
+            arrays[f"{index}.{number}.offsets"] = trees.offsets
+            arrays[f"{index}.{number}.token_ids"] = trees.token_ids
+            arrays[f"{index}.{number}.parents"] = trees.parents
+            # Survivals are estimates: three digits say all there is to them.
+            arrays[f"{index}.{number}.survival"] = trees.survival.astype(np.float16)
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)
+
+
+def load(path: Path) -> list[RecordedText]:
+    """The texts of a file; ValueError for one of another form."""
+    with np.load(path, allow_pickle=False) as arrays:
+        header = json.loads(arrays["header"].tobytes())
+        if header.get("format") != _FORMAT:
+            raise ValueError(f"{path}: format {header.get('format')}; record it anew")
+        texts = []
+        for index, (prompt_len, task, is_sampled) in enumerate(header["texts"]):
+            trees = {
+                name: RecordedTrees(
+                    arrays[f"{index}.{number}.offsets"],
+                    arrays[f"{index}.{number}.token_ids"],
+                    arrays[f"{index}.{number}.parents"],
+                    arrays[f"{index}.{number}.survival"].astype(np.float32),
+                )
+                for number, name in enumerate(header["drafters"])
+            }
+            token_ids = arrays[f"{index}.text"]
+            texts.append(RecordedText(prompt_len, token_ids, task, is_sampled, trees))
+    return texts

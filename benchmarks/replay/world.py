@@ -1,0 +1,180 @@
+"""What the replay assumes of machines and drafters: cost curves, and how trees come to be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.replay.texts import RecordedText
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
+from cluster.spec.merge_trees import merge
+from cluster.spec.step_profile import StepProfile
+from cluster.spec.tree import prune, reroot
+
+# A recorded tree has no more.
+_MAX_NODES = 32
+
+Offer = tuple[TokenTree, FloatArray]
+NOTHING: Offer = (EMPTY_TREE, EMPTY_FLOATS)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A target's cost curves, all in seconds.
+
+    rows, times_s: of a step, as its profile says.  draft_pass_s, draft_node_s: what residents take
+    for a round, and for every node of it.  round_s, sequence_s: what a round takes outside the
+    step, and for every sequence of it.
+    """
+
+    name: str
+    rows: tuple[int, ...]
+    times_s: tuple[float, ...]
+    draft_pass_s: float
+    draft_node_s: float
+    round_s: float = 0.0008
+    sequence_s: float = 0.00001
+
+    @property
+    def profile(self) -> StepProfile:
+        found = StepProfile.of(self.rows, self.times_s)
+        assert found is not None
+        return found
+
+    def step_s(self, num_sequences: int, num_nodes: int) -> float:
+        """A round without drafting and waiting."""
+        outside_s = self.round_s + self.sequence_s * num_sequences
+        return float(self.profile.at([num_sequences + num_nodes])[0]) + outside_s
+
+    def draft_s(self, num_sequences: int, num_nodes: int) -> float:
+        """What residents take for num_nodes of every sequence."""
+        if num_nodes == 0:
+            return 0.0
+        return self.draft_pass_s + self.draft_node_s * num_nodes * num_sequences
+
+
+# SmolLM2-135M-Instruct on two cores: rows and times as its engine has profiled them; look-ups as
+# residents.
+CPU = Machine(
+    "cpu",
+    (1, 2, 4, 8, 12, 16, 32, 64, 128, 256),
+    (0.0066, 0.0066, 0.0067, 0.0068, 0.0069, 0.0082, 0.0126, 0.0214, 0.039, 0.0742),
+    draft_pass_s=0.0001, draft_node_s=0.000005,
+)  # fmt: skip
+# Reading the weights takes 10 ms, and computing catches up with that at 256 rows; a small model
+# as resident, whose passes are as memory-bound.
+GPU = Machine(
+    "gpu",
+    (1, 64, 128, 256, 512, 1024, 2048),
+    (0.0100, 0.0101, 0.0103, 0.0108, 0.0200, 0.0390, 0.0770),
+    draft_pass_s=0.0010, draft_node_s=0.000002,
+)  # fmt: skip
+
+
+@dataclass(slots=True, eq=False)
+class Source:
+    """What one drafter would have in the end at every place of a text."""
+
+    tree_at: Callable[[RecordedText, int], Offer]
+
+    def best(self, text: RecordedText, position: int, num_nodes: int) -> Offer:
+        tree, survival = self.tree_at(text, position)
+        pruned, claimed, _ = prune(tree, survival, num_nodes)
+        return pruned, claimed
+
+
+def recorded(name: str) -> Source:
+    """A drafter as it was recorded."""
+    return Source(lambda text, position: text.trees[name].at(position))
+
+
+def merged(names: tuple[str, ...]) -> Source:
+    """Some recorded drafters in one tree, as the best fixed budget sees them."""
+    known: dict[tuple[int, int], Offer] = {}
+
+    def tree_at(text: RecordedText, position: int) -> Offer:
+        key = (id(text), position)
+        if key not in known:
+            offers = [text.trees[name].at(position) for name in names]
+            offers = [offer for offer in offers if len(offer[0])]
+            union = merge([tree for tree, _ in offers], [claimed for _, claimed in offers])
+            known[key] = union.tree, union.survival
+        return known[key]
+
+    return Source(tree_at)
+
+
+def random_source() -> Source:
+    """A drafter that is sure of itself and never right: a trunk with a twig at each node."""
+    size = 32
+    parents = [-1 if node < 2 else node - 2 if node % 2 == 0 else node - 3 for node in range(size)]
+    tree = TokenTree.of([-2 - node for node in range(size)], parents)
+    depth = [node // 2 + 1 for node in range(size)]
+    shares = [0.85**d if node % 2 == 0 else 0.1 * 0.85 ** (d - 1) for node, d in enumerate(depth)]
+    claimed = np.array(shares, dtype=np.float32)
+    return Source(lambda text, position: (tree, claimed))
+
+
+def silent_source() -> Source:
+    """A drafter that never says anything."""
+    return Source(lambda text, position: NOTHING)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """Drafters and where they are.
+
+    nodes_per_s: of one text, on devices of their own; None = residents.  crowd: from so many texts
+    on they share the device.  latency_s: from a commit to the first nodes behind it.
+    """
+
+    name: str
+    sources: Mapping[str, Source]
+    nodes_per_s: float | None = None
+    crowd: int = 8
+    latency_s: float = 0.0005
+
+
+@dataclass(slots=True, eq=False)
+class Growing:
+    """The tree of one drafter on a device of its own, for one text.
+
+    kept: nodes that it had at since_s, when its root was committed.
+    """
+
+    source: Source
+    rate: float
+    latency_s: float
+    position: int = 0
+    kept: int = 0
+    since_s: float = 0.0
+    known: dict[int, Offer] = field(default_factory=dict)
+
+    def num_nodes(self, now: float) -> int:
+        grown = int((now - self.since_s - self.latency_s) * self.rate)
+        return min(self.kept + max(grown, 0), _MAX_NODES)
+
+    def at(self, text: RecordedText, now: float) -> Offer:
+        """What it has at hand."""
+        count = self.num_nodes(now)
+        if count == 0:
+            return NOTHING
+        if count not in self.known:
+            self.known[count] = self.source.best(text, self.position, count)
+        return self.known[count]
+
+    def is_complete(self, text: RecordedText, now: float) -> bool:
+        """Whether it has nothing to add."""
+        has_begun = now >= self.since_s + self.latency_s
+        return has_begun and self.num_nodes(now) >= len(self.source.tree_at(text, self.position)[0])
+
+    def commit(self, text: RecordedText, position: int, now: float) -> None:
+        """The text goes on to `position`: what hangs on the way survives."""
+        tree, _ = self.at(text, now)
+        followed = text.token_ids[self.position : position]
+        rest = reroot(tree, followed)
+        self.kept = len(rest.tree) if rest.hit else 0
+        self.position, self.since_s = position, now
+        self.known.clear()

@@ -1,0 +1,111 @@
+"""One run: a fresh server, all its blocks of questions, and the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+
+from benchmarks.peers.protocol import READY
+from benchmarks.peers.vllm_peer import environment
+from benchmarks.spec_bench.client import Asker
+from benchmarks.spec_bench.in_process import ANSWERED
+from benchmarks.spec_bench.plan import OURS, PLAIN, Block, Run
+from benchmarks.spec_bench.servers import VLLM_DRAFT_TOKENS, Asked, Setup, ours, vllm
+from benchmarks.support.processes import PinnedProcess
+
+# What is kept of an answer's text, to see that it is sensible.
+_TEXT_LEN = 200
+HTTP, IN_PROCESS = "HTTP", "in process"
+
+Told = Callable[[], object]
+
+
+def peer_name(mode: str, way: str) -> str:
+    """A peer's name in tables: its mode, and how it is asked."""
+    return f"vLLM {mode}, {way}"
+
+
+def answer(run: Run, setup: Setup, max_tokens: int, told: Told) -> list[dict[str, Any]]:
+    """All blocks of a run on a server of their own.  told: called after each question.
+
+    Raises RuntimeError, OSError or httpx.HTTPError where the server fails.
+    """
+    if run.server == OURS:
+        with ours(setup) as asked:
+            return asyncio.run(_over_http(run, asked, max_tokens, told))
+    mode, _, way = run.server.removeprefix("vLLM ").partition(", ")
+    if way == HTTP:
+        with vllm(mode, setup) as asked:
+            return asyncio.run(_over_http(run, asked, max_tokens, told))
+    with _engine(mode, setup) as process:
+        return [_in_process(process, block, run, max_tokens, told) for block in run.blocks]
+
+
+async def _over_http(run: Run, asked: Asked, max_tokens: int, told: Told) -> list[dict[str, Any]]:
+    limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
+    blocks = []
+    async with httpx.AsyncClient(base_url=asked.url, timeout=600, limits=limits) as client:
+        for block in run.blocks:
+            extra = {"speculation": {"enabled": False}} if block.system == PLAIN else {}
+            # vLLM draws slower with a generator per request, which a seed asks for.
+            asker = Asker(client, asked.model, run.law, max_tokens, extra, run.server == OURS)
+            try:
+                turns = await asker.ask_all(block.questions, block.concurrency, told)
+            except ExceptionGroup as group:
+                raise group.exceptions[0] from group
+            blocks.append(_block(block, [asdict(turn) for turn in turns], asker.refused))
+    return blocks
+
+
+@contextmanager
+def _engine(mode: str, setup: Setup) -> Iterator[PinnedProcess]:
+    """vLLM in process, in its own interpreter."""
+    command = [
+        os.path.abspath(setup.vllm_python), "-m", "benchmarks.spec_bench.in_process",
+        os.path.abspath(setup.model), "--mode", mode, "--draft", setup.draft,
+        "--num-speculative-tokens", str(VLLM_DRAFT_TOKENS[mode]), "--dtype", setup.dtype,
+        "--max-model-len", str(setup.max_context_len), "--max-sequences", str(setup.max_sequences),
+    ]  # fmt: skip
+    cores = sorted(os.sched_getaffinity(0))
+    log = setup.log / f"vllm-{mode}-in-process.log"
+    process = PinnedProcess(command, cores, log, environment(cores))
+    try:
+        while process.read_line() != READY:
+            continue
+        yield process
+    finally:
+        process.stop()
+
+
+def _in_process(
+    process: PinnedProcess, block: Block, run: Run, max_tokens: int, told: Told
+) -> dict[str, Any]:
+    question = {
+        "questions": [asdict(each) for each in block.questions],
+        "max_tokens": max_tokens,
+        "temperature": run.law.temperature,
+        "concurrency": block.concurrency,
+    }
+    process.write_line(json.dumps(question))
+    while (line := process.read_line()) == ANSWERED:
+        told()
+    reply = json.loads(line)
+    return _block(block, reply["turns"], reply["refused"])
+
+
+def _block(
+    block: Block, turns: Sequence[Mapping[str, Any]], refused: Sequence[int]
+) -> dict[str, Any]:
+    return {
+        "system": block.system,
+        "concurrency": block.concurrency,
+        "refused": list(refused),
+        "turns": [{**turn, "text": turn["text"][:_TEXT_LEN]} for turn in turns],
+    }

@@ -1,0 +1,53 @@
+"""Options that several benchmarks share, and how their values are read."""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.support.answers import Law
+from benchmarks.support.record import ROOT
+
+# The embedded pair: what benchmarks serve that do not say otherwise.
+DEMO_CONFIG = "configs/tiny.yaml"
+DEMO_TARGET = ROOT / "models" / "demo-target"
+DEMO_DRAFT = ROOT / "models" / "demo-draft"
+DEMO_NAME = "drafthouse-demo"
+
+
+def words(text: str) -> list[str]:
+    """ "a,b" as ["a", "b"]."""
+    return [word for word in text.split(",") if word]
+
+
+def numbers(text: str) -> list[int]:
+    return [int(word) for word in words(text)]
+
+
+def laws(text: str) -> list[Law]:
+    return [Law.parse(word) for word in words(text)]
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser whose --help shows the module's docstring as it is written."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def add_config_options(parser: argparse.ArgumentParser) -> None:
+    """--config and --set, as `drafthouse serve` has them."""
+    parser.add_argument("--config", default=DEMO_CONFIG)
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="K=V")
+
+
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """The options of benchmarks over HTTP."""
+    add_config_options(parser)
+    parser.add_argument("--url", help="use this running server instead of starting one")
+
+
+def add_hand_options(parser: argparse.ArgumentParser) -> None:
+    """The options of benchmarks without Ray (`benchmarks.support.by_hand`)."""
+    parser.add_argument("--target", default=str(DEMO_TARGET), help="the target's checkpoint")
+    add_config_options(parser)
+    parser.add_argument("--laws", type=laws, default=laws("greedy,t0.8"))

@@ -1,0 +1,148 @@
+"""Processes for benchmarks: pinned to cores, stopped with their children, checked to be idle."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.support.record import ROOT
+from benchmarks.support.serving import child_processes
+
+_STOP_S = 30.0
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# An idle server still runs health checks and timers.
+_IDLE_SHARE = 0.05
+
+
+class PinnedProcess:
+    """A child process in its own process group on `cores`, with line-based stdin and stdout."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        cores: Sequence[int],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """log: file for its stderr."""
+        pinned = ["taskset", "-c", ",".join(map(str, cores)), *command]
+        threads = {"OMP_NUM_THREADS": str(len(cores))}
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._log = log
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                pinned,
+                cwd=ROOT,
+                env={**os.environ, **threads, **(environment or {})},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def write_line(self, text: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(text + "\n")
+        self._process.stdin.flush()
+
+    def read_line(self) -> str:
+        """The next line of stdout; raises RuntimeError with the end of the log if it has ended."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            return line.rstrip("\n")
+        status = self._process.wait()
+        tail = self._log.read_text("utf-8", "replace").splitlines()[-8:]
+        raise RuntimeError(
+            f"process ended with status {status}; {self._log} says:\n" + "\n".join(tail)
+        )
+
+    def cpu_s(self) -> float:
+        """CPU seconds used so far by the process and its living descendants."""
+        ids = [self._process.pid, *(child for child, _ in child_processes(self._process.pid))]
+        return sum(_cpu_s(process_id) for process_id in ids)
+
+    def memory_bytes(self) -> tuple[int, int]:
+        """(current, maximum) resident bytes of the process, without descendants."""
+        fields = dict(
+            line.split(":", 1)
+            for line in Path(f"/proc/{self._process.pid}/status").read_text("utf-8").splitlines()
+        )
+        now, peak = (int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+        return now, peak
+
+    def pause(self) -> None:
+        """Pause its process group (SIGSTOP) until `resume`; no error if it has ended."""
+        self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_group(signal.SIGCONT)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def stop(self, patience_s: float = _STOP_S) -> None:
+        """Send SIGTERM, later SIGKILL; returns when it and its descendants have ended."""
+        children = [child for child, _ in child_processes(self._process.pid)]
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(patience_s)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                stream.close()
+        # A peer's workers may outlive it briefly and would use the cores of the next system.
+        deadline = time.monotonic() + patience_s
+        while alive := [child for child in children if is_alive(child)]:
+            if time.monotonic() > deadline:
+                for child in alive:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(child, signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def exit_on_sigterm() -> None:
+    """Let SIGTERM end this process like any exit, so that what it started is stopped too."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+
+
+def check_idle(processes: Mapping[str, PinnedProcess], interval_s: float = 1.0) -> None:
+    """Raise RuntimeError with the name of a process that uses CPU although it should be idle."""
+    before = {name: process.cpu_s() for name, process in processes.items()}
+    if not before:
+        return
+    time.sleep(interval_s)
+    for name, process in processes.items():
+        used = process.cpu_s() - before[name]
+        if used > _IDLE_SHARE * interval_s:
+            raise RuntimeError(
+                f"{name} used {used:.2f} CPU seconds in {interval_s:g} s while others are measured"
+            )
+
+
+def _cpu_s(process_id: int) -> float:
+    try:
+        fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def is_alive(process_id: int) -> bool:
+    """Whether the process exists and has not ended; a zombie has ended."""
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

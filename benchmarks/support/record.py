@@ -1,0 +1,168 @@
+"""Where results are written: a small report that is committed, and the raw results beside it.
+
+NAME.json holds command, date, machine, versions, settings and summary.  NAME.raw.json holds every
+result, so that the same command continues an interrupted run; git ignores it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "docs" / "benchmarks"
+_PACKAGES = ("drafthouse", "torch", "transformers", "numpy", "grpcio", "ray")
+
+
+class Record:
+    """Results by key, saved after each one.
+
+    failures: why a system could not be measured, by its name.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        *,
+        free: Sequence[str] = (),
+        fresh: bool = False,
+    ) -> None:
+        """Continues from the raw results beside `path`; `fresh` ignores them.
+
+        free: settings that say how much is measured, not what, and may change in between.
+        Raises ValueError if the raw results have other settings.
+        """
+        self.path = path
+        self.settings = dict(settings)
+        self.results: dict[str, Any] = {}
+        self.failures: dict[str, str] = {}
+        self._commits: list[str] = []
+        self._raw_path = path.with_suffix(".raw.json")
+        if self._raw_path.exists() and not fresh:
+            former = json.loads(self._raw_path.read_text("utf-8"))
+            differing = [
+                name
+                for name, value in self.settings.items()
+                if name not in free and former["settings"].get(name) != value
+            ]
+            if differing:
+                raise ValueError(
+                    f"{self._raw_path} was measured with other {', '.join(differing)}; name "
+                    "another file with --out, or start anew with --fresh"
+                )
+            self.results, self._commits = former["results"], former["commits"]
+
+    def add(self, key: str, result: Any) -> None:
+        self.results[key] = result
+        self.save()
+
+    def save(self) -> None:
+        """Write the raw results, with the commit that is checked out now."""
+        if (now := commit()) not in self._commits:
+            self._commits.append(now)
+        raw = {"settings": self.settings, "commits": self._commits, "results": self.results}
+        _write(self._raw_path, json.dumps(raw))
+
+    def publish(self, summary: Any, **more: Any) -> dict[str, Any]:
+        """Write the report; returns it."""
+        return write_report(
+            self.path,
+            {
+                "commits": self._commits,
+                "settings": self.settings,
+                "failures": self.failures,
+                **more,
+                "summary": summary,
+            },
+        )
+
+
+def write_report(path: Path, report: Mapping[str, Any]) -> dict[str, Any]:
+    """Write `report` with its command, date, machine and versions as JSON; returns all of it."""
+    document = {
+        "command": command(),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "versions": versions(),
+        **report,
+    }
+    _write(path, json.dumps(document, indent=2))
+    return document
+
+
+def show_report(path: Path, report: Mapping[str, Any]) -> None:
+    """As `write_report`, and print it."""
+    print(json.dumps(write_report(path, report), indent=2))
+
+
+def _write(path: Path, text: str) -> None:
+    # Atomically, so that a run that is interrupted here can be continued.
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(text + "\n", "utf-8")
+    partial.replace(path)
+
+
+def command() -> str:
+    """The command line, without the folders of this machine."""
+    spec = sys.modules["__main__"].__spec__
+    module = spec.name.removesuffix(".__main__") if spec else Path(sys.argv[0]).stem
+    words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
+    return " ".join(["python -m", module, *words])
+
+
+def machine() -> dict[str, Any]:
+    """A description of the machine of the measurement."""
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    return {"cpu": model, "cores": os.cpu_count(), "python": platform.python_version()}
+
+
+def versions() -> dict[str, str]:
+    found = {}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The checked-out commit, with a + if files differ from it; "" without git."""
+    try:
+        head = _git("rev-parse", "--short", "HEAD")
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def reason_of(error: BaseException) -> str:
+    """The last line of a failure's message, for a record.
+
+    The lines above it are a process's log, which contains paths of this machine.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return reason_of(error.exceptions[0])
+    lines = str(error).splitlines()
+    return lines[-1] if lines else type(error).__name__

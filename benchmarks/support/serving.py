@@ -1,0 +1,144 @@
+"""Starts a Drafthouse server, sends requests over HTTP and reads its metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.support.record import ROOT
+
+READY = "Drafthouse is ready:"
+_SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server's address and process id (0 if it was started elsewhere)."""
+
+    url: str
+    process_id: int = 0
+
+    def client(self, timeout_s: float = 300.0) -> httpx.AsyncClient:
+        limits = httpx.Limits(max_connections=256, max_keepalive_connections=256)
+        return httpx.AsyncClient(base_url=self.url, timeout=timeout_s, limits=limits)
+
+    def model(self) -> str:
+        """The name that requests use."""
+        models = httpx.get(f"{self.url}/v1/models", timeout=30).json()
+        return str(models["data"][0]["id"])
+
+    def metrics(self) -> list[tuple[str, str, float]]:
+        """Every sample of /metrics as (name, labels, value)."""
+        samples = []
+        for line in httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines():
+            match = _SAMPLE.match(line)
+            if match:
+                samples.append((match["name"], match["labels"] or "", float(match["value"])))
+        return samples
+
+    def metric(self, name: str, *label_parts: str) -> float:
+        """Sum over the samples of `name` whose labels contain all of `label_parts`."""
+        return sum(
+            value
+            for sample, labels, value in self.metrics()
+            if sample == name and all(part in labels for part in label_parts)
+        )
+
+
+_ANEW = "coordinator.keep_learned=false"
+
+
+@contextmanager
+def running(config: str, overrides: Sequence[str] = (), url: str | None = None) -> Iterator[Server]:
+    """The server at `url`, or one started from `config` and stopped at the end of the block.
+
+    One that is started knows nothing of former runs: its first minute counts.
+    """
+    if url is not None:
+        yield Server(url.rstrip("/"))
+        return
+    command = [sys.executable, "-m", "deployments.cli", "serve", config]
+    for override in (_ANEW, *overrides):
+        command += ["--set", override]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        yield Server(_wait_until_ready(process), process.pid)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=120)
+
+
+def _wait_until_ready(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith(READY):
+            address = re.search(r"http://[\w.]+:\d+", line)
+            assert address is not None, line
+            return address.group()
+    raise SystemExit(f"the server ended with status {process.wait()} before it was ready")
+
+
+def heldout(kind: str, count: int, tokenizer: Any, min_len: int, max_len: int) -> list[list[int]]:
+    """`count` held-out prompts of `kind`, cut to token lengths spread over [min_len, max_len].
+
+    Lengths grow geometrically, so that there are short and long prompts.
+    """
+    texts = [
+        json.loads(line)["text"]
+        for line in (ROOT / "models" / "heldout.jsonl").read_text("utf-8").splitlines()
+        if json.loads(line)["kind"] == kind
+    ]
+    encoded = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+    prompts = []
+    for index in range(count):
+        share = index / max(count - 1, 1)
+        length = round(min_len * (max_len / min_len) ** share)
+        ids: list[int] = []
+        for offset in range(len(encoded)):  # long prompts continue with the next excerpt
+            ids += encoded[(index + offset) % len(encoded)]
+            if len(ids) >= length:
+                break
+        prompts.append(ids[:length])
+    return prompts
+
+
+def child_processes(process_id: int) -> list[tuple[int, str]]:
+    """(id, command line) of every descendant of `process_id`."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, todo = [], [process_id]
+    while todo:
+        for child in children.get(todo.pop(), []):
+            todo.append(child)
+            try:
+                words = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            found.append((child, b" ".join(words).decode("utf-8", "replace")))
+    return found
+
+
+def resident_mib(process_id: int) -> float:
+    """Resident memory of one process in MiB; 0 if it has ended."""
+    try:
+        status = Path(f"/proc/{process_id}/status").read_text()
+    except OSError:
+        return 0.0
+    match = re.search(r"VmRSS:\s+(\d+) kB", status)
+    return int(match.group(1)) / 1024 if match else 0.0
