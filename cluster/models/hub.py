@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 
 from cluster.errors import ConfigError
 from cluster.models.sources import HubSource
+from cluster.models.weights import PICKLED, SAFETENSORS, missing_weights
 
 _TOKENIZER = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
-_SAFETENSORS, _PICKLED = "model*.safetensors", "pytorch_model*.bin"
 # Repositories also hold the same weights in other formats: what lies in folders is such.
 _OTHERS = ["*/*"]
 
@@ -23,7 +22,7 @@ def find(source: HubSource) -> Path | None:
                                         local_files_only=True))  # fmt: skip
     except (OSError, ValueError):
         return None
-    is_whole = (folder / "config.json").is_file() and _has_weights(folder)
+    is_whole = (folder / "config.json").is_file() and not missing_weights(folder)
     return folder if is_whole else None
 
 
@@ -38,25 +37,14 @@ def download(source: HubSource, *, only_tokenizer: bool = False) -> Path:
         return folder
     # The same commit, though the branch may move on meanwhile.
     commit = HubSource(source.repo_id, folder.name)
-    for weights in (_SAFETENSORS, _PICKLED):
+    for weights in (SAFETENSORS, PICKLED):
         _snapshot(commit, [weights])
-        if _has_weights(folder):
+        if not missing_weights(folder):
             return folder
     raise ConfigError(
         f"the model {_shown(source)} holds no weights in transformers' format, or they cannot be "
         f"fetched now; with a network, run: drafthouse fetch {_shown(source)}"
     )
-
-
-def _has_weights(folder: Path) -> bool:
-    """Whether all of the weights are here; an index lists the files of those in parts."""
-    for pattern in (_SAFETENSORS, _PICKLED):
-        for index in folder.glob(f"{pattern}.index.json"):
-            parts = json.loads(index.read_text("utf-8"))["weight_map"].values()
-            return all((folder / part).is_file() for part in set(parts))
-        if any(folder.glob(pattern)):
-            return True
-    return False
 
 
 def _snapshot(source: HubSource, patterns: list[str]) -> Path:

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from cluster.errors import DrafthouseError
+from cluster.train.chat_drafter import ChatDrafterSettings, train_chat_drafter
 from cluster.train.corpus import (
     KINDS,
     heldout_prompts,
@@ -22,7 +23,7 @@ from cluster.train.corpus import (
 from cluster.train.dataset import STREAMS, write_streams
 from cluster.train.drafter import RECIPES, generate_streams, recipe_named, train_drafter
 from cluster.train.evaluate import evaluate_acceptance, evaluate_bits, evaluate_divergence
-from cluster.train.processes import run_together
+from cluster.train.processes import rank, run_together
 from cluster.train.target import train_target
 from cluster.train.tokenizer import train_tokenizer
 from cluster.train.trainer import Budget
@@ -60,7 +61,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
             default=1,
             help="divide each step among this many single-threaded processes (on busy cores)",
         )
-    drafter.add_argument("name", choices=[recipe.name for recipe in RECIPES])
+    drafter.add_argument(
+        "name",
+        help="a demonstration drafter, one of "
+        f"{', '.join(recipe.name for recipe in RECIPES)}; with --target the folder of a new one",
+    )
+    _add_chat_drafter(drafter)
     _add_folders(drafter)
     _add_budget(drafter)
     evaluate = verbs.add_parser("evaluate", help="measure the models on held-out text")
@@ -164,6 +170,19 @@ def _generate(arguments: argparse.Namespace) -> None:
 
 
 def _drafter(arguments: argparse.Namespace) -> None:
+    if arguments.target is not None:
+        run_together(
+            arguments.processes,
+            _chat_drafter,
+            arguments.target,
+            arguments.work / arguments.name,
+            arguments.models / arguments.name,
+            ChatDrafterSettings(arguments.layers, arguments.vocab_size, arguments.answer_tokens),
+            _budget(arguments),
+            arguments.seed,
+            arguments.evaluate,
+        )
+        return
     recipe = recipe_named(arguments.name)
     run_together(
         arguments.processes,
@@ -174,6 +193,25 @@ def _drafter(arguments: argparse.Namespace) -> None:
         _budget(arguments),
         arguments.seed,
     )
+
+
+def _chat_drafter(
+    target: str,
+    work: Path,
+    folder: Path,
+    settings: ChatDrafterSettings,
+    budget: Budget,
+    seed: int,
+    evaluates: bool,
+) -> None:
+    """In each process of the training."""
+    found = train_chat_drafter(target, work, folder, settings, budget, seed)
+    if evaluates and rank() == 0:
+        print(f"held-out answers\t{found.num_answers}")
+        print(f"loss\t{found.loss_nats:.3f} nats per token")
+        print(f"agreement with the target's most likely token\t{found.agreement:.3f}")
+        print(f"mean acceptance length of greedy chains of four\t{found.chain_len:.3f}")
+        print(f"the target's probability inside the draft vocabulary\t{found.coverage:.3f}")
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -221,6 +259,22 @@ def _all(arguments: argparse.Namespace) -> None:
 
 def _budget(arguments: argparse.Namespace) -> Budget:
     return Budget(steps=arguments.steps, minutes=arguments.minutes)
+
+
+def _add_chat_drafter(parser: argparse.ArgumentParser) -> None:
+    """How a drafter is distilled from a chat model's own answers."""
+    defaults = ChatDrafterSettings()
+    add = parser.add_argument_group("a drafter of any chat model").add_argument
+    add("--target", help="the chat model: a folder, a hub model or one of `drafthouse models`")
+    add("--layers", type=_positive_int, default=defaults.num_layers, help="of the target")
+    add("--vocab-size", type=_positive_int, default=defaults.vocab_size, help="tokens it writes")
+    add(
+        "--answer-tokens",
+        type=_positive_int,
+        default=defaults.num_answer_tokens,
+        help="tokens of answers that the target writes first",
+    )
+    add("--evaluate", action="store_true", help="measure it on answers kept out of training")
 
 
 def _add_folders(parser: argparse.ArgumentParser) -> None:

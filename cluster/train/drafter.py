@@ -28,6 +28,7 @@ from cluster.train.trainer import (
     TrainSettings,
     compile_objective,
     language_loss,
+    window_orders,
 )
 
 log = logging.getLogger(__name__)
@@ -103,7 +104,8 @@ def recipe_named(name: str) -> Recipe:
     for recipe in RECIPES:
         if recipe.name == name:
             return recipe
-    raise ConfigError(f"{name}: no such drafter; choose one of {[item.name for item in RECIPES]}")
+    known = ", ".join(item.name for item in RECIPES)
+    raise ConfigError(f"{name}: no such drafter; choose one of {known}, or name its --target")
 
 
 def generate_streams(
@@ -149,11 +151,12 @@ def train_drafter(work: Path, models: Path, recipe: Recipe, budget: Budget, seed
         objective = language_loss(network)
     else:
         objective = distillation_loss(network, load(models / "demo-target"), recipe.loss)
+    settings = TrainSettings(budget, DRAFTER_PHASES, TOKENS_PER_STEP, seed, recipe.rates)
     trainer = Trainer(
         network,
         compile_objective(objective),
-        mix_streams(work / "data", recipe.mixture),
-        TrainSettings(budget, DRAFTER_PHASES, TOKENS_PER_STEP, seed, recipe.rates),
+        window_orders(mix_streams(work / "data", recipe.mixture), settings),
+        settings,
         checkpoint=work / f"{recipe.name}.pt",
     )
     trainer.resume()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import DynamicCache, LlamaForCausalLM
 
+from cluster.core import token_array
+from cluster.engine.engine import Engine
+from cluster.engine.work import Work
 from cluster.train.dataset import Tokens
 
 
@@ -74,6 +78,84 @@ def continue_prompts(
     return [_until_stop(row, sampling.stop_ids) for row in drawn]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Continuation:
+    """What a model wrote, and its most probable tokens at each place.
+
+    candidates: int32[n, k], best first.  log_probs: float16[n, k], at temperature 1.
+    """
+
+    token_ids: list[int]
+    candidates: NDArray[np.int32]
+    log_probs: NDArray[np.float16]
+
+
+@dataclass(slots=True, eq=False)
+class _Writing:
+    """A prompt's continuation so far.  length: tokens that the engine holds."""
+
+    temperature: float
+    length: int
+    token_ids: list[int] = field(default_factory=list)
+    candidates: list[NDArray[np.int32]] = field(default_factory=list)
+    log_probs: list[NDArray[np.float16]] = field(default_factory=list)
+
+
+def write_with(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    generator: torch.Generator,
+    num_candidates: int,
+) -> list[Continuation]:
+    """One continuation per prompt, as `continue_prompts`, by the engine that serves the model.
+
+    All prompts run at once; the engine shares what they have in common.
+    """
+    temperatures = sampling.temperatures
+    writing = {
+        str(index): _Writing(temperatures[index % len(temperatures)], len(prompt))
+        for index, prompt in enumerate(prompts)
+    }
+    for name, prompt in zip(writing, prompts, strict=True):
+        engine.submit(Work(name, 0, token_array(prompt)))
+    while engine.has_pending:
+        outputs = engine.step()
+        for output in outputs:
+            if output.error is not None:
+                raise output.error
+        # Preemption: the engine asks for the text again.
+        for output in outputs:
+            if output.have_len is not None:
+                each = writing[output.request_id]
+                text = [*prompts[int(output.request_id)], *each.token_ids]
+                each.length = len(text)
+                delta = token_array(text[output.have_len :])
+                engine.submit(Work(output.request_id, output.have_len, delta))
+        drawn = [output for output in outputs if output.logits is not None]
+        if not drawn:
+            continue
+        logits = torch.cat([output.logits for output in drawn if output.logits is not None]).cpu()
+        best = logits.topk(num_candidates, dim=-1)
+        log_probs = (best.values - logits.logsumexp(dim=-1, keepdim=True)).half().numpy()
+        ids = best.indices.int().numpy()
+        chosen = [writing[output.request_id] for output in drawn]
+        tokens = _draw_laws(logits, [each.temperature for each in chosen], generator)
+        for row, (output, each, token) in enumerate(zip(drawn, chosen, tokens, strict=True)):
+            each.token_ids.append(token)
+            each.candidates.append(ids[row])
+            each.log_probs.append(log_probs[row])
+            if token in sampling.stop_ids or len(each.token_ids) == sampling.max_new_tokens:
+                engine.release(output.request_id)
+                continue
+            engine.submit(Work(output.request_id, each.length, token_array([token])))
+            each.length += 1
+    return [
+        Continuation(each.token_ids, np.stack(each.candidates), np.stack(each.log_probs))
+        for each in writing.values()
+    ]
+
+
 def generate_stream(
     network: LlamaForCausalLM,
     prompts: Iterable[Sequence[int]],
@@ -128,6 +210,26 @@ def _draw(
     exponential = torch.empty_like(logits).exponential_(generator=generator)
     noise = -torch.log(exponential.clamp(min=1e-20))
     return (logits + temperatures[:, None] * noise).argmax(dim=-1)
+
+
+def _draw_laws(
+    logits: torch.Tensor, temperatures: Sequence[float], generator: torch.Generator
+) -> list[int]:
+    """One token a row: the most likely one at temperature 0, else by inversion of the law.
+
+    Noise for every token of the vocabulary, as in `_draw`, would take longer than all else.
+    """
+    tokens = logits.argmax(dim=-1)
+    uniform = torch.rand(len(logits), 1, generator=generator)
+    heat = torch.tensor(temperatures)
+    sampled = (heat > 0.0).nonzero().flatten()
+    if len(sampled):
+        probs = torch.softmax(logits[sampled] / heat[sampled, None], dim=-1)
+        sums = probs.cumsum(dim=-1)
+        places = torch.searchsorted(sums, uniform[sampled] * sums[:, -1:], right=True)[:, 0]
+        tokens[sampled] = places.clamp(max=logits.shape[1] - 1)
+    drawn: list[int] = tokens.tolist()
+    return drawn
 
 
 def _until_stop(row: list[int], stop_ids: tuple[int, ...]) -> list[int]:

@@ -38,6 +38,12 @@ def process_count() -> int:
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
+def wait_for_all() -> None:
+    """Return when every process has come here."""
+    if process_count() > 1:
+        distributed.barrier()
+
+
 def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Replace every gradient by its sum over the processes, bitwise equal in each."""
     if process_count() == 1:

@@ -22,6 +22,7 @@ from cluster.train.trainer import (
     TrainSettings,
     compile_objective,
     language_loss,
+    window_orders,
 )
 
 log = logging.getLogger(__name__)
@@ -44,7 +45,7 @@ def train_target(work: Path, output: Path, budget: Budget, seed: int = 0) -> Non
     trainer = Trainer(
         network,
         compile_objective(language_loss(network)),
-        mix_streams(work / "data", TARGET_MIXTURE),
+        window_orders(mix_streams(work / "data", TARGET_MIXTURE), settings),
         settings,
         checkpoint=work / "target.pt",
     )

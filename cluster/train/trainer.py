@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +22,18 @@ from cluster.train.optimizer import Optimizers, Rates
 from cluster.train.processes import of_first_process, process_count, rank, sum_gradients
 
 log = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+Batch_co = TypeVar("Batch_co", covariant=True)
+
+
+class Order(Protocol[Batch_co]):
+    """What is read when, fixed by a seed, so that a resumed run needs only how much it has read."""
+
+    def read(self, first: int, count: int) -> Batch_co:
+        """Rows `first` to `first + count` of the endless order."""
+        ...
+
 
 # Maps windows, int64[rows, length + 1], to the mean loss in nats per token.
 Objective = Callable[[torch.Tensor], torch.Tensor]
@@ -84,14 +97,19 @@ class Position:
     windows_read: list[int] = field(default_factory=list)
 
 
-class Trainer:
-    """Runs an objective over token streams until the budget is spent."""
+def window_orders(streams: Sequence[Tokens], settings: TrainSettings) -> list[WindowOrder]:
+    """Windows of token streams in the length of each phase."""
+    return [WindowOrder(streams, phase.length, settings.seed) for phase in settings.phases]
+
+
+class Trainer(Generic[Batch]):
+    """Runs an objective over what the orders give, one for each phase, to the budget's end."""
 
     def __init__(
         self,
         network: nn.Module,
-        objective: Objective,
-        streams: Sequence[Tokens],
+        objective: Callable[[Batch], torch.Tensor],
+        orders: Sequence[Order[Batch]],
         settings: TrainSettings,
         checkpoint: Path | None = None,
     ) -> None:
@@ -101,9 +119,7 @@ class Trainer:
         self._checkpoint = checkpoint
         self._optimizers = Optimizers(network, settings.rates)
         self._parameters = list(network.parameters())
-        self._orders = [
-            WindowOrder(streams, phase.length, settings.seed) for phase in settings.phases
-        ]
+        self._orders = orders
         self.position = Position(windows_read=[0] * len(settings.phases))
         self.loss_nats = float("nan")
 

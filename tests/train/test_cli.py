@@ -24,7 +24,7 @@ def parse(*words: str) -> argparse.Namespace:
         (("target", "--steps", "5", "--minutes", "1"), "not allowed with"),
         (("target", "--steps", "0"), "0 is not positive"),
         (("target", "--minutes", "nan"), "nan is not a positive number"),
-        (("drafter", "demo-draft-poetry", "--steps", "5"), "demo-draft-prose"),
+        (("drafter", "x", "--target", "y", "--steps", "5", "--layers", "0"), "0 is not positive"),
         (("evaluate", "--max-bytes", "x"), "invalid"),
     ],
 )
@@ -35,6 +35,16 @@ def test_bad_options_are_explained(
         parse(*words)
     assert stopped.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_an_unknown_drafter_is_told_the_known_ones_and_how_a_new_one_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("drafter", "demo-draft-poetry", "--steps", "5", "--work", str(tmp_path))
+    assert run(parse(*words)) == 2
+    complaint = capsys.readouterr().err
+    assert "demo-draft-prose" in complaint
+    assert "--target" in complaint
 
 
 def test_training_before_the_tokenizer_names_the_missing_step(

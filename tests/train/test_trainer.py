@@ -21,6 +21,7 @@ from cluster.train.trainer import (
     TrainSettings,
     language_loss,
     mixed_precision,
+    window_orders,
 )
 
 VOCAB = 64
@@ -42,7 +43,13 @@ def tiny_trainer(network: LlamaForCausalLM, steps: int, checkpoint: Path | None)
     settings = TrainSettings(
         Budget(steps=steps), (Phase(0.0, 16, 4), Phase(0.5, 32, 2)), tokens_per_step=128, seed=5
     )
-    return Trainer(network, language_loss(network), token_streams(), settings, checkpoint)
+    return Trainer(
+        network,
+        language_loss(network),
+        window_orders(token_streams(), settings),
+        settings,
+        checkpoint,
+    )
 
 
 def test_resumed_run_ends_with_the_same_bits_as_an_uninterrupted_one(tmp_path: Path) -> None:
@@ -81,7 +88,9 @@ def test_time_budget_ends_by_the_clock() -> None:
     now_s = iter(range(0, 10_000, 20))
     settings = TrainSettings(Budget(minutes=2.0), (Phase(0.0, 16, 4),), tokens_per_step=64, seed=5)
     network = tiny_network(seed=1)
-    trainer = Trainer(network, language_loss(network), token_streams(), settings)
+    trainer = Trainer(
+        network, language_loss(network), window_orders(token_streams(), settings), settings
+    )
     trainer.run(clock=lambda: float(next(now_s)))
     assert trainer.position.num_steps == 6
 

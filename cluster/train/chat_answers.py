@@ -1,0 +1,245 @@
+"""A chat model's answers to questions that it asks itself: what its drafter is distilled from.
+
+The questions are sampled as the user's turn of the chat template, so they need no corpus and are of
+the kind that the model was trained on; the answers are what it serves.  They are kept in shards, so
+that an interrupted run goes on with the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from tqdm import tqdm
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from cluster.config import EngineConfig
+from cluster.engine.engine import Engine
+from cluster.errors import ConfigError
+from cluster.fingerprint import load_pretrained_tokenizer
+from cluster.train.generate import Sampling, write_with
+from cluster.train.processes import process_count, rank
+
+# Stands for the user's words in the template; no template and no question contains it.
+_PLACEHOLDER = "\N{SYMBOL FOR UNIT SEPARATOR}\N{SYMBOL FOR NULL}"
+# Half of the answers are greedy, half are sampled as chat models usually are.
+_TEMPERATURES = (0.0, 0.7, 0.0, 0.85, 0.0, 1.0)
+# Shares of the probability beyond so many candidates are a few percent.
+_NUM_CANDIDATES = 32
+
+# More than chat templates add to two turns: system prompts and marks.
+_TEMPLATE_TOKENS = 512
+
+Message = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSettings:
+    """How conversations are drawn.
+
+    follow_up_share: of the conversations, how many have a second question and answer.
+    """
+
+    conversations_per_shard: int = 96
+    max_question_tokens: int = 192
+    max_answer_tokens: int = 320
+    follow_up_share: float = 0.3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """A prompt as the template renders it, the model's answer, and its candidates at each place.
+
+    candidates: int32[answer, k], best first; log_probs: float16[answer, k].
+    """
+
+    prompt: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
+    candidates: NDArray[np.int32]
+    log_probs: NDArray[np.float16]
+
+
+class ChatModel:
+    """A chat model that talks with itself."""
+
+    def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                "the target's tokenizer has no chat template, so it cannot ask itself questions; "
+                "give a chat model"
+            )
+        after = self._render([_user(_PLACEHOLDER)], answers=True).split(_PLACEHOLDER)[1]
+        self._stop_ids = self._stop_tokens(after)
+
+    @classmethod
+    def load(cls, source: Path, settings: AnswerSettings) -> ChatModel:
+        """The model of a folder with room for the conversations of one shard."""
+        config = EngineConfig(
+            model=str(source),
+            threads=torch.get_num_threads(),
+            max_running_sequences=settings.conversations_per_shard,
+            max_context_len=_context_len(source, settings),
+        )
+        return cls(Engine.load(config), load_pretrained_tokenizer(source))
+
+    def answers(self, settings: AnswerSettings, generator: torch.Generator) -> list[Answer]:
+        """Draw questions and answer them."""
+        opened = [_ask([]) for _ in range(settings.conversations_per_shard)]
+        asked = self._questions(opened, settings, generator)
+        answers, answered = self._answered(asked, settings, generator)
+        num_more = round(settings.follow_up_share * len(answered))
+        going_on = [_ask(messages) for messages in answered[:num_more]]
+        again = self._questions(going_on, settings, generator)
+        return answers + self._answered(again, settings, generator)[0]
+
+    def _questions(
+        self,
+        opened: Sequence[list[Message]],
+        settings: AnswerSettings,
+        generator: torch.Generator,
+    ) -> list[list[Message]]:
+        """The conversations with their last message filled; those where it is empty are dropped."""
+        texts = [self._render(each).split(_PLACEHOLDER)[0] for each in opened]
+        opened, prompts = self._fitting(opened, texts, settings.max_question_tokens)
+        sampling = Sampling(settings.max_question_tokens, self._stop_ids, (1.0,))
+        asked: list[list[Message]] = []
+        for messages, drawn in zip(
+            opened, write_with(self._engine, prompts, sampling, generator, 1), strict=True
+        ):
+            text = self._decode(drawn.token_ids).strip()
+            if text:
+                asked.append([*messages[:-1], _user(text)])
+        return asked
+
+    def _answered(
+        self,
+        asked: Sequence[list[Message]],
+        settings: AnswerSettings,
+        generator: torch.Generator,
+    ) -> tuple[list[Answer], list[list[Message]]]:
+        """The answers to conversations that end with a question, and these with the answers."""
+        texts = [self._render(each, answers=True) for each in asked]
+        asked, prompts = self._fitting(asked, texts, settings.max_answer_tokens)
+        sampling = Sampling(settings.max_answer_tokens, self._stop_ids, _TEMPERATURES)
+        drawn = write_with(self._engine, prompts, sampling, generator, _NUM_CANDIDATES)
+        answers = [
+            Answer(
+                np.array(prompt, np.int32),
+                np.array(each.token_ids, np.int32),
+                each.candidates,
+                each.log_probs,
+            )
+            for prompt, each in zip(prompts, drawn, strict=True)
+        ]
+        replies = [{"role": "assistant", "content": self._decode(each.token_ids)} for each in drawn]
+        return answers, [[*messages, reply] for messages, reply in zip(asked, replies, strict=True)]
+
+    def _fitting(
+        self, conversations: Sequence[list[Message]], texts: Sequence[str], num_new: int
+    ) -> tuple[list[list[Message]], list[list[int]]]:
+        """Those whose text leaves room for so many new tokens, and their token ids."""
+        pairs = zip(conversations, map(self._encode, texts), strict=True)
+        limit = self._engine.longest_context - num_new
+        fitting = [(messages, ids) for messages, ids in pairs if len(ids) <= limit]
+        return [messages for messages, _ in fitting], [ids for _, ids in fitting]
+
+    def _render(self, messages: list[Message], *, answers: bool = False) -> str:
+        text = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=answers
+        )
+        assert isinstance(text, str), "tokenize=False"
+        return text
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _decode(self, token_ids: Sequence[int]) -> str:
+        if token_ids and token_ids[-1] in self._stop_ids:
+            token_ids = token_ids[:-1]
+        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def _stop_tokens(self, after_question: str) -> tuple[int, ...]:
+        """The ends of answers, and the token by which the template ends a question."""
+        ends = {self._tokenizer.eos_token_id, *self._engine.eos_token_ids}
+        first = self._encode(after_question.lstrip())[0]
+        if first in self._tokenizer.all_special_ids:
+            ends.add(first)
+        return tuple(sorted(each for each in ends if each is not None))
+
+
+def draw_shards(
+    source: Path, folder: Path, num_tokens: int, seed: int, settings: AnswerSettings
+) -> None:
+    """Let the model in `source` answer until the shards in `folder` hold so many tokens.
+
+    Several processes take turns with the shards; each adds its part of the tokens.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    model: ChatModel | None = None
+    wanted, total, index = num_tokens / process_count(), 0, rank()
+    with tqdm(total=round(wanted), unit="token", disable=rank() > 0) as bar:
+        while total < wanted:
+            path = folder / f"answers-{index:05}.npz"
+            if not path.exists():
+                # Each shard has its own noise, so it does not depend on when the run was resumed.
+                generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+                model = model or ChatModel.load(source, settings)
+                _write(path, model.answers(settings, generator))
+            size = sum(len(each.token_ids) for each in _read(path))
+            total += size
+            bar.update(size)
+            index += process_count()
+
+
+def read_shards(folder: Path) -> list[Answer]:
+    """All answers in the folder, without those to questions that were asked before."""
+    answers: dict[bytes, Answer] = {}
+    for path in sorted(folder.glob("answers-*.npz")):
+        for answer in _read(path):
+            answers.setdefault(answer.prompt.tobytes(), answer)
+    return list(answers.values())
+
+
+def _read(path: Path) -> list[Answer]:
+    with np.load(path) as arrays:
+        prompts = np.split(arrays["prompts"], np.cumsum(arrays["prompt_lens"])[:-1])
+        ends = np.cumsum(arrays["answer_lens"])[:-1]
+        parts = [np.split(arrays[name], ends) for name in ("answers", "candidates", "log_probs")]
+    return [Answer(*each) for each in zip(prompts, *parts, strict=True)]
+
+
+def _write(path: Path, answers: Sequence[Answer]) -> None:
+    unfinished = path.with_name(f"{path.name}.unfinished")
+    with unfinished.open("wb") as file:
+        np.savez(
+            file,
+            prompt_lens=[len(each.prompt) for each in answers],
+            answer_lens=[len(each.token_ids) for each in answers],
+            prompts=np.concatenate([each.prompt for each in answers]),
+            answers=np.concatenate([each.token_ids for each in answers]),
+            candidates=np.concatenate([each.candidates for each in answers]),
+            log_probs=np.concatenate([each.log_probs for each in answers]),
+        )
+    os.replace(unfinished, path)
+
+
+def _context_len(source: Path, settings: AnswerSettings) -> int:
+    """Room for two questions and answers and what the template adds, if the model has so much."""
+    wanted = 2 * (settings.max_question_tokens + settings.max_answer_tokens) + _TEMPLATE_TOKENS
+    most = getattr(AutoConfig.from_pretrained(source), "max_position_embeddings", None)
+    return min(wanted, most or wanted)
+
+
+def _ask(messages: list[Message]) -> list[Message]:
+    return [*messages, _user(_PLACEHOLDER)]
+
+
+def _user(text: str) -> Message:
+    return {"role": "user", "content": text}

@@ -1,0 +1,194 @@
+"""A chat model's own answers, and the drafter that learns from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from cluster.core import token_array
+from cluster.draft.replay import Recording, replay
+from cluster.draft.vocabulary import load_draft_vocabulary
+from cluster.errors import ConfigError
+from cluster.train import chat_answers, chat_drafter
+from cluster.train.chat_answers import Answer, AnswerSettings, ChatModel, draw_shards, read_shards
+from cluster.train.chat_drafter import (
+    AnswerLoss,
+    AnswerOrder,
+    ChatDrafterSettings,
+    evaluate,
+    frequent_vocabulary,
+    smaller_copy,
+    train_chat_drafter,
+)
+from cluster.train.trainer import Budget
+from tests.support.draft.author import GREEDY, draft_engine, lm_drafter
+
+VOCAB = 288
+ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5)
+SETTINGS = ChatDrafterSettings(num_layers=2, vocab_size=150, num_answer_tokens=200, answers=ANSWERS)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory("llama")
+
+
+@pytest.fixture(scope="module")
+def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    work = tmp_path_factory.mktemp("answers")
+    draw_shards(folder, work, 200, 0, ANSWERS)
+    return work
+
+
+def network(folder: Path) -> AutoModelForCausalLM:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def test_answers_carry_the_law_by_which_the_target_wrote_them(folder: Path, shards: Path) -> None:
+    model = network(folder)
+    answers = read_shards(shards)
+    assert sum(len(each.token_ids) for each in answers) > 150
+    num_greedy = 0
+    for answer in answers:
+        ids = torch.from_numpy(np.concatenate([answer.prompt, answer.token_ids])).long()
+        with torch.no_grad():
+            logits = model(ids[None]).logits[0, len(answer.prompt) - 1 : -1].float()
+        expected = torch.log_softmax(logits, -1).numpy()
+        places = np.arange(len(answer.token_ids))[:, None]
+        found = answer.log_probs.astype(np.float32)
+        assert expected[places, answer.candidates] == pytest.approx(found, abs=2e-2)
+        assert (np.diff(found, axis=1) <= 0).all()
+        num_greedy += bool((answer.candidates[:, 0] == answer.token_ids).all())
+    assert len(answers) / 4 < num_greedy < len(answers), "about half of them are greedy"
+
+
+def test_questions_are_the_users_turn_and_some_are_followed_up(shards: Path, folder: Path) -> None:
+    tokenizer = ChatModel.load(folder, ANSWERS)._tokenizer
+    turns = [
+        tokenizer.decode(each.prompt).count("<|im_start|>user") for each in read_shards(shards)
+    ]
+    assert set(turns) == {1, 2}
+    prompts = [each.prompt.tobytes() for each in read_shards(shards)]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_a_continued_run_keeps_its_shards_and_draws_the_ones_that_are_missing(
+    folder: Path, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_shards(folder, tmp_path, 1, 0, ANSWERS)
+    first = sorted(tmp_path.iterdir())
+    assert [path.name for path in first] == ["answers-00000.npz"]
+    time = first[0].stat().st_mtime_ns
+    draw_shards(folder, tmp_path, 200, 0, ANSWERS)
+    assert first[0].stat().st_mtime_ns == time
+    same = zip(read_shards(tmp_path), read_shards(shards), strict=True)
+    for one, other in same:
+        assert one.prompt.tolist() == other.prompt.tolist()
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+    # What is there needs no model.
+    monkeypatch.setattr(chat_answers.ChatModel, "load", None)
+    draw_shards(folder, tmp_path, 200, 0, ANSWERS)
+
+
+def test_a_model_without_a_chat_template_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = chat_answers.load_pretrained_tokenizer(folder)
+    plain.chat_template = None
+    with pytest.raises(ConfigError, match="no chat template"):
+        ChatModel(draft_engine(folder), plain)
+
+
+def test_the_draft_vocabulary_holds_what_is_written_most(folder: Path, shards: Path) -> None:
+    answers = read_shards(shards)
+    reduced = frequent_vocabulary(answers, network(folder), 100, "hash")
+    assert len(reduced.target_ids) == 100
+    assert reduced.draft_id_of(0) is not None, "the end of a text is always inside"
+    expected = np.zeros(VOCAB)
+    for answer in answers:
+        np.add.at(expected, answer.candidates, np.exp(answer.log_probs.astype(float)))
+    inside = np.isin(np.arange(VOCAB), reduced.target_ids)
+    special = [0, 1]
+    expected[special] = 0.0
+    assert expected[inside].sum() > expected[~inside].sum()
+    assert np.sort(expected[inside])[2:].min() >= expected[~inside].max() - 1.0
+
+
+def test_with_all_layers_and_tokens_the_copy_starts_as_the_target(folder: Path) -> None:
+    model = network(folder)
+    answer = Answer(
+        np.arange(4, 9, dtype=np.int32),
+        np.arange(20, 26, dtype=np.int32),
+        np.tile(np.arange(VOCAB, dtype=np.int32), (6, 1)),
+        np.zeros((6, VOCAB), np.float16),
+    )
+    reduced = frequent_vocabulary([answer], model, VOCAB, "")
+    copy = smaller_copy(model, reduced, model.config.num_hidden_layers)
+    ids = torch.arange(4, 40)[None]
+    torch.testing.assert_close(copy(ids).logits, model(ids).logits)
+    with pytest.raises(ConfigError, match="choose 1 to 3"):
+        smaller_copy(model, reduced, 4)
+    assert smaller_copy(model, reduced, 2).config.num_hidden_layers == 2
+
+
+def test_the_loss_is_least_where_the_drafter_has_the_targets_law(
+    folder: Path, shards: Path
+) -> None:
+    model = network(folder)
+    answers = read_shards(shards)[:4]
+    reduced = frequent_vocabulary(answers, model, VOCAB, "")
+    batch = AnswerOrder(answers, reduced, 512, 0).batch(answers)
+    exact = smaller_copy(model, reduced, model.config.num_hidden_layers)
+    entropy = -(batch.probs * batch.probs.clamp(min=1e-9).log()).sum() / len(batch.places)
+    with torch.no_grad():
+        assert AnswerLoss(exact)(batch).item() == pytest.approx(entropy.item(), abs=0.05)
+        other = AnswerLoss(smaller_copy(model, reduced, 1))(batch)
+    assert other.item() > entropy.item() + 0.1
+
+
+def test_every_answer_is_read_once_in_an_epoch(folder: Path, shards: Path) -> None:
+    answers = read_shards(shards)
+    order = AnswerOrder(answers, frequent_vocabulary(answers, network(folder), 150, ""), 512, 3)
+    for epoch in range(2):
+        assert sorted(order._epoch(epoch, 4)) == list(range(len(answers)))
+    assert order._epoch(0, 4).tolist() != order._epoch(1, 4).tolist()
+    again = order.read(3, 4)
+    assert torch.equal(order.read(3, 4).token_ids, again.token_ids)
+
+
+def test_training_lowers_the_loss_resumes_to_the_bit_and_gives_a_drafter(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    budget = Budget(steps=30)
+    whole = train_chat_drafter(
+        folder.as_posix(), tmp_path / "a", tmp_path / "one", SETTINGS, budget
+    )
+    answers = read_shards(tmp_path / "a" / "answers")
+    reduced = load_draft_vocabulary(tmp_path / "one")
+    assert reduced is not None
+    untrained = smaller_copy(network(folder), reduced, SETTINGS.num_layers)
+    order = AnswerOrder(answers[::20], reduced, 512, 0)
+    assert whole.num_answers == len(answers[::20])
+    assert whole.loss_nats < evaluate(untrained, order, answers[::20]).loss_nats
+
+    # The same in two parts.
+    run = chat_drafter.Trainer.run
+    monkeypatch.setattr(chat_drafter.Trainer, "run", lambda trainer: run(trainer, max_steps=11))
+    train_chat_drafter(folder.as_posix(), tmp_path / "b", tmp_path / "two", SETTINGS, budget)
+    monkeypatch.setattr(chat_drafter.Trainer, "run", run)
+    train_chat_drafter(folder.as_posix(), tmp_path / "b", tmp_path / "two", SETTINGS, budget)
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+    drafter = lm_drafter(draft_engine(tmp_path / "one"))
+    greedy = next(each for each in answers if len(each.token_ids) > 8)
+    params = dataclasses.replace(GREEDY, max_tokens=64)
+    recording = Recording(token_array(greedy.prompt), token_array(greedy.token_ids), params)
+    assert replay(drafter, recording, 8).num_draft_tokens > 0
