@@ -3,6 +3,7 @@
     engine = Engine.load(config)
     engine.submit(Work("a", base_len=0, delta=prompt, tree=drafts))
     for output in engine.step(): ...      # one forward over what the scheduler picks
+    engine.last_step.taps                 # hidden states, where step(taps=...) asked for some
     engine.retain("a", accepted_path)     # keep the KV of accepted nodes
     engine.release("a")
 
@@ -15,6 +16,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from cluster.config import EngineConfig
@@ -25,20 +28,22 @@ from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import reserved_bytes
 from cluster.engine.growth import ResidentGrowth
-from cluster.engine.limits import Limits
+from cluster.engine.limits import Limits, unserved
 from cluster.engine.loading import self_check
 from cluster.engine.loading.identity import identify
 from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.loading.profile import profile_steps
-from cluster.engine.memory.kv_cache import KVCache, derive_num_pages
-from cluster.engine.memory.reach import Reach
+from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.pool_sizes import derive_num_pages
+from cluster.engine.memory.reach import layer_groups
 from cluster.engine.memory.residency import Residency
 from cluster.engine.memory.sequence import Pending
 from cluster.engine.parallel import RankGroup
-from cluster.engine.schedule.batch import Pick
+from cluster.engine.schedule.batch import Pick, tapped
 from cluster.engine.schedule.digest import step_digest
 from cluster.engine.schedule.scheduler import Scheduler
 from cluster.engine.step import Forward
+from cluster.engine.types import LayerSpec
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import ProtocolError
 from cluster.spec.step_profile import StepProfile
@@ -59,19 +64,25 @@ class Engine:
         group: RankGroup | None = None,
         clock: Callable[[], float] = time.perf_counter,
         capture: Capture | None = None,
+        extra_layers: Sequence[LayerSpec] = (),
     ) -> None:
-        """capture: how graphs are captured; None = by CUDA, where that can be."""
+        """capture: how graphs are captured; None = by CUDA, where that can be.
+
+        extra_layers: caches to keep behind those of the model's layers, on the same pages: a draft
+        head's, which writes them itself (`slots`, `cache`).  With tensor parallelism every rank is
+        given as many with the same windows."""
+        layers = (*model.layers, *extra_layers)
         num_pages = derive_num_pages(
             config,
-            model.layers,
+            layers,
             model.max_context_len,
             model.activation_bytes + reserved_bytes(config, model),
         )
         if group is not None:
-            num_pages = group.minimum(num_pages)
+            num_pages = tuple(group.minimum(each) for each in num_pages)
         self._limits = Limits.of(
             config, model.max_context_len, model.vocab_size, num_pages,
-            Reach.of(model.layers, config.page_size),
+            layer_groups(layers, config.page_size),
         )  # fmt: skip
         identity = identify(model.source)
         if group is not None:
@@ -81,15 +92,15 @@ class Engine:
         self.vocab_size = model.vocab_size
         self.max_context_len = model.max_context_len
         self.eos_token_ids = model.eos_token_ids
-        self.layers = model.layers
+        self.layers = layers
         self.model_hash = identity.model_hash
         self.tokenizer_hash = identity.tokenizer_hash
         self.last_step = StepSummary()
         self._model = model
-        self._cache = KVCache(model.layers, num_pages, config.page_size)
-        self._residency = Residency(self._cache, config)
+        self.cache = KVCache(layers, num_pages, config.page_size)
+        self._residency = Residency(self.cache, config)
         self._scheduler = Scheduler(self._residency, config)
-        self._forward = Forward(config, model, self._cache)
+        self._forward = Forward(config, model, self.cache)
         self._clock = clock
         # The sequences with a pending work, in order of submission.
         self._waiting: dict[str, None] = {}
@@ -104,19 +115,20 @@ class Engine:
         self.forget_prefixes()
         # After the check, whose steps showed whether they run natively.
         self._growth: ResidentGrowth | None = None
-        if group is None and model.native is not None and model.native.grows_on(self._cache):
+        if group is None and model.native is not None and model.native.grows_on(self.cache):
             grower = TreeGrower(model.native, self.max_context_len)
-            self._growth = ResidentGrowth(self._residency, grower, self.vocab_size)
+            own_group = self.cache.group_of[0]  # that of all the model's layers
+            self._growth = ResidentGrowth(self._residency, grower, self.vocab_size, own_group)
         # Set last: during the self-check every rank calls for itself.
         self._group = group
 
     @classmethod
-    def load(cls, config: EngineConfig) -> Engine:
+    def load(cls, config: EngineConfig, *, extra_layers: Sequence[LayerSpec] = ()) -> Engine:
         """Load the model with transformers; with tensor_parallel > 1 on every rank, after
         `parallel.init_rank`.  Raises ConfigError, naming the architecture and the remedy."""
         model = load_model(config)
         group = RankGroup() if config.tensor_parallel > 1 else None
-        engine = cls(config, model, group=group)
+        engine = cls(config, model, group=group, extra_layers=extra_layers)
         engine.capture_ahead()
         return engine
 
@@ -138,10 +150,11 @@ class Engine:
         native = kernels.load() if self.device.type == "cpu" else None
         return "" if native is None else native.build
 
-    def capture_ahead(self) -> None:
-        """Capture all graphs now, so that no step waits for it; nothing where there are none."""
+    def capture_ahead(self, taps: Sequence[int] = ()) -> None:
+        """Capture all graphs of steps that ask for these taps now, so that no step waits for it;
+        nothing where there are none."""
         if self._forward.graphs is not None:
-            self._forward.graphs.capture_ahead()
+            self._forward.graphs.capture_ahead(taps=self._model.resolve_taps(taps))
 
     @property
     def longest_context(self) -> int:
@@ -150,17 +163,17 @@ class Engine:
 
     @property
     def pages_in_use(self) -> int:
-        """Pages that requests hold."""
-        return self._residency.pool.num_held
+        """Pages that requests hold, in the pools of all groups of layers as below."""
+        return sum(pool.num_held for pool in self._residency.pools)
 
     @property
     def pages_total(self) -> int:
-        return self._residency.pool.num_pages
+        return sum(pool.num_pages for pool in self._residency.pools)
 
     @property
     def pages_cached(self) -> int:
         """Pages that only the prefix cache keeps; they are given up when needed."""
-        return self._residency.pool.num_idle
+        return sum(pool.num_idle for pool in self._residency.pools)
 
     def cached_len(self, request_id: str) -> int:
         """Committed tokens of the request in the cache, 0 if it is unknown."""
@@ -171,6 +184,16 @@ class Engine:
         """Those tokens: int32[cached_len], a copy."""
         sequence = self._residency.sequences.get(request_id)
         return EMPTY_TOKENS if sequence is None else sequence.tokens.copy()
+
+    def slots(self, request_id: str, layer: int = -1) -> npt.NDArray[np.int64]:
+        """Where in that layer of `cache` each position of the request lies, its tokens' and then
+        its nodes': int64[tokens + nodes], a copy that holds until the next call on the request or
+        the next step.  Rows that left the window lie in the scratch page."""
+        sequence = self._residency.sequences.get(request_id)
+        if sequence is None:
+            return np.empty(0, np.int64)
+        table = sequence.tables[self.cache.group_of[layer]]
+        return table.slots[: sequence.num_slots_used].copy()
 
     def profile_steps(self) -> StepProfile | None:
         """Measure what steps take by their rows, for two seconds; while nobody is served."""
@@ -186,9 +209,11 @@ class Engine:
     def submit(self, work: Work) -> None:
         """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""
         self._check_idle(work.request_id)
-        self._tell(commands.Submit(work))
         self._blocked = False
-        error = self._limits.refusal(work)
+        error = unserved(work, self._model.abilities)
+        if error is None:
+            self._tell(commands.Submit(work))
+            error = self._limits.refusal(work)
         if error is not None:
             self._refused[work.request_id] = Output(work.request_id, error=error)
             return
@@ -203,13 +228,16 @@ class Engine:
                 f"request {request_id!r} has a pending work; step until it is answered"
             )
 
-    def step(self) -> list[Output]:
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
         """One forward over the works the scheduler picks; returns those that are over.
 
-        A work that was cut appears once its last chunk has run.  Raises WorkerError when the
-        device or another rank fails; the engine should then be discarded.
+        A work that was cut appears once its last chunk has run.  taps: see `cluster.engine.taps`;
+        they stand in `last_step`, of unfinished chunks too.  Raises ConfigError for taps that the
+        model has not, before anything runs, and WorkerError when the device or another rank fails;
+        the engine should then be discarded.
         """
         start = self._clock()
+        wanted = self._model.resolve_taps(taps)
         if self._group is not None and self._group.leads:
             self._group.send(commands.RunStep())
         sequences = self._residency.sequences
@@ -220,24 +248,17 @@ class Engine:
         # Shares of similar length stand side by side, so that a backend can serve them together.
         picks = sorted(schedule.picks, key=lambda pick: pick.sequence.cached_len)
         if self._group is not None:
-            digest = step_digest(schedule, picks, self._residency.pool)
+            digest = step_digest(schedule, picks, self._residency.pools)
             self._group.agree(digest, "what this step is to run")
         forward_start = self._clock()
-        logits = self._forward(picks)
+        found = self._forward(picks, wanted)
         forward_time_s = self._clock() - forward_start
-        outputs += self._commit(picks, logits)
+        taps_found = tapped(picks, found.taps)
+        outputs += self._commit(picks, found.logits)
         for output in outputs:
             self._waiting.pop(output.request_id, None)
-        self.last_step = StepSummary(
-            num_rows=schedule.num_rows,
-            num_prefill_rows=sum(pick.num_delta for pick in picks if pick.is_prefill),
-            num_sequences=sum(pick.completes for pick in picks),
-            num_nodes=sum(pick.num_rows - pick.num_delta for pick in picks),
-            num_preempted=schedule.num_preempted,
-            num_prefix_hit_tokens=schedule.num_prefix_hit_tokens,
-            forward_time_s=forward_time_s,
-            step_time_s=self._clock() - start,
-        )
+        step_time_s = self._clock() - start
+        self.last_step = schedule.summary(forward_time_s, step_time_s, taps_found)
         return outputs
 
     @property
@@ -271,7 +292,7 @@ class Engine:
             sequence.pending = None
             rows = logits[row : row + pick.num_logit_rows]
             row += len(rows)
-            outputs.append(Output(sequence.request_id, logits=rows))
+            outputs.append(Output(sequence.request_id, logits=rows, top=pick.work.top(rows)))
         return outputs
 
     def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None:
@@ -285,7 +306,7 @@ class Engine:
         with have_len.
         """
         sequence = self._residency.sequences.get(request_id)
-        if sequence is None or not sequence.pages:
+        if sequence is None or not sequence.num_pages:
             return
         if sequence.pending is not None:
             raise ProtocolError(f"request {request_id!r} has a pending work; retain before submit")

@@ -13,8 +13,12 @@ from cluster.errors import ProtocolError
 class ResidentGrowth:
     """Makes room for trees, lets `grower` expand them and records what it has written."""
 
-    def __init__(self, residency: Residency, grower: TreeGrower, vocab_size: int) -> None:
+    def __init__(
+        self, residency: Residency, grower: TreeGrower, vocab_size: int, group: int
+    ) -> None:
+        """group: of the model's layers, which is one where they all run in native code."""
         self.grower = grower
+        self._group = group
         self._residency = residency
         self._vocab_size = vocab_size
 
@@ -25,7 +29,11 @@ class ResidentGrowth:
         sequences = [self._residency.sequences[tree.request_id] for tree in ready]
         grown: dict[str, Grown] = {}
         if ready:
-            texts = [(sequence.slots, sequence.cached_len) for sequence in sequences]
+            tables = [sequence.tables[self._group] for sequence in sequences]
+            texts = [
+                (table.slots, sequence.cached_len)
+                for table, sequence in zip(tables, sequences, strict=True)
+            ]
             for tree, sequence, each in zip(
                 ready, sequences, self.grower.grow(ready, texts, rules), strict=True
             ):

@@ -8,51 +8,46 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.config import EngineConfig
-from cluster.engine.loading import self_check
-from cluster.engine.memory.reach import Reach
+from cluster.engine.loading.sizes import check_sizes
+from cluster.engine.memory.reach import LayerGroup, Reach
+from cluster.engine.types import Ability
 from cluster.engine.work import Work
-from cluster.errors import ConfigError, RequestError
+from cluster.errors import RequestError
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The sizes no schedule can get around.  reach: which pages of a long text are needed."""
+    """The sizes no schedule can get around.
+
+    num_pages, reaches: of each group of layers, its pages and which ones a long text needs."""
 
     vocab_size: int
     max_context_len: int
-    num_pages: int
-    reach: Reach
+    num_pages: tuple[int, ...]
+    reaches: tuple[Reach, ...]
     max_rows: int
 
     @classmethod
     def of(
-        cls, config: EngineConfig, max_context_len: int, vocab_size: int, num_pages: int,
-        reach: Reach,
+        cls, config: EngineConfig, max_context_len: int, vocab_size: int,
+        num_pages: tuple[int, ...], groups: tuple[LayerGroup, ...],
     ) -> Limits:  # fmt: skip
         """Raise ConfigError for sizes with which nothing could be served."""
-        sizes = (
-            ("num_pages", num_pages, -(-self_check.MIN_SLOTS // config.page_size)),
-            ("max_batch_tokens", config.max_batch_tokens, self_check.MIN_ROWS),
-            ("max_context_len", max_context_len, self_check.MIN_SLOTS),
-        )
-        for name, value, least in sizes:
-            if value < least:
-                raise ConfigError(
-                    f"{name} is {value}, which is too small to serve anything; raise it to at "
-                    f"least {least}",
-                    param=name,
-                )
-        return cls(vocab_size, max_context_len, num_pages, reach, config.max_batch_tokens)
+        check_sizes(config, max_context_len, min(num_pages))
+        reaches = tuple(group.reach for group in groups)
+        return cls(vocab_size, max_context_len, num_pages, reaches, config.max_batch_tokens)
 
     @property
     def longest_context(self) -> int:
         """Tokens of the longest text that can be served."""
-        if self._most_pages(self.max_context_len, self.max_rows) <= self.num_pages:
-            return self.max_context_len
-        return min(self.max_context_len, self.num_pages * self.reach.page_size)
+        longest = self.max_context_len
+        for reach, num_pages in zip(self.reaches, self.num_pages, strict=True):
+            if self._most_pages(reach, self.max_context_len, self.max_rows) > num_pages:
+                longest = min(longest, num_pages * reach.page_size)
+        return longest
 
-    def _most_pages(self, context_len: int, num_nodes: int) -> int:
-        return self.reach.most_pages(context_len + num_nodes, self.max_rows + num_nodes)
+    def _most_pages(self, reach: Reach, context_len: int, num_nodes: int) -> int:
+        return reach.most_pages(context_len + num_nodes, self.max_rows + num_nodes)
 
     def digest(self, config: EngineConfig, model_hash: str) -> int:
         """int64: of all that decides how a group of ranks schedules, and of what it serves."""
@@ -70,18 +65,36 @@ class Limits:
                 f"the context has {work.context_len} tokens, the limit is {self.max_context_len}; "
                 "shorten it or raise engine.max_context_len"
             )
-        if self._most_pages(work.context_len, len(work.tree)) > self.num_pages:
-            return RequestError(
-                f"{work.context_len} tokens and {len(work.tree)} draft nodes need more than all "
-                f"{self.num_pages} pages of {self.reach.page_size} tokens; shorten the text or "
-                "raise engine.num_pages"
-            )
+        for reach, num_pages in zip(self.reaches, self.num_pages, strict=True):
+            if self._most_pages(reach, work.context_len, len(work.tree)) > num_pages:
+                return RequestError(
+                    f"{work.context_len} tokens and {len(work.tree)} draft nodes need more than "
+                    f"all {num_pages} pages of {reach.page_size} tokens; shorten the text or raise "
+                    "engine.num_pages"
+                )
         if work.num_new_nodes + 1 > self.max_rows:
             return RequestError(
                 f"{work.num_new_nodes} draft nodes do not fit one step of {self.max_rows} rows; "
                 "send fewer or raise engine.max_batch_tokens"
             )
         return None
+
+
+def unserved(work: Work, abilities: frozenset[Ability]) -> RequestError | None:
+    """The error for a work that asks for what no path serves, or for rows that it has not.
+
+    Only the leading rank knows what is asked for, so only that one may refuse it."""
+    if work.adapter and Ability.ADAPTERS not in abilities:
+        return RequestError(
+            f"adapter {work.adapter} is asked for, but no adapter is served; use adapter 0"
+        )
+    wrong = [row for row in work.top_rows or () if not 0 <= row < work.num_logit_rows]
+    if wrong or work.num_top < 0:
+        return RequestError(
+            f"num_top is {work.num_top} at the rows {list(work.top_rows or ())}; give a count from "
+            f"0 and rows from 0 to {work.num_logit_rows - 1}"
+        )
+    return None
 
 
 def _malformed(work: Work, vocab_size: int) -> RequestError | None:

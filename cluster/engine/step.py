@@ -16,8 +16,9 @@ from cluster.engine.attention.seam import Step
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import GraphedForward, create_graphs
 from cluster.engine.loading.model import LoadedModel
-from cluster.engine.loading.self_check import MIN_ROWS
+from cluster.engine.loading.sizes import MIN_ROWS
 from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.errors import ConfigError, WorkerError
 
@@ -72,44 +73,55 @@ class Forward:
             self.graphs.capture_ahead(MIN_ROWS)
             self.graphs.keep_if(check)
 
-    def __call__(self, picks: Sequence[Pick]) -> torch.Tensor:
-        """float32 [wanted rows, vocab], in the order of the picks.  Raises WorkerError when the
-        device fails."""
+    def __call__(self, picks: Sequence[Pick], taps: tuple[int, ...] = ()) -> StepOutputs:
+        """Logits in the order of the picks, taps of their rows.  Raises WorkerError when the device
+        fails."""
         num_rows = sum(pick.num_rows for pick in picks)
         if not num_rows:
-            return torch.empty((0, self._model.vocab_size), device=self._model.device)
+            return StepOutputs(torch.empty((0, self._model.vocab_size), device=self._model.device))
         width = num_rows if self.graphs is None else self.graphs.width(num_rows)
+        first, *others = self._cache.scratch_slots
         batch = build_batch(
             picks,
             min_rows=max(self._min_rows, width),
-            scratch_slot=self._cache.scratch_slot,
+            scratch_slot=first,
             max_context_len=self._model.max_context_len,
+            taps=taps,
         )
+        # One for each group of layers; they differ in nothing but slots.
+        batches = [batch, *(batch.at(picks, *each) for each in enumerate(others, 1))]
         try:
             with torch.inference_mode():
-                logits = None if self.graphs is None else self.graphs(batch)
-                if logits is None:
-                    logits = self._eager(batch)
-                if logits.is_cuda:
+                outputs = None
+                if self.graphs is not None and batch.needs <= self.graphs.abilities:
+                    outputs = self.graphs(batches)
+                if outputs is None:
+                    outputs = self._eager(batches)
+                if outputs.logits.is_cuda:
                     # Errors and times of asynchronous kernels belong to the step that ran them.
                     # The whole device must not be waited for while another thread captures.
                     torch.cuda.current_stream(self._model.device).synchronize()
         except RuntimeError as error:
             raise WorkerError(f"the forward of {batch.num_rows} rows failed: {error}") from error
-        return logits
+        return outputs
 
-    def _eager(self, batch: Batch) -> torch.Tensor:
+    def _eager(self, batches: Sequence[Batch]) -> StepOutputs:
+        batch = batches[0]
         plan = Step(
             self._cache,
             self._model.layers,
-            self._backend.plan(batch, self._cache.scratch_slot),
-            self._on_device(batch.slots),
+            list(map(self._backend.plan, batches, self._cache.scratch_slots)),
+            [self._on_device(each.slots) for each in batches],
         )
         return self._model.forward(
-            self._on_device(batch.token_ids),
-            self._on_device(batch.positions),
-            self._on_device(batch.logit_rows),
-            plan,
+            StepInputs(
+                self._on_device(batch.token_ids),
+                self._on_device(batch.positions),
+                self._on_device(batch.logit_rows),
+                plan,
+                batch.taps,
+                None if batch.adapters is None else self._on_device(batch.adapters),
+            )
         )
 
     def _on_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:

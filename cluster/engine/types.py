@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+
+
+class Ability(enum.Enum):
+    """What a step may need of the path that runs it, beyond logits; `paths.Path` declares them."""
+
+    TAPS = "taps"
+    ADAPTERS = "adapters"
+
+
+def needs(taps: Sequence[int], adapters: object | None) -> frozenset[Ability]:
+    """What a step needs that asks for these; no taps and None are nothing."""
+    found = {Ability.TAPS} if taps else set()
+    return frozenset(found if adapters is None else {*found, Ability.ADAPTERS})
 
 
 @dataclass(frozen=True, slots=True)

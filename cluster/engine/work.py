@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
+from cluster.engine.taps import Taps
 from cluster.errors import RequestError
+from cluster.spec.logprobs import TopTokens, top_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,6 +22,11 @@ class Work:
     num_cached_nodes: the first so many nodes of `tree` already hold KV (a drafter's live tree);
     needs an empty delta.  prefix_hash: poly64 of the first base_len tokens, None = unchecked.
     tenant: with base_len 0, whose cached prefixes may be used and added to; else as it was.
+
+    What follows is asked of the leading rank alone; the default is nothing, which costs nothing.
+    num_top: so many most probable tokens at each of `top_rows`, indices into the Output's rows of
+    logits (0 = after the context where delta is non-empty), None = at all of them.
+    adapter: which one all rows run with, 0 = none.  No path serves any yet: such a work is refused.
     """
 
     request_id: str
@@ -29,6 +36,20 @@ class Work:
     num_cached_nodes: int = 0
     prefix_hash: int | None = None
     tenant: bytes = b""
+    num_top: int = 0
+    top_rows: tuple[int, ...] | None = None
+    adapter: int = 0
+
+    @property
+    def num_logit_rows(self) -> int:
+        return self.num_new_nodes + (len(self.delta) > 0)
+
+    def top(self, logits: torch.Tensor) -> TopTokens | None:
+        """What it asks for of its rows of logits; None where that is nothing."""
+        if not self.num_top:
+            return None
+        rows = logits if self.top_rows is None else logits[list(self.top_rows)]
+        return top_tokens(rows, self.num_top)
 
     @property
     def context_len(self) -> int:
@@ -41,22 +62,24 @@ class Work:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """The engine's answer to one Work; exactly one of the three fields below is set.
+    """The engine's answer to one Work; exactly one of logits, have_len and error is set.
 
     logits: float32 [rows, vocab] on the engine's device: one row after the last delta token where
     delta is non-empty, then one per new node in tree order.
     have_len: the cache holds only so many committed tokens (lost, preempted, or another prefix);
     send the rest.  It equals base_len where only the cached nodes were lost: send the whole tree.
     error: this work can never be served as it is.
+    top: beside the logits where the work has num_top: of the rows it named, in its order.
     """
 
     request_id: str
     logits: torch.Tensor | None = None
     have_len: int | None = None
     error: RequestError | None = None
+    top: TopTokens | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class StepSummary:
     """One Engine.step.
 
@@ -64,6 +87,7 @@ class StepSummary:
     cut into chunks or are longer than a decoding step's.  num_sequences: works completed.
     num_nodes: tree nodes evaluated.  num_preempted: sequences whose cache was dropped.
     num_prefix_hit_tokens: prompt tokens found in the prefix cache.
+    taps: where the step was asked for some; kept until the next step.
     """
 
     num_rows: int = 0
@@ -74,3 +98,4 @@ class StepSummary:
     num_prefix_hit_tokens: int = 0
     forward_time_s: float = 0.0
     step_time_s: float = 0.0
+    taps: Taps | None = None

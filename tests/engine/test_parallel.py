@@ -87,6 +87,16 @@ def test_the_leader_notices_a_dead_rank(session: Session) -> None:
     assert session.exit_code == 0
 
 
+def test_the_leader_reads_taps_of_which_the_others_know_nothing(llama_folder: Path) -> None:
+    with two_ranks("taps", [llama_folder]) as (leader, follower):
+        said, _ = leader.communicate(timeout=TIMEOUT_S)
+        assert follower.wait(TIMEOUT_S) == 0
+    chunks, error, refusal = json.loads(said)
+    assert chunks == [["a", 0, 16], ["a", 16, 16], ["a", 32, 9]]
+    assert error <= 1e-5
+    assert "adapter 3" in refusal
+
+
 def test_ranks_that_differ_say_so_and_compute_nothing(llama_folder: Path) -> None:
     """In their settings at load, and in a step of which one of them has lost the cached prefix."""
     with two_ranks("differ", [llama_folder]) as processes:

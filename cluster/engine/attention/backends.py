@@ -17,19 +17,24 @@ from cluster.errors import ConfigError
 def create_backend(name: str, device: torch.device | None = None) -> AttentionBackend:
     """The backend of that name; `auto` is the best one for `device` (None = the machine's GPU,
     else its CPU)."""
-    factories = _backends()
+    check_name(name)
     if name == "auto":
         # Layers that are not on the GPU are left to the reference by the Triton backend itself.
         if torch.cuda.is_available() if device is None else device.type == "cuda":
             name = "triton" if importlib.util.find_spec("triton") is not None else "sdpa"
         else:
             name = "sdpa" if kernels.load() is None else "native"
-    if name not in factories:
+    return _backends()[name]()
+
+
+def check_name(name: str) -> None:
+    """Raise ConfigError unless there is a backend of that name."""
+    known = sorted(_backends())
+    if name != "auto" and name not in known:
         raise ConfigError(
-            f"attention {name!r} is unknown; use auto or one of: {', '.join(sorted(factories))}",
+            f"attention {name!r} is unknown; use auto or one of: {', '.join(known)}",
             param="attention",
         )
-    return factories[name]()
 
 
 def _backends() -> dict[str, Callable[[], AttentionBackend]]:

@@ -86,17 +86,17 @@ class LayerPlan(Protocol):
 class Step:
     """The plan of a real step: write, then attend.
 
-    cache: of all layers, as is attention.  write_slots: int64[rows].
+    cache: of all layers.  attentions, write_slots (int64[rows]): of each of its groups.
     """
 
     def __init__(
-        self, cache: KVCache, layers: Sequence[LayerSpec], attention: AttentionPlan,
-        write_slots: torch.Tensor,
+        self, cache: KVCache, layers: Sequence[LayerSpec], attentions: Sequence[AttentionPlan],
+        write_slots: Sequence[torch.Tensor],
     ) -> None:  # fmt: skip
         self._layers = layers
+        self._attentions = attentions
+        self._write_slots = write_slots
         self.cache = cache
-        self.attention = attention
-        self.write_slots = write_slots
 
     def kv(self, layer: int) -> torch.Tensor:
         """The layer's cache, [slots, 2, kv_heads, head_dim]."""
@@ -104,6 +104,13 @@ class Step:
 
     def window(self, layer: int) -> int | None:
         return self._layers[layer].window
+
+    def attention(self, layer: int) -> AttentionPlan:
+        """That of the layer's group, as are its write_slots."""
+        return self._attentions[self.cache.group_of[layer]]
+
+    def write_slots(self, layer: int) -> torch.Tensor:
+        return self._write_slots[self.cache.group_of[layer]]
 
     def attend_layer(
         self,
@@ -115,14 +122,14 @@ class Step:
     ) -> torch.Tensor:
         kv = self.kv(layer)
         window = self.window(layer)
-        if self.attention.write(kv, self.write_slots, key[0], value[0]):
-            return self.attention.attend(query[0], kv, window, options).unsqueeze(0)
+        attention, slots = self.attention(layer), self.write_slots(layer)
+        if attention.write(kv, slots, key[0], value[0]):
+            return attention.attend(query[0], kv, window, options).unsqueeze(0)
         fresh = torch.stack((key[0], value[0]), dim=1)  # [kv_heads, 2, rows, head_dim]
-        slots = self.write_slots
         if slots.device != kv.device:
             slots = slots.to(kv.device)
         kv.index_copy_(0, slots, fresh.permute(2, 1, 0, 3).to(kv.dtype))
-        return self.attention.attend(query[0], kv, window, options).unsqueeze(0)
+        return attention.attend(query[0], kv, window, options).unsqueeze(0)
 
 
 def tree_paged(

@@ -18,9 +18,10 @@ import torch
 
 from cluster.engine.attention.cpu import NativeBackend
 from cluster.engine.attention.sdpa import SdpaBackend
-from cluster.engine.attention.seam import AttentionBackend, Step
+from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, Step
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.reach import layer_groups
 from cluster.engine.schedule.batch import Batch, IndexArray, Share
 from cluster.engine.types import AttentionOptions, LayerSpec
 from cluster.spec.tree import ancestor_mask
@@ -65,6 +66,12 @@ class OneLayer(Step):
     def window(self, layer: int) -> int | None:
         return super().window(0)
 
+    def attention(self, layer: int) -> AttentionPlan:
+        return super().attention(0)
+
+    def write_slots(self, layer: int) -> torch.Tensor:
+        return super().write_slots(0)
+
     def attend_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
         options: AttentionOptions,
@@ -74,12 +81,14 @@ class OneLayer(Step):
 
 
 class Comparison:
-    """num_rows: of the step.  positions: int64[rows], as the model is told them."""
+    """num_rows: of the step.  positions: int64[rows], as the model is told them.  groups: of the
+    model's layers."""
 
     def __init__(self, layers: Sequence[LayerSpec], max_context_len: int, kernels: Kernels) -> None:
         """layers: as probed."""
         cpu = torch.device("cpu")
         self.layers = tuple(replace(each, dtype=torch.float32, device=cpu) for each in layers)
+        self.groups = layer_groups(self.layers, _PAGE_SIZE)
         self._backends: tuple[AttentionBackend, ...] = (SdpaBackend(), NativeBackend(kernels))
         # A small limit leaves no room for all of it; one too small to serve is refused later.
         limit = max(max_context_len, _NUM_NEW + 1)
@@ -111,13 +120,15 @@ class Comparison:
 
     def _parts(
         self, specs: Sequence[LayerSpec], backend: AttentionBackend
-    ) -> tuple[KVCache, Sequence[LayerSpec], Any, torch.Tensor]:
-        cache = KVCache(specs, sum(map(len, _PAGES)), _PAGE_SIZE)
+    ) -> tuple[KVCache, Sequence[LayerSpec], list[AttentionPlan], list[torch.Tensor]]:
+        num_pages = sum(map(len, _PAGES))
+        cache = KVCache(specs, [num_pages] * len(layer_groups(specs, _PAGE_SIZE)), _PAGE_SIZE)
         for index, kv in enumerate(cache.layers):
             generator = torch.Generator().manual_seed(index)
             kv.normal_(0.0, _CACHE_STD, generator=generator)
-        plan = backend.plan(self._batch, cache.scratch_slot)
-        return cache, specs, plan, torch.from_numpy(self._batch.slots)
+        # The same slots in every group.
+        plans = [backend.plan(self._batch, each) for each in cache.scratch_slots]
+        return cache, specs, plans, [torch.from_numpy(self._batch.slots)] * len(plans)
 
 
 def _share(row_start: int, pages: Sequence[int], context_len: int) -> Share:
@@ -133,8 +144,11 @@ def _share(row_start: int, pages: Sequence[int], context_len: int) -> Share:
     )  # fmt: skip
 
 
-def is_close(expected: Any, found: torch.Tensor, tolerance: float) -> bool:
-    """Whether every row of the two, [1, rows, ...], is the same but for rounding."""
+def is_close(expected: Any, found: torch.Tensor, tolerance: float | torch.Tensor) -> bool:
+    """Whether every row of the two, [1, rows, ...], is the same but for rounding.
+
+    tolerance: of a row's norm; one for all, or [1, rows].
+    """
     if not isinstance(expected, torch.Tensor) or expected.shape != found.shape:
         return False
     error = (found - expected).flatten(1, -2).norm(dim=-1)

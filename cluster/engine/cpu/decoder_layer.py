@@ -51,32 +51,37 @@ class Scratch:
 
     def __init__(self) -> None:
         self._memory = torch.empty(0)
-        self._step: Step | None = None
+        self._plan: NativePlan | None = None
         self._cosines: torch.Tensor | None = None
         self._sines: torch.Tensor | None = None
+        self._slots: torch.Tensor | None = None
         self._rows = Rows()
 
     def rows(
-        self, step: Step, plan: NativePlan, cosines: torch.Tensor, sines: torch.Tensor, size: int
-    ) -> Rows:
-        """The step's rows as the kernel takes them, with `size` floats of scratch memory."""
+        self, step: Step, layer: int, plan: NativePlan, cosines: torch.Tensor,
+        sines: torch.Tensor, size: int,
+    ) -> Rows:  # fmt: skip
+        """The step's rows as the kernel takes them, with `size` floats of scratch memory.
+
+        plan: the attention of that layer; layers that share it share rows."""
         if size > len(self._memory):
             self._memory = torch.empty(size)
-            self._step = None
-        if step is not self._step or cosines is not self._cosines or sines is not self._sines:
+            self._plan = None
+        if plan is not self._plan or cosines is not self._cosines or sines is not self._sines:
             # Kept as long as their addresses are in use.
-            self._step, self._cosines, self._sines = step, cosines, sines
+            self._plan, self._cosines, self._sines = plan, cosines, sines
+            self._slots = step.write_slots(layer)
             seen = plan.row_pointers
             self._rows = Rows(
-                cosines.data_ptr(), sines.data_ptr(), step.write_slots.data_ptr(), *seen.pointers,
-                len(step.write_slots), seen.num_rows, seen.num_tasks, self._memory.data_ptr(),
+                cosines.data_ptr(), sines.data_ptr(), self._slots.data_ptr(), *seen.pointers,
+                len(self._slots), seen.num_rows, seen.num_tasks, self._memory.data_ptr(),
                 step.kv(0).dtype == torch.bfloat16,
             )  # fmt: skip
         return self._rows
 
     def forget(self) -> None:
         """Keep no step alive."""
-        self._step = self._cosines = self._sines = None
+        self._plan = self._cosines = self._sines = self._slots = None
 
 
 class NativeLayer:
@@ -107,7 +112,7 @@ class NativeLayer:
     ) -> torch.Tensor:
         """hidden_states [1, rows, size] -> the same shape."""
         if isinstance(plan, Step) and position_embeddings is not None and not args:
-            attention = plan.attention
+            attention = plan.attention(self._index)
             cosines, sines = position_embeddings
             kv = plan.kv(self._index)
             if isinstance(attention, NativePlan) and self.takes(hidden_states, cosines, sines, kv):
@@ -142,7 +147,7 @@ class NativeLayer:
         sines: torch.Tensor, kv: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
         size = self.row_size * hidden.shape[1]
-        rows = self.scratch.rows(step, plan, cosines, sines, size)
+        rows = self.scratch.rows(step, self._index, plan, cosines, sines, size)
         output = torch.empty_like(hidden)
         self._kernels.decoder_layer(
             self.weights, rows, kv.data_ptr(), step.window(self._index) or 0,

@@ -216,11 +216,15 @@ class Kernels:
 
     def decoder_layers(
         self, weights: ctypes.Array[Any], rows: ctypes.Structure, kvs: ctypes.Array[Any],
-        windows: ctypes.Array[Any], hidden: int,
+        windows: ctypes.Array[Any], hidden: int, start: int, stop: int,
     ) -> None:  # fmt: skip
-        """Layers one after the other, in place; arrays of one entry per layer."""
+        """The layers [start, stop) one after the other, in place; arrays of one entry per layer."""
+        parts = [
+            ctypes.byref(each, start * (ctypes.sizeof(each) // len(each)))
+            for each in (weights, kvs, windows)
+        ]
         self._decoder_layers(
-            weights, ctypes.byref(rows), kvs, windows, len(weights), hidden, self.num_threads
+            parts[0], ctypes.byref(rows), *parts[1:], stop - start, hidden, self.num_threads
         )
 
     def decoder_layer_scratch(self, weights: ctypes.Structure, num_rows: int) -> int:

@@ -42,11 +42,13 @@ struct Rows {
 };
 
 /* Under which conditions the target draws at a row; as in draws.py.  temperature 0 = greedy; top_k 0,
- * top_p 1, min_p 0: no truncation. */
+ * top_p 1, min_p 0: no truncation.  target_ids: the target's id of each column of the logits, which its
+ * noise belongs to; null where the columns are the target's ids. */
 struct RankedDraw {
     uint64_t seed;
     int64_t position, stream, top_k;
     double temperature, top_p, min_p;
+    const int32_t *target_ids;
 };
 
 /* Rows of logits and what the target's draws at them depend on; as in draws.py. */

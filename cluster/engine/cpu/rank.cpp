@@ -82,7 +82,9 @@ void do_row(void *argument, long row) {
     long allowed = call.count;
     if (is_sampled) {
         allowed = num_allowed(weights, call.count, draw);
-        gumbel_tokens(&draw.seed, &draw.position, &draw.stream, ids, 1, allowed, noise);
+        int64_t named[MAX_COUNT];
+        for (long i = 0; i < allowed; i++) named[i] = draw.target_ids ? draw.target_ids[ids[i]] : ids[i];
+        gumbel_tokens(&draw.seed, &draw.position, &draw.stream, named, 1, allowed, noise);
     }
     const double total = log_total(logits, call.vocab_size);
     int64_t *token_ids = call.token_ids + row * call.count;

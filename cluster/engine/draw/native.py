@@ -27,13 +27,15 @@ Doubles = npt.NDArray[np.float64]
 class RankedDraw(ctypes.Structure):
     """operations.h's: what the target's draw at a row depends on, besides the logits.
 
-    temperature 0 = greedy; top_k 0, top_p 1, min_p 0 = every token may be drawn.
+    temperature 0 = greedy; top_k 0, top_p 1, min_p 0 = every token may be drawn.  target_ids: the
+    address of int32[columns], the target's id of each column of the logits; None = the column.
     """
 
     _fields_ = (
         ("seed", ctypes.c_uint64),
         *((name, ctypes.c_int64) for name in ("position", "stream", "top_k")),
         *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p")),
+        ("target_ids", ctypes.c_void_p),
     )
 
 

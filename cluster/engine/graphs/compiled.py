@@ -19,7 +19,8 @@ from torch import library as operators
 
 from cluster.engine.attention.seam import LayerPlan
 from cluster.engine.cpu.packed_linear import PackedLinear, packed_layers
-from cluster.engine.types import AttentionOptions
+from cluster.engine.paths import StepInputs, StepOutputs
+from cluster.engine.types import Ability, AttentionOptions
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +30,12 @@ _forwards: WeakValueDictionary[int, CompiledForward] = WeakValueDictionary()
 
 
 class CompiledForward:
-    """Calls a transformers model's forward through `torch.compile`; one thread at a time."""
+    """Calls a transformers model's forward through `torch.compile`; one thread at a time.
+
+    It serves logits alone: what hooks record, the compiler does not see.
+    """
+
+    abilities: frozenset[Ability] = frozenset()
 
     def __init__(self, module: torch.nn.Module) -> None:
         """module: on the CPU, in eval mode.  Nothing is compiled before the first call."""
@@ -41,24 +47,21 @@ class CompiledForward:
         self.has_failed = False
         _forwards[self._number] = self
 
-    def __call__(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        logit_rows: torch.Tensor,
-        plan: LayerPlan,
-    ) -> torch.Tensor | None:
-        """As `LoadedModel.forward`; None when it cannot be compiled: then run it as it is."""
+    def __call__(self, inputs: StepInputs) -> StepOutputs | None:
+        """None when it cannot be compiled: then run it as it is."""
+        if self.has_failed:
+            return None
+        logit_rows = inputs.logit_rows
         num_wanted = len(logit_rows)
         if num_wanted < 2:
             # For one row the compiler would make a graph of its own; for none it would drop the
             # layers as dead code, and with them the writing of keys and values.
             logit_rows = logit_rows.new_zeros(2) if num_wanted == 0 else logit_rows.repeat(2)
-        self.plan = plan
+        self.plan = inputs.plan
         try:
             output = self._forward(
-                input_ids=token_ids.unsqueeze(0),
-                position_ids=positions.unsqueeze(0),
+                input_ids=inputs.token_ids.unsqueeze(0),
+                position_ids=inputs.positions.unsqueeze(0),
                 use_cache=False,
                 logits_to_keep=logit_rows,
                 plan=self._number,
@@ -73,8 +76,7 @@ class CompiledForward:
         finally:
             self.plan = None
         self._has_worked = True
-        logits: torch.Tensor = output.logits[0, :num_wanted]
-        return logits.float()
+        return StepOutputs(output.logits[0, :num_wanted].float())
 
 
 @cache

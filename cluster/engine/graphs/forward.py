@@ -10,7 +10,7 @@ in one copy, and the sections of the attention's layout have room for any batch 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -21,7 +21,9 @@ from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, Step
 from cluster.engine.graphs.capture import Capture, CudaCapture, Replay, Staging, Words
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.schedule.batch import Batch
+from cluster.engine.types import Ability
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -68,8 +70,12 @@ class FormBackend(Protocol):
 class GraphedForward:
     """Steps of a model as graphs, each captured when its form is first met; one thread at a time.
 
-    Where anything goes wrong with that, a warning says so once and every step runs eagerly.
+    Steps that ask for taps have graphs of their own, by the taps they ask for, which write to a
+    static buffer as others do with their logits.  Where anything goes wrong with capturing, a
+    warning says so once and every step runs eagerly.
     """
+
+    abilities = frozenset({Ability.TAPS})
 
     def __init__(
         self, model: LoadedModel, cache: KVCache, backend: FormBackend, capture: Capture,
@@ -82,11 +88,14 @@ class GraphedForward:
         self._backend = backend
         self._capture = capture
         self._widths = widths
-        self._replays: dict[StepForm, Replay] = {}
+        self._replays: dict[tuple[StepForm, tuple[int, ...]], Replay] = {}
+        self._taps: dict[tuple[int, ...], torch.Tensor] = {}
         widest = backend.form(widths[-1], widths[-1])
         assert widest is not None, "the backend knows no form of this model's steps"
-        fixed = _num_index_words(widths[-1]) + widest.num_words(self._padding(widths[-1]))
-        self._staging = Staging(fixed + rest_words, model.device)
+        padding = self._padding(widths[-1])
+        fixed = _num_index_words(widths[-1]) + widest.num_words(padding[0])
+        # One for each group of layers, whose slots are others.
+        self._stagings = [Staging(fixed + rest_words, model.device) for _ in padding]
         # Outside the pool: one result may be read while no graph may have it overwritten.
         self._logits = torch.zeros(
             (widths[-1], model.vocab_size), dtype=torch.float32, device=model.device
@@ -101,34 +110,38 @@ class GraphedForward:
         fitting = () if self.has_failed else (each for each in self._widths if each >= num_rows)
         return next(iter(fitting), num_rows)
 
-    def __call__(self, batch: Batch) -> torch.Tensor | None:
-        """float32 [wanted rows, vocab], the caller's own; None: run the step eagerly.
+    def __call__(self, batches: Sequence[Batch]) -> StepOutputs | None:
+        """The caller's own tensors; None: run the step eagerly.
 
-        batch: padded to its `width`.  Call in inference mode.  Raises RuntimeError when the device
-        fails."""
+        batches: of each group of layers one, padded to its `width`.  Call in inference mode.
+        Raises RuntimeError when the device fails."""
+        batch = batches[0]
         if self.has_failed or batch.num_rows not in self._widths:
             return None
         max_rows = max((share.num_rows for share in batch.shares), default=1)
         form = self._backend.form(batch.num_rows, max_rows)
-        if form is None or not self._stage(batch, form):
+        if form is None or not self._stage(batches, form):
             return None
-        replay = self._replays.get(form) or self._captured(form, batch.num_rows)
+        taps = batch.taps
+        replay = self._replays.get((form, taps)) or self._captured(form, batch.num_rows, taps)
         if replay is None:
             return None
         replay()
-        return self._logits[: len(batch.logit_rows)].clone()
+        logits = self._logits[: len(batch.logit_rows)].clone()
+        return StepOutputs(logits, self._taps[taps][: batch.num_rows].clone() if taps else None)
 
-    def capture_ahead(self, max_width: int = WIDTHS[-1]) -> None:
+    def capture_ahead(self, max_width: int = WIDTHS[-1], taps: tuple[int, ...] = ()) -> None:
         """Capture every form of up to so many rows now, on padding: it writes to the scratch slot
-        alone."""
+        alone.  taps: that the steps to come ask for."""
         with torch.inference_mode():
             for width in (each for each in self._widths if each <= max_width):
                 for max_rows in (each for each in self._widths if each <= width):
                     form = self._backend.form(width, max_rows)
                     if self.has_failed or form is None:
                         return
-                    if form not in self._replays and self._stage(self._padding(width), form):
-                        self._captured(form, width)
+                    is_known = (form, taps) in self._replays
+                    if not is_known and self._stage(self._padding(width), form):
+                        self._captured(form, width, taps)
         log.info("graphs captured max_width=%d graphs=%d", max_width, self.num_graphs)
 
     def keep_if(self, check: Callable[[], None]) -> None:
@@ -138,44 +151,60 @@ class GraphedForward:
         except ConfigError as error:
             self._give_up(error)
 
-    def _stage(self, batch: Batch, form: StepForm) -> bool:
-        """Bring the batch to the device; False: it has too many words."""
-        start = _num_index_words(batch.num_rows)
-        num_words = start + form.num_words(batch)
-        if num_words > len(self._staging.words):
+    def _stage(self, batches: Sequence[Batch], form: StepForm) -> bool:
+        """Bring the batches to the device; False: they have too many words."""
+        first = batches[0]
+        start = _num_index_words(first.num_rows)
+        num_words = start + form.num_words(first)  # of all alike
+        if num_words > len(self._stagings[0].words):
             return False
-        area = self._staging.area()
-        indices = area[:start].view(np.int64).reshape(_NUM_INDICES, -1)
-        indices[0], indices[1], indices[2] = batch.token_ids, batch.positions, batch.slots
-        indices[3] = 0
-        indices[3, : len(batch.logit_rows)] = batch.logit_rows
-        form.lay_out(batch, area[start:])
-        self._staging.send(num_words)
+        for batch, staging in zip(batches, self._stagings, strict=True):
+            area = staging.area()
+            indices = area[:start].view(np.int64).reshape(_NUM_INDICES, -1)
+            indices[0], indices[1], indices[2] = batch.token_ids, batch.positions, batch.slots
+            indices[3] = 0
+            indices[3, : len(batch.logit_rows)] = batch.logit_rows
+            form.lay_out(batch, area[start:])
+            staging.send(num_words)
         return True
 
-    def _captured(self, form: StepForm, width: int) -> Replay | None:
+    def _captured(self, form: StepForm, width: int, taps: tuple[int, ...]) -> Replay | None:
         try:
-            replay = self._capture(self._run(form, width))
+            replay = self._capture(self._run(form, width, taps))
         except Exception as error:  # noqa: BLE001 - a model's own code may do what no graph can
             self._give_up(error)
             return None
-        self._replays[form] = replay
+        self._replays[form, taps] = replay
         return replay
 
-    def _run(self, form: StepForm, width: int) -> Callable[[], None]:
+    def _run(self, form: StepForm, width: int, taps: tuple[int, ...]) -> Callable[[], None]:
         """The forward of a staged step; it knows the words on the device, and no batch."""
-        words = self._staging.words
         start = _num_index_words(width)
-        token_ids, positions, slots, logit_rows = (
-            words[:start].view(torch.int64).view(_NUM_INDICES, width)
+        staged = [staging.words for staging in self._stagings]
+        indices = [words[:start].view(torch.int64).view(_NUM_INDICES, width) for words in staged]
+        token_ids, positions, _, logit_rows = indices[0]
+        plan = Step(
+            self._cache,
+            self._model.layers,
+            [form.plan(words[start:]) for words in staged],
+            [slots for _, _, slots, _ in indices],
         )
-        plan = Step(self._cache, self._model.layers, form.plan(words[start:]), slots)
+        inputs = StepInputs(token_ids, positions, logit_rows, plan, taps)
         logits = self._logits[:width]
 
         def run() -> None:
-            logits.copy_(self._model.forward(token_ids, positions, logit_rows, plan))
+            outputs = self._model.forward(inputs)
+            logits.copy_(outputs.logits)
+            if outputs.taps is not None:
+                self._tap_buffer(taps, outputs.taps)[:width].copy_(outputs.taps)
 
         return run
+
+    def _tap_buffer(self, taps: tuple[int, ...], states: torch.Tensor) -> torch.Tensor:
+        """Where graphs of these taps write them; made by the run before the first capture."""
+        if taps not in self._taps:
+            self._taps[taps] = states.new_zeros(self._widths[-1], *states.shape[1:])
+        return self._taps[taps]
 
     def _give_up(self, error: Exception) -> None:
         lines = str(error).strip().splitlines()
@@ -184,11 +213,15 @@ class GraphedForward:
         )
         self.has_failed = True
         self._replays.clear()  # and with them their memory
+        self._taps.clear()
 
-    def _padding(self, width: int) -> Batch:
+    def _padding(self, width: int) -> list[Batch]:
         """A step of nobody."""
         zeros = np.zeros(width, np.int64)
-        return Batch((), zeros, zeros, np.full_like(zeros, self._cache.scratch_slot), zeros[:0])
+        return [
+            Batch((), zeros, zeros, np.full_like(zeros, scratch_slot), zeros[:0])
+            for scratch_slot in self._cache.scratch_slots
+        ]
 
 
 def create_graphs(

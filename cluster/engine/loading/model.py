@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.quantizers.auto import AutoQuantizationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from cluster.config import EngineConfig
 from cluster.engine.attention import seam
-from cluster.engine.attention.seam import LayerPlan
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.comparison import Comparison
 from cluster.engine.cpu.decoder_layer import fuse_decoder_layers
@@ -31,10 +28,13 @@ from cluster.engine.device import (
     warn_of_emulation,
 )
 from cluster.engine.graphs.compiled import CompiledForward
+from cluster.engine.loading.inspection import check_compile, describe, quantization_of
 from cluster.engine.loading.probe import probe_layers
-from cluster.engine.loading.refusals import check_servable, check_splittable, context_limit
 from cluster.engine.loading.reproducible import check_reproducible
-from cluster.engine.types import LayerSpec
+from cluster.engine.module_forward import ModuleForward
+from cluster.engine.paths import Path, StepInputs, StepOutputs
+from cluster.engine.taps import resolve_taps
+from cluster.engine.types import Ability, LayerSpec
 from cluster.errors import ConfigError
 from cluster.models.resolve import resolve
 
@@ -52,7 +52,7 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
-    compiled: the forward to prefer, as long as it works.  native: one that is preferred to all.
+    plain, compiled, native: its paths, see `paths`.
     """
 
     module: Any
@@ -66,44 +66,48 @@ class LoadedModel:
     activation_bytes: int
     compiled: CompiledForward | None = None
     native: NativeForward | None = None
+    plain: ModuleForward = field(init=False)
 
-    def forward(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        logit_rows: torch.Tensor,
-        plan: LayerPlan,
-    ) -> torch.Tensor:
-        """token_ids, positions: int64[rows].  Returns float32 [len(logit_rows), vocab]."""
-        if self.native is not None:
-            native_logits = self.native(token_ids, positions, logit_rows, plan)
-            if native_logits is not None:
-                return native_logits
-        if self.compiled is not None and not self.compiled.has_failed:
-            compiled_logits = self.compiled(token_ids, positions, logit_rows, plan)
-            if compiled_logits is not None:
-                return compiled_logits
-        output = self.module(
-            input_ids=token_ids.unsqueeze(0),
-            position_ids=positions.unsqueeze(0),
-            use_cache=False,
-            logits_to_keep=logit_rows,
-            plan=plan,
-        )
-        logits: torch.Tensor = output.logits[0]
-        return logits.float()
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plain", ModuleForward(self.module, len(self.layers)))
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The ways of running its forward, the preferred one first; the last serves any step."""
+        paths = (self.native, self.compiled, self.plain)
+        return tuple(path for path in paths if path is not None)
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What steps may ask for: what the last path serves, to which every step may come."""
+        return self.plain.abilities
+
+    def resolve_taps(self, taps: Sequence[int]) -> tuple[int, ...]:
+        """The taps counted from the front; raises ConfigError for what the model has not."""
+        if taps and Ability.TAPS not in self.abilities:
+            raise ConfigError(
+                f"{self.architecture} gives no hidden states: its layers do not stand in one list; "
+                "remove the drafters that need them",
+                param="taps",
+            )
+        return resolve_taps(taps, len(self.layers))
+
+    def forward(self, inputs: StepInputs) -> StepOutputs:
+        """By the first path that serves what the step needs."""
+        for path in self.paths:
+            if inputs.needs <= path.abilities:
+                outputs = path(inputs)
+                if outputs is not None:
+                    return outputs
+        raise AssertionError(f"no path serves {inputs.needs}; the step's maker is to ask before")
 
 
 def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     """Load `config.model`; raises ConfigError with the remedy when it cannot be served."""
     seam.register()
     source = str(resolve(config.model))
-    model_config = _load_config(source, config)
-    text_config = model_config.get_text_config(decoder=True)
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
-    check_servable(text_config, model_class)
-    check_splittable(text_config, config.tensor_parallel)
-    max_context_len = context_limit(text_config, config.max_context_len)
+    described = describe(source, config)
+    text_config, max_context_len = described.text_config, described.max_context_len
     device = resolve_device(config.device, rank)
     dtype = resolve_dtype(config.dtype, device, getattr(text_config, "dtype", None))
     module = _load_module(source, config, device, dtype)
@@ -133,7 +137,7 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
         architecture=type(module).__name__,
         layers=layers,
         device=torch.device(input_device),
-        vocab_size=int(text_config.vocab_size),
+        vocab_size=described.vocab_size,
         max_context_len=max_context_len,
         eos_token_ids=_eos_token_ids(source, text_config),
         activation_bytes=activation_bytes,
@@ -188,15 +192,6 @@ def _repeated_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
     return list(max(lists, key=len, default=()))
 
 
-def _load_config(source: str, config: EngineConfig) -> Any:
-    try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"model {config.model!r}: its config cannot be read: {error}", param="model"
-        ) from error
-
-
 def _load_module(
     source: str, config: EngineConfig, device: torch.device, dtype: torch.dtype | str
 ) -> Any:
@@ -206,7 +201,7 @@ def _load_module(
         "trust_remote_code": config.trust_remote_code,
     }
     if config.quantization is not None:
-        arguments["quantization_config"] = _quantization(config)
+        arguments["quantization_config"] = quantization_of(config)
     if config.tensor_parallel > 1:
         if config.device_map is not None:
             raise ConfigError(
@@ -245,31 +240,8 @@ def _compiled(
 ) -> CompiledForward | None:
     if not config.compile:
         return None
-    if device.type != "cpu" or config.tensor_parallel > 1 or config.device_map is not None:
-        raise ConfigError(
-            f"compile is for one process on a CPU, not for {device} with tensor_parallel "
-            f"{config.tensor_parallel} and device_map {config.device_map}; remove it",
-            param="compile",
-        )
+    check_compile(config, device)
     return CompiledForward(module)
-
-
-def _quantization(config: EngineConfig) -> Any:
-    """transformers' quantisation config of the configured method."""
-    assert config.quantization is not None
-    fields = dict(config.quantization)
-    if "quant_method" not in fields:
-        raise ConfigError(
-            "quantization lacks quant_method; name one, for instance torchao or bitsandbytes",
-            param="quantization.quant_method",
-        )
-    try:
-        return AutoQuantizationConfig.from_dict(fields)
-    except (ValueError, TypeError, ImportError) as error:
-        raise ConfigError(
-            f"quantization {fields['quant_method']!r} is refused by transformers: {error}",
-            param="quantization",
-        ) from error
 
 
 def _eos_token_ids(source: str, text_config: Any) -> tuple[int, ...]:

@@ -15,12 +15,10 @@ import torch
 from cluster.core import TokenArray, TokenTree, token_array
 from cluster.engine.attention import seam
 from cluster.engine.loading.model import LoadedModel
+from cluster.engine.module_forward import decoder_layers
 from cluster.engine.work import Output, Work
 from cluster.errors import ConfigError, WorkerError
 
-# What the check needs: slots of the cache, positions, and rows of one step.
-MIN_SLOTS = 16
-MIN_ROWS = 8
 _REQUEST = "self-check"
 # Relative error of a row of logits: float32's own is 1e-6 to 1e-5, a wrong layer's 0.1 to 1.
 _FLOAT32_BOUND = 1e-3
@@ -88,7 +86,7 @@ def _errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 def _coarse_bound(model: LoadedModel, texts: Sequence[TokenArray], expected: torch.Tensor) -> float:
     """What rounding explains of the typical row's error."""
     unit = _UNITS.get(model.layers[0].dtype)
-    layers = _decoder_layers(model)
+    layers = decoder_layers(model.module, len(model.layers))
     if unit is None or layers is None or getattr(model.module, "is_quantized", False):
         return _LOOSEST_BOUND
     generator = torch.Generator().manual_seed(0)
@@ -107,14 +105,6 @@ def _coarse_bound(model: LoadedModel, texts: Sequence[TokenArray], expected: tor
             hook.remove()
     noise = float(_errors(shaken, expected[-_NUM_NOISY:]).median())
     return min(_NOISE_FACTOR * noise, _LOOSEST_BOUND)
-
-
-def _decoder_layers(model: LoadedModel) -> torch.nn.ModuleList | None:
-    """The model's layers, where they stand in one list."""
-    for module in model.module.modules():
-        if isinstance(module, torch.nn.ModuleList) and len(module) == len(model.layers):
-            return module
-    return None
 
 
 def _run(engine: Steps, work: Work) -> torch.Tensor:

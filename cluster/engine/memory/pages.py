@@ -1,4 +1,4 @@
-"""Which pages are free, held by sequences, or kept only by the prefix cache.
+"""Which pages of a group of layers are free, held by sequences, or kept only by the prefix cache.
 
 Every page is in exactly one of the three states:
     free      nobody knows it
@@ -15,12 +15,13 @@ class PagePool:
     """Counts holders of pages; allocation prefers neighbours and low numbers.
 
     A sequence whose pages are consecutive is attended without gathering, and low numbers keep the
-    touched memory small.
+    touched memory small.  group: whose pages they are, of the groups that share a prefix cache.
     """
 
-    def __init__(self, num_pages: int, prefix_cache: PrefixCache) -> None:
+    def __init__(self, num_pages: int, prefix_cache: PrefixCache, group: int = 0) -> None:
         self.num_pages = num_pages
         self._prefix_cache = prefix_cache
+        self._group = group
         self._free = bytearray(b"\x01" * num_pages)
         self._num_free = num_pages
         self._holders = [0] * num_pages
@@ -31,20 +32,20 @@ class PagePool:
 
     @property
     def num_idle(self) -> int:
-        return self._prefix_cache.num_idle
+        return self._prefix_cache.num_idle(self._group)
 
     @property
     def num_held(self) -> int:
-        return self.num_pages - self._num_free - self._prefix_cache.num_idle
+        return self.num_pages - self._num_free - self._prefix_cache.num_idle(self._group)
 
     @property
     def num_available(self) -> int:
-        return self._num_free + self._prefix_cache.num_idle
+        return self._num_free + self._prefix_cache.num_idle(self._group)
 
     def allocate(self, after: int = -1) -> int:
         """A page with one holder, `after + 1` where that is free.  Needs num_available > 0."""
         if self._num_free == 0:
-            page = self._prefix_cache.evict()
+            page = self._prefix_cache.evict(self._group)
             self._holders[page] = 1
             return page
         page = after + 1
@@ -58,7 +59,7 @@ class PagePool:
     def hold(self, page: int) -> None:
         """One more holder of a page that is held or idle."""
         if self._holders[page] == 0:
-            self._prefix_cache.wake(page)
+            self._prefix_cache.wake(self._group, page)
         self._holders[page] += 1
 
     def drop(self, page: int) -> None:
@@ -67,7 +68,7 @@ class PagePool:
         assert self._holders[page] >= 0, f"page {page} was dropped more often than held"
         if self._holders[page] > 0:
             return
-        if not self._prefix_cache.rest(page):
+        if not self._prefix_cache.rest(self._group, page):
             self._free[page] = 1
             self._num_free += 1
 
@@ -76,7 +77,7 @@ class PagePool:
 
     def clear_idle(self) -> None:
         """Free every page that only the prefix cache keeps."""
-        for page in self._prefix_cache.clear():
+        for page in self._prefix_cache.clear(self._group):
             self._free[page] = 1
             self._num_free += 1
 
@@ -84,7 +85,7 @@ class PagePool:
         """Raise AssertionError unless the counts agree with `holders`, page to sequences."""
         for page, count in enumerate(self._holders):
             assert count == holders.get(page, 0), f"page {page}: {count} holders recorded"
-            idle = self._prefix_cache.is_idle(page)
+            idle = self._prefix_cache.is_idle(self._group, page)
             states = (bool(self._free[page]), idle, count > 0)
             assert sum(states) == 1, f"page {page} is in states free, idle, held: {states}"
         assert self._num_free == self._free.count(1), "the free count is wrong"

@@ -3,7 +3,8 @@
 One trie per tenant over full pages of committed tokens.  The key of an entry is (its parent's
 serial number, its tokens' bytes), so a hit compares the tokens themselves and never trusts a hash;
 below the root stands the tenant instead of a serial, so no tenant finds what others have computed.
-Pages without holders are evicted least recently used; a sequence lets go of its last page first, so
+An entry has a page in each group of layers.  Pages without holders are evicted least recently used,
+those of one group whatever becomes of the others'; a sequence lets go of its last page first, so
 children go before their parents.  Only where sequences release pages that left the window do
 parents go first: their entries stay without a page as long as entries stand below them, for a
 continuation needs the pages of the last window alone.
@@ -24,11 +25,11 @@ Parent = int | bytes
 
 @dataclass(slots=True, eq=False)
 class CachedPage:
-    """serial: identifies this very prefix; never used again after the entry is gone.  page: None
-    where it was evicted.  num_children: entries right below it."""
+    """serial: identifies this very prefix; never used again after the entry is gone.  pages: each
+    group's, None where it was evicted.  num_children: entries right below it."""
 
     serial: int
-    page: int | None
+    pages: list[int | None]
     key: tuple[Parent, bytes]
     num_children: int = 0
 
@@ -36,21 +37,23 @@ class CachedPage:
 class PrefixCache:
     """Entries by key and by page.  `enabled` False turns every operation into a miss."""
 
-    def __init__(self, page_size: int, *, enabled: bool = True) -> None:
+    def __init__(self, page_size: int, num_groups: int = 1, *, enabled: bool = True) -> None:
         self.enabled = enabled
         self.page_size = page_size
         self._entries: dict[tuple[Parent, bytes], CachedPage] = {}
         self._by_serial: dict[Parent, CachedPage] = {}
-        self._by_page: dict[int, CachedPage] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._by_page: list[dict[int, CachedPage]] = [{} for _ in range(num_groups)]
+        self._idle: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(num_groups)]
         self._last_serial = 0
 
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle)
+    def num_idle(self, group: int) -> int:
+        return len(self._idle[group])
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    def __contains__(self, entry: CachedPage) -> bool:
+        return self._by_serial.get(entry.serial) is entry
 
     def match(self, parent: Parent, tokens: TokenArray) -> list[CachedPage]:
         """The longest chain of entries below `parent` that stand for the start of `tokens`."""
@@ -67,45 +70,57 @@ class PrefixCache:
     def find(self, parent: Parent, page_tokens: TokenArray) -> CachedPage | None:
         return self._entries.get((parent, page_tokens.tobytes()))
 
-    def insert(self, parent: Parent, page_tokens: TokenArray, page: int) -> CachedPage:
-        """Enter a held page; the key must be absent, the parent present."""
+    def insert(self, parent: Parent, page_tokens: TokenArray, pages: Sequence[int]) -> CachedPage:
+        """Enter a held page of each group; the key must be absent, the parent present."""
         self._last_serial += 1
-        entry = CachedPage(self._last_serial, page, (parent, page_tokens.tobytes()))
+        entry = CachedPage(self._last_serial, [*pages], (parent, page_tokens.tobytes()))
         self._entries[entry.key] = entry
         self._by_serial[entry.serial] = entry
-        self._by_page[page] = entry
+        for by_page, page in zip(self._by_page, pages, strict=True):
+            by_page[page] = entry
         if not isinstance(parent, bytes):
             self._by_serial[parent].num_children += 1
         return entry
 
-    def restore(self, entry: CachedPage, page: int) -> None:
-        """Give a held page to an entry that has none."""
-        entry.page = page
-        self._by_page[page] = entry
+    def restore(self, entry: CachedPage, group: int, page: int) -> None:
+        """Give a held page to an entry that has none in that group."""
+        entry.pages[group] = page
+        self._by_page[group][page] = entry
 
-    def rest(self, page: int) -> bool:
+    def withdraw(self, entry: CachedPage) -> None:
+        """Leave an entry's pages, all of them held, to their holder alone."""
+        for group, page in enumerate(entry.pages):
+            if page is not None:
+                del self._by_page[group][page]
+                entry.pages[group] = None
+        self._tidy(entry)
+
+    def rest(self, group: int, page: int) -> bool:
         """The last holder let go: keep the page as idle if it is cached, and say so."""
-        if page not in self._by_page:
+        if page not in self._by_page[group]:
             return False
-        self._idle[page] = None
+        self._idle[group][page] = None
         return True
 
-    def wake(self, page: int) -> None:
+    def wake(self, group: int, page: int) -> None:
         """An idle page gets a holder again."""
-        del self._idle[page]
+        del self._idle[group][page]
 
-    def is_idle(self, page: int) -> bool:
-        return page in self._idle
+    def is_idle(self, group: int, page: int) -> bool:
+        return page in self._idle[group]
 
-    def evict(self) -> int:
-        """Forget the least recently used idle page and return it."""
-        page, _ = self._idle.popitem(last=False)
-        entry: CachedPage | None = self._by_page.pop(page)
-        assert entry is not None
-        entry.page = None
-        while entry is not None and entry.page is None and not entry.num_children:
-            entry = self._remove(entry)
+    def evict(self, group: int) -> int:
+        """Forget the group's least recently used idle page and return it."""
+        page, _ = self._idle[group].popitem(last=False)
+        entry = self._by_page[group].pop(page)
+        entry.pages[group] = None
+        self._tidy(entry)
         return page
+
+    def _tidy(self, entry: CachedPage | None) -> None:
+        """Forget entries, from this one upwards, that no page and no child needs."""
+        while entry is not None and not entry.num_children and not _has_page(entry):
+            entry = self._remove(entry)
 
     def _remove(self, entry: CachedPage) -> CachedPage | None:
         """Forget an entry; returns the one it stood below."""
@@ -115,9 +130,9 @@ class PrefixCache:
             parent.num_children -= 1
         return parent
 
-    def clear(self) -> list[int]:
-        """Forget all idle pages and return them."""
-        return [self.evict() for _ in range(len(self._idle))]
+    def clear(self, group: int) -> list[int]:
+        """Forget all idle pages of a group and return them."""
+        return [self.evict(group) for _ in range(self.num_idle(group))]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every entry is reachable and of use to some page."""
@@ -126,21 +141,31 @@ class PrefixCache:
             parent = entry.key[0]
             assert isinstance(parent, bytes) or parent in self._by_serial, "an entry hangs loose"
             children[parent] = children.get(parent, 0) + 1
-            assert entry.page is None or self._by_page[entry.page] is entry, "two own one page"
+            for by_page, page in zip(self._by_page, entry.pages, strict=True):
+                assert page is None or by_page[page] is entry, "two own one page"
         for entry in self._entries.values():
             count = children.get(entry.serial, 0)
             assert entry.num_children == count, f"{entry.num_children} children, of {count}"
-            assert count or entry.page is not None, "an entry without page or children was kept"
+            assert count or _has_page(entry), "an entry without page or children was kept"
 
 
-def num_usable(entries: Sequence[CachedPage], first: int, reach: Reach) -> int:
+def _has_page(entry: CachedPage) -> bool:
+    return any(page is not None for page in entry.pages)
+
+
+def num_usable(entries: Sequence[CachedPage], first: int, reaches: Sequence[Reach]) -> int:
     """How many of a chain's entries can be continued from: those that end with all the pages that
     are read from there on.  first: the chain begins with so many pages that are held."""
-    usable = present_from = 0
-    for index, entry in enumerate(entries):
-        if entry.page is None:
-            present_from = index + 1
-        end = first + index + 1
-        if max(reach.first_page(end * reach.page_size), first) >= first + present_from:
-            usable = index + 1
+    usable = 0
+    present_from = [first] * len(reaches)
+    for number, entry in enumerate(entries, first):
+        end = number + 1
+        is_usable = True
+        for group, reach in enumerate(reaches):
+            if entry.pages[group] is None:
+                present_from[group] = end
+            needed = max(reach.first_page(end * reach.page_size), first)
+            is_usable &= needed >= present_from[group]
+        if is_usable:
+            usable = end - first
     return usable

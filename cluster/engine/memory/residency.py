@@ -1,16 +1,16 @@
 """Which sequences hold which pages: rollback, growth, commits, prefix sharing, preemption.
 
 Invariants, for every sequence:
-    len(shared) * page_size <= cached_len <= cached_len + len(tree) <= len(pages) * page_size
-(the first but for a rollback into a shared page).  Where all layers have a window, a sequence lets
-go of the pages that left it; one that rolls back to where some of them would be read again loses
-all its pages: tokens are the truth, caches are guesses.
+    len(shared) * page_size <= cached_len <= cached_len + len(tree) <= num_pages * page_size
+(the first but for a rollback into a shared page).  Every group of layers has a table of that many
+pages, and a pool that they come from.  Where the group has a window, a sequence lets go of the
+pages that left it; one that rolls back to where some of them would be read again loses all its
+pages: tokens are the truth, caches are guesses.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from collections.abc import Sequence as Indices
 
 import numpy as np
@@ -18,11 +18,11 @@ import numpy as np
 from cluster.config import EngineConfig
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.live_nodes import check_retained, starts_with
 from cluster.engine.memory.pages import PagePool
-from cluster.engine.memory.prefix_cache import PrefixCache, num_usable
+from cluster.engine.memory.prefix_cache import CachedPage, PrefixCache, num_usable
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.work import Work
-from cluster.errors import ProtocolError
 
 
 class Residency:
@@ -31,9 +31,14 @@ class Residency:
     def __init__(self, cache: KVCache, config: EngineConfig) -> None:
         self._cache = cache
         self._page_size = cache.page_size
-        self._reach = cache.reach
-        self._prefixes = PrefixCache(cache.page_size, enabled=config.prefix_cache)
-        self.pool = PagePool(cache.num_pages, self._prefixes)
+        self._reaches = [group.reach for group in cache.groups]
+        self._prefixes = PrefixCache(
+            cache.page_size, len(cache.groups), enabled=config.prefix_cache
+        )
+        self.pools = [
+            PagePool(num_pages, self._prefixes, group)
+            for group, num_pages in enumerate(cache.num_pages)
+        ]
         self.sequences: dict[str, Sequence] = {}
         self._num_arrivals = 0
         self._max_sequences = config.max_running_sequences
@@ -42,7 +47,7 @@ class Residency:
         """The sequence of that request, opened empty where it is unknown."""
         sequence = self.sequences.get(request_id)
         if sequence is None:
-            sequence = Sequence(request_id, self._num_arrivals, self._page_size)
+            sequence = Sequence(request_id, self._num_arrivals, self._page_size, len(self.pools))
             self._num_arrivals += 1
             self.sequences[request_id] = sequence
         return sequence
@@ -70,7 +75,7 @@ class Residency:
         if work.prefix_hash is not None and (sequence.hash_at(work.base_len) != work.prefix_hash):
             return 0
         if work.num_cached_nodes:
-            if sequence.cached_len != work.base_len or not _starts_with(sequence, work):
+            if sequence.cached_len != work.base_len or not starts_with(sequence, work):
                 self.truncate(sequence, work.base_len)
                 return sequence.cached_len
             self._keep_nodes(sequence, work.num_cached_nodes)
@@ -85,9 +90,10 @@ class Residency:
         """Roll back to `length` committed tokens, without nodes; pages beyond stay for now.
 
         To none at all where pages that would be read again have been released."""
-        if self._reach.first_page(length) < sequence.num_released:
-            self.evacuate(sequence)
-            return
+        for table, reach in zip(sequence.tables, self._reaches, strict=True):
+            if reach.first_page(length) < table.num_released:
+                self.evacuate(sequence)
+                return
         rolls_back = length < sequence.cached_len
         sequence.truncate(length)
         if rolls_back:
@@ -102,15 +108,17 @@ class Residency:
     def trim(self, sequence: Sequence) -> None:
         """Let go of pages beyond the last slot in use."""
         keep = self.num_pages_for(sequence.num_slots_used)
-        while len(sequence.pages) > keep:
-            page = sequence.pop_page()
-            if page is not None:
-                self.pool.drop(page)
+        for table, pool in zip(sequence.tables, self.pools, strict=True):
+            while len(table.pages) > keep:
+                page = table.pop()
+                if page is not None:
+                    pool.drop(page)
 
-    def _release(self, sequence: Sequence, first: int) -> None:
+    def _release(self, sequence: Sequence, group: int, first: int) -> None:
         """Let go of the pages before page number `first`, which no row to come reads."""
-        while sequence.num_released < min(first, len(sequence.pages)):
-            self.pool.drop(sequence.release_page(self._cache.scratch_page))
+        table = sequence.tables[group]
+        while table.num_released < min(first, len(table.pages)):
+            self.pools[group].drop(table.release(self._cache.scratch_pages[group]))
 
     def adopt_prefix(self, sequence: Sequence, delta: TokenArray) -> int:
         """Continue a sequence that ends at a page border with cached pages; returns the tokens.
@@ -125,51 +133,84 @@ class Residency:
         self.trim(sequence)
         start = len(sequence.shared)
         entries = self._prefixes.match(sequence.prefix_end, delta[:-1])
-        entries = entries[: num_usable(entries, start, self._reach)]
-        first = self._reach.first_page((start + len(entries)) * self._page_size)
-        self._release(sequence, first)
-        for index, entry in enumerate(entries, start):
-            if index < first:
-                sequence.add_released_page(self._cache.scratch_page)
-            else:
-                assert entry.page is not None, "an evicted page was taken for a usable one"
-                self.pool.hold(entry.page)
-                sequence.add_page(entry.page)
-            sequence.shared.append(entry)
+        entries = entries[: num_usable(entries, start, self._reaches)]
         num_tokens = len(entries) * self._page_size
+        for group, reach in enumerate(self._reaches):
+            first = reach.first_page(start * self._page_size + num_tokens)
+            self._release(sequence, group, first)
+            self._adopt(sequence, group, entries, first)
+        sequence.shared += entries
         sequence.append(delta[:num_tokens])
         return num_tokens
 
-    def num_pages_missing(self, sequence: Sequence, length: int) -> int:
-        """Pages `reserve` would allocate."""
-        missing = self.num_pages_for(length) - len(sequence.pages)
-        return max(0, missing) + self._must_copy(sequence)
+    def _adopt(
+        self, sequence: Sequence, group: int, entries: Indices[CachedPage], first: int
+    ) -> None:
+        """Add the entries' pages to a table, those before page number `first` as released."""
+        table = sequence.tables[group]
+        for entry in entries:
+            if len(table.pages) < first:
+                table.add_released(self._cache.scratch_pages[group])
+                continue
+            page = entry.pages[group]
+            assert page is not None, "an evicted page was taken for a usable one"
+            self.pools[group].hold(page)
+            table.add(page)
 
-    def _must_copy(self, sequence: Sequence) -> bool:
+    @property
+    def num_available(self) -> int:
+        """How many pages `reserve` may allocate: it takes them from every pool."""
+        return min(pool.num_available for pool in self.pools)
+
+    def num_pages_missing(
+        self, sequence: Sequence, length: int, without: Indices[Sequence] = ()
+    ) -> int:
+        """Pages `reserve` would allocate from every pool once the sequences `without` hold none."""
+        missing = self.num_pages_for(length) - sequence.num_pages
+        return max(0, missing) + self._must_copy(sequence, without)
+
+    def _must_copy(self, sequence: Sequence, without: Indices[Sequence] = ()) -> bool:
+        """Whether a rollback ended inside a page that other sequences hold as well.
+
+        In the first group holds it whoever does in any other."""
+        if not self._ends_in_shared(sequence):
+            return False
+        page = sequence.tables[0].pages[len(sequence.shared) - 1]
+        num_gone = sum(page in each.tables[0].held_pages for each in without)
+        return self.pools[0].num_holders(page) - num_gone > 1
+
+    def _ends_in_shared(self, sequence: Sequence) -> bool:
         return len(sequence.shared) * self._page_size > sequence.cached_len
 
     def reserve(self, sequence: Sequence, length: int) -> None:
         """Make positions cached_len .. length writable; needs num_pages_missing available pages."""
-        if self._must_copy(sequence):
-            self._copy_last_shared(sequence)
-        while len(sequence.pages) * self._page_size < length:
-            sequence.add_page(self.pool.allocate(sequence.pages[-1] if sequence.pages else -1))
+        if self._ends_in_shared(sequence):
+            if self._must_copy(sequence):
+                self._copy_last_shared(sequence)
+            else:
+                # Its own again: a copy would take a page that there may not be.
+                self._prefixes.withdraw(sequence.shared[-1])
+            del sequence.shared[-1]
+        for table, pool in zip(sequence.tables, self.pools, strict=True):
+            while len(table.pages) * self._page_size < length:
+                table.add(pool.allocate(table.pages[-1] if table.pages else -1))
 
     def _copy_last_shared(self, sequence: Sequence) -> None:
-        """Copy on write: a rollback ended inside a page that the prefix cache knows."""
+        """Copy on write: the prefix cache and other sequences know the page."""
         index = len(sequence.shared) - 1
-        del sequence.shared[index]
-        start = index * self._page_size
-        source = sequence.slots[start : sequence.cached_len].copy()
-        former = sequence.replace_page(index, self.pool.allocate())
-        self._cache.move(source, sequence.slots[start : sequence.cached_len].copy())
-        self.pool.drop(former)
+        used = slice(index * self._page_size, sequence.cached_len)
+        for group, (table, pool) in enumerate(zip(sequence.tables, self.pools, strict=True)):
+            source = table.slots[used].copy()
+            former = table.replace(index, pool.allocate())
+            self._cache.move(group, source, table.slots[used].copy())
+            pool.drop(former)
 
     def commit(self, sequence: Sequence, token_ids: TokenArray) -> None:
         """The KV of these tokens has been written behind the context."""
         sequence.append(token_ids)
         self._publish(sequence)
-        self._release(sequence, self._reach.first_page_kept(sequence.cached_len))
+        for group, reach in enumerate(self._reaches):
+            self._release(sequence, group, reach.first_page_kept(sequence.cached_len))
 
     def _publish(self, sequence: Sequence) -> None:
         """Enter full pages of committed tokens into the prefix cache."""
@@ -182,27 +223,36 @@ class Residency:
             page_tokens = sequence.tokens[index * size : (index + 1) * size]
             entry = self._prefixes.find(parent, page_tokens)
             if entry is None:
-                entry = self._prefixes.insert(parent, page_tokens, sequence.pages[index])
-            elif entry.page is None:
-                self._prefixes.restore(entry, sequence.pages[index])
-            elif entry.page != sequence.pages[index]:
-                # Another sequence computed the same page meanwhile; one copy is enough.
-                self.pool.hold(entry.page)
-                self.pool.drop(sequence.replace_page(index, entry.page))
+                pages = [table.pages[index] for table in sequence.tables]
+                entry = self._prefixes.insert(parent, page_tokens, pages)
+            else:
+                self._join(sequence, index, entry)
             sequence.shared.append(entry)
+
+    def _join(self, sequence: Sequence, index: int, entry: CachedPage) -> None:
+        """Give a page to an entry that lacks it, or take the entry's instead of the own: another
+        sequence computed the same page meanwhile, and one copy is enough."""
+        for group, (table, pool) in enumerate(zip(sequence.tables, self.pools, strict=True)):
+            own, cached = table.pages[index], entry.pages[group]
+            if cached is None:
+                self._prefixes.restore(entry, group, own)
+            elif cached != own:
+                pool.hold(cached)
+                pool.drop(table.replace(index, cached))
 
     def retain(self, sequence: Sequence, path: Indices[int], keep: Indices[int]) -> None:
         """Commit the nodes `path`, keep the nodes `keep` as the live tree, drop the others."""
         tree = sequence.tree
-        new_parents = _check_retained(tree, path, keep)
+        new_parents = check_retained(tree, path, keep)
         survivors = np.asarray([*path, *keep], dtype=np.int64)
         start = sequence.cached_len
         moved = np.flatnonzero(survivors != np.arange(len(survivors)))
         if len(moved):
             # Slots up to the first node that moves are in place already.
             offsets = np.arange(moved[0], len(survivors))
-            slots = sequence.slots
-            self._cache.move(slots[start + survivors[offsets]], slots[start + offsets])
+            for group, table in enumerate(sequence.tables):
+                slots = table.slots
+                self._cache.move(group, slots[start + survivors[offsets]], slots[start + offsets])
         self.commit(sequence, tree.token_ids[survivors[: len(path)]])
         if keep:
             sequence.tree = TokenTree(tree.token_ids[survivors[len(path) :]], new_parents)
@@ -220,13 +270,13 @@ class Residency:
 
     def has_place(self, sequence: Sequence) -> bool:
         """Whether the sequence holds pages, or may come to hold some beside those that do."""
-        if sequence.pages or len(self.sequences) <= self._max_sequences:
+        if sequence.num_pages or len(self.sequences) <= self._max_sequences:
             return True
-        return sum(bool(each.pages) for each in self.sequences.values()) < self._max_sequences
+        return sum(bool(each.num_pages) for each in self.sequences.values()) < self._max_sequences
 
     def has_room(self, sequence: Sequence, length: int) -> bool:
         """Whether `reserve` may be called at once."""
-        enough = self.num_pages_missing(sequence, length) <= self.pool.num_available
+        enough = self.num_pages_missing(sequence, length) <= self.num_available
         return enough and self.has_place(sequence)
 
     def younger_holders(self, arrival: int) -> list[Sequence]:
@@ -234,47 +284,51 @@ class Residency:
         holders = [
             sequence
             for sequence in self.sequences.values()
-            if sequence.pages and sequence.arrival > arrival
+            if sequence.num_pages and sequence.arrival > arrival
         ]
         return sorted(holders, key=lambda sequence: sequence.arrival, reverse=True)
 
-    def num_reclaimable(self, victims: Iterable[Sequence]) -> int:
-        """Pages that would become available if all of `victims` let go of theirs."""
-        held = Counter(page for victim in victims for page in victim.held_pages)
-        return sum(count == self.pool.num_holders(page) for page, count in held.items())
+    def num_available_without(self, victims: Indices[Sequence]) -> int:
+        """What `num_available` would be if all of `victims` let go of their pages."""
+        numbers: list[int] = []
+        for group, pool in enumerate(self.pools):
+            held = Counter(page for each in victims for page in each.tables[group].held_pages)
+            let_go = sum(count == pool.num_holders(page) for page, count in held.items())
+            numbers.append(pool.num_available + let_go)
+        return min(numbers)
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache of pages that nobody holds."""
-        self.pool.clear_idle()
+        for pool in self.pools:
+            pool.clear_idle()
 
     def check_integrity(self) -> None:
         """Raise AssertionError when the books do not balance; cheap enough for idle moments."""
-        holders: Counter[int] = Counter()
-        for sequence in self.sequences.values():
-            self._check_sequence(sequence)
-            holders.update(sequence.held_pages)
-        self.pool.check_integrity(holders)
+        for group, pool in enumerate(self.pools):
+            holders: Counter[int] = Counter()
+            for sequence in self.sequences.values():
+                self._check_table(sequence, group)
+                holders.update(sequence.tables[group].held_pages)
+            pool.check_integrity(holders)
         self._prefixes.check_integrity()
 
-    def _check_sequence(self, sequence: Sequence) -> None:
-        capacity, first = len(sequence.pages) * self._page_size, sequence.num_released
+    def _check_table(self, sequence: Sequence, group: int) -> None:
+        table = sequence.tables[group]
+        held, first, scratch = (
+            table.held_pages,
+            table.num_released,
+            self._cache.scratch_pages[group],
+        )
+        in_sight = self._reaches[group].first_page(sequence.cached_len)
+        assert len(table.pages) == sequence.num_pages, "the tables differ in length"
+        capacity = len(table.pages) * self._page_size
         assert sequence.num_slots_used <= capacity, f"{sequence.request_id}: too few pages"
-        assert len(set(sequence.held_pages)) == len(sequence.held_pages), "a page is held twice"
-        assert set(sequence.pages[:first]) <= {self._cache.scratch_page}, "a page was not released"
-        assert first <= self._reach.first_page(sequence.cached_len), "a page in sight was released"
-        for entry, page in zip(sequence.shared[first:], sequence.held_pages, strict=False):
-            assert entry.page == page, "a shared page was replaced"
-
-
-def _starts_with(sequence: Sequence, work: Work) -> bool:
-    """Whether the live nodes begin with the work's cached nodes."""
-    count, live = work.num_cached_nodes, sequence.tree
-    if count > len(live):
-        return False
-    return bool(
-        np.array_equal(live.token_ids[:count], work.tree.token_ids[:count])
-        and np.array_equal(live.parents[:count], work.tree.parents[:count])
-    )
+        assert len(set(held)) == len(held), "a page is held twice"
+        assert set(table.pages[:first]) <= {scratch}, "a page was not released"
+        assert first <= in_sight, "a page in sight was released"
+        assert all(entry in self._prefixes for entry in sequence.shared), "it shares what is gone"
+        for entry, page in zip(sequence.shared[first:], held, strict=False):
+            assert entry.pages[group] == page, "a shared page was replaced"
 
 
 def common_prefix_len(left: TokenArray, right: TokenArray) -> int:
@@ -282,27 +336,3 @@ def common_prefix_len(left: TokenArray, right: TokenArray) -> int:
     length = min(len(left), len(right))
     differs = np.flatnonzero(left[:length] != right[:length])
     return int(differs[0]) if len(differs) else length
-
-
-def _check_retained(tree: TokenTree, path: Indices[int], keep: Indices[int]) -> TokenArray:
-    """The kept nodes' new parents; raises ProtocolError where path or keep is none of the tree."""
-    parent = -1
-    for node in path:
-        if not 0 <= node < len(tree) or tree.parents[node] != parent:
-            raise ProtocolError(
-                f"path {list(path)} is no path from the context in a tree of {len(tree)} live nodes"
-            )
-        parent = int(node)
-    renumbered = {parent: -1}
-    new_parents = np.empty(len(keep), dtype=np.int32)
-    former = -1
-    for index, node in enumerate(keep):
-        if not former < node < len(tree) or int(tree.parents[node]) not in renumbered:
-            raise ProtocolError(
-                f"kept node {node} is out of order, or neither its parent is kept nor the end of "
-                f"the path ({len(tree)} live nodes)"
-            )
-        new_parents[index] = renumbered[int(tree.parents[node])]
-        renumbered[int(node)] = index
-        former = node
-    return new_parents

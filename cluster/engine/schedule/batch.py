@@ -6,15 +6,17 @@ nodes of the tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as Shares
-from dataclasses import dataclass
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from cluster.core import TokenArray
 from cluster.engine.memory.sequence import Sequence
+from cluster.engine.taps import TapRows, Taps
+from cluster.engine.types import Ability, needs
 from cluster.engine.work import Work
 from cluster.spec.tree import ancestor_mask
 
@@ -76,17 +78,36 @@ class Share:
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
     """token_ids, positions, slots: int64[rows].  slots: where each row's keys and values go.
-    logit_rows: int64[wanted], the rows whose logits are asked for, in the order of the shares."""
+    logit_rows: int64[wanted], the rows whose logits are asked for, in the order of the shares.
+    taps: wanted of all rows.  adapters: int64[rows], 0 = none; None where no row has one."""
 
-    shares: Shares[Share]
+    shares: SequenceOf[Share]
     token_ids: IndexArray
     positions: IndexArray
     slots: IndexArray
     logit_rows: IndexArray
+    taps: tuple[int, ...] = ()
+    adapters: IndexArray | None = None
 
     @property
     def num_rows(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def needs(self) -> frozenset[Ability]:
+        return needs(self.taps, self.adapters)
+
+    def at(self, picks: SequenceOf[Pick], group: int, scratch_slot: int) -> Batch:
+        """The same rows at their slots in the pool of another group of layers than the first.
+
+        picks: as given to `build_batch`."""
+        shares: list[Share] = []
+        slots = np.full_like(self.slots, scratch_slot)
+        for share, pick in zip(self.shares, picks, strict=True):
+            own = pick.sequence.tables[group].slots[: share.key_len]
+            shares.append(replace(share, slots=own))
+            slots[share.row_start : share.row_stop] = own[share.key_len - share.num_rows :]
+        return replace(self, shares=shares, slots=slots)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -110,7 +131,7 @@ class Pick:
     @property
     def num_logit_rows(self) -> int:
         """A completed work's rows of logits; an unfinished one has none."""
-        return self.work.num_new_nodes + (self.num_delta > 0) if self.completes else 0
+        return self.work.num_logit_rows if self.completes else 0
 
     def delta(self) -> TokenArray:
         """The tokens of this step's chunk; to be asked before they are committed."""
@@ -119,9 +140,10 @@ class Pick:
 
 
 def build_batch(
-    picks: Iterable[Pick], *, min_rows: int, scratch_slot: int, max_context_len: int
-) -> Batch:
-    """Lay out the picks; pages for them are reserved.
+    picks: SequenceOf[Pick], *, min_rows: int, scratch_slot: int, max_context_len: int,
+    taps: tuple[int, ...] = (),
+) -> Batch:  # fmt: skip
+    """Lay out the picks, at their slots in the first group of layers; pages are reserved.
 
     min_rows: pad to so many rows with token 0 at position 0, which nobody sees: its keys and
     values go to `scratch_slot`, and it belongs to no share.
@@ -154,18 +176,46 @@ def build_batch(
         np.minimum(np.concatenate(positions), max_context_len - 1),
         np.concatenate(slots),
         np.concatenate(logit_rows),
+        taps,
+        _adapters(picks, max(row, min_rows)),
     )
+
+
+def tapped(picks: SequenceOf[Pick], rows: torch.Tensor | None) -> Taps | None:
+    """Whose rows of taps they are; to be asked before the picks are committed.
+
+    rows: [rows, taps, hidden], padding behind those of the picks; None = none were asked for."""
+    if rows is None:
+        return None
+    sequences: list[TapRows] = []
+    start = 0
+    for pick in picks:
+        stop = start + pick.num_rows
+        name, position = pick.sequence.request_id, pick.sequence.cached_len
+        sequences.append(TapRows(name, position, pick.num_delta, start, stop))
+        start = stop
+    return Taps(rows[:start], tuple(sequences))
+
+
+def _adapters(picks: SequenceOf[Pick], num_rows: int) -> IndexArray | None:
+    if not any(pick.work.adapter for pick in picks):
+        return None
+    adapters = np.zeros(num_rows, dtype=np.int64)
+    used = np.repeat([pick.work.adapter for pick in picks], [pick.num_rows for pick in picks])
+    adapters[: len(used)] = used
+    return adapters
 
 
 def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
     sequence, work = pick.sequence, pick.work
+    slots = sequence.tables[0].slots
     start = sequence.cached_len
     context_len = start + pick.num_delta
     positions = np.arange(start, context_len)
     tokens = pick.delta()
     if not pick.completes or not len(work.tree):
         share = Share(
-            row_start, pick.num_delta, context_len, sequence.slots[:context_len], positions,
+            row_start, pick.num_delta, context_len, slots[:context_len], positions,
             np.empty(0, np.int64), np.empty((0, 0), np.bool_),
         )  # fmt: skip
         return share, tokens
@@ -176,7 +226,7 @@ def _share(pick: Pick, row_start: int) -> tuple[Share, npt.NDArray[np.int32]]:
         row_start,
         pick.num_delta,
         context_len,
-        sequence.slots[: context_len + len(work.tree)],
+        slots[: context_len + len(work.tree)],
         np.concatenate((positions, node_positions[first_new:])),
         node_positions,
         mask[first_new:],

@@ -16,11 +16,12 @@ from cluster.engine.schedule.batch import Pick
 from cluster.engine.schedule.scheduler import Schedule
 
 _DIGEST_BYTES = 8  # a tensor element
-_COUNTS = struct.Struct("<5q")
+_COUNTS = struct.Struct("<3q")
+_POOL = struct.Struct("<2q")
 _PICK = struct.Struct("<4qQ3q")
 
 
-def step_digest(schedule: Schedule, picks: Sequence[Pick], pool: PagePool) -> int:
+def step_digest(schedule: Schedule, picks: Sequence[Pick], pools: Sequence[PagePool]) -> int:
     """int64: of the rows, tokens and slots of a step, of what it answers without running, and of
     how many pages are free and cached, which later steps depend on.
 
@@ -28,11 +29,9 @@ def step_digest(schedule: Schedule, picks: Sequence[Pick], pool: PagePool) -> in
     these enter by the prefix hash and the number of their pages.
     """
     told = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-    told.update(
-        _COUNTS.pack(
-            len(picks), schedule.num_rows, schedule.num_preempted, pool.num_free, pool.num_idle
-        )
-    )
+    told.update(_COUNTS.pack(len(picks), schedule.num_rows, schedule.num_preempted))
+    for pool in pools:
+        told.update(_POOL.pack(pool.num_free, pool.num_idle))
     for pick in picks:
         sequence, tree = pick.sequence, pick.work.tree
         length = sequence.cached_len
@@ -40,14 +39,15 @@ def step_digest(schedule: Schedule, picks: Sequence[Pick], pool: PagePool) -> in
         told.update(
             _PICK.pack(
                 length, pick.num_delta, pick.num_rows, pick.work.num_cached_nodes,
-                sequence.hash_at(length), pick.completes, len(tree), len(sequence.pages),
+                sequence.hash_at(length), pick.completes, len(tree), sequence.num_pages,
             )
         )  # fmt: skip
         told.update(pick.delta().tobytes())
         if pick.completes:
             told.update(tree.token_ids.tobytes())
             told.update(tree.parents.tobytes())
-        told.update(sequence.slots[length : length + pick.num_delta + len(tree)].tobytes())
+        for table in sequence.tables:
+            told.update(table.slots[length : length + pick.num_delta + len(tree)].tobytes())
     for answer in schedule.answers:
         told.update(answer.request_id.encode())
         told.update(_PICK.pack(-1 if answer.have_len is None else answer.have_len, *(0,) * 7))

@@ -14,7 +14,8 @@ from cluster.config import EngineConfig
 from cluster.engine.memory.residency import Residency, common_prefix_len
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.schedule.batch import Pick
-from cluster.engine.work import Output
+from cluster.engine.taps import Taps
+from cluster.engine.work import Output, StepSummary
 
 # A work that brings more tokens than these is a prefill; its tree says nothing of that.
 _SHORT_ROWS = 64
@@ -29,6 +30,20 @@ class Schedule:
     num_rows: int = 0
     num_preempted: int = 0
     num_prefix_hit_tokens: int = 0
+
+    def summary(self, forward_time_s: float, step_time_s: float, taps: Taps | None) -> StepSummary:
+        """Of the step that ran it."""
+        return StepSummary(
+            num_rows=self.num_rows,
+            num_prefill_rows=sum(pick.num_delta for pick in self.picks if pick.is_prefill),
+            num_sequences=sum(pick.completes for pick in self.picks),
+            num_nodes=sum(pick.num_rows - pick.num_delta for pick in self.picks),
+            num_preempted=self.num_preempted,
+            num_prefix_hit_tokens=self.num_prefix_hit_tokens,
+            forward_time_s=forward_time_s,
+            step_time_s=step_time_s,
+            taps=taps,
+        )
 
 
 class Scheduler:
@@ -149,15 +164,15 @@ class Scheduler:
     def _find_pages(self, sequence: Sequence, length: int, schedule: Schedule) -> bool:
         """Make enough pages available, at the cost of younger requests where that suffices."""
         residency = self._residency
-        missing = residency.num_pages_missing(sequence, length)
-        if missing <= residency.pool.num_available:
+        if residency.num_pages_missing(sequence, length) <= residency.num_available:
             return True
         victims = residency.younger_holders(sequence.arrival)
-        if missing > residency.pool.num_available + residency.num_reclaimable(victims):
+        missing = residency.num_pages_missing(sequence, length, victims)
+        if missing > residency.num_available_without(victims):
             return False
         for victim in victims:
             self._preempt(victim, schedule)
-            if residency.num_pages_missing(sequence, length) <= residency.pool.num_available:
+            if residency.num_pages_missing(sequence, length) <= residency.num_available:
                 break
         return True
 

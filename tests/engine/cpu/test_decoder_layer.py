@@ -6,12 +6,13 @@ import contextlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from cluster.engine.cpu import comparison, kernels
+from cluster.engine.cpu import causal_lm, comparison, kernels
 from cluster.engine.cpu.comparison import Comparison
 from cluster.engine.cpu.decoder_layer import NativeLayer
 from cluster.engine.engine import Engine, Work
@@ -108,6 +109,25 @@ def test_a_forward_with_a_wrong_layer_is_not_taken(
     with contextlib.suppress(ConfigError):  # the check of whole steps finds the layer too
         load_engine(checkpoint_factory("llama", head_dim=16))
     assert found == [None]
+
+
+@pytest.mark.parametrize(("amplified", "is_taken"), [(8.0, True), (0.0, False)])
+def test_what_rounding_does_to_the_logits_is_measured(
+    amplified: float, is_taken: bool, checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real models of many layers amplify it a thousandfold at some places of a text."""
+    monkeypatch.setattr(causal_lm, "_TOLERANCE", 0.0)
+    monkeypatch.setattr(causal_lm, "_AMPLIFIED", amplified)
+    found: list[object] = []
+    make = model.native_forward
+
+    def kept(*arguments: Any) -> Any:
+        found.append(make(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(model, "native_forward", kept)
+    load_engine(checkpoint_factory("llama", head_dim=16))
+    assert [forward is not None for forward in found] == [is_taken]
 
 
 def test_another_attention_and_other_numbers_are_left_to_the_original(

@@ -30,6 +30,7 @@ from cluster.engine.loading.model import load_model
 from cluster.engine.work import Work
 from tests.support.engine.captures import Failing, Recorder, stale
 from tests.support.engine.driver import prompt, random_tree, rows
+from tests.support.engine.taps import TapLog
 
 ROOT = Path(__file__).resolve().parents[3]
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -112,6 +113,8 @@ def _growing() -> Steps:
 
 
 MIXED = "a prompt beside a tree and a decoding row"
+CHUNKS = "a prompt of several chunks"
+OTHERS = (("mistral-sliding", MIXED), ("gemma2", "cached nodes"), ("gemma3", CHUNKS))
 CASES: dict[str, Steps] = {
     "one sequence, its context growing": _decoding("a", 14, 4),
     "several sequences, of several widths": [*_decoding("abc", 14, 1), *_decoding("d", 5, 1)],
@@ -129,7 +132,7 @@ CASES: dict[str, Steps] = {
         ],
     ],
     "cached nodes": _growing(),
-    "a prompt of several chunks": [[Work("a", 0, prompt(40), _tree(3))]],
+    CHUNKS: [[Work("a", 0, prompt(40), _tree(3))]],
 }
 
 
@@ -145,10 +148,7 @@ def many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @interpreted
 @pytest.mark.usefixtures("many_programs")
-@pytest.mark.parametrize(
-    ("architecture", "name"),
-    [*(("llama", name) for name in CASES), ("mistral-sliding", MIXED), ("gemma2", "cached nodes")],
-)
+@pytest.mark.parametrize(("architecture", "name"), [*(("llama", name) for name in CASES), *OTHERS])
 def test_graphed_steps_give_the_logits_of_eager_ones(
     checkpoint_factory: Callable[..., Path], architecture: str, name: str
 ) -> None:
@@ -211,6 +211,21 @@ def test_nothing_is_captured_later_that_was_captured_ahead(llama_folder: Path) -
     check_equal(answers(engine, CASES["cached nodes"]), expected)
     answers(engine, _decoding("bcd", 5, 2))
     assert recorder.num_captures == captures == engine._forward.graphs.num_graphs  # type: ignore[union-attr]
+
+
+@interpreted
+def test_taps_of_graphed_steps_are_those_of_eager_ones(llama_folder: Path) -> None:
+    recorder = Recorder()
+    logs = [TapLog(build(llama_folder, each), (2, -1)) for each in (None, recorder)]
+    logs[1].engine.capture_ahead((2, -1))
+    num_captures, num_replays = recorder.num_captures, recorder.num_replays
+    expected, found = ([answers(log.engine, CASES[MIXED]), log] for log in logs)
+    check_equal(found[0], expected[0])
+    for name, rows_by_position in expected[1].context.items():
+        check_equal([*found[1].context[name].values()], [*rows_by_position.values()])
+        check_equal([found[1].nodes[name]], [expected[1].nodes[name]])
+    assert recorder.num_captures == num_captures
+    assert recorder.num_replays >= num_replays + 2
 
 
 @interpreted

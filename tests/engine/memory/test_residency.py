@@ -36,10 +36,23 @@ class Residents(RuleBasedStateMachine):
     shared by mistake or a stale prefix shows up as a wrong number.
     """
 
-    @initialize(prefix_cache=st.booleans(), window=st.sampled_from((None, 1, 2, 5, 8)))
-    def start(self, prefix_cache: bool, window: int | None) -> None:
+    @initialize(
+        prefix_cache=st.booleans(),
+        window=st.sampled_from((None, 1, 2, 5, 8)),
+        mixed=st.booleans(),
+        num_windowed_pages=st.sampled_from((7, NUM_PAGES)),
+    )
+    def start(
+        self, prefix_cache: bool, window: int | None, mixed: bool, num_windowed_pages: int
+    ) -> None:
+        """mixed: with a layer of full attention besides, whose pages are others."""
         layers = [replace(LAYER, window=window), replace(LAYER, window=window and 1)]
-        self.cache = KVCache(layers, NUM_PAGES, PAGE_SIZE)
+        num_pages = [NUM_PAGES]
+        if mixed and window is not None:
+            layers.insert(1, LAYER)
+            num_pages.append(num_windowed_pages)
+        self.cache = KVCache(layers, num_pages, PAGE_SIZE)
+        self.num_pages = num_pages
         self.window = window
         self.residency = Residency(self.cache, EngineConfig(prefix_cache=prefix_cache))
         self.tokens: dict[str, list[int]] = {}
@@ -59,7 +72,7 @@ class Residents(RuleBasedStateMachine):
         sequence = self.residency.enter(name)
         have_len = self.residency.open(work, sequence)
         if have_len is not None:
-            assert (have_len, sequence.pages) == (0, [])
+            assert (have_len, sequence.num_pages) == (0, 0)
             assert self.window is not None
             assert back > 0
             self.tokens[name] = []
@@ -74,9 +87,14 @@ class Residents(RuleBasedStateMachine):
         length = len(context) + len(tree)
         missing = self.residency.num_pages_missing(sequence, length)
         self.tokens[name] = context[: sequence.cached_len]
-        if missing > self.residency.pool.num_available:
+        available = [pool.num_available for pool in self.residency.pools]
+        if missing > self.residency.num_available:
             return
         self.residency.reserve(sequence, length)
+        left_over = [pool.num_available for pool in self.residency.pools]
+        assert left_over[0] == available[0] - missing
+        # Of a page that is copied, others may have let go already where a window slid past it.
+        assert all(now >= then - missing for now, then in zip(left_over, available, strict=True))
         self._write(sequence, context, tree)
         self.residency.commit(sequence, token_array(context[sequence.cached_len :]))
         sequence.tree = tree
@@ -85,8 +103,8 @@ class Residents(RuleBasedStateMachine):
     def _write(self, sequence: Sequence, context: list[int], tree: TokenTree) -> None:
         start = sequence.cached_len
         values = [*context[start:], *tree.token_ids.tolist()]
-        slots = torch.from_numpy(sequence.slots[start : start + len(values)].copy())
-        for layer in self.cache.layers:
+        for layer, group in zip(self.cache.layers, self.cache.group_of, strict=True):
+            slots = _slots(sequence, group)[start : start + len(values)]
             layer[slots] = torch.tensor(values, dtype=torch.float32).view(-1, 1, 1, 1)
 
     @precondition(lambda self: any(len(s.tree) for s in self.residency.sequences.values()))
@@ -126,8 +144,8 @@ class Residents(RuleBasedStateMachine):
 
     @invariant()
     def the_books_balance(self) -> None:
-        pool = self.residency.pool
-        assert pool.num_free + pool.num_idle + pool.num_held == NUM_PAGES
+        for pool, num_pages in zip(self.residency.pools, self.num_pages, strict=True):
+            assert pool.num_free + pool.num_idle + pool.num_held == num_pages
         self.residency.check_integrity()
 
     @invariant()
@@ -137,26 +155,33 @@ class Residents(RuleBasedStateMachine):
             assert sequence.tokens.tolist() == tokens
             assert sequence.hash_at(len(tokens)) == prefix_hash(tokens)
             expected = [*tokens, *sequence.tree.token_ids.tolist()]
-            slots = torch.from_numpy(sequence.slots[: len(expected)].copy())
-            start = 0 if self.window is None else max(0, len(tokens) - self.window + 1)
-            for layer in self.cache.layers:
-                assert layer[slots, 0, 0, 0].tolist()[start:] == expected[start:]
+            for layer, group in zip(self.cache.layers, self.cache.group_of, strict=True):
+                window = self.cache.groups[group].reach.window
+                start = 0 if window is None else max(0, len(tokens) - window + 1)
+                slots = _slots(sequence, group)[start : len(expected)]
+                assert layer[slots, 0, 0, 0].tolist() == expected[start:]
 
     @invariant()
     def what_left_the_window_is_not_held(self) -> None:
         if self.window is not None:
             for sequence in self.residency.sequences.values():
-                beyond = len(sequence.pages) * PAGE_SIZE - sequence.cached_len
-                most = -(-(self.window + beyond) // PAGE_SIZE) + 2
-                assert len(sequence.held_pages) <= most
+                beyond = sequence.num_pages * PAGE_SIZE - sequence.cached_len
+                most = -(-(max(self.window, PAGE_SIZE) + beyond) // PAGE_SIZE) + 2
+                assert len(sequence.tables[-1].held_pages) <= most
+                if len(sequence.tables) > 1:
+                    assert len(sequence.tables[0].held_pages) == sequence.num_pages
 
     def teardown(self) -> None:
         for name in NAMES:
             self.residency.leave(name)
-        assert self.residency.pool.num_held == 0
+        assert not any(pool.num_held for pool in self.residency.pools)
         self.residency.forget_prefixes()
-        assert self.residency.pool.num_free == NUM_PAGES
+        assert [pool.num_free for pool in self.residency.pools] == self.num_pages
         assert len(self.residency._prefixes) == 0
+
+
+def _slots(sequence: Sequence, group: int) -> torch.Tensor:
+    return torch.from_numpy(sequence.tables[group].slots.copy())
 
 
 def _tree(parents: list[int]) -> TokenTree:
@@ -167,14 +192,14 @@ def _tree(parents: list[int]) -> TokenTree:
 
 TestResidents = Residents.TestCase
 TestResidents.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, derandomize=True, database=None
+    max_examples=160, stateful_step_count=30, deadline=None, derandomize=True, database=None
 )
 
 
 def test_a_hit_compares_tokens_and_their_whole_prefix() -> None:
     cache = PrefixCache(page_size=2)
-    first = cache.insert(b"", token_array([1, 2]), page=0)
-    second = cache.insert(first.serial, token_array([3, 4]), page=1)
+    first = cache.insert(b"", token_array([1, 2]), [0])
+    second = cache.insert(first.serial, token_array([3, 4]), [1])
     assert cache.match(b"", token_array([1, 2, 3, 4, 5])) == [first, second]
     assert cache.match(b"", token_array([1, 2, 3])) == [first]
     assert cache.match(b"", token_array([3, 4])) == []
@@ -183,7 +208,7 @@ def test_a_hit_compares_tokens_and_their_whole_prefix() -> None:
 
 
 def test_the_least_recently_used_page_goes_first_and_children_before_parents() -> None:
-    cache = KVCache([LAYER], 4, 1)
+    cache = KVCache([LAYER], [4], 1)
     residency = Residency(cache, EngineConfig())
     for name, tokens in (("old", [1, 2]), ("new", [3, 4])):
         sequence = residency.enter(name)
@@ -200,7 +225,7 @@ def test_the_least_recently_used_page_goes_first_and_children_before_parents() -
 
 
 def test_evicted_pages_before_the_window_hinder_no_hit() -> None:
-    residency = Residency(KVCache([replace(LAYER, window=2)], 6, 1), EngineConfig())
+    residency = Residency(KVCache([replace(LAYER, window=2)], [6], 1), EngineConfig())
     text = token_array(range(10))
     writer = residency.enter("writer")
     for token in text:
@@ -209,7 +234,7 @@ def test_evicted_pages_before_the_window_hinder_no_hit() -> None:
     residency.leave("writer")
     reader = residency.enter("reader")
     assert residency.adopt_prefix(reader, token_array([*text, 99])) == 10
-    assert len(reader.held_pages) == 2
+    assert len(reader.tables[0].held_pages) == 2
     residency.check_integrity()
     # Where a page of the window itself is gone, nothing can be continued from there.
     residency.leave("reader")
@@ -221,7 +246,7 @@ def test_evicted_pages_before_the_window_hinder_no_hit() -> None:
 
 
 def test_an_entry_gets_its_page_back_from_who_computes_it_again() -> None:
-    residency = Residency(KVCache([replace(LAYER, window=2)], 4, 1), EngineConfig())
+    residency = Residency(KVCache([replace(LAYER, window=2)], [4], 1), EngineConfig())
     text = token_array(range(8))
     for name in ("first", "second"):
         sequence = residency.enter(name)
@@ -230,7 +255,22 @@ def test_an_entry_gets_its_page_back_from_who_computes_it_again() -> None:
             residency.commit(sequence, token_array([int(token)]))
             residency.check_integrity()
         residency.leave(name)
-    assert residency.pool.num_idle == 4
+    assert residency.pools[0].num_idle == 4
+
+
+def test_a_rollback_keeps_what_the_next_page_stands_below() -> None:
+    """In a window smaller than a page, and with the entries before it evicted."""
+    residency = Residency(KVCache([replace(LAYER, window=1)], [6], 2), EngineConfig())
+    sequence = residency.enter("a")
+    for token in range(7):
+        residency.reserve(sequence, sequence.cached_len + 1)
+        residency.commit(sequence, token_array([token]))
+    residency.reserve(residency.enter("taker"), 2 * residency.num_available)
+    residency.leave("taker")
+    residency.truncate(sequence, 5)
+    residency.reserve(sequence, 6)
+    residency.commit(sequence, token_array([99]))
+    residency.check_integrity()
 
 
 def test_a_sequence_gets_neighbouring_pages_where_it_can() -> None:
@@ -244,21 +284,21 @@ def test_a_sequence_gets_neighbouring_pages_where_it_can() -> None:
 
 
 def test_moves_may_overlap() -> None:
-    cache = KVCache([LAYER], 2, 4)
+    cache = KVCache([LAYER], [2], 4)
     cache.layers[0][:8, 0, 0, 0] = torch.arange(8.0)
-    cache.move(np.array([1, 2, 3]), np.array([0, 1, 2]))
+    cache.move(0, np.array([1, 2, 3]), np.array([0, 1, 2]))
     assert cache.layers[0][:8, 0, 0, 0].tolist() == [1, 2, 3, 3, 4, 5, 6, 7]
 
 
 def test_layers_of_different_shapes_have_their_own_memory() -> None:
-    wide = LayerSpec(2, 4, torch.float32, torch.device("cpu"), window=5)
-    cache = KVCache([LAYER, wide, LAYER], 2, 4)
+    wide = LayerSpec(2, 4, torch.float32, torch.device("cpu"))
+    cache = KVCache([LAYER, wide, LAYER], [2], 4)
     assert [tuple(layer.shape) for layer in cache.layers] == [
         (12, 2, 1, 1), (12, 2, 2, 4), (12, 2, 1, 1)
     ]  # fmt: skip
     cache.layers[1][3] = 7
     cache.layers[2][3] = 8
-    cache.move(np.array([3]), np.array([5]))
+    cache.move(0, np.array([3]), np.array([5]))
     assert (float(cache.layers[1][5].sum()), float(cache.layers[2][5].sum())) == (7 * 16, 8 * 2)
     assert float(cache.layers[0].sum()) == 0
 

@@ -1,0 +1,124 @@
+"""What is known of a model before its weights are loaded, and what load would refuse by then.
+
+`load_model` begins with these rules, and `drafthouse check` consists of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.quantizers.auto import AutoQuantizationConfig, get_hf_quantizer
+
+from cluster.config import EngineConfig
+from cluster.engine.attention.backends import check_name
+from cluster.engine.device import resolve_device
+from cluster.engine.loading.refusals import check_servable, check_splittable, context_limit
+from cluster.engine.loading.sizes import check_sizes
+from cluster.errors import ConfigError
+from cluster.models.weights import check_weights
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Description:
+    """A model's configuration.  config: transformers' of the whole model, text_config: of its
+    decoder.  max_context_len: as configured, or the model's own limit."""
+
+    config: Any
+    text_config: Any
+    architecture: str
+    vocab_size: int
+    max_context_len: int
+
+
+def describe(folder: str, config: EngineConfig) -> Description:
+    """Read the configuration of the model in `folder`.
+
+    Raises ConfigError, with the remedy, if its architecture or the configured sizes cannot be
+    served.
+    """
+    model_config = _load_config(folder, config)
+    text_config = model_config.get_text_config(decoder=True)
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
+    check_servable(text_config, model_class)
+    check_splittable(text_config, config.tensor_parallel)
+    max_context_len = context_limit(text_config, config.max_context_len)
+    check_sizes(config, max_context_len, config.num_pages)
+    return Description(
+        config=model_config,
+        text_config=text_config,
+        architecture=getattr(model_class, "__name__", type(model_config).__name__),
+        vocab_size=int(text_config.vocab_size),
+        max_context_len=max_context_len,
+    )
+
+
+def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Description:
+    """Describe the model in `folder`; raise ConfigError for whatever load would refuse of it.
+
+    is_here: it is to run on this machine, so its device must exist and the packages be installed.
+    """
+    described = describe(str(folder), config)
+    check_name(config.attention)
+    if config.quantization is not None:
+        quantization_of(config)
+    if is_here:
+        check_compile(config, resolve_device(config.device))
+        _check_packages(described, config)
+    check_weights(folder)
+    return described
+
+
+def check_compile(config: EngineConfig, device: torch.device) -> None:
+    """Raise ConfigError where `compile` is asked for and cannot be had."""
+    if config.compile and (
+        device.type != "cpu" or config.tensor_parallel > 1 or config.device_map is not None
+    ):
+        raise ConfigError(
+            f"compile is for one process on a CPU, not for {device} with tensor_parallel "
+            f"{config.tensor_parallel} and device_map {config.device_map}; remove it",
+            param="compile",
+        )
+
+
+def quantization_of(config: EngineConfig) -> Any:
+    """transformers' quantisation config of the configured method; raises ConfigError."""
+    fields = dict(config.quantization or {})
+    if "quant_method" not in fields:
+        raise ConfigError(
+            "quantization lacks quant_method; name one, for instance torchao or bitsandbytes",
+            param="quantization.quant_method",
+        )
+    try:
+        return AutoQuantizationConfig.from_dict(fields)
+    except (ValueError, TypeError, ImportError) as error:
+        remedy = "; install that package" if isinstance(error, ImportError) else ""
+        raise ConfigError(
+            f"quantization {fields['quant_method']!r} is refused by transformers: {error}{remedy}",
+            param="quantization",
+        ) from error
+
+
+def _check_packages(described: Description, config: EngineConfig) -> None:
+    """Raise ConfigError for a quantised model that this machine cannot unpack."""
+    wanted = None if config.quantization is None else quantization_of(config)
+    try:
+        get_hf_quantizer(described.config, wanted, config.device_map, None, {})
+    except (ImportError, ValueError, RuntimeError) as error:
+        raise ConfigError(
+            f"its quantised weights cannot be loaded here: {error}",
+            param="model" if wanted is None else "quantization",
+        ) from error
+
+
+def _load_config(source: str, config: EngineConfig) -> Any:
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model {config.model!r}: its config cannot be read: {error}", param="model"
+        ) from error

@@ -1,0 +1,144 @@
+"""How many pages the cache has, and how they are divided between groups of layers.
+
+A number of pages is a measure of memory: of so many pages in every layer.  Where layers with full
+attention stand beside layers with a window, a text of some length needs more pages of the first
+than of the second, so the memory is divided as the texts that it is configured for would fill it:
+one of max_context_len, and the other running ones of one length, the greatest for which they fit
+beside it.  With these texts both kinds run out together, and the longest one that is allowed is
+never refused for want of a window's pages.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cluster.config import EngineConfig
+from cluster.engine.device import free_cpu_bytes
+from cluster.engine.memory.reach import LayerGroup, layer_groups
+from cluster.engine.types import LayerSpec
+from cluster.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# The pools on CPU are never derived larger than this share of free memory: other processes of the
+# cluster run on the same machine, and each derives its own.  `num_pages` overrides it.
+_MAX_CPU_SHARE = 0.25
+# Beyond the peak seen while probing: the allocator's fragmentation and larger steps.
+_ACTIVATION_MARGIN = 1.25
+
+
+def derive_num_pages(
+    config: EngineConfig,
+    layers: Sequence[LayerSpec],
+    max_context_len: int,
+    activation_bytes: int,
+) -> tuple[int, ...]:
+    """How many pages to allocate for each group of layers: as configured, or what fits the device.
+
+    GPU: memory_fraction of the device's memory, less what is allocated (the weights) and a reserve
+    for activations.  CPU: what max_running_sequences contexts of max_context_len can use, at most
+    memory_fraction of free memory and never more than a quarter of it.
+    activation_bytes: peak beyond the weights during a full step.
+    """
+    groups = layer_groups(layers, config.page_size)
+    division = _Division(config, groups, max_context_len)
+    if config.num_pages:
+        return division.of(config.num_pages)
+    wanted = division.cost(division.pages(max_context_len, max_context_len))
+    devices = {layer.device for layer in layers}
+    if any(device.type == "cpu" for device in devices):
+        share = min(config.memory_fraction, _MAX_CPU_SHARE)
+        page_bytes = sum(group.bytes_per_page() for group in groups)
+        affordable = int(free_cpu_bytes() * share) // page_bytes
+    else:
+        affordable = min(
+            _affordable_on_gpu(device, config, groups, activation_bytes) for device in devices
+        )
+    if affordable < 1:
+        raise ConfigError(
+            f"no memory is left for KV pages beside {config.model}; raise memory_fraction (now "
+            f"{config.memory_fraction}), quantise, or add tensor parallelism",
+            param="memory_fraction",
+        )
+    num_pages = division.of(min(wanted, affordable))
+    log.info("kv cache pages=%s wanted=%d affordable=%d", num_pages, wanted, affordable)
+    return num_pages
+
+
+def _affordable_on_gpu(
+    device: torch.device, config: EngineConfig, groups: Sequence[LayerGroup], activation_bytes: int
+) -> int:
+    free, total = torch.cuda.mem_get_info(device)
+    # What the caching allocator holds but does not use counts as free for us.
+    reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    used = total - free - reusable
+    budget = total * config.memory_fraction - used - activation_bytes * _ACTIVATION_MARGIN
+    return max(0, int(budget)) // sum(group.bytes_per_page(device) for group in groups)
+
+
+class _Division:
+    """Divides memory between groups of layers, as the module says."""
+
+    def __init__(
+        self, config: EngineConfig, groups: Sequence[LayerGroup], max_context_len: int
+    ) -> None:
+        self._groups = groups
+        self._max_context_len = max_context_len
+        self._num_others = config.max_running_sequences - 1
+        # While a full step runs, with trees that are as wide: of one text, or spread over all.
+        self._num_rows = 2 * config.max_batch_tokens
+        devices = {layer.device for group in groups for layer in group.layers}
+        self._page_bytes = [[each.bytes_per_page(device) for each in groups] for device in devices]
+
+    def pages(self, longest: int, others: int) -> list[int]:
+        """Of each group, those of one text of `longest` tokens and of the others."""
+        num_rows = self._num_rows // (self._num_others + 1)
+        return [
+            group.reach.most_pages(longest, self._num_rows)
+            + self._num_others * group.reach.most_pages(others, num_rows)
+            for group in self._groups
+        ]
+
+    def cost(self, pages: Sequence[int]) -> int:
+        """Of how many pages in every layer the memory is needed, on the device that is the first
+        to be full."""
+        return max(-(-_weigh(pages, weights) // sum(weights)) for weights in self._page_bytes)
+
+    def of(self, num_pages: int) -> tuple[int, ...]:
+        """The pages of each group that take the memory of `num_pages` in every layer."""
+        if len(self._groups) == 1:
+            return (num_pages,)
+        full, windowed = self._whole_texts(num_pages)
+        left = min(
+            (num_pages * sum(weights) - _weigh((full, windowed), weights)) // weights[0]
+            for weights in self._page_bytes
+            if weights[0]
+        )
+        return full + left, windowed
+
+    def _whole_texts(self, num_pages: int) -> list[int]:
+        """The pages of the texts that fit, as the module says."""
+        longest = self._max_context_len
+        most = self.pages(longest, longest)
+        if (wanted := self.cost(most)) <= num_pages:
+            return [each * num_pages // wanted for each in most]
+        others = self._longest(num_pages, lambda length: self.pages(longest, length))
+        if others is not None:
+            return self.pages(longest, others)
+        # Not even the longest text fits: as long a one as does.
+        longest = self._longest(num_pages, lambda length: self.pages(length, 0)) or 0
+        return self.pages(longest, 0)
+
+    def _longest(self, num_pages: int, pages: Callable[[int], list[int]]) -> int | None:
+        """The greatest length at which pages(length) cost at most num_pages."""
+        lengths = range(self._max_context_len + 1)
+        fitting = bisect_right(lengths, num_pages, key=lambda length: self.cost(pages(length)))
+        return fitting - 1 if fitting else None
+
+
+def _weigh(pages: Sequence[int], weights: Sequence[int]) -> int:
+    return sum(count * weight for count, weight in zip(pages, weights, strict=True))

@@ -1,0 +1,54 @@
+"""What a forward takes and gives, and what each way of running it declares to serve."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from cluster.engine.attention.seam import LayerPlan
+from cluster.engine.types import Ability, needs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """One forward's rows, on the model's device.
+
+    token_ids, positions: int64[rows].  logit_rows: int64[wanted], the rows whose logits are asked
+    for.  plan: the attention of all layers, which knows who sees whom and writes to the cache.
+    taps: of all rows, see `cluster.engine.taps`; resolved.  adapters: int64[rows], 0 = none; None
+    where no row has one.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    logit_rows: torch.Tensor
+    plan: LayerPlan
+    taps: tuple[int, ...] = ()
+    adapters: torch.Tensor | None = None
+
+    @property
+    def needs(self) -> frozenset[Ability]:
+        return needs(self.taps, self.adapters)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepOutputs:
+    """logits: float32 [wanted, vocab].  taps: [rows, taps, hidden], None where none were asked."""
+
+    logits: torch.Tensor
+    taps: torch.Tensor | None = None
+
+
+class Path(Protocol):
+    """One way of running a model's forward.  A step that needs what it lacks takes the next."""
+
+    @property
+    def abilities(self) -> frozenset[Ability]:
+        """What it serves beside logits."""
+        ...
+
+    def __call__(self, inputs: StepInputs, /) -> StepOutputs | None:
+        """None: this step is not one that it is made for, and nothing was done."""
+        ...

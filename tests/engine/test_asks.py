@@ -1,0 +1,92 @@
+"""What a work asks for beside its logits: the most probable tokens of its rows, an adapter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.core import TokenTree
+from cluster.engine.engine import Engine, Work
+from cluster.engine.memory.sequence import Sequence
+from cluster.engine.schedule.batch import Pick, build_batch
+from cluster.engine.types import Ability
+from cluster.spec.logprobs import top_tokens
+from tests.support.engine.driver import load_engine, prompt, rows, run
+
+TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
+
+
+@pytest.fixture(scope="module")
+def engine(llama_folder: Path) -> Engine:
+    return load_engine(llama_folder)
+
+
+@pytest.mark.parametrize("top_rows", [None, (0,), (4, 1), ()])
+def test_the_most_probable_tokens_come_with_their_raw_log_probabilities(
+    engine: Engine, top_rows: tuple[int, ...] | None
+) -> None:
+    output = run(engine, Work("a", 0, prompt(9), TREE, num_top=3, top_rows=top_rows))
+    logits = rows(output)
+    assert output.top is not None
+    asked = range(5) if top_rows is None else top_rows
+    assert output.top.token_ids.shape == output.top.logprobs.shape == (len(asked), 3)
+    laws = logits.double().log_softmax(dim=1).numpy()
+    for row, ids, values in zip(asked, output.top.token_ids, output.top.logprobs, strict=True):
+        assert ids.tolist() == np.argsort(-laws[row], kind="stable")[:3].tolist()
+        np.testing.assert_allclose(values, laws[row][ids], atol=1e-5)
+
+
+def test_equally_probable_tokens_stand_in_the_order_of_their_ids() -> None:
+    top = top_tokens(torch.tensor([[0.0, 2.0, 1.0, 2.0], [1.0, 1.0, 1.0, 0.0]]), 3)
+    assert top.token_ids.tolist() == [[1, 3, 2], [0, 1, 2]]
+
+
+def test_a_small_vocabulary_gives_all_of_it() -> None:
+    assert top_tokens(torch.zeros(2, 4), 9).token_ids.shape == (2, 4)
+
+
+def test_nothing_comes_where_nothing_is_asked(engine: Engine) -> None:
+    assert run(engine, Work("b", 0, prompt(9))).top is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"adapter": 2}, "adapter 2"),
+        ({"num_top": 1, "top_rows": (5,)}, r"rows from 0 to 4"),
+        ({"num_top": 1, "top_rows": (-1,)}, r"rows from 0 to 4"),
+        ({"num_top": -1}, "num_top is -1"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_and_costs_nobody_else(
+    engine: Engine, fields: dict[str, object], reason: str
+) -> None:
+    engine.submit(Work("other", 0, prompt(6)))
+    engine.submit(Work("bad", 0, prompt(9), TREE, **fields))  # type: ignore[arg-type]
+    outputs = {output.request_id: output for output in engine.step()}
+    error = outputs["bad"].error
+    assert error is not None
+    with pytest.raises(type(error), match=reason):
+        raise error
+    rows(outputs["other"])
+    rows(run(engine, Work("bad", 0, prompt(9), TREE)))
+    engine.release("bad")
+    engine.release("other")
+
+
+def test_every_row_of_a_work_has_its_adapter() -> None:
+    def pick(name: str, adapter: int) -> Pick:
+        work = Work(name, 0, prompt(3), TREE, adapter=adapter)
+        sequence = Sequence(name, 0, 16)
+        sequence.tables[0].add(0)
+        return Pick(sequence, work, 3, True)
+
+    shape = {"min_rows": 16, "scratch_slot": 0, "max_context_len": 64}
+    batch = build_batch([pick("a", 0), pick("b", 2)], **shape)
+    assert batch.adapters is not None
+    assert batch.adapters.tolist() == [0] * 7 + [2] * 7 + [0] * 2
+    assert batch.needs == {Ability.ADAPTERS}
+    assert build_batch([pick("a", 0)], **shape).adapters is None
