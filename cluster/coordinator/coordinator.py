@@ -11,18 +11,19 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from cluster import metrics
 from cluster.config import Config
-from cluster.coordinator.arrivals import ArrivalModel
-from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.activity import ActivityLog
+from cluster.coordinator.controller import Controller
+from cluster.coordinator.drafters import DrafterPool, share_devices
 from cluster.coordinator.fence import Fence
 from cluster.coordinator.ingress import IngressLink
-from cluster.coordinator.ledger import RoundLedger
-from cluster.coordinator.planner import DraftPlanner
-from cluster.coordinator.replica import DrafterReplica
+from cluster.coordinator.replica import DrafterLink, DrafterReplica
+from cluster.coordinator.residents import ResidentDrafters
+from cluster.coordinator.round_log import RoundLog
 from cluster.coordinator.rounds import RoundLoop
 from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import SessionTable
@@ -37,9 +38,7 @@ from cluster.coordinator.workers import (
 from cluster.core import Request, TokenEvent
 from cluster.errors import ProtocolError
 from cluster.messages import (
-    CommitFrame,
     EventFrame,
-    ProposalFrame,
     SubmitFrame,
     VerdictFrame,
     VerifyFrame,
@@ -75,20 +74,30 @@ class Coordinator:
         self._config = config
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
-        arrivals, fence = ArrivalModel(settings), Fence(self.recorder)
-        self._arrivals = arrivals
-        self._pool = DrafterPool(settings, self.recorder, arrivals, fence)
+        fence = Fence(self.recorder)
+        controller = self._controller = Controller(settings)
+        self._pool = DrafterPool(
+            settings,
+            self.recorder,
+            controller,
+            fence,
+            frozenset(name for name, drafter in config.drafters.items() if drafter.shadow),
+        )
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
-        planner = self._planner = DraftPlanner(settings, arrivals)
-        self._ledger = RoundLedger(self.recorder, planner, fence)
-        waits = DraftWaits(arrivals, self.recorder, timer)
+        self._activity = ActivityLog(clock())
+        self._log = RoundLog(self.recorder, controller, fence, self._activity)
+        waits = DraftWaits(controller.max_wait_s, self.recorder, timer)
+        residents = self._residents = ResidentDrafters(self._pool, self.recorder, timer)
         self._rounds = RoundLoop(
-            self._table, self._pool, planner, self._ledger, waits, fence, settings, clock
+            self._table, self._pool, controller, self._log, waits, residents, fence, settings, clock
         )
         self._targets = TargetLinks(
-            settings, self._table, self._rounds, planner, self._ledger, max_frame_tokens, clock
-        )
+            settings, self._table, self._rounds, residents, controller, self._log,
+            max_frame_tokens, clock,
+        )  # fmt: skip
         self._tasks: dict[DrafterReplica, asyncio.Task[None]] = {}
+        self._warned: set[str] = set()  # drafters, of the cores that they share
+        self._refused: dict[str, str] = {}  # why, by the name of the drafter
         self._watch: asyncio.Task[None] | None = None
         self._link_numbers = itertools.count(1)
 
@@ -111,6 +120,17 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def export_learned(self) -> dict[str, Any]:
+        """What the control loop has learned, as one record of plain values."""
+        return self._controller.export()
+
+    def restore_learned(self, state: Mapping[str, Any]) -> None:
+        """Begin with what `export_learned` gave; a record of another form is left aside."""
+        try:
+            self._controller.restore(state)
+        except (ValueError, TypeError, LookupError) as error:
+            log.warning("what was learned before is of another form, and left aside: %s", error)
+
     # Workers
 
     def add_target(
@@ -128,9 +148,13 @@ class Coordinator:
             try:
                 check_drafter(replica.description, description)
             except ProtocolError as error:
-                log.error("drafter removed: %s", error.message)
+                self.refuse_drafter(replica.name, error.message)
                 self.remove_drafter(replica.name, replica.id)
-        return self._targets.add(target_id, description, link)
+        for name, reason in description.refused.items():
+            self.refuse_drafter(name, reason)
+        task = self._targets.add(target_id, description, link)
+        self._warn_of_shared()
+        return task
 
     def remove_target(self, target_id: str) -> None:
         """Stop using a target; its sessions move.  An unknown id is no error."""
@@ -141,19 +165,32 @@ class Coordinator:
         name: str,
         replica_id: str,
         description: WorkerDescription,
-        link: Link[CommitFrame, ProposalFrame],
+        link: DrafterLink,
     ) -> asyncio.Task[None]:
         """Add a replica to the pool of drafter `name`; like `add_target` otherwise."""
         self.remove_drafter(name, replica_id)
         target = next((seat.description for seat in self._targets.seats), None)
-        check_drafter(description, target)
+        try:
+            check_drafter(description, target)
+        except ProtocolError as error:
+            self.refuse_drafter(name, error.message)
+            raise
+        self._refused.pop(name, None)
         replica = self._pool.add(name, replica_id, description, link)
         log.info("drafter joined name=%s id=%s", name, replica_id)
+        self._warn_of_shared()
         for session in list(self._table.sessions.values()):
             if session.target is not None and name in session.drafters:
                 self._pool.commit(session, self._clock())
         task = self._tasks[replica] = asyncio.create_task(self._run_drafter(replica))
         return task
+
+    def refuse_drafter(self, name: str, reason: str) -> None:
+        """Report that a drafter takes no part, and why, until a replica of it joins."""
+        if self._refused.get(name) != reason:
+            log.error("drafter refused name=%s: %s", name, reason)
+        self._refused[name] = reason
+        self._pool.refuse(name)
 
     def remove_drafter(self, name: str, replica_id: str) -> None:
         """Stop using a drafter replica; an unknown one is no error."""
@@ -204,10 +241,10 @@ class Coordinator:
 
     def render_metrics(self) -> bytes:
         """All metrics as of now, in Prometheus' text format."""
-        self._ledger.settle()
+        self._log.settle()
         self._pool.record_demand()
-        self._arrivals.record(self.recorder)
-        self._planner.calibration.record(self.recorder)
+        self._residents.record_demand()
+        self._log.record_scores()
         self.recorder.set(metrics.RUNNING, self._table.num_running)
         self.recorder.set(metrics.QUEUED, self._table.num_waiting)
         self.recorder.set(metrics.TARGET_UP, len(self._table.seats))
@@ -215,13 +252,18 @@ class Coordinator:
 
     def status(self) -> dict[str, Any]:
         """A plain picture of the moment, for debugging and benchmarks."""
+        now, seats = self._clock(), self._targets.seats
+        residents = [resident for seat in seats for resident in seat.residents.values()]
         return {
             "id": self._id,
             "num_running": self._table.num_running,
             "num_waiting": self._table.num_waiting,
-            "targets": [seat.status() for seat in self._targets.seats],
-            "drafters": self._pool.status(self._clock()),
-            "recent_rounds": self._ledger.recent_rounds.report(),
+            "targets": [seat.status() for seat in seats],
+            "drafters": [replica.status(now) for replica in (*self._pool, *residents)],
+            "scores": self._controller.acceptance.table(),
+            "throttles": self._controller.states(self._clock()),
+            "refused": dict(self._refused),
+            "recent_rounds": self._log.recent_rounds.report(),
         }
 
     def tick(self) -> None:
@@ -232,6 +274,7 @@ class Coordinator:
         for session in self._pool.move_stalled(now):
             self._pool.commit(session, now)
         self._targets.dispatch_touched()
+        self._activity.tick(now, self._table.num_running, self._table.num_waiting)
 
     # Tasks
 
@@ -257,6 +300,18 @@ class Coordinator:
                 replica, frame, self._table.sessions, self._clock(), self._table.limits.vocab_size
             )
             self._rounds.drafts_arrived(renewed)
+
+    def _warn_of_shared(self) -> None:
+        """Say once of each drafter of the pool that it takes the target's time, if it does."""
+        for replica in self._pool:
+            is_shared = any(share_devices(replica, seat) for seat in self._targets.seats)
+            if is_shared and replica.name not in self._warned:
+                self._warned.add(replica.name)
+                log.warning(
+                    "drafter shares the target's devices name=%s; give each its own (on a CPU by "
+                    "placement.cores), or let it run inside the target (placement: {with: target})",
+                    replica.name,
+                )
 
     def _lose_drafter(self, replica: DrafterReplica, *, failed: bool) -> None:
         now = self._clock()

@@ -7,24 +7,23 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from cluster import metrics
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.arrivals import ArrivalModel
-from cluster.coordinator.demand import DraftDemand, share_devices, used_by_drafter
+from cluster.coordinator.controller import Controller
 from cluster.coordinator.fence import Fence
-from cluster.coordinator.in_flight import InFlight
-from cluster.coordinator.proposals import keep_newest, note_loss, problem_of
-from cluster.coordinator.replica import DrafterReplica, Subscription
+from cluster.coordinator.idle import Availability
+from cluster.coordinator.proposals import keep_newest
+from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscription
 from cluster.coordinator.replicas import DrafterReplicas
-from cluster.coordinator.session import Session, Status
-from cluster.core import Observation, Proposal, Verdict
+from cluster.coordinator.session import Seat, Session, Status
+from cluster.core import Observation, Proposal
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
-from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
+from cluster.messages import ProposalFrame, Refusal, WorkerDescription
 from cluster.metrics import Recorder
-from cluster.rpc.link import Link
-from cluster.spec.tree_check import problems_of_proposals
+from cluster.spec.tree_check import problem_in_text, problems_of_proposals
 
 log = logging.getLogger(__name__)
 
@@ -36,94 +35,85 @@ class DrafterPool:
     """Replicas by drafter name.  A session sticks to one replica per name while that one lives."""
 
     def __init__(
-        self, config: CoordinatorConfig, recorder: Recorder, arrivals: ArrivalModel, fence: Fence
+        self,
+        config: CoordinatorConfig,
+        recorder: Recorder,
+        controller: Controller,
+        fence: Fence,
+        shadows: frozenset[str] = frozenset(),
     ) -> None:
+        """shadows: names of drafters that are scored and never verified."""
+        self._shadows = shadows
         self._config = config
         self._recorder = recorder
-        self._arrivals = arrivals
-        self._demand = DraftDemand(config)
-        self._replicas = DrafterReplicas(config, recorder)
+        self._controller = controller
+        self._num_commits: Counter[tuple[str, str]] = Counter()  # by drafter and task
+        self._num_asked: Counter[tuple[str, str]] = Counter()  # nodes, likewise
+        self.replicas = DrafterReplicas(config, recorder)
         self._subscribed: dict[str, Session] = {}  # by id: those that a replica is told of
         self._committing = fence.section("commits")
         self._expecting = fence.section("expectations")
 
     def __iter__(self) -> Iterator[DrafterReplica]:
-        return iter(self._replicas)
+        return iter(self.replicas)
 
     def get(self, name: str, replica_id: str) -> DrafterReplica | None:
-        return self._replicas.get(name, replica_id)
+        return self.replicas.get(name, replica_id)
 
     def add(
         self,
         name: str,
         replica_id: str,
         description: WorkerDescription,
-        link: Link[CommitFrame, ProposalFrame],
+        link: DrafterLink,
     ) -> DrafterReplica:
         """Take a replica into the pool."""
-        self._demand.forget(name)
-        return self._replicas.add(name, replica_id, description, link)
+        return self.replicas.add(name, replica_id, description, link)
+
+    def refuse(self, name: str) -> None:
+        """A replica of this name does not fit the model."""
+        self.replicas.refuse(name)
+
+    def availability(self, names: Sequence[str], now: float) -> Availability:
+        """How many of the drafters `names` could serve a request now."""
+        return self.replicas.availability(names, now)
 
     def remove(self, replica: DrafterReplica, now: float, *, failed: bool) -> list[Session]:
         """Take a replica out.  Returns the sessions that lost it, to be committed elsewhere."""
-        if not self._replicas.remove(replica, now, failed=failed):
+        if not self.replicas.remove(replica, now, failed=failed):
             return []
         return self._detach_all(replica)
 
-    def commit(
-        self,
-        session: Session,
-        now: float,
-        in_flight: InFlight | None = None,
-        verdict: Verdict | None = None,
-    ) -> None:
-        """Let the drafters of `session` know its tokens, as far as they are of use to it.
+    def commit(self, session: Session, now: float) -> None:
+        """Let the pool drafters of `session` know its tokens.  Returns at once.
 
-        in_flight, verdict: of the step that led to them, if there was one.  Returns at once.
         Drafters read a prompt while the target does, but not on its own devices: there they read it
         after the first token, which would come later by the time they take.
         """
         with self._committing:
-            self._commit(session, now, in_flight, verdict)
+            self._commit(session, now)
 
-    def _commit(
-        self,
-        session: Session,
-        now: float,
-        in_flight: InFlight | None,
-        verdict: Verdict | None,
-    ) -> None:
-        names, apart = session.drafters, self._replicas.apart(session)
-        shared = tuple(name for name in names if name not in apart) if apart else names
-        if self._demand.skips(session, shared):
-            if not apart:
-                return
-            names = apart
-        used = None
-        if in_flight and verdict and self._demand.learns:
-            used = used_by_drafter(in_flight, verdict.path)
+    def _commit(self, session: Session, now: float) -> None:
+        target, names = session.target, session.drafters
+        if target is not None and target.residents:
+            names = tuple(name for name in names if name not in target.residents)
+        num_sequences = target.num_sessions if target is not None else 1
         for name in names:
-            if (
-                session.num_silent_commits
-                and name not in apart
-                and self._demand.passes_over(session, name, is_model=self._replicas.is_model(name))
-            ):
-                continue
             subscription = session.subscriptions.get(name)
             if subscription is None:
                 subscription = self._subscribe(session, name, now)
                 if subscription is None:
                     continue
             replica = subscription.replica
-            if session.status is Status.PREFILL and share_devices(replica, session.target):
+            if session.status is Status.PREFILL and share_devices(replica, target):
                 continue
-            demand = self._demand.of(session, replica, used)
-            if demand.max_nodes:
-                self._arrivals.committed(session, name, subscription, now)
-            else:
-                subscription.growth = None  # nothing is to be expected of it
-            if demand.is_told:
-                replica.mark(session, demand.max_nodes)
+            is_model = bool(replica.description.model_hash)
+            num_nodes = self._controller.ask(session, num_sequences, is_model=is_model)
+            if num_nodes:
+                self._controller.committed(session, name, now)
+            self._num_commits[name, session.request.task] += 1
+            self._num_asked[name, session.request.task] += num_nodes
+            replica.mark(session, num_nodes)
 
     def release(self, session: Session) -> None:
         """The session is over; its drafters free what they hold of it."""
@@ -131,18 +121,27 @@ class DrafterPool:
             subscription.replica.forget(session.id)
         session.subscriptions.clear()
         self._subscribed.pop(session.id, None)
-        self._demand.release(session)
+
+    def leave_residents(self, session: Session) -> None:
+        """The session leaves its target, and what drafts inside that."""
+        for name in session.target.residents if session.target else ():
+            if name in session.subscriptions:
+                self._detach(session.subscriptions[name].replica, session)
 
     @staticmethod
     def drop_trees(batch: Iterable[Session]) -> None:
         """Forget what drafters have proposed for these."""
         for session in batch:
-            for subscription in session.subscriptions.values():
-                subscription.held = None
+            session.held.clear()
 
     def record_demand(self) -> None:
         """Export what drafters were asked for since the last call."""
-        self._demand.record(self._recorder)
+        for (drafter, task), count in self._num_commits.items():
+            self._recorder.add(metrics.DRAFTER_COMMITS, count, drafter=drafter, task=task)
+        for (drafter, task), num_nodes in self._num_asked.items():
+            self._recorder.add(metrics.DRAFT_DEMAND, num_nodes, drafter=drafter, task=task)
+        self._num_commits.clear()
+        self._num_asked.clear()
 
     def receive(
         self,
@@ -168,7 +167,8 @@ class DrafterPool:
                 continue
             session = sessions[completion.request_id]
             is_current = completion.generation == session.generation
-            if is_current and self._arrivals.completed(session, subscription, completion):
+            if is_current and completion.base_len == len(session.tokens):
+                self._controller.completed(session, replica.name)
                 renewed.append(session)
         for refusal in frame.refusals:
             self._refused(replica, refusal, sessions, now)
@@ -197,17 +197,17 @@ class DrafterPool:
                 continue
             if proposal.generation != session.generation:
                 continue
-            problem = problem_of(proposal, session)
+            problem = problem_in_text(proposal, session.tokens)
             if problem is not None:
                 num_refused += 1
                 self._record_rubbish(replica, problem, now)
                 continue
             num_kept += 1
-            keep_newest(subscription, proposal)
+            held = keep_newest(session, replica.name, proposal)
+            held.is_resident = replica.is_resident
+            held.is_shadow = replica.name in self._shadows
             with self._expecting:
-                if len(proposal.tree):
-                    self._demand.offered(session, replica.name)
-                if self._arrivals.arrived(subscription, proposal, now):
+                if self._controller.arrived(session, replica.name, proposal, now):
                     renewed.append(session)
         if num_kept and not num_refused:
             replica.breaker.record_success()
@@ -221,24 +221,25 @@ class DrafterPool:
         """Free the sessions of replicas that have stopped answering, where another one is free."""
         moved: list[Session] = []
         for replica in list(self):
-            if not replica.sessions or not self._replicas.is_stalled(replica, now):
+            if not replica.sessions or not self.replicas.is_stalled(replica, now):
                 continue
-            other = self._replicas.pick(replica.name, now, besides=replica)
-            if other is not None and not self._replicas.is_stalled(other, now):
+            other = self.replicas.pick(replica.name, now, besides=replica)
+            if other is not None and not self.replicas.is_stalled(other, now):
                 self._recorder.add(metrics.DRAFTER_FAULTS, drafter=replica.name, why="stalled")
                 moved.extend(self._detach_all(replica))
         return moved
 
-    def status(self, now: float) -> list[dict[str, object]]:
-        return self._replicas.status(now)
-
     def _subscribe(self, session: Session, name: str, now: float) -> Subscription | None:
         if now < session.declined.get(name, now):
             return None
-        replica = self._replicas.pick(name, now)
+        replica = self.replicas.pick(name, now)
         if replica is None:
             return None
-        subscription = session.subscriptions[name] = Subscription(replica)
+        return self.attach(session, replica)
+
+    def attach(self, session: Session, replica: DrafterReplica) -> Subscription:
+        """The replica drafts for `session` from now on."""
+        subscription = session.subscriptions[replica.name] = Subscription(replica)
         replica.sessions[session.id] = session
         self._subscribed[session.id] = session
         return subscription
@@ -260,10 +261,12 @@ class DrafterPool:
     @staticmethod
     def _detach(replica: DrafterReplica, session: Session) -> None:
         session.subscriptions.pop(replica.name, None)
+        session.held.pop(replica.name, None)
+        session.answers.pop(replica.name, None)
         replica.forget(session.id)
 
     def _record_fault(self, replica: DrafterReplica, why: str, now: float) -> None:
-        if self._replicas.record_fault(replica, why, now):
+        if self.replicas.record_fault(replica, why, now):
             self._detach_all(replica)
 
     def _observe(
@@ -279,7 +282,6 @@ class DrafterPool:
             return
         if observation.generation != session.generation:
             return
-        note_loss(subscription, observation)
         have_len, expected = observation.have_len, subscription.expected
         if have_len in expected:
             # It answers this commit; frames before it may have been lost on the way.
@@ -328,3 +330,8 @@ class DrafterPool:
             return  # nor is anything wrong with one that is full
         log.warning("drafter refused name=%s id=%s code=%s", replica.name, replica.id, refusal.code)
         self._record_fault(replica, "refused", now)
+
+
+def share_devices(replica: DrafterReplica, seat: Seat | None) -> bool:
+    """Whether it slows the target down when it computes, as far as their devices are known."""
+    return seat is not None and not replica.devices.isdisjoint(seat.devices)

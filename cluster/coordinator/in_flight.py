@@ -35,3 +35,17 @@ class InFlight:
             return (len(path),) * len(self.drafters)
         claims = self.claimed[: len(self.drafters), path]
         return tuple((claims == claims).sum(axis=1).tolist())  # NaN is not itself
+
+    def sources(self, path: TokenArray, num_tokens: int) -> tuple[tuple[str, ...], ...]:
+        """Which drafters had proposed each of the first num_tokens tokens of the accepted `path`
+        and of what the target drew after it."""
+        nodes = path[:num_tokens].tolist()
+        if len(self.drafters) <= 1:
+            found = [self.drafters] * len(nodes)
+        else:
+            claims = self.claimed[: len(self.drafters), nodes].T
+            found = [
+                tuple(name for name, is_its in zip(self.drafters, row, strict=True) if is_its)
+                for row in (claims == claims).tolist()  # NaN is not itself
+            ]
+        return (*found, *[()] * (num_tokens - len(nodes)))

@@ -3,123 +3,170 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.coordinator.held import HeldTree, Place
-from cluster.coordinator.replica import Subscription
-from cluster.coordinator.session import Group, Session
+import numpy as np
+
+from cluster.coordinator.in_flight import InFlight
+from cluster.coordinator.texts import HeldTree, Place, Text
 from cluster.core import FloatArray
 from cluster.records import record
-from cluster.spec.forest import Forest, Mask
+from cluster.spec.acceptance import AcceptanceModel, Seen
+from cluster.spec.forest import Forest, Indices, Mask
 from cluster.spec.held_trees import HeldTrees, MergedTrees
 from cluster.spec.merge_trees import merge_trees
-from cluster.spec.survival import Calibrator
-
-CalibratorOf = Callable[[str, Group], Calibrator]  # by drafter and group
 
 
 @record(frozen=True, slots=True, eq=False)
 class Offers:
-    """One tree per session of the batch, the union of its drafters' reachable ones.
+    """One tree per text of the batch, the union of its drafters' reachable ones.
 
-    survival: float32[n], calibrated, not increasing along a path.  drafters: of each session.
-    claimed: float32[k, n], what the i-th drafter of a node's session claimed for it; NaN where it
-    did not propose the node.
+    survival: float32[n], calibrated, not increasing along a path.  drafters: of each text.
+    claimed: float32[k, n], what the i-th drafter of a node's text claimed for it; NaN where it
+    did not propose the node.  is_pooled: bool[n], a pool drafter has proposed the node.
     """
 
     forest: Forest
     survival: FloatArray
     drafters: list[tuple[str, ...]]
     claimed: FloatArray
+    is_pooled: Mask
 
     def keep(self, kept: Mask) -> Offers:
         """The nodes where kept, each with its parent."""
         return Offers(
-            self.forest.keep(kept), self.survival[kept], self.drafters, self.claimed[:, kept]
-        )
+            self.forest.keep(kept), self.survival[kept], self.drafters, self.claimed[:, kept],
+            self.is_pooled[kept],
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
 class _Row:
-    """The tree of one drafter for one session, which is the batch's index-th."""
+    """The tree of one drafter for one text, which is the batch's index-th."""
 
     index: int
     name: str
-    session: Session
-    subscription: Subscription
+    text: Text
     held: HeldTree
 
 
-def gather(batch: Sequence[Session], calibrator: CalibratorOf) -> Offers | None:
+def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
     """The offers for `batch`; None when no drafter has anything for any of it.
 
     Held trees are re-rooted at the last committed token and calibrated, once for good.
     """
     rows: list[_Row] = []
-    for index, session in enumerate(batch):
-        subscriptions = session.subscriptions
-        for name in session.drafters if subscriptions else ():
-            subscription = subscriptions.get(name)
-            if subscription is None:
+    for index, text in enumerate(batch):
+        for name, held in text.held.items():
+            if held.is_shadow:
                 continue
-            held = subscription.held
-            if held is not None:
-                if held.place is not None:
-                    held.settle()
-                rows.append(_Row(index, name, session, subscription, held))
-            elif subscription.growth is not None:
-                subscription.growth.look(None)
+            if held.place is not None:
+                held.settle()
+            rows.append(_Row(index, name, text, held))
     if not any(len(row.held.tree.token_ids) for row in rows):
-        for row in rows:
-            if row.subscription.growth is not None:
-                row.subscription.growth.look(None)
         return None
-    found = merge_trees(_held(rows, len(batch), calibrator))
-    drafters = _note(rows, found, len(batch))
+    found = merge_trees(_held(rows, len(batch), acceptance))
+    drafters, is_resident = _note(rows, found, len(batch))
     if found.merged.num_nodes == 0:
         return None
-    return Offers(found.merged, found.survival, drafters, found.claims)
+    is_pooled = _is_pooled(found, is_resident)
+    return Offers(found.merged, found.survival, drafters, found.claims, is_pooled)
 
 
-def _held(rows: Sequence[_Row], num_groups: int, calibrator: CalibratorOf) -> HeldTrees:
+def look_at(batch: Sequence[Text], max_trees: int, turn: int) -> None:
+    """Remember some of the trees at hand, to be scored by the text that follows.
+
+    Of more than max_trees another part each time, by `turn`.  Shadow trees are looked at too.
+    """
+    held = [(text, name, tree) for text in batch for name, tree in text.held.items()]
+    stride = -(-len(held) // max_trees) if held else 1
+    for text, name, tree in held[turn % stride :: stride]:
+        if tree.place is not None:
+            tree.settle()
+        if tree.base_len <= len(text.tokens):
+            text.seen.append(Seen.of(name, text.group, tree.base_len, tree.tree, tree.survival))
+
+
+def _held(rows: Sequence[_Row], num_groups: int, acceptance: AcceptanceModel) -> HeldTrees:
     """The trees as they were proposed, or as the last batch has left them."""
+    scores = {key: acceptance.known(*key) for key in {(row.name, row.text.group) for row in rows}}
+    # Merging takes losses in nats: exp(-loss) is a drafter's weight.
+    losses = {key: -math.log(score.weight()) for key, score in scores.items()}
     return HeldTrees(
         [row.held.tree for row in rows],
         [row.held.survival for row in rows],
         [row.held.calibrated for row in rows],
-        [calibrator(row.name, row.session.group) for row in rows],
-        [row.session.tokens.since(row.held.base_len) for row in rows],
+        [scores[row.name, row.text.group].calibrator for row in rows],
+        [row.text.tokens.since(row.held.base_len) for row in rows],
         [row.index for row in rows],
-        [_or_nan(row.subscription.log_loss) for row in rows],
+        [losses[row.name, row.text.group] for row in rows],
         num_groups,
     )
 
 
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _note(rows: Sequence[_Row], found: MergedTrees, num_sessions: int) -> list[tuple[str, ...]]:
-    """Leave with each session what has become of its trees; returns the drafters of each."""
-    drafters: list[tuple[str, ...]] = [()] * num_sessions
-    forest, calibrated = found.left, found.calibrated
-    bounds = forest.starts.tolist()
+def _note(
+    rows: Sequence[_Row], found: MergedTrees, num_texts: int
+) -> tuple[list[tuple[str, ...]], list[list[bool]]]:
+    """Leave with each text what has become of its trees; returns the drafters of each that have
+    nodes, and which of these are residents."""
+    drafters: list[tuple[str, ...]] = [()] * num_texts
+    is_resident: list[list[bool]] = [[] for _ in range(num_texts)]
+    bounds = found.left.starts.tolist()
     for index, (row, root) in enumerate(zip(rows, found.roots.tolist(), strict=True)):
-        held, growth = row.held, row.subscription.growth
+        held, text = row.held, row.text
         start, stop = bounds[index], bounds[index + 1]
         if root == -2:
-            row.subscription.held = None
+            del text.held[row.name]
         elif root >= 0:
-            held.place = Place(forest, found.claimed, calibrated, index)
-            held.base_len = len(row.session.tokens)
+            held.place = Place(found.left, found.claimed, found.calibrated, index)
+            held.base_len = len(text.tokens)
         elif held.calibrated is None:
-            held.calibrated = calibrated[start:stop]
-        if growth is not None and growth.is_hit is None:
-            if start < stop:
-                growth.look(held.proposed_len, calibrated[start:stop])
-            else:
-                growth.look(None)
+            held.calibrated = found.calibrated[start:stop]
         if start < stop:
             drafters[row.index] += (row.name,)
-    return drafters
+            is_resident[row.index].append(held.is_resident)
+    return drafters, is_resident
+
+
+def _is_pooled(found: MergedTrees, is_resident: list[list[bool]]) -> Mask:
+    residents = [resident for each in is_resident for resident in each]
+    if not any(residents):
+        return np.ones(found.merged.num_nodes, dtype=np.bool_)
+    if all(residents):
+        return np.zeros(found.merged.num_nodes, dtype=np.bool_)
+    pool = np.zeros((len(found.claims), len(is_resident)), dtype=np.bool_)
+    for text, flags in enumerate(is_resident):
+        for slot, resident in enumerate(flags):
+            pool[slot, text] = not resident
+    claims = found.claims
+    return np.asarray(((claims == claims) & pool[:, found.merged.owners]).any(axis=0))
+
+
+def plain_items(texts: Sequence[Text]) -> list[InFlight]:
+    """Items without drafts."""
+    return [InFlight(len(text.tokens)) for text in texts]
+
+
+def in_flight_of(texts: Sequence[Text], offers: Offers | None, nodes: Indices) -> list[InFlight]:
+    """An item for each text, with those of its nodes that were chosen."""
+    if offers is None or len(nodes) == 0:
+        return plain_items(texts)
+    is_chosen = np.zeros(offers.forest.num_nodes, dtype=np.bool_)
+    is_chosen[nodes] = True
+    chosen = offers.keep(is_chosen)
+    forest, claimed = chosen.forest, chosen.claimed
+    bounds = forest.starts.tolist()
+    found: list[InFlight] = []
+    rows = zip(texts, forest.split(), chosen.drafters, bounds, bounds[1:], strict=False)
+    for text, tree, drafters, start, stop in rows:
+        if start == stop:
+            found.append(InFlight(len(text.tokens)))
+            continue
+        own = claimed[:, start:stop]
+        if len(drafters) == 1:
+            num_proposed: tuple[int, ...] = (stop - start,)
+        else:
+            num_proposed = tuple((~np.isnan(own[: len(drafters)])).sum(axis=1).tolist())
+        found.append(InFlight(len(text.tokens), tree, drafters, num_proposed, own))
+    return found

@@ -10,16 +10,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cluster import metrics
-from cluster.coordinator.breaker import CircuitBreaker
-from cluster.coordinator.held import Growth, HeldTree
+from cluster.breaker import CircuitBreaker
 from cluster.core import Commit, Request
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.link import Link
 from cluster.token_log import TokenLog
 
-# Of so many commits the drafting cost is a mean; then older ones begin to count less.
-_COST_COMMITS = 256
+DrafterLink = Link[CommitFrame, ProposalFrame]
 
 
 @dataclass(slots=True)
@@ -37,9 +35,6 @@ class Subscription:
     generation: int | None = None
     num_shortages: int = 0
     expected: deque[int] = field(default_factory=lambda: deque(maxlen=64))
-    held: HeldTree | None = None
-    growth: Growth | None = None  # None: nobody waits for drafts
-    log_loss: float | None = None  # running mean of what the drafter reports on commits
 
 
 class Subscriber(Protocol):
@@ -66,7 +61,7 @@ class DrafterReplica:
         name: str,
         replica_id: str,
         description: WorkerDescription,
-        link: Link[CommitFrame, ProposalFrame],
+        link: DrafterLink,
         breaker: CircuitBreaker,
         max_frame_tokens: int,
     ) -> None:
@@ -76,17 +71,14 @@ class DrafterReplica:
         self.devices = frozenset(description.devices)
         self.link = link
         self.breaker = breaker
+        self.is_resident = False  # it drafts inside the target, by turns with its steps
         self.sessions: dict[str, Subscriber] = {}
         self.unanswered_since: float | None = None  # a frame was sent and nothing came back yet
-        # Waits in a row that ended before its drafts came, without any that came in time between.
-        self.num_missed_arrivals = 0
         self._has_reported = False  # it has gauges of its own, of requests and of KV pages
         self._has_pages = False
         self._max_frame_tokens = max_frame_tokens
         self._news: dict[str, Subscriber] = {}
         self._max_nodes: dict[str, int] = {}  # what each session asks for
-        self._draft_time_s = 0.0  # what it spent on so many commits that asked for drafts
-        self._num_asked = 0
         self._told: set[str] = set()  # sessions that it may hold state of
         self._released: list[str] = []
         self._wake = asyncio.Event()
@@ -95,15 +87,19 @@ class DrafterReplica:
         limit = self.description.max_running_sequences
         return limit == 0 or len(self.sessions) < limit
 
+    def status(self, now: float) -> dict[str, object]:
+        """A plain picture of the moment, for status reports."""
+        return {
+            "name": self.name,
+            "id": self.id,
+            "sessions": len(self.sessions),
+            "breaker": self.breaker.state(now),
+        }
+
     def is_stalled(self, now: float, patience_s: float) -> bool:
         """Whether it owes an answer for so long."""
         since = self.unanswered_since
         return since is not None and now - since >= patience_s
-
-    @property
-    def draft_cost_s(self) -> float | None:
-        """Seconds it spends on drafts per commit that asks for some; None while unknown."""
-        return self._draft_time_s / self._num_asked if self._num_asked else None
 
     def mark(self, session: Subscriber, max_nodes: int | None = None) -> None:
         """There are tokens of `session` that the replica has not been sent.
@@ -129,7 +125,6 @@ class DrafterReplica:
     def record(self, recorder: Recorder, frame: ProposalFrame) -> None:
         """Take note of what a frame says of the drafter as a whole."""
         if math.isfinite(frame.draft_time_s) and frame.draft_time_s > 0.0:
-            self._draft_time_s += frame.draft_time_s
             recorder.add(metrics.DRAFT_TIME, frame.draft_time_s, drafter=self.name)
         self._record_gauges(recorder, frame)
 
@@ -196,8 +191,6 @@ class DrafterReplica:
         subscription.generation = session.generation
         subscription.expected.append(end)
         max_nodes = self._max_nodes.get(session.id, 0)
-        if max_nodes:
-            self._count_asked()
         return Commit(
             request_id=session.id,
             generation=session.generation,
@@ -210,9 +203,3 @@ class DrafterReplica:
             params=session.request.params if opens else None,
             tenant=session.request.tenant if opens else b"",
         )
-
-    def _count_asked(self) -> None:
-        self._num_asked += 1
-        if self._num_asked >= 2 * _COST_COMMITS:
-            self._num_asked //= 2
-            self._draft_time_s /= 2

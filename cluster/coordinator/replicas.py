@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from cluster import metrics
+from cluster.breaker import BreakerBook
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.breaker import BreakerBook
-from cluster.coordinator.demand import are_apart
-from cluster.coordinator.replica import DrafterReplica
-from cluster.coordinator.session import Session
-from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
+from cluster.coordinator.idle import Availability
+from cluster.coordinator.replica import DrafterLink, DrafterReplica
+from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
-from cluster.rpc.link import Link
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +24,13 @@ class DrafterReplicas:
     def __init__(self, config: CoordinatorConfig, recorder: Recorder) -> None:
         self._recorder = recorder
         self._by_name: dict[str, dict[str, DrafterReplica]] = {}
+        self._inside: dict[str, dict[str, DrafterReplica]] = {}  # of targets, by name and target
+        self._seen: set[str] = set()
+        self._refused: set[str] = set()
         self.breakers = BreakerBook(config.breaker_failures, config.breaker_reset_s)
         self._patience_s = config.breaker_reset_s
         # Half a frame at most, which leaves room for everything that is not tokens.
         self._max_frame_tokens = config.max_frame_bytes // (2 * _BYTES_PER_TOKEN)
-        # By a target's devices and a session's drafters, for as long as no replica comes or goes.
-        self._apart: dict[tuple[frozenset[str], tuple[str, ...]], tuple[str, ...]] = {}
 
     def __iter__(self) -> Iterator[DrafterReplica]:
         for replicas in self._by_name.values():
@@ -45,17 +44,36 @@ class DrafterReplicas:
         name: str,
         replica_id: str,
         description: WorkerDescription,
-        link: Link[CommitFrame, ProposalFrame],
+        link: DrafterLink,
     ) -> DrafterReplica:
         """A breaker that the replica's former life opened stays open."""
-        breaker = self.breakers.of(name, replica_id)
-        replica = DrafterReplica(
-            name, replica_id, description, link, breaker, self._max_frame_tokens
-        )
+        replica = self.create(name, replica_id, description, link)
         self._by_name.setdefault(name, {})[replica.id] = replica
-        self._apart.clear()
+        self._seen.add(name)
+        self._refused.discard(name)
         self._recorder.set(metrics.DRAFTER_UP, len(self._by_name[name]), drafter=name)
         return replica
+
+    def create(
+        self, name: str, replica_id: str, description: WorkerDescription, link: DrafterLink
+    ) -> DrafterReplica:
+        """A replica, which only `add` makes one of the pool."""
+        breaker = self.breakers.of(name, replica_id)
+        return DrafterReplica(name, replica_id, description, link, breaker, self._max_frame_tokens)
+
+    def host(
+        self, name: str, target_id: str, description: WorkerDescription, link: DrafterLink
+    ) -> DrafterReplica:
+        """A drafter inside a target, which nobody picks: it comes with its target."""
+        replica = self.create(name, target_id, description, link)
+        replica.is_resident = True
+        self._inside.setdefault(name, {})[target_id] = replica
+        self._seen.add(name)
+        return replica
+
+    def leave(self, resident: DrafterReplica) -> None:
+        """The target of that drafter has left."""
+        self._inside.get(resident.name, {}).pop(resident.id, None)
 
     def remove(self, replica: DrafterReplica, now: float, *, failed: bool) -> bool:
         """False when it was not there any more."""
@@ -63,7 +81,6 @@ class DrafterReplicas:
         if replicas.get(replica.id) is not replica:
             return False
         del replicas[replica.id]
-        self._apart.clear()
         self._recorder.set(metrics.DRAFTER_UP, len(replicas), drafter=replica.name)
         replica.forget_gauges(self._recorder)
         if failed:
@@ -96,39 +113,24 @@ class DrafterReplicas:
             default=None,
         )
 
+    def refuse(self, name: str) -> None:
+        """A replica of this name does not fit the model."""
+        self._refused.add(name)
+
+    def availability(self, names: Sequence[str], now: float) -> Availability:
+        """How many of the drafters `names` could serve a request now."""
+        return Availability(
+            num_configured=len(names),
+            num_usable=sum(
+                any(replica.breaker.allows(now) for replica in self._all_of(name)) for name in names
+            ),
+            num_refused=len(self._refused.intersection(names)),
+            num_seen=len(self._seen.intersection(names)),
+        )
+
+    def _all_of(self, name: str) -> list[DrafterReplica]:
+        return [*self._by_name.get(name, {}).values(), *self._inside.get(name, {}).values()]
+
     def is_stalled(self, replica: DrafterReplica, now: float) -> bool:
         """Whether it has owed an answer for too long."""
         return replica.is_stalled(now, self._patience_s)
-
-    def is_model(self, name: str) -> bool:
-        """Whether the drafter has a network of its own."""
-        replica = next(iter(self._by_name.get(name, {}).values()), None)
-        return replica is not None and bool(replica.description.model_hash)
-
-    def apart(self, session: Session) -> tuple[str, ...]:
-        """The drafters of `session` all of whose replicas are apart from its target."""
-        seat = session.target
-        if seat is None:
-            return ()
-        key = (seat.devices, session.drafters)
-        found = self._apart.get(key)
-        if found is None:
-            found = self._apart[key] = tuple(
-                name
-                for name in session.drafters
-                if (replicas := self._by_name.get(name))
-                and all(are_apart(replica, seat) for replica in replicas.values())
-            )
-        return found
-
-    def status(self, now: float) -> list[dict[str, object]]:
-        """A plain picture of the moment, for status reports."""
-        return [
-            {
-                "name": replica.name,
-                "id": replica.id,
-                "sessions": len(replica.sessions),
-                "breaker": replica.breaker.state(now),
-            }
-            for replica in self
-        ]

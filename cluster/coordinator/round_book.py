@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.batching import purity
-from cluster.coordinator.ledger import RoundLedger
-from cluster.coordinator.planner import DraftPlanner
+from cluster.coordinator.controller import Controller, Round
+from cluster.coordinator.round_log import RoundLog
 from cluster.coordinator.session import Session
 from cluster.coordinator.statistics import RoundTimes
-from cluster.coordinator.targets import ClosedRound, OpenRound, TargetSeat
+from cluster.coordinator.targets import OpenRound, TargetSeat
 from cluster.coordinator.waits import DraftWaits
 from cluster.messages import StepReport
 
@@ -20,13 +20,13 @@ class RoundBook:
 
     def __init__(
         self,
-        planner: DraftPlanner,
-        ledger: RoundLedger,
+        controller: Controller,
+        ledger: RoundLog,
         waits: DraftWaits,
         settings: CoordinatorConfig,
         clock: Callable[[], float],
     ) -> None:
-        self._planner = planner
+        self._controller = controller
         self._ledger = ledger
         self._waits = waits
         self._settings = settings
@@ -46,6 +46,7 @@ class RoundBook:
             is_clean=not seat.prefilling,
             is_queued=bool(seat.rounds),
             is_sampled=is_sampled,
+            draft_nodes=seat.draft_nodes,
         )
         seat.rounds.append(opened)
         return opened
@@ -54,8 +55,8 @@ class RoundBook:
         """How long the batch has waited, and what became of the round before it."""
         now, last = opened.sent_at, seat.closed
         seat.closed = None
-        waited_s, opened.awaited = self._waits.end(seat, now)
-        opened.waited_s = waited_s
+        waited_s = opened.waited_s = self._waits.end(seat, now)
+        opened.drafted_s, seat.drafted_s = seat.drafted_s, 0.0
         if last is not None and last.report is not None and last.is_clean and not last.is_queued:
             times = RoundTimes(
                 sent_at=last.sent_at,
@@ -67,6 +68,7 @@ class RoundBook:
                 forward_time_s=last.report.forward_time_s,
                 queue_time_s=last.report.queue_time_s,
                 waited_s=waited_s,
+                drafted_s=opened.drafted_s,
             )
             self._ledger.note_round(times)
         if waited_s > 0.0:
@@ -79,31 +81,28 @@ class RoundBook:
         """Note the step's times: this frame completed the batch."""
         opened.received_at = now
         opened.report = report
-        round_time_s = self._measured(seat, opened, report, now)
+        step_time_s = self._measured(seat, opened, report, now)
         seat.closed, seat.received_at = opened, now
-        seat.end_round()
-        self._planner.settle_round(
-            seat.id,
-            opened.shares,
-            round_time_s,
-            opened.waited_s,
-            is_quiet=seat.is_quiet,
-            is_sampled=opened.is_sampled,
-        )
-        seat.unrecorded.append(
-            ClosedRound(
-                num_sequences=opened.num_sequences,
+        seat.num_rounds += 1
+        if opened.answers:
+            sessions, num_tokens = zip(*opened.answers, strict=True)
+            done = Round(
+                sessions,
+                num_tokens,
                 num_nodes=opened.num_nodes,
-                round_time_s=round_time_s,
-                is_quiet=seat.is_quiet,
                 is_sampled=opened.is_sampled,
+                step_time_s=step_time_s,
+                # Beside prefills residents read prompts, which says nothing of drafting.
+                draft_nodes=opened.draft_nodes if opened.is_clean else 0,
+                draft_time_s=opened.drafted_s,
+                waited_s=opened.waited_s,
             )
-        )
+            self._controller.learn(seat.id, done, now)
 
     def _measured(
         self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float
     ) -> float | None:
-        """What the round took; None when that says nothing about decoding alone."""
+        """What the round took without drafting and waiting; None where that is not known."""
         if report.num_prefill_tokens:
             opened.is_clean = False
             return None
@@ -115,8 +114,11 @@ class RoundBook:
         if opened.is_clean:
             # This round's own: with drafts, frames and what is done with them take longer.
             way_s = max(now - opened.sent_at - report.queue_time_s - report.step_time_s, 0.0)
-            self._choose_cohorts(seat, opened, opened.planned_s + way_s)
+            # The target drafts by turns with its steps: no other batch could run meanwhile.
+            planned_s = max(opened.planned_s - opened.drafted_s, 0.0)
+            self._choose_cohorts(seat, opened, planned_s + way_s)
         round_time_s = seat.record_step_time(report.step_time_s, opened.planned_s, way_s)
+        round_time_s = max(round_time_s - opened.drafted_s, report.step_time_s)
         if opened.is_queued:
             # What was done for it beside another batch's step cost no time of the target's.
             since = max(opened.sent_at, seat.received_at)
@@ -137,16 +139,3 @@ class RoundBook:
             0.0 if seat.is_on_cpu else outside_s,
         )
         seat.num_cohorts = seat.cohorts.num_cohorts
-
-    def settle(self, seat: TargetSeat) -> None:
-        """Learn from the rounds of `seat` that have ended, once its next batch is under way."""
-        rounds, seat.unrecorded = seat.unrecorded, []
-        for each in rounds:
-            seat.silences[each.is_sampled] = self._planner.record_step(
-                seat.id,
-                each.num_sequences,
-                each.num_nodes,
-                each.round_time_s,
-                is_quiet=each.is_quiet,
-                is_sampled=each.is_sampled,
-            )

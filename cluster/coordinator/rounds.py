@@ -15,13 +15,15 @@ from typing import Protocol
 
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.batching import choose_batch
+from cluster.coordinator.controller import Controller, any_sampled
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.fence import Fence
 from cluster.coordinator.in_flight import InFlight
-from cluster.coordinator.ledger import RoundLedger
-from cluster.coordinator.planner import DraftPlanner, Moment, Plan, any_sampled
+from cluster.coordinator.residents import ResidentDrafters
 from cluster.coordinator.round_book import RoundBook
+from cluster.coordinator.round_log import RoundLog
 from cluster.coordinator.session import Limits, Session, Status
+from cluster.coordinator.step_choice import Moment, Plan
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.verdicts import is_credible, is_sound, is_stuck
 from cluster.coordinator.waits import DraftWaits
@@ -34,7 +36,7 @@ from cluster.errors import (
     error_from_code,
 )
 from cluster.messages import CacheMiss, Refusal, VerdictFrame
-from cluster.spec.drafts import Share
+from cluster.spec.throttle import State
 
 log = logging.getLogger(__name__)
 
@@ -65,21 +67,23 @@ class RoundLoop:
         self,
         owner: SessionOwner,
         pool: DrafterPool,
-        planner: DraftPlanner,
-        ledger: RoundLedger,
+        controller: Controller,
+        log_of_rounds: RoundLog,
         waits: DraftWaits,
+        residents: ResidentDrafters,
         fence: Fence,
         settings: CoordinatorConfig,
         clock: Callable[[], float],
     ) -> None:
         self._owner = owner
         self._pool = pool
-        self._planner = planner
-        self._ledger = ledger
+        self._controller = controller
+        self._log = log_of_rounds
         self._waits = waits
+        self._residents = residents
         self._max_wait_s = settings.max_homogeneity_wait_ms / 1000.0
         self._clock = clock
-        self._book = RoundBook(planner, ledger, waits, settings, clock)
+        self._book = RoundBook(controller, log_of_rounds, waits, settings, clock)
         self._planning = fence.section("planning")
         self._rounds = fence.section("rounds")
         self._statistics = fence.section("statistics")
@@ -106,14 +110,20 @@ class RoundLoop:
         ended = [opened for opened, _ in was_stepping if not opened.pending]
         seat.rounds = [opened for opened in seat.rounds if opened.pending]
         if frame.report is not None and is_credible(frame.report):
-            self._ledger.note_report(seat, frame.report)
+            self._log.note_report(seat, frame.report)
             for opened in ended:
                 with self._rounds:
                     self._book.close(seat, opened, frame.report, now)
+        if frame.drafts is not None:
+            self._residents.receive(seat, frame.drafts, now, self.limits.vocab_size)
+        answered = (seat.ready.get(verdict.request_id) for verdict in frame.verdicts)
+        if any(session.draft_nodes for session in answered if session is not None):
+            self._residents.expect(seat, frame.report, self.dispatch)
 
     def dispatch(self, seat: TargetSeat) -> None:
         """Queue for `seat` whatever it can be sent now: prefills at once, a batch if it is free."""
-        prefills = [self._start_prefill(seat, session) for session in seat.unsent.values()]
+        now = self._clock() if seat.unsent else 0.0
+        prefills = [self._start_prefill(seat, each, now) for each in seat.unsent.values()]
         seat.unsent.clear()
         if prefills:
             for opened in (*seat.rounds, *([seat.closed] if seat.closed else [])):
@@ -121,7 +131,7 @@ class RoundLoop:
         batch: list[VerifyItem] = []
         if not seat.ready:
             self.abandon(seat)
-        elif seat.room and not self._waits.holds(seat):
+        elif seat.room and not self._residents.holds(seat) and not self._waits.holds(seat):
             batch = self._form_batch(seat)
         if batch or prefills or seat.released:
             seat.post(batch, prefills)
@@ -129,11 +139,6 @@ class RoundLoop:
             seat.post(self._form_batch(seat), ())  # the other cohort begins
         if not seat.decoding:
             seat.closed = None  # the next round will not follow this one directly
-
-    def settle(self, seat: TargetSeat) -> None:
-        """Learn from the rounds of `seat` that have ended, once its next batch is under way."""
-        with self._rounds:
-            self._book.settle(seat)
 
     def drafts_arrived(self, sessions: Iterable[Session]) -> None:
         """Go on where this is what a batch was waiting for."""
@@ -167,37 +172,33 @@ class RoundLoop:
         num_kept, reason = session.cut(verdict.token_ids, self.limits)
         session.tokens.append(verdict.token_ids[:num_kept])
         with self._statistics:
-            session.statistics.record_step(len(in_flight.tree), len(verdict.path), num_kept)
-            session.draft_length.record(len(in_flight.tree), len(verdict.path))
+            session.statistics.record_step(in_flight, verdict.path, num_kept)
         session.in_flight = None
         session.num_misses = session.num_retries = 0
         opened = seat.answered(session.id)
         if opened is not None:
             # A stop token is not part of the text, but plain decoding would have drawn it too.
-            num_tokens = num_kept + (reason is FinishReason.STOP)
-            is_awaited = session.id in opened.awaited
-            share = Share(len(in_flight.tree), num_tokens, session.guard, is_awaited)
-            opened.shares.append(share)
+            opened.answers.append((session, num_kept + (reason is FinishReason.STOP)))
         seat.prefilling.pop(session.id, None)
-        self._ledger.note_verdict(session, in_flight, verdict, now, num_kept)
+        self._log.note_verdict(session, in_flight, verdict, now, num_kept)
         session.last_event_at = now
         if reason is not None:
             self._owner.finish(session, reason)
-            session.deliver(session.event(position, verdict, reason))
+            session.deliver(session.event(position, verdict, reason, in_flight))
             return
         session.target_len = verdict.context_len + len(verdict.path)
         session.status = Status.READY
         session.ready_since = now
         seat.ready[session.id] = session
-        self._pool.commit(session, now, in_flight, verdict)
-        session.deliver(session.event(position, verdict, None))
+        self._pool.commit(session, now)
+        session.deliver(session.event(position, verdict, None, in_flight))
 
     def _take_miss(self, seat: TargetSeat, session: Session, miss: CacheMiss) -> None:
         if not 0 <= miss.have_len <= session.target_len:
             return  # the answer to an older item, once more
         if miss.have_len == session.target_len > 0:
             return
-        self._ledger.note_miss()
+        self._log.note_miss()
         session.num_misses += 1
         if session.num_misses > _MAX_MISSES_IN_A_ROW:
             error = WorkerError(f"target {seat.id} cannot keep the context of a request")
@@ -229,10 +230,12 @@ class RoundLoop:
         session.status = Status.PREFILL
         seat.unsent[session.id] = session
 
-    def _start_prefill(self, seat: TargetSeat, session: Session) -> VerifyItem:
+    def _start_prefill(self, seat: TargetSeat, session: Session, now: float) -> VerifyItem:
         session.status = Status.PREFILL
         session.in_flight = InFlight(len(session.tokens))
         seat.prefilling[session.id] = session
+        nodes = self._controller.first_nodes(seat.id, len(seat.sessions), session, now)
+        self._residents.ask(seat, session, nodes, now)
         return session.item(session.in_flight.tree)
 
     def _form_batch(self, seat: TargetSeat) -> list[VerifyItem]:
@@ -241,48 +244,50 @@ class RoundLoop:
         # A step of unknown length may be longer than any wait: nobody sits it out.
         step_time_s = seat.step_time_s or math.inf
         batch = choose_batch(seat.ready.values(), now, self._max_wait_s, step_time_s, limit)
-        planned: list[InFlight] | None = None
+        plan: Plan | None = None
         with self._planning:
             plan = self._plan(seat, batch, now)
-            if plan.wait_s > 0.0:
-                self._waits.begin(
-                    seat, plan.awaited, plan.wait_s, now, self.dispatch, is_trial=plan.is_trial
-                )
-                return []
-            planned = plan.in_flight
-        if planned is None:
+        if plan is None:
             # Whichever tree it failed on is not tried again, and this round is a plain one.
             self._pool.drop_trees(batch)
-            planned = [InFlight(len(session.tokens)) for session in batch]
-        return self._items(seat, batch, planned, now)
+            plan = Plan([InFlight(len(session.tokens)) for session in batch])
+        if plan.wait_s > 0.0:
+            awaited = [batch[index] for index in plan.awaited]
+            self._waits.begin(seat, awaited, plan.wait_s, now, self.dispatch)
+            return []
+        return self._items(seat, batch, plan, now)
 
     def _plan(self, seat: TargetSeat, batch: list[Session], now: float) -> Plan:
         row_limit = seat.description.max_batch_tokens
         max_nodes = max(row_limit - len(batch), 0) if row_limit else None
-        left_s = self._waits.left_s(seat, now)
+        left_s = self._waits.left_s(seat)
         if seat.num_cohorts > 1 or len(batch) < len(seat.ready):
             # Drafts had another cohort's step to come in; others have a bound of their own to keep.
             left_s = 0.0
-        moment = Moment(now, left_s, self._waits.waited_s(seat, now))
-        return self._planner.plan(seat.id, batch, self.limits, max_nodes, moment)
+        waited_s = self._waits.waited_s(seat, now)
+        moment = Moment(now, left_s, waited_s, has_residents=bool(seat.residents))
+        # A path of k accepted nodes emits k + 1 tokens.
+        max_depths = [session.remaining_tokens(self.limits) - 1 for session in batch]
+        return self._controller.plan(seat.id, batch, max_depths, max_nodes, moment)
 
     def _items(
-        self, seat: TargetSeat, batch: list[Session], planned: list[InFlight], now: float
+        self, seat: TargetSeat, batch: list[Session], plan: Plan, now: float
     ) -> list[VerifyItem]:
         """The batch as it is sent, with the drafts planned for each of its sessions."""
         items: list[VerifyItem] = []
         num_nodes = 0
-        is_sampled = any_sampled(batch)
-        for session, in_flight in zip(batch, planned, strict=True):
+        for session, in_flight in zip(batch, plan.in_flight, strict=True):
             del seat.ready[session.id]
             seat.decoding[session.id] = session
             session.in_flight = in_flight
             session.status = Status.DECODING
-            session.dispatched_at = now
-            session.in_sampled_batch = is_sampled
             num_nodes += len(in_flight.tree)
+            self._residents.ask(seat, session, plan.draft_nodes, now)
+            if not len(in_flight.tree) and not session.statistics.has_speculated:
+                session.note_plain_step(is_paused=plan.why in (State.PAUSE, State.PLAIN))
             items.append(session.item(in_flight.tree))
-        opened = self._book.open(seat, batch, num_nodes, is_sampled=is_sampled)
+        opened = self._book.open(seat, batch, num_nodes, is_sampled=any_sampled(batch))
+        seat.draft_nodes = plan.draft_nodes
         with self._rounds:
             self._book.note_opened(seat, opened, batch)
         return items

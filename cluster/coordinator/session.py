@@ -9,9 +9,11 @@ from typing import Protocol
 
 import numpy as np
 
+from cluster.coordinator.idle import PlainSteps
 from cluster.coordinator.in_flight import InFlight
-from cluster.coordinator.replica import Subscription
+from cluster.coordinator.replica import DrafterReplica, Subscription
 from cluster.coordinator.statistics import RequestStatistics
+from cluster.coordinator.texts import Text
 from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
@@ -22,12 +24,9 @@ from cluster.core import (
     Verdict,
     VerifyItem,
 )
-from cluster.spec.adaptive_length import AdaptiveDraftLength
-from cluster.spec.guard import DeficitGuard
 from cluster.token_log import TokenLog
 
 Deliver = Callable[[TokenEvent], None]
-Group = tuple[str, bool]  # task class; sampled, or greedy
 
 
 class Status(enum.StrEnum):
@@ -52,42 +51,35 @@ class Limits:
 class Seat(Protocol):
     """The target at which a session has its place, as far as its drafters are concerned.
 
-    silences: by law (True = sampled), in how many rounds at least they are asked for nothing.
+    residents: the drafters that run inside it, by name.
     """
 
     id: str
     devices: frozenset[str]
-    silences: dict[bool, int]
-    step_time_s: float
-    num_rounds: int
-    asked_in_round: int
+    residents: dict[str, DrafterReplica]
 
     @property
     def num_sessions(self) -> int: ...
 
 
-class Session:
+class Session(Text):
     """The coordinator's copy of one request."""
 
     def __init__(
         self, session_id: str, request: Request, deliver: Deliver, arrival: int, now: float
     ) -> None:
-        self.id = session_id  # unique at this coordinator; the wire's request id
+        resumed = np.concatenate([request.prompt_ids, request.output_ids])
+        tokens = TokenLog(resumed, len(resumed) + min(request.params.max_tokens, 1024))
+        # The id is unique at this coordinator: the wire's request id.
+        super().__init__(session_id, (request.task, request.params.temperature > 0.0), tokens)
         self.request = request
         self.deliver = deliver
         self.arrival = arrival
         self.arrived_at = now
         self.shunned_target = ""  # the one that failed it last
         self.ready_since = now
-        self.dispatched_at = now  # with the last batch
-        # Commits since its target's drafters were silenced.
-        self.num_silent_commits = 0
-        self.is_sampled = request.params.temperature > 0.0
-        self.in_sampled_batch = self.is_sampled  # the law of its last batch
         self.last_event_at: float | None = None
         self.prompt_len = len(request.prompt_ids)
-        resumed = np.concatenate([request.prompt_ids, request.output_ids])
-        self.tokens = TokenLog(resumed, len(resumed) + min(request.params.max_tokens, 1024))
         self._max_len = self.prompt_len + request.params.max_tokens
         self.stop_ids = frozenset(request.params.stop_token_ids)
         self.status = Status.WAITING
@@ -101,21 +93,15 @@ class Session:
         self.drafters: tuple[str, ...] = ()
         # Drafters that declined this request, and until when they are not asked again.
         self.declined: dict[str, float] = {}
-        self.max_draft_tokens = 0
-        self.weight = 1.0  # what its speed counts for beside that of others
-        self.draft_length = AdaptiveDraftLength()  # where the budget is adaptive
+        self.draft_nodes = 0  # what its target's residents draft after the next verdict
         self.subscriptions: dict[str, Subscription] = {}
         self.statistics = RequestStatistics()
-        self.guard: DeficitGuard | None = None  # what its drafts may cost
+        self.plain_steps = PlainSteps()
+        self.queue_time_s: float | None = None  # until its first place at a target
 
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_len
-
-    @property
-    def group(self) -> Group:
-        """What makes batches homogeneous, and drafts alike."""
-        return self.request.task, self.is_sampled
 
     def remaining_tokens(self, limits: Limits) -> int:
         """How many more tokens may be emitted."""
@@ -127,8 +113,9 @@ class Session:
     def item(self, tree: TokenTree) -> VerifyItem:
         """The next item for the target: what its cache lacks, and `tree` after that."""
         base_len, tokens = self.target_len, self.tokens
-        params = self.request.params if self.sends_params or base_len == 0 else None
+        opens = self.sends_params or base_len == 0
         self.sends_params = False
+        hosted = self.target.residents if opens and self.target is not None else {}
         return VerifyItem(
             self.id,
             self.generation,
@@ -137,8 +124,11 @@ class Session:
             tokens.since(base_len),
             tree,
             self.prompt_len,
-            params,
-            b"" if params is None else self.request.tenant,
+            self.request.params if opens else None,
+            self.request.tenant if opens else b"",
+            self.draft_nodes,
+            self.request.task if opens else "",
+            tuple(name for name in self.drafters if name in hosted) if hosted else (),
         )
 
     def cut(self, token_ids: TokenArray, limits: Limits) -> tuple[int, FinishReason | None]:
@@ -153,24 +143,46 @@ class Session:
             return max(remaining, 0), FinishReason.LENGTH
         return len(token_ids), None
 
+    def note_plain_step(self, *, is_paused: bool) -> None:
+        """A step without drafts begins; is_paused: drafters were asked for none."""
+        has_drafts = any(
+            held.base_len == len(self.tokens) and held.num_nodes > 0 for held in self.held.values()
+        )
+        self.plain_steps.note(is_paused=is_paused, has_drafts=has_drafts)
+
     def event(
-        self, position: int, verdict: Verdict | None, finish_reason: FinishReason | None
+        self,
+        position: int,
+        verdict: Verdict | None,
+        finish_reason: FinishReason | None,
+        in_flight: InFlight | None = None,
     ) -> TokenEvent:
-        """The tokens since output `position` as the client's event."""
+        """The tokens since output `position` as the client's event.
+
+        in_flight: what the verdict is about, None where that is of no interest.
+        """
+        stats = self.statistics.snapshot() if finish_reason else None
+        queue_time_s = (self.queue_time_s or 0.0) if finish_reason else 0.0
         if verdict is None:
             return TokenEvent(
                 self.request.id,
                 position,
                 EMPTY_TOKENS,
                 finish_reason=finish_reason,
-                stats=self.statistics.snapshot() if finish_reason else None,
+                stats=stats,
+                queue_time_s=queue_time_s,
             )
         token_ids = self.tokens.since(self.prompt_len + position)
+        sources: tuple[tuple[str, ...], ...] = ()
+        if in_flight is not None and self.request.speculation.return_draft_sources:
+            sources = in_flight.sources(verdict.path, len(token_ids))
         return TokenEvent(
             self.request.id,
             position,
             token_ids,
             verdict.logprobs[: len(token_ids)],
             finish_reason,
-            self.statistics.snapshot() if finish_reason else None,
+            stats,
+            draft_sources=sources,
+            queue_time_s=queue_time_s,
         )

@@ -10,6 +10,7 @@ from cluster import metrics
 from cluster.config import Config
 from cluster.coordinator.admission import WaitingLine, check_request
 from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.idle import IdleReason, idle_reason
 from cluster.coordinator.session import Deliver, Limits, Session, Status
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
@@ -82,10 +83,7 @@ class SessionTable:
             limit = min(limit, options.max_draft_tokens)
         if options.enabled and limit > 0:
             session.max_draft_tokens = limit
-            allowed = options.drafters
-            session.drafters = (
-                self._config.drafters_of(request.task) if allowed is None else allowed
-            )
+            session.drafters = self._drafters_of(request)
         if options.latency_class is not None:
             session.weight = self._config.coordinator.latency_classes[options.latency_class]
         self.sessions[session_id] = session
@@ -111,6 +109,8 @@ class SessionTable:
         self._leave(session)
         session.status = Status.FINISHED
         self._pool.release(session)
+        if not session.statistics.has_speculated:
+            session.statistics.idle_because = self._idle_reason(session)
         self._recorder.add(metrics.REQUESTS, task=session.request.task, finish_reason=reason.value)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             duration_s = self._clock() - session.arrived_at
@@ -170,6 +170,19 @@ class SessionTable:
                 waited = f"no target has been available for {timeout_s:g} s; ask again later"
                 self.fail(session, UnavailableError(waited))
 
+    def _drafters_of(self, request: Request) -> tuple[str, ...]:
+        allowed = request.speculation.drafters
+        return self._config.drafters_of(request.task) if allowed is None else allowed
+
+    def _idle_reason(self, session: Session) -> IdleReason:
+        names = self._drafters_of(session.request)
+        has_some = bool(names) or not self._config.drafters
+        return idle_reason(
+            is_enabled=session.max_draft_tokens > 0 and has_some,
+            drafters=self._pool.availability(names, self._clock()),
+            steps=session.plain_steps,
+        )
+
     def _check(self, session_id: str, request: Request) -> None:
         if session_id in self.sessions:
             raise RequestError(f"a request with id {request.id!r} is running already", param="id")
@@ -217,6 +230,8 @@ class SessionTable:
             self.fail(session, RequestError(f"{message}; shorten the prompt", param="prompt"))
             return
         session.generation = next(self._generations)
+        if session.queue_time_s is None:
+            session.queue_time_s = self._clock() - session.arrived_at
         session.target = seat
         session.target_len = 0
         session.num_misses = 0
@@ -237,6 +252,7 @@ class SessionTable:
     def _leave(self, session: Session) -> None:
         """Take `session` out of its seat or of the line."""
         session.in_flight = None
+        self._pool.leave_residents(session)
         place, session.target = session.target, None
         # One that was lost is told nothing any more.
         seat = None if place is None else self.seats.get(place.id)
@@ -258,6 +274,7 @@ def error_event(
         token_ids=EMPTY_TOKENS,
         finish_reason=FinishReason.ERROR,
         stats=session.statistics.snapshot() if session else None,
+        queue_time_s=(session.queue_time_s or 0.0) if session else 0.0,
         error_code=error.code,
         error_message=error.message,
         retry_after_s=error.retry_after_s if isinstance(error, CapacityError) else 0.0,

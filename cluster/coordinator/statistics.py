@@ -24,12 +24,14 @@ class RequestStatistics:
     """
 
     __slots__ = (
+        "_accepted_by_drafter",
         "_histogram",
         "_num_accepted",
         "_num_drafted",
         "_num_spec_steps",
         "_num_spec_tokens",
         "_num_steps",
+        "idle_because",
     )
 
     def __init__(self) -> None:
@@ -39,12 +41,22 @@ class RequestStatistics:
         self._num_accepted = 0
         self._num_spec_tokens = 0
         self._histogram: list[int] = []
+        self._accepted_by_drafter: Counter[str] = Counter()
+        self.idle_because = ""
 
-    def record_step(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
-        """One target step that emitted tokens; num_drafted 0 = plain decoding."""
+    @property
+    def has_speculated(self) -> bool:
+        return self._num_spec_steps > 0
+
+    def record_step(self, in_flight: InFlight, path: TokenArray, num_emitted: int) -> None:
+        """One target step that emitted tokens.  path: the accepted nodes of the tree in flight."""
         self._num_steps += 1
+        num_drafted, num_accepted = len(in_flight.tree), len(path)
         if num_drafted == 0:
             return
+        if num_accepted:
+            counts = zip(in_flight.drafters, in_flight.num_accepted(path), strict=True)
+            self._accepted_by_drafter.update(dict(counts))
         self._num_spec_steps += 1
         self._num_drafted += num_drafted
         self._num_accepted += num_accepted
@@ -61,6 +73,8 @@ class RequestStatistics:
             num_accepted_draft_tokens=self._num_accepted,
             num_spec_tokens=self._num_spec_tokens,
             acceptance_histogram=tuple(self._histogram),
+            accepted_by_drafter={n: c for n, c in self._accepted_by_drafter.items() if c},
+            idle_because=self.idle_because,
         )
 
 
@@ -105,7 +119,7 @@ class RoundTimes:
 
     sent_at: its verify frame was handed to the link.  received_at: its last verdict was read.
     next_sent_at: the next round's verify frame was handed over in the same call path, after a wait
-    of waited_s for drafts, if one was bought.
+    of waited_s for drafts, if one was bought.  drafted_s: what the residents took before it.
     """
 
     sent_at: float
@@ -117,11 +131,12 @@ class RoundTimes:
     forward_time_s: float
     queue_time_s: float
     waited_s: float = 0.0
+    drafted_s: float = 0.0
 
     @property
     def outside_s(self) -> float:
-        """The whole round less the model's forward: wire, codec, sampling, queues, coordinator."""
-        return self.next_sent_at - self.sent_at - self.forward_time_s
+        """The whole round less forward and drafting: wire, codec, sampling, queues, coordinator."""
+        return self.next_sent_at - self.sent_at - self.forward_time_s - self.drafted_s
 
     @property
     def coordinator_s(self) -> float:

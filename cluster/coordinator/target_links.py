@@ -7,9 +7,10 @@ import logging
 from collections.abc import Callable
 
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.ledger import RoundLedger
+from cluster.coordinator.controller import Controller
 from cluster.coordinator.liveness import Liveness, Overdue
-from cluster.coordinator.planner import DraftPlanner
+from cluster.coordinator.residents import ResidentDrafters
+from cluster.coordinator.round_log import RoundLog
 from cluster.coordinator.rounds import RoundLoop
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.targets import TargetSeat
@@ -39,15 +40,17 @@ class TargetLinks:
         settings: CoordinatorConfig,
         table: SessionTable,
         rounds: RoundLoop,
-        planner: DraftPlanner,
-        ledger: RoundLedger,
+        residents: ResidentDrafters,
+        controller: Controller,
+        log_of_rounds: RoundLog,
         max_frame_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._table = table
         self._rounds = rounds
-        self._planner = planner
-        self._ledger = ledger
+        self._residents = residents
+        self._controller = controller
+        self._log = log_of_rounds
         self._liveness = Liveness(settings.target_silence_s, settings.target_timeout_s)
         self._num_cohorts = 2 if settings.cohorts == "two" else 1
         self._max_frame_tokens = max_frame_tokens
@@ -70,8 +73,9 @@ class TargetLinks:
         """Give a target that was checked work from now on; the task ends when it has left."""
         seat = TargetSeat(target_id, description, link, self._max_frame_tokens, self._clock())
         seat.num_cohorts = self._num_cohorts
+        self._residents.join(seat)
         self._table.seats[target_id] = seat
-        self._planner.meet(
+        self._controller.meet(
             target_id, StepProfile.of(description.step_rows, description.step_times_s)
         )
         self._update_limits()
@@ -161,8 +165,7 @@ class TargetLinks:
             # runs beside the step.
             for _ in range(3):
                 await asyncio.sleep(0)
-            self._rounds.settle(seat)
-            self._ledger.settle()
+            self._log.settle()
 
     async def _answer(self, seat: TargetSeat, frame: VerdictFrame) -> None:
         """Commit what a target has said, and send it the next batch."""
@@ -184,7 +187,8 @@ class TargetLinks:
             log.info("target left id=%s sessions=%d", seat.id, len(seat.sessions))
             self._rounds.abandon(seat)
             self._table.lose_seat(seat)
-            self._ledger.forget(seat)
+            self._residents.leave(seat)
+            self._log.forget(seat)
             self._liveness.forget(seat)
             self._update_limits()
             self.dispatch_touched()

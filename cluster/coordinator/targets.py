@@ -7,13 +7,12 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.session import Session
 from cluster.core import VerifyItem
 from cluster.messages import StepReport, VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.rpc.link import Link
 from cluster.spec.cohorts import CohortChoice
-from cluster.spec.drafts import Share
-from cluster.spec.quiet import BUSY_ROUNDS, SETTLE_ROUNDS
 from cluster.spec.step_profile import StepProfile
 
 # Weight of the newest decode step in the running estimate of how long one takes.
@@ -28,10 +27,13 @@ class OpenRound:
     step says that it could do nothing: as long as the batch is taken to be computed as one.
     is_clean: no prefill was under way with it, so its round trip is that of decoding alone.
     is_queued: another batch was under way when it was sent.
-    waited_s: before it went, for the drafts of the sessions `awaited`.
-    planned_s: what the coordinator took for it after the verdicts before it, without that wait.
+    waited_s: before it went, for drafts.
+    planned_s: what the coordinator took for it after the verdicts before it, without that wait, but
+    with drafted_s, which the target's residents took.
     report: the last step report of the batch, once it is complete; received_at likewise.
-    shares: of the sessions that were answered.  is_sampled: the law of the batch.
+    answers: the sessions that were answered, and the plain steps that their tokens would have
+    taken.  is_sampled: the law of the batch.  draft_nodes: of each session, what residents were
+    asked for before it.
     """
 
     sent_at: float
@@ -42,27 +44,13 @@ class OpenRound:
     is_clean: bool
     is_queued: bool = False
     waited_s: float = 0.0
-    awaited: frozenset[str] = frozenset()
     planned_s: float = 0.0
+    drafted_s: float = 0.0
     received_at: float = 0.0
     report: StepReport | None = None
-    shares: list[Share] = field(default_factory=list)
+    answers: list[tuple[Session, int]] = field(default_factory=list)
     is_sampled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ClosedRound:
-    """What the planner learns from a round.
-
-    round_time_s: None = it was not measured.  is_quiet: see `TargetSeat.is_quiet`.  is_sampled: the
-    law of its batch.
-    """
-
-    num_sequences: int
-    num_nodes: int
-    round_time_s: float | None
-    is_quiet: bool | None
-    is_sampled: bool
+    draft_nodes: int = 0
 
 
 # A target of which no batch has waited for so many rounds will not wait for the next one either.
@@ -92,6 +80,9 @@ class TargetSeat:
         self.devices = frozenset(description.devices)
         self.is_on_cpu = any("/cpu" in device for device in description.devices)
         self.link = link
+        self.residents: dict[str, DrafterReplica] = {}  # the drafters inside it, by name
+        self.draft_time_s = 0.0  # running mean of what they take together
+        self.drafted_s = 0.0  # what they took since the last batch began
         self.sessions: dict[str, Session] = {}
         self.unsent: dict[str, Session] = {}
         self.prefilling: dict[str, Session] = {}
@@ -107,30 +98,12 @@ class TargetSeat:
         self.wire_time_s = 0.0  # running mean of the rounds' times outside their steps
         self.has_reported = False  # it has gauges of its own
         self.num_rounds = 0
-        self.unrecorded: list[ClosedRound] = []  # that the planner has not learned from yet
-        # By law (True = sampled): in how many rounds at least its sessions' drafters are to be
-        # asked for nothing.
-        self.silences = {False: 0, True: 0}
-        self.asked_in_round = 0  # the last one in which a drafter was asked for nodes
+        self.draft_nodes = 0  # of each session, what residents were asked for with the last batch
         self.waited_in_round = -_WAITING_ROUNDS  # the last one that waited for drafts
-        self._num_busy = 0  # rounds in a row in which drafters were asked for nodes
         self._max_frame_tokens = max_frame_tokens
         self._outbox: deque[VerifyFrame] = deque()
         self._wake = asyncio.Event()
         self._is_sending = False
-
-    def end_round(self) -> None:
-        """Count a round, after its commits have gone out to the drafters."""
-        self._num_busy = self._num_busy + 1 if self.asked_in_round == self.num_rounds else 0
-        self.num_rounds += 1
-
-    @property
-    def is_quiet(self) -> bool | None:
-        """Whether its sessions' drafters have had nothing to do for some rounds; None = they have
-        just begun, or perhaps not ended yet."""
-        if self.num_rounds - self.asked_in_round > SETTLE_ROUNDS:
-            return True
-        return False if self._num_busy >= BUSY_ROUNDS else None
 
     @property
     def num_sessions(self) -> int:

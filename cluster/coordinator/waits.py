@@ -1,14 +1,13 @@
-"""Waits for drafts that are about to arrive: bounded by a timer, ended by what they wait for."""
+"""Waits for drafts that are about to arrive: bounded by a timer, ended when all is there."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from cluster import metrics
-from cluster.coordinator.arrivals import ArrivalModel
 from cluster.coordinator.session import Seat, Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.metrics import Recorder
@@ -33,25 +32,19 @@ def event_loop_timer(delay_s: float, callback: Callable[[], None]) -> TimerHandl
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """missing: sessions whose drafts have not come yet, of those it is for.
+    """missing: sessions whose drafters have more to say.  timer: None when the time is up."""
 
-    timer: None when the time is up.  is_trial: it lasts until then, or until nothing else comes.
-    """
-
-    seat: TargetSeat
     began_at: float
     missing: dict[str, Session]
     timer: TimerHandle | None = None
-    is_trial: bool = False
-    awaited: set[str] = field(default_factory=set)
     has_arrived: bool = False
 
 
 class DraftWaits:
     """At most one wait per target; nothing here blocks, the round loop is only told to hold."""
 
-    def __init__(self, arrivals: ArrivalModel, recorder: Recorder, timer: Timer) -> None:
-        self._arrivals = arrivals
+    def __init__(self, max_wait_s: float, recorder: Recorder, timer: Timer) -> None:
+        self._max_wait_s = max_wait_s
         self._recorder = recorder
         self._timer = timer
         self._waits: dict[Seat, _Wait] = {}
@@ -64,14 +57,9 @@ class DraftWaits:
         wait.missing = {key: value for key, value in wait.missing.items() if key in seat.ready}
         return bool(wait.missing)
 
-    def left_s(self, seat: TargetSeat, now: float) -> float:
-        """How much longer the next batch of `seat` may wait."""
-        wait = self._waits.get(seat)
-        if wait is None:
-            return self._arrivals.max_wait_s
-        if wait.timer is None:
-            return 0.0
-        return max(wait.began_at + self._arrivals.max_wait_s - now, 0.0)
+    def left_s(self, seat: TargetSeat) -> float:
+        """How long the next batch of `seat` may wait: once, so not at all after it has."""
+        return 0.0 if seat in self._waits else self._max_wait_s
 
     def waited_s(self, seat: TargetSeat, now: float) -> float:
         """How long the next batch of `seat` has waited."""
@@ -85,19 +73,9 @@ class DraftWaits:
         wait_s: float,
         now: float,
         expire: Callable[[TargetSeat], None],
-        *,
-        is_trial: bool = False,
     ) -> None:
-        """Wait, or wait on; `expire(seat)` is called if nothing ends it before the time is up.
-
-        is_trial: no arrival of drafts does, but for the last ones.
-        """
-        wait = self._waits.setdefault(seat, _Wait(seat, now, {}))
-        if wait.timer is not None:
-            wait.timer.cancel()
-        wait.is_trial = is_trial
-        wait.missing = {session.id: session for session in sessions}
-        wait.awaited.update(wait.missing)
+        """Wait; `expire(seat)` is called if nothing ends it before the time is up."""
+        wait = self._waits[seat] = _Wait(now, {session.id: session for session in sessions})
 
         def time_is_up() -> None:
             wait.timer = None
@@ -107,40 +85,34 @@ class DraftWaits:
 
     def arrived(self, session: Session) -> TargetSeat | None:
         """Drafts of `session` have come, or none will.  Returns the seat whose wait is over by
-        that, if any."""
+        that, if any: it goes on while more may come, which is what its length was priced for."""
         seat = session.target
         wait = self._waits.get(seat) if seat is not None else None
         if wait is None or session.id not in wait.missing:
             return None
         wait.has_arrived = True
-        if wait.is_trial and not self._arrivals.is_settled(session):
+        if not session.is_settled:
             return None
         del wait.missing[session.id]
-        return None if wait.missing else wait.seat
+        return None if wait.missing or not isinstance(seat, TargetSeat) else seat
 
-    def end(self, seat: TargetSeat, now: float) -> tuple[float, frozenset[str]]:
-        """The batch goes now.  Returns how long it has waited, and for which sessions."""
+    def end(self, seat: TargetSeat, now: float) -> float:
+        """The batch goes now.  Returns how long it has waited."""
         wait = self._waits.pop(seat, None)
         if wait is None:
-            return 0.0, frozenset()
-        outcome = "arrived" if wait.has_arrived else "moot"
-        if wait.timer is not None:
-            wait.timer.cancel()
-        else:
-            late = [each for each in wait.missing.values() if self._arrivals.outstanding(each)]
-            if late:
-                outcome = "late"
-            for session in late:
-                self._arrivals.broken(session)
-        self._recorder.add(metrics.DRAFT_WAITS, outcome=outcome)
-        self._recorder.add(metrics.DRAFT_WAITED, now - wait.began_at)
-        return now - wait.began_at, frozenset(wait.awaited)
+            return 0.0
+        outcome = "arrived" if wait.has_arrived else "late" if wait.timer is None else "moot"
+        self._record(wait, outcome, now)
+        return now - wait.began_at
 
     def drop(self, seat: TargetSeat, now: float) -> None:
         """There is no batch to wait for any more; no error when there was no wait."""
         wait = self._waits.pop(seat, None)
         if wait is not None:
-            if wait.timer is not None:
-                wait.timer.cancel()
-            self._recorder.add(metrics.DRAFT_WAITS, outcome="moot")
-            self._recorder.add(metrics.DRAFT_WAITED, now - wait.began_at)
+            self._record(wait, "moot", now)
+
+    def _record(self, wait: _Wait, outcome: str, now: float) -> None:
+        if wait.timer is not None:
+            wait.timer.cancel()
+        self._recorder.add(metrics.DRAFT_WAITS, outcome=outcome)
+        self._recorder.add(metrics.DRAFT_WAITED, now - wait.began_at)

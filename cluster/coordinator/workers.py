@@ -39,12 +39,23 @@ def _check_equal(
 def check_drafter(description: WorkerDescription, target: WorkerDescription | None) -> None:
     """Raise ProtocolError unless the drafter speaks the target's vocabulary, or any."""
     _check_role(description, "drafter")
-    if target is None or not description.tokenizer_hash or not target.tokenizer_hash:
+    if target is None:
         return
-    if description.tokenizer_hash != target.tokenizer_hash:
+    if not description.tokenizer_hash or not target.tokenizer_hash:
+        _check_vocabulary(description, target)
+    elif description.tokenizer_hash != target.tokenizer_hash:
         raise ProtocolError(
             f"drafter {description.name} has tokenizer {description.tokenizer_hash[:12]}, the "
             f"target {target.tokenizer_hash[:12]}; use a draft model with the target's tokenizer"
+        )
+
+
+def _check_vocabulary(description: WorkerDescription, target: WorkerDescription) -> None:
+    """Sizes only: of models without a tokenizer there is no more to compare."""
+    if description.vocab_size and target.vocab_size != description.vocab_size:
+        raise ProtocolError(
+            f"drafter {description.name} has no tokenizer and {description.vocab_size} tokens, the "
+            f"target {target.vocab_size}; use a draft model with the target's tokenizer"
         )
 
 

@@ -12,18 +12,18 @@ and it is cut at the allowance, so over any stretch time - (1 + slowdown) * plai
 balance at its start, which is the allowance or less, minus the balance at its end.  A speculative
 round starts only if its expected extra time is within the balance, and emits at least what a plain
 step would, so it cannot end below minus its overshoot; a plain round never lowers a balance below
-zero (what drafters cost it beyond that is the device's to bear until they are silenced).
+zero.  A round is plain that verifies nothing, waits for nothing and lets no resident draft.
 """
 
 from __future__ import annotations
 
 
 class DeficitGuard:
-    """One account: of a target at one load, or of one request.
+    """The account of a target under one law at one load.
 
     slowdown: share of plain decoding's time that speculation may cost for good.
-    slack_steps: the allowance, in plain steps (of a request: in its share of them), which makes it
-    fit any model.  Gains beyond it are not saved up: a long success pays for no long failure.
+    slack_steps: the allowance, in plain steps, which makes it fit any model.  Gains beyond it are
+    not saved up: a long success pays for no long failure.
     """
 
     __slots__ = ("_allowance_s", "_balance_s", "_slack_steps", "_slowdown")
@@ -39,24 +39,21 @@ class DeficitGuard:
         """Seconds lost to speculation and not regained: the allowance less the balance."""
         return 0.0 if self._balance_s is None else self._allowance_s - self._balance_s
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether no loss at all is affordable any more."""
-        return self._balance_s is not None and self._balance_s <= 0.0
+    def max_extra_s(self, step_s: float) -> float:
+        """By how much longer than a plain step of step_s a round may be risked to take.
 
-    def allows(self, extra_s: float, step_s: float) -> bool:
-        """Whether a round may be risked that takes extra_s longer than a plain step of step_s."""
-        balance_s = self._slack_steps * step_s if self._balance_s is None else self._balance_s
-        return max(extra_s, 0.0) <= balance_s
+        Below zero once the account is overdrawn: not even what is expected to cost nothing is
+        risked then.
+        """
+        return self._slack_steps * step_s if self._balance_s is None else self._balance_s
 
     def settle(
         self, time_s: float, plain_s: float, step_s: float, *, is_plain: bool = False
     ) -> None:
         """A round took time_s; its tokens would have taken plain_s, one plain step step_s.
 
-        is_plain: it verified nothing.  Such a round may cost something all the same, where drafters
-        slow it down; that is charged as far as there is a balance, which keeps it from growing
-        without bound where nobody can do anything about it in this round.
+        is_plain: what it took beyond plain_s was noise, or somebody else's doing; that is charged
+        as far as there is a balance, or the machine's troubles would end speculation for good.
         """
         self._allowance_s = self._slack_steps * step_s
         balance_s = self._allowance_s if self._balance_s is None else self._balance_s

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from cluster.core import TokenArray, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TopTokens:
+    """Each row's most probable tokens, the most probable first, equal ones by id.
+
+    token_ids: int32[rows, k].  logprobs: float32[rows, k].
+    """
+
+    token_ids: TokenArray
+    logprobs: npt.NDArray[np.float32]
+
+
+def top_tokens(logits: torch.Tensor, num_top: int) -> TopTokens:
+    """The num_top most probable of each row, or all where the vocabulary has no more.
+
+    logits: float32[rows, vocab], unprocessed.
+    """
+    return _top(_laws(logits), num_top)
 
 
 def token_logprobs(
@@ -13,21 +36,26 @@ def token_logprobs(
     """One entry per row.
 
     logits: float32[rows, vocab], unprocessed.  token_ids: int32[rows], the emitted tokens.
-    num_top: alternatives per row, most probable first, equal ones by id; 0 = none.
+    num_top: alternatives per row, as `top_tokens` has them; 0 = none.
     """
-    laws = logits.float().log_softmax(dim=1)
+    laws = _laws(logits)
     chosen = laws.gather(1, torch.from_numpy(token_ids).long().to(laws.device).unsqueeze(1))
     values = chosen.squeeze(1).tolist()
     if num_top <= 0:
         return tuple(TokenLogprob(value) for value in values)
-    top = laws.topk(min(num_top, laws.shape[1]), dim=1)
-    alternatives = zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    return tuple(
-        TokenLogprob(value, tuple(sorted(zip(ids, row, strict=True), key=_by_probability)))
-        for value, (ids, row) in zip(values, alternatives, strict=True)
+    top = _top(laws, num_top)
+    rows = zip(values, top.token_ids.tolist(), top.logprobs.tolist(), strict=True)
+    return tuple(TokenLogprob(value, tuple(zip(*pair, strict=True))) for value, *pair in rows)
+
+
+def _laws(logits: torch.Tensor) -> torch.Tensor:
+    return logits.float().log_softmax(dim=1)
+
+
+def _top(laws: torch.Tensor, num_top: int) -> TopTokens:
+    found = laws.topk(min(num_top, laws.shape[1]), dim=1)
+    values, token_ids = found.values.cpu().numpy(), found.indices.int().cpu().numpy()
+    order = np.lexsort((token_ids, -values), axis=1)
+    return TopTokens(
+        np.take_along_axis(token_ids, order, axis=1), np.take_along_axis(values, order, axis=1)
     )
-
-
-def _by_probability(alternative: tuple[int, float]) -> tuple[float, int]:
-    token_id, logprob = alternative
-    return -logprob, token_id

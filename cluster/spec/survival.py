@@ -67,21 +67,6 @@ class TauFit:
         self._log_tau = max(self._bounds[0], min(self._bounds[1], self._log_tau + step))
 
 
-def revealed(
-    parents: TokenArray | Indices, path: TokenArray | Indices
-) -> tuple[TokenArray, npt.NDArray[np.bool_]]:
-    """What one verification said about a tree: (nodes, accepted), parallel arrays.
-
-    A node is revealed when its parent was reached; it was accepted when it is on the path.
-    """
-    on_path = np.zeros(len(parents) + 1, dtype=np.bool_)
-    on_path[path] = True
-    on_path[-1] = True  # parent -1, the context, is always reached
-    nodes = np.flatnonzero(on_path[parents]).astype(np.int32)
-    accepted: npt.NDArray[np.bool_] = on_path[nodes]
-    return nodes, accepted
-
-
 def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) -> Floats:
     """Each node's probability given its parent, from survivals: float64[n] in [0, 1]."""
     values = survival.astype(np.float64)
@@ -187,6 +172,23 @@ class Calibrator:
         counts, predicted, observed = self._forecasts
         total = float(counts.sum())
         return float(np.abs(predicted - observed).sum()) / total if total > 0.0 else 0.0
+
+    def export(self) -> list[list[float]]:
+        """What it has learned, as plain numbers."""
+        sums = (self._num, self._accepted, self._claims, *self._forecasts)
+        return [each.tolist() for each in sums]
+
+    def restore(self, state: Sequence[Sequence[float]]) -> None:
+        """Go on from what `export` gave; ValueError where it is of another form."""
+        arrays = [np.array(each, dtype=np.float64) for each in state]
+        lengths = [_NUM_BINS] * 3 + [_NUM_FORECAST_BINS] * 3
+        if [each.shape for each in arrays] != [(length,) for length in lengths]:
+            raise ValueError("a calibration of another form")
+        if not all(np.isfinite(each).all() for each in arrays):
+            raise ValueError("a calibration with numbers that are none")
+        self._num, self._accepted, self._claims = arrays[:3]
+        self._forecasts = np.array(arrays[3:])
+        self._fit()
 
     def _judge(self, predicted: Floats, outcomes: Floats, decay: float) -> None:
         bins = np.minimum((predicted * _NUM_FORECAST_BINS).astype(np.int64), _NUM_FORECAST_BINS - 1)

@@ -16,6 +16,7 @@ import numpy as np
 from cluster.core import FloatArray, Proposal, TokenTree
 from cluster.errors import ProtocolError
 from cluster.spec.native import trees as native
+from cluster.token_log import TokenLog
 
 # The vocabulary of a peer that does not know the target's: ids are then bounded by their 32 bits.
 ANY_VOCABULARY = 0
@@ -79,6 +80,18 @@ def problems_of_proposals(proposals: Sequence[Proposal], vocab_size: int) -> lis
         problem or _problem_of_nodes(proposal.tree, proposal.survival, vocab_size)
         for proposal, problem in zip(proposals, problems, strict=True)
     ]
+
+
+def problem_in_text(proposal: Proposal, tokens: TokenLog) -> str | None:
+    """Why a proposal of the right generation cannot be one for this text, or None.
+
+    What it is in itself has been looked at before.
+    """
+    if proposal.base_len > len(tokens):
+        return f"base_len {proposal.base_len} lies beyond the {len(tokens)} committed tokens"
+    if proposal.prefix_hash != tokens.hash_at(proposal.base_len):
+        return f"the prefix hash at {proposal.base_len} is not that of the committed tokens"
+    return None
 
 
 def _problem_of_fields(proposal: Proposal) -> str | None:

@@ -1,20 +1,39 @@
-"""Workers from the configuration, the same for every way to run them."""
+"""Makes workers from the configuration, under Ray, by hand and in process."""
 
 from __future__ import annotations
 
+import logging
+import time
 import uuid
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cluster.config import Config
+from cluster.breaker import CircuitBreaker
+from cluster.config import Config, DrafterConfig, EngineConfig
+from cluster.config_parse import parse
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
+from cluster.errors import ConfigError
 from cluster.messages import WorkerDescription
 from cluster.worker.devices import devices_of
 from cluster.worker.draft import DraftWorker
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
+    from cluster.worker.resident import ResidentDrafter
+    from cluster.worker.residents import Residents
     from cluster.worker.target import TargetWorker
+
+log = logging.getLogger(__name__)
+
+# Rows of one step of a resident on a CPU: enough to grow the widest trees, and a prompt is read in
+# such chunks, each of which steps of decoding wait for.
+_MAX_CHUNK_ROWS = 128
+# Of the reason for which a drafter is refused: it goes with the description of its target.
+_MAX_REFUSAL_LEN = 1000
+# Of a GPU's memory; the rest is for what comes and goes.
+_MAX_GPU_SHARE = 0.97
 
 
 def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
@@ -23,9 +42,10 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     from cluster.worker.verifier import Verifier
 
     settings = config.target.engine
-    # A fixed budget does not ask what steps cost.
+    # A fixed budget does not use step times.
     is_asked = config.coordinator.budget == "adaptive"
     profile = engine.profile_steps() if is_asked else None
+    residents, refused = _residents(engine, config)
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
         role="target",
@@ -33,7 +53,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         model_hash=engine.model_hash,
         tokenizer_hash=engine.tokenizer_hash,
         vocab_size=engine.vocab_size,
-        # A text must also fit the pages; better that it ends there than that it is refused there.
+        # A text must also fit the pages: with this limit it ends there and is not refused.
         max_context_len=engine.longest_context,
         max_running_sequences=settings.max_running_sequences,
         max_batch_tokens=settings.max_batch_tokens,
@@ -42,8 +62,71 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         step_times_s=profile.times_s if profile else (),
         native_build=engine.native_build,
         is_reproducible=settings.reproducible,
+        residents=residents.names,
+        refused=refused,
     )
-    return TargetWorker(Verifier(engine), description)
+    return TargetWorker(Verifier(engine), description, residents)
+
+
+def _residents(engine: Engine, config: Config) -> tuple[Residents, dict[str, str]]:
+    """The drafters inside the target, their models loaded beside its own.
+
+    Returns those that can draft, and by name why the others cannot: the target serves without them.
+    """
+    from cluster.worker.residents import Residents
+
+    found: list[ResidentDrafter] = []
+    refused: dict[str, str] = {}
+    for name in config.residents:
+        try:
+            found.append(_resident(engine, config, name))
+        except ConfigError as error:
+            log.error("drafter refused name=%s: %s", name, error.message)
+            refused[name] = error.message[:_MAX_REFUSAL_LEN]
+    return Residents(found), refused
+
+
+def _resident(engine: Engine, config: Config, name: str) -> ResidentDrafter:
+    from cluster.worker.resident import ResidentDrafter
+
+    settings, limits = _beside(engine, config.drafters[name], name), config.coordinator
+    context = DrafterContext(
+        name, settings.max_nodes, settings.max_requests, engine.vocab_size, engine.tokenizer_hash
+    )
+    drafter = registry.create(name, settings, context)
+    breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
+    resident = ResidentDrafter(
+        name, drafter, engine.vocab_size, breaker, limits.breaker_reset_s, time.perf_counter
+    )
+    if getattr(drafter, "engine", None) is not None:
+        resident.warm_up(engine.vocab_size)
+    return resident
+
+
+def _beside(engine: Engine, settings: DrafterConfig, name: str) -> DrafterConfig:
+    """Settings with which a draft model runs in the target's process."""
+    own = settings.options.get("engine")
+    if not isinstance(own, Mapping):
+        return settings
+    path = f"drafters.{name}.options.engine"
+    parsed = parse(EngineConfig, own, path)
+    if parsed.tensor_parallel > 1:
+        raise ConfigError(
+            f"{path}.tensor_parallel: {parsed.tensor_parallel} ranks cannot run inside the target; "
+            "set it to 1",
+            param=f"{path}.tensor_parallel",
+        )
+    changes: dict[str, Any] = {"device": str(engine.device)}
+    if engine.device.type == "cuda":
+        import torch
+
+        # Its share is of the memory that the target has left.
+        free, total = torch.cuda.mem_get_info(engine.device)
+        share = 1.0 - (1.0 - parsed.memory_fraction) * free / total
+        changes["memory_fraction"] = min(share, _MAX_GPU_SHARE)
+    else:
+        changes["max_batch_tokens"] = min(parsed.max_batch_tokens, _MAX_CHUNK_ROWS)
+    return replace(settings, options={**settings.options, "engine": {**own, **changes}})
 
 
 def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker:
@@ -64,8 +147,8 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         name=name,
         model_hash=engine.model_hash if engine else "",
         # The coordinator compares it with the target's and refuses another vocabulary.
-        tokenizer_hash=engine.tokenizer_hash if engine else "",
-        vocab_size=engine.vocab_size if engine else 0,
+        tokenizer_hash=getattr(drafter, "tokenizer_hash", engine.tokenizer_hash if engine else ""),
+        vocab_size=getattr(drafter, "vocab_size", engine.vocab_size if engine else 0),
         max_context_len=engine.max_context_len if engine else 0,
         max_running_sequences=most,
         devices=devices_of(engine),
@@ -75,5 +158,5 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
 
 
 def _unique(role: str) -> str:
-    """Another one for every process start, so that a worker on a reused port is recognised."""
+    """A new id for every start, so that another worker on a reused port is recognised."""
     return f"{role}-{uuid.uuid4().hex[:12]}"

@@ -1,10 +1,10 @@
-"""Workers by hand, without Ray: how they run on a bare GPU box.
+"""Starts workers by hand, without Ray.
 
     python -m cluster.worker target CONFIG
     python -m cluster.worker draft CONFIG NAME
     python -m cluster.lead CONFIG --target HOST:PORT --drafter NAME=HOST:PORT
 
-Each prints one line with its address once it is ready, and ends in order on SIGTERM.
+Each prints one line with its address when it is ready, and stops cleanly on SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config import Config, EngineConfig
 from cluster.config_file import load
+from cluster.config_rules import check_in_pool
 from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError, NotFoundError
 from cluster.rpc.server import serve_drafter, serve_target
 from cluster.rpc.standalone import run_until_signal
 from cluster.worker.build import build_drafter, build_target
-from cluster.worker.priority import freeze_gc, shorten_switch_interval
+from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
@@ -38,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     logging.basicConfig(level=arguments.log_level, format=_LOG_FORMAT, stream=sys.stderr)
     try:
-        config = load(arguments.config, arguments.overrides).config
+        file = load(arguments.config, arguments.overrides)
+        registry.search_in(Path.cwd(), file.path.parent)
+        config = file.config
         if arguments.role == "target":
             asyncio.run(_target(config, arguments))
         elif arguments.role == "draft":
@@ -77,10 +81,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _target(config: Config, arguments: argparse.Namespace) -> None:
+    pin_to_cores(config.target.placement.cores)
     ranks = await _start_ranks(config.target.engine, arguments)
     try:
         engine = await asyncio.to_thread(_load, config.target.engine, ranks.leader)
         worker = build_target(engine, config)
+        if config.residents:
+            shorten_switch_interval()
         freeze_gc()
         worker.start()
         try:
@@ -100,9 +107,8 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
 
 async def _draft(config: Config, arguments: argparse.Namespace) -> None:
     name = arguments.name
-    if name not in config.drafters:
-        known = ", ".join(config.drafters) or "none"
-        raise NotFoundError(f"no drafter is named {name!r}; the file has: {known}")
+    check_in_pool(config, name)
+    pin_to_cores(config.drafters[name].reserved.cores)
     # Only kinds with a model of their own need torch.
     engine = getattr(registry.check(name, config.drafters[name]), "engine", None)
     if engine is not None:
@@ -160,7 +166,7 @@ class _Ranks:
         return any(process.returncode is not None for process in self._processes)
 
     async def stop(self) -> None:
-        """Wait for them to follow rank 0 to the end; end by force what does not."""
+        """Wait for the ranks to end after rank 0; kill those that do not."""
         for process in self._processes:
             try:
                 await asyncio.wait_for(process.wait(), _RANK_GRACE_S)
@@ -181,7 +187,7 @@ async def _start_ranks(config: EngineConfig, arguments: argparse.Namespace) -> _
 
 
 def _free_port() -> int:
-    """A port that nobody uses now; torch's rendezvous binds it a moment later."""
+    """A free port, which torch's rendezvous binds a moment later."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

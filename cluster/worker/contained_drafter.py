@@ -1,5 +1,5 @@
-"""A drafter behind a wall: what it raises, or answers in no form that is one, costs the request
-concerned its drafts, no more."""
+"""Calls a drafter and contains its faults: an exception or a malformed answer costs the request in
+question its drafts, and nothing else."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_COUNT = (1 << 32) - 1
 
 @runtime_checkable
 class HasPages(Protocol):
-    """Optional for drafters: KV pages they hold, and have."""
+    """Optional protocol for drafters: the KV pages that they use, and how many there are."""
 
     @property
     def pages_in_use(self) -> int: ...
@@ -39,12 +39,19 @@ class HasPages(Protocol):
 class ContainedDrafter:
     """Calls a drafter and turns its exceptions into refusals.
 
-    num_failures: calls that failed since the last one that did not.  busy_s: seconds spent in
-    observe and propose.
+    num_failures: failed calls since the last one that succeeded.  busy_s: seconds spent in observe
+    and propose.
     """
 
-    def __init__(self, drafter: Drafter, name: str, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        drafter: Drafter,
+        name: str,
+        clock: Callable[[], float],
+        vocab_size: int = ANY_VOCABULARY,
+    ) -> None:
         self._drafter = drafter
+        self._vocab_size = vocab_size
         self._pages = drafter if isinstance(drafter, HasPages) else None
         self._interruptible = drafter if isinstance(drafter, Interruptible) else None
         self._name = name
@@ -54,7 +61,7 @@ class ContainedDrafter:
 
     @property
     def pages(self) -> tuple[int, int]:
-        """KV pages in use and in all; zeros for a drafter without an engine."""
+        """KV pages in use, and all of them; zeros for a drafter without an engine."""
         if self._pages is None:
             return 0, 0
         try:
@@ -66,13 +73,13 @@ class ContainedDrafter:
         return min(max(in_use, 0), _MAX_COUNT), min(max(total, 0), _MAX_COUNT)
 
     def interrupt(self) -> None:
-        """End the slice under way soon, where the drafter can; from any thread."""
+        """Ask the drafter to end its current slice soon, if it can.  Called from any thread."""
         if self._interruptible is None:
             return
         try:
             self._interruptible.interrupt()
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
-            # Its slices are longer for that, and nothing else: it is not asked again.
+            # It is not asked again; its slices only take longer.
             self._interruptible = None
             self._log("interrupt", error)
 
@@ -87,8 +94,10 @@ class ContainedDrafter:
         ]
 
     def _observe(self, commits: Sequence[Commit]) -> list[Observation | Refusal]:
-        """A failing batch is repeated one by one: observing a commit twice is harmless, and so
-        only the one at fault is refused."""
+        """Repeats a batch that fails one commit at a time, so that only the faulty one is refused.
+
+        Observing a commit twice is harmless.
+        """
         try:
             answers: list[Observation | Refusal] = list(self._drafter.observe(commits))
             if len(answers) != len(commits):
@@ -128,11 +137,11 @@ class ContainedDrafter:
     def _checked(
         self, tasks: Sequence[DraftTask], proposals: Sequence[Proposal]
     ) -> tuple[list[Proposal], list[Refusal]]:
-        """The proposals that may leave; one that may not resets its request as an error does."""
+        """The valid proposals.  An invalid one resets its request, as an exception does."""
         generations = {task.request_id: task.generation for task in tasks}
         sound: list[Proposal] = []
         refusals: list[Refusal] = []
-        problems = problems_of_proposals(proposals, ANY_VOCABULARY)
+        problems = problems_of_proposals(proposals, self._vocab_size)
         for proposal, problem in zip(proposals, problems, strict=True):
             if problem is None:
                 sound.append(proposal)
@@ -146,7 +155,7 @@ class ContainedDrafter:
         return [each for each in sound if each.request_id not in refused], refusals
 
     def release(self, request_ids: Sequence[str]) -> None:
-        """Forget requests, those the drafter does not know included."""
+        """Forget these requests; the drafter ignores unknown ones."""
         try:
             self._drafter.release(request_ids)
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
@@ -154,7 +163,7 @@ class ContainedDrafter:
             self._log("release", error)
 
     def _refused(self, request_id: str, generation: int, error: Exception) -> Refusal:
-        """The drafter raised over this request: reset it, and say so."""
+        """Reset a request over which the drafter raised, and return its refusal."""
         self.num_failures += 1
         self._log(request_id, error)
         self.release([request_id])
@@ -168,7 +177,7 @@ class ContainedDrafter:
         )
 
     def _log(self, what: str, error: Exception) -> None:
-        # The message of a foreign exception may quote the prompt; the stack's lines do not.
+        # The message of the drafter's exception may quote the prompt; the stack does not.
         expected = isinstance(error, DrafthouseError)
         detail = str(error) if expected else "".join(traceback.format_tb(error.__traceback__))
         log.warning(
@@ -181,8 +190,10 @@ class ContainedDrafter:
 
 
 def _exactly_typed(proposal: Proposal) -> Proposal:
-    """The proposal with int32 and float32 arrays, where its own hold no other numbers than these
-    can: NumPy makes wider ones unless told otherwise."""
+    """The proposal with int32 and float32 arrays.
+
+    NumPy makes wider ones by default; they are converted if that loses nothing.
+    """
     if not (isinstance(proposal, Proposal) and isinstance(proposal.tree, TokenTree)):
         return proposal
     arrays = (proposal.tree.token_ids, proposal.tree.parents, proposal.survival)
@@ -201,7 +212,7 @@ def _narrowed(array: Any, kind: str, dtype: type) -> Any:
 
 
 def _check_observation(commit: Commit, answer: object) -> None:
-    """Raise ProtocolError unless a drafter's answer to a commit can be one."""
+    """Raise ProtocolError unless this is a possible answer to the commit."""
     if not isinstance(answer, Observation):
         raise ProtocolError(f"a drafter answered a commit with a {type(answer).__name__}")
     is_named = isinstance(answer.request_id, str) and answer.request_id == commit.request_id
@@ -214,8 +225,11 @@ def _check_observation(commit: Commit, answer: object) -> None:
 
 
 def _declined(commit: Commit, answer: Observation | Refusal) -> Refusal | None:
-    """A drafter that takes nothing of a commit from the start will not take it next time either;
-    without a refusal the coordinator would send the prompt again and again."""
+    """The refusal for a request of which the drafter takes nothing, else None.
+
+    It would not take the text next time either, and without a refusal the coordinator would send
+    the prompt again and again.
+    """
     if not isinstance(answer, Observation) or answer.have_len > 0:
         return None
     if commit.base_len > 0 or len(commit.token_ids) == 0 or answer.generation > commit.generation:

@@ -1,6 +1,6 @@
-"""What a worker computes on, by names that mean the same to every other worker.
+"""Names of the devices that a worker computes on; every worker uses the same names.
 
-Two workers that share none of these do not slow each other down.
+Two workers without a common device do not slow each other down.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 def devices_of(engine: Any = None) -> tuple[str, ...]:
     """The GPUs of `engine` (`cluster.engine.engine.Engine`), or the cores this process may use.
 
-    Containers on one machine name its cores alike: which of them they really get is not known.
+    Containers on one machine see the same names of cores, and do not know which ones they get.
     """
     host, device = _host(), getattr(engine, "device", None)
     if device is None or device.type != "cuda":
@@ -24,7 +24,7 @@ def devices_of(engine: Any = None) -> tuple[str, ...]:
     import torch
 
     first = torch.cuda.current_device() if device.index is None else device.index
-    # The ranks of a group stand side by side, on all GPUs that the process is shown.
+    # The ranks of a group use all GPUs that the process sees.
     is_group = engine.config.tensor_parallel > 1
     indices = range(torch.cuda.device_count()) if is_group else (first,)
     return tuple(f"{host}/gpu-{_identity(torch, index)}" for index in indices)
@@ -38,5 +38,5 @@ def _host() -> str:
 
 
 def _identity(torch: Any, index: int) -> str:
-    # Indices mean something else to every process that is shown other GPUs.
+    # A GPU's index differs between processes that see different GPUs.
     return str(getattr(torch.cuda.get_device_properties(index), "uuid", index))

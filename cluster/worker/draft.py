@@ -1,4 +1,4 @@
-"""The body of a draft worker: many links, one drafter, one thread that never stops growing trees.
+"""A draft worker: one drafter, many links, and one thread that keeps growing trees.
 
 The thread drains every commit that has arrived, then gives the drafter one bounded slice of
 growth, and so on; it sleeps only when all trees are complete.  Links live on the event loop.
@@ -33,7 +33,7 @@ from cluster.worker.priority import lower_priority
 
 log = logging.getLogger(__name__)
 
-# So many failures of the drafter in a row, and it is not one request's fault any more.
+# After so many failures in a row the drafter is at fault, not one request.
 _UNHEALTHY_FAILURES = 16
 
 
@@ -73,8 +73,8 @@ class DraftWorker:
         *,
         nice: int = 0,
     ) -> None:
-        """nice: how far the growth thread stands back behind others, 0 to 19; the thread that hears
-        commits only does where the whole process has to."""
+        """nice: the growth thread's nice value, 0 to 19.  The thread that reads commits keeps its
+        priority, unless only the whole process can be lowered."""
         self._nice = nice
         self._drafter = ContainedDrafter(drafter, description.name, clock)
         self._description = description
@@ -89,7 +89,7 @@ class DraftWorker:
         # Owned by the thread.
         self._requests: dict[str, _Request] = {}
         self._wanted: dict[str, DraftTask] = {}
-        # Commits that have come and are still to be taken in, and observations to be sent.
+        # Commits that are still to be observed, and observations that are still to be sent.
         self._unobserved: list[tuple[DraftLease, Commit]] = []
         self._answers: dict[DraftLease, list[Observation]] = {}
         # Those of _wanted that may not be complete yet.
@@ -193,7 +193,7 @@ class DraftWorker:
                 lease.finish()
 
     def _take_arrivals(self) -> list[_Arrival] | None:
-        """Everything that has arrived; sleeps while there is nothing to do; None at the end."""
+        """Wait for something to do, and return all that has arrived; None at the end."""
         with self._condition:
             if not self._arrivals and not self._growing:
                 self._idle = True
@@ -254,7 +254,7 @@ class DraftWorker:
         self._growing.update(self._wanted)
 
     def _answer(self) -> None:
-        """Send the observations that no proposals have taken along."""
+        """Send the observations that were not sent with proposals."""
         answers, self._answers = self._answers, {}
         for lease, observations in answers.items():
             lease.put(self._load(), self._drafter.busy_s, (), observations)

@@ -1,7 +1,7 @@
-"""What a draft worker owes one link: the newest of everything, never a queue.
+"""What a draft worker has to send to one link: the newest of everything, never a queue.
 
 The growth thread puts results in; the link's writer, on its event loop, takes frames out.  A link
-that is backed up therefore finds only the newest proposal per request when it can write again.
+that could not send for a while then sends only the newest proposal of each request.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from cluster.core import Completion, Observation, Proposal
 from cluster.messages import ProposalFrame, Refusal
 
-# Frames that may wait for the growth thread before the link is read no further.
+# While so many frames wait for the growth thread, no more are read from the link.
 MAX_BACKLOG = 256
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterLoad:
-    """What the whole drafter holds: KV pages, 0 without an engine, and requests."""
+    """What the whole drafter holds: requests, and KV pages (0 without an engine)."""
 
     pages_in_use: int = 0
     pages_total: int = 0
@@ -46,7 +46,7 @@ class DraftLease:
         self._sent_load = DrafterLoad()
         self._draft_time_s = 0.0
         self._sent_draft_time_s = 0.0
-        self._due = False  # there is something to send, and the writer knows
+        self._due = False  # there is something to send, and the writer is awake
         self._backlog = 0
         self._wake = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -56,7 +56,7 @@ class DraftLease:
     # On the event loop
 
     async def next_frame(self) -> ProposalFrame | None:
-        """Everything new since the last frame, once there is something; None at the end."""
+        """Wait for news, and return all of it since the last frame; None at the end."""
         await self._wake.wait()
         self._wake.clear()
         with self._lock:
@@ -107,7 +107,7 @@ class DraftLease:
         refusals: Iterable[Refusal] = (),
         completions: Iterable[Completion] = (),
     ) -> None:
-        """Replace what is newer, and wake the writer if there is anything new to say.
+        """Keep the newest of everything, and wake the writer if there is something to send.
 
         draft_time_s: the drafter's computing time since the worker's start.
         """
@@ -124,7 +124,7 @@ class DraftLease:
         self._call(self._wake.set)
 
     def withdraw(self, request_ids: Iterable[str]) -> None:
-        """Drop what is not sent yet about requests that are gone; refusals still go out."""
+        """Drop what is not sent yet about released requests, except refusals."""
         with self._lock:
             for request_id in request_ids:
                 self._proposals.pop(request_id, None)
@@ -141,5 +141,5 @@ class DraftLease:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            # The loop is closed: nobody is left to be told.
+            # The loop is closed, so nothing can be sent.
             return

@@ -1,6 +1,6 @@
-"""The names requests have within a drafter: each link's ids in a space of their own.
+"""Names of requests within a drafter; every link has a name space of its own.
 
-Frozen records are rebuilt by hand: dataclasses.replace costs several times as much, per round.
+Records are rebuilt by hand, since dataclasses.replace takes several times as long in every round.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def renamed_commit(link: int, commit: Commit) -> Commit:
 
 
 def renamed_proposal(proposal: Proposal, request_id: str) -> Proposal:
-    """With arrays of its own: links hand over by reference, and a drafter may reuse its own."""
+    """A copy with its own arrays: in-process links pass references, and drafters reuse arrays."""
     tree = TokenTree(proposal.tree.token_ids.copy(), proposal.tree.parents.copy())
     return Proposal(
         request_id,

@@ -1,29 +1,53 @@
-"""Priorities of this process and its threads beside others on the same cores.
+"""Priorities and cores of this process and its threads among others on the same machine.
 
-A nice value counts within a scheduling group.  Desktop and server kernels put every login session
-into a group of its own (CONFIG_SCHED_AUTOGROUP), and groups share the cores alike, whatever their
-threads' nice values: a process that leads a session has to lower the group.  Containers have
-groups of their own too, whose weight is the operator's (CPU requests), not ours.
+A nice value only counts within a scheduling group.  Many kernels put every login session into a
+group of its own (CONFIG_SCHED_AUTOGROUP) and give all groups the same share of the cores, whatever
+the nice values of their threads.  So a process that leads a session lowers its group too.
+Containers are groups as well; the operator sets their weight (CPU requests).
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+
+from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 _AUTOGROUP = Path("/proc/self/autogroup")
-# Python's own is ten times as long: as long as some drafters take for a tree.
+# Python's default is ten times as long, which is as long as some drafters need for a tree.
 _SWITCH_INTERVAL_S = 0.0005
 
 
 def shorten_switch_interval() -> None:
-    """Let the thread that reads the network interrupt the one that computes ten times as often."""
+    """Let Python switch between threads ten times as often, so that network input is read soon."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+
+
+def pin_to_cores(cores: Sequence[int]) -> None:
+    """Let this process, all threads that it has and will have, run on these cores only.
+
+    No cores: wherever it may run now.  Raises ConfigError for a core that it may not use.
+    """
+    if not cores:
+        return
+    allowed = os.sched_getaffinity(0)
+    for core in cores:
+        if core not in allowed:
+            raise ConfigError(
+                f"cores: {core} is not one of the cores that this process may use, "
+                f"{', '.join(map(str, sorted(allowed)))}",
+                param="cores",
+            )
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(ProcessLookupError):  # it has ended since
+            os.sched_setaffinity(int(thread), cores)
 
 
 def freeze_gc() -> None:
@@ -46,7 +70,7 @@ def lower_priority(nice: int) -> None:
         return
     os.nice(nice)
     if os.getsid(0) != os.getpid():
-        return  # the group is shared with others, who have not asked for it
+        return  # the group has other processes, whose priority is not ours to change
     try:
         if _group_nice() < nice:
             _AUTOGROUP.write_text(str(nice))

@@ -1,4 +1,4 @@
-"""Which items of a step that raised must run again one at a time, so that only the guilty pays."""
+"""Runs the items of a failed step again one at a time, so that only the faulty one is refused."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Held = tuple[TargetLease, VerifyItem]
 
 
 class Quarantine:
-    """Holds items back while suspects run alone.  Belongs to the engine thread.
+    """Holds items back while suspects run alone.  Used by the engine thread only.
 
-    A suspect is a request that was part of a step that raised.  While one is about, everything
-    that arrives waits its turn; a suspect that is answered is one no longer.  Whoever raises alone
-    stays suspect as long as its lease, so that its next tries cannot take a batch along either.
+    A suspect is a request of a step that raised.  While there is one, new items wait.  A suspect
+    that gets a verdict is none any more.  A request that raises alone stays a suspect until its
+    lease ends, so that its next attempts cannot fail a batch either.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Quarantine:
         return False
 
     def release_next(self) -> list[Held]:
-        """What may run now that nothing else does: one suspect, or else all that is held."""
+        """What runs next, once nothing else runs: one suspect, or else all that is held."""
         self._held = deque(held for held in self._held if _is_current(*held))
         for index, (_, item) in enumerate(self._held):
             if item.request_id in self._suspects:
@@ -53,7 +53,7 @@ class Quarantine:
         return released
 
     def answered(self, request_id: str) -> None:
-        """An item has its verdict: its request has done no harm."""
+        """An item has its verdict, so its request is no suspect."""
         self._submitted.discard(request_id)
         self._suspects.discard(request_id)
 
@@ -76,7 +76,7 @@ class Quarantine:
         return request_id in self._submitted
 
     def convict(self, request_id: str) -> None:
-        """The request raised alone."""
+        """Keep the request a suspect: it raised alone."""
         self._suspects.add(request_id)
         self._submitted.discard(request_id)
 

@@ -1,7 +1,8 @@
 """The target's process body: one engine thread, many links.
 
 The thread waits on a condition, never on a clock.  All items that have arrived run as one step
-together with a chunk of every long prefill; a link's state lives as long as the link.  The items
+together with a chunk of every long prefill; a link's state lives as long as the link.  Drafters
+that are resident here have their turn after each step, when its verdicts have left.  The items
 of a step that raised run again one by one, and only one that raises alone is refused.
 """
 
@@ -29,6 +30,7 @@ from cluster.messages import (
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 from cluster.worker.quarantine import Quarantine
+from cluster.worker.residents import Answered, Residents
 from cluster.worker.target_lease import Answers, TargetLease
 
 log = logging.getLogger(__name__)
@@ -57,8 +59,14 @@ class StepVerifier(Protocol):
 class TargetWorker:
     """Serves verification over any number of links; `start` it first, `stop` it last."""
 
-    def __init__(self, verifier: StepVerifier, description: WorkerDescription) -> None:
+    def __init__(
+        self,
+        verifier: StepVerifier,
+        description: WorkerDescription,
+        residents: Residents | None = None,
+    ) -> None:
         self._verifier = verifier
+        self._residents = residents or Residents(())
         self._description = description
         self._condition = threading.Condition()
         self._inbound: deque[tuple[TargetLease, VerifyFrame | None]] = deque()
@@ -122,8 +130,7 @@ class TargetWorker:
     async def _say_in_hand(self, lease: TargetLease) -> None:
         """Tell the peer, for ever, what it has not been answered yet.
 
-        From the event loop: the engine thread may be in a long step, and a process that is stopped
-        says nothing.
+        From the event loop: the engine thread may be in a long step; a stopped process is silent.
         """
         while True:
             await asyncio.sleep(_IN_HAND_INTERVAL_S)
@@ -196,6 +203,7 @@ class TargetWorker:
     def _forget(self, lease: TargetLease, request_ids: Iterable[str]) -> None:
         known = [request_id for request_id in request_ids if request_id in lease.request_ids]
         self._verifier.release(known)
+        self._residents.release(known)
         for request_id in known:
             lease.request_ids.discard(request_id)
             lease.pending.pop(request_id, None)
@@ -206,10 +214,11 @@ class TargetWorker:
         if self._broken is not None:
             return  # the lease is being ended
         self._forget(lease, [lease.prefix + request_id for request_id in frame.released])
-        items = [item for item in map(lease.inside, frame.items) if not _is_doubled(lease, item)]
+        items = [item for item in map(lease.inside, frame.items) if not lease.is_doubled(item)]
         if not items:
             if not self._verifier.has_pending:
-                lease.post(VerdictFrame(report=self._verifier.idle_report()))
+                report, drafts = self._verifier.idle_report(), self._residents.idle_report()
+                lease.post(VerdictFrame(report=report, drafts=drafts))
             return
         for item in items:
             lease.request_ids.add(item.request_id)
@@ -253,14 +262,23 @@ class TargetWorker:
         self._raised_alone.clear()
         if frame.verdicts:
             self._grace_s = _NEXT_BATCH_GRACE_S
-        self._post(frame)
+        answered = self._post(frame)
+        # Only now: no token waits for drafts.
+        for lease, drafts in self._residents.draft(answered, frame.report):
+            lease.post(VerdictFrame(drafts=drafts))
 
-    def _post(self, frame: VerdictFrame) -> None:
-        """Send every lease its own answers; those still owed some get the report alone."""
+    def _post(self, frame: VerdictFrame) -> list[Answered]:
+        """Send every lease its own answers; those still owed some get the report alone.
+
+        Returns the items that have a verdict.
+        """
+        answered: list[Answered] = []
         answers = {lease: Answers() for lease in set(self._owners.values()) if lease.pending}
         for verdict in frame.verdicts:
             lease = self._owners[verdict.request_id]
-            lease.pending.pop(verdict.request_id, None)
+            item = lease.pending.pop(verdict.request_id, None)
+            if item is not None:
+                answered.append((lease, item, verdict))
             self._quarantine.answered(verdict.request_id)
             outside = replace(verdict, request_id=lease.outside(verdict.request_id))
             answers.setdefault(lease, Answers()).verdicts.append(outside)
@@ -270,6 +288,7 @@ class TargetWorker:
             self._answer(lease, answer, answers.setdefault(lease, Answers()))
         for lease, mine in answers.items():
             lease.post(mine.frame(frame.report))
+        return answered
 
     def _contain(self, error: Exception) -> None:
         """A step raised: run its items again one by one; refuse one that raises alone.
@@ -329,14 +348,3 @@ class TargetWorker:
         self._broken = error
         for lease in list(self._leases):
             lease.fail(error)
-
-
-def _is_doubled(lease: TargetLease, item: VerifyItem) -> bool:
-    """Whether this very item is being worked on: a frame that came twice."""
-    pending = lease.pending.get(item.request_id)
-    return (
-        pending is not None
-        and pending.generation == item.generation
-        and pending.base_len == item.base_len
-        and pending.context_len == item.context_len
-    )

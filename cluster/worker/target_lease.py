@@ -1,4 +1,4 @@
-"""One link to the target worker, as its engine thread sees it: a name space and a letter box."""
+"""One link to the target worker: its requests' names there, and the frames to send."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from cluster.rpc.link import Link
 class TargetLease:
     """The state that one link has created at the worker; it is freed when the link ends.
 
-    Request ids are the link's own: inside the worker each carries the lease's prefix.  `pending`
-    belongs to the engine thread, everything else to the event loop that created the lease.
+    Inside the worker a request's id has the lease's prefix, since links choose ids by themselves.
+    `pending` belongs to the engine thread, everything else to the event loop that created the
+    lease.
     """
 
     def __init__(self, number: int) -> None:
@@ -33,11 +34,25 @@ class TargetLease:
         """`item` under the name it has inside the worker."""
         return replace(item, request_id=self.prefix + item.request_id)
 
+    def owns(self, request_id: str) -> bool:
+        """Whether that name inside the worker is one of this link's."""
+        return request_id.startswith(self.prefix)
+
+    def is_doubled(self, item: VerifyItem) -> bool:
+        """Whether this very item is being worked on: a frame that came twice."""
+        pending = self.pending.get(item.request_id)
+        return (
+            pending is not None
+            and pending.generation == item.generation
+            and pending.base_len == item.base_len
+            and pending.context_len == item.context_len
+        )
+
     def outside(self, request_id: str) -> str:
         return request_id[len(self.prefix) :]
 
     def post(self, frame: VerdictFrame) -> None:
-        """Send `frame`; called from the engine thread.  Without effect once the loop is gone."""
+        """Send `frame`; called from the engine thread.  Does nothing once the loop is closed."""
         self._call_soon(self._put, frame)
 
     def fail(self, error: WorkerError) -> None:
@@ -63,7 +78,7 @@ class TargetLease:
         self._wake.set()
 
     def _call_soon(self, callback: object, argument: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop was closed; nobody is left to hear
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback, argument)  # type: ignore[arg-type]
 
 

@@ -14,6 +14,7 @@ import torch
 from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem
 from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
+from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
@@ -28,8 +29,9 @@ class TargetSequence:
     """
 
     def __init__(
-        self, item: VerifyItem, params: SamplingParams, vocab_size: int, device: torch.device
-    ) -> None:
+        self, item: VerifyItem, params: SamplingParams, vocab_size: int, device: torch.device,
+        hook: LogitsHook | None = None,
+    ) -> None:  # fmt: skip
         self.generation = item.generation
         self.prompt_len = item.prompt_len
         self.params = params
@@ -37,6 +39,7 @@ class TargetSequence:
         self.packed = pack(params)
         self.truncated = is_truncated(params)
         self.context_len = 0
+        self.hook = hook
         self.bias = TokenBias.of(params.logit_bias, device) if params.logit_bias else None
         stops = [token for token in params.stop_token_ids if 0 <= token < vocab_size]
         self.banned = (
@@ -54,6 +57,8 @@ class TargetSequence:
         assert base_len <= self.context_len
         rolled_back = base_len < self.context_len
         self.context_len = base_len + len(token_ids)
+        if self.hook is not None:
+            self.hook.extend(base_len, token_ids)
         if not self.params.has_penalties:
             return
         self._context.truncate(base_len)
@@ -171,6 +176,7 @@ def _is_adjusted(sequence: TargetSequence) -> bool:
     return (
         sequence.params.has_penalties
         or sequence.bias is not None
+        or sequence.hook is not None
         or (sequence.banned is not None and sequence.output_len < sequence.params.min_tokens)
     )
 
@@ -182,7 +188,7 @@ def _is_truncated(sequence: TargetSequence) -> bool:
 def _adjust(
     logits: torch.Tensor, batch: Sequence[Evaluated], spans: Sequence[tuple[int, int]]
 ) -> None:
-    """Bias, penalties and bans, in place and in the order `cluster.spec.sampling` states."""
+    """Bias, penalties, bans and hooks, in place and in the order `cluster.spec.sampling` states."""
     for entry, (start, stop) in zip(batch, spans, strict=True):
         if entry.sequence.bias is not None:
             entry.sequence.bias.apply(logits[start:stop])
@@ -197,3 +203,6 @@ def _adjust(
         if entry.sequence.banned is not None:
             early = np.flatnonzero(_positions(entry) < entry.sequence.params.min_tokens)
             ban(logits, (early + start).tolist(), entry.sequence.banned)
+    for entry, (start, stop) in zip(batch, spans, strict=True):
+        if entry.sequence.hook is not None:
+            entry.sequence.hook(logits[start:stop], entry.tree)

@@ -23,6 +23,7 @@ from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import CacheMiss, Refusal, StepReport, VerdictFrame
 from cluster.spec.draw import FusedDraw
+from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.params import check_params
@@ -33,6 +34,8 @@ from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
 log = logging.getLogger(__name__)
 
 Answer = Refusal | CacheMiss
+# What the rows of a request are edited by, from the item that opens it; None = by nothing.
+OpenHook = Callable[[VerifyItem], LogitsHook | None]
 
 
 class EngineLike(Protocol):
@@ -68,8 +71,14 @@ class _Pending:
 class Verifier:
     """Turns items into verdicts.  Synchronous; one thread calls it."""
 
-    def __init__(self, engine: EngineLike, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        engine: EngineLike,
+        clock: Callable[[], float] = time.perf_counter,
+        open_hook: OpenHook = lambda item: None,
+    ) -> None:
         self._engine = engine
+        self._open_hook = open_hook
         self._clock = clock
         self._noise = NoiseRows(engine.vocab_size, engine.device)
         native = kernels.load() if engine.device.type == "cpu" else None
@@ -198,7 +207,8 @@ class Verifier:
         if item.prefix_hash != 0:
             raise ProtocolError(f"prefix_hash is {item.prefix_hash}; that of no tokens is 0")
         check_params(item.params, self._engine.vocab_size)
-        return TargetSequence(item, item.params, self._engine.vocab_size, self._engine.device)
+        engine, hook = self._engine, self._open_hook(item)
+        return TargetSequence(item, item.params, engine.vocab_size, engine.device, hook)
 
     def _check(self, item: VerifyItem) -> None:
         """Raise ProtocolError for an item that makes no sense in itself."""

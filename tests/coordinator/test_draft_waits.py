@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from cluster.core import Completion, FinishReason, Proposal, SpeculationOptions, TokenTree
+from cluster.core import Completion, FinishReason, Proposal, SpeculationOptions
 from cluster.messages import CommitFrame, ProposalFrame
-from cluster.rpc.link import Link
 from tests.support.coordinator.house import GREEDY, House, collect, house, request, text_of
 from tests.support.coordinator.toys import oracle_chain, plain_text
 from tests.support.coordinator.virtual_time import TimedDrafter, TimedTarget, VirtualTime
@@ -95,15 +94,11 @@ async def test_a_drafter_that_answers_within_a_millisecond_is_worth_waiting_for(
     assert waited_s < 0.75 * eager_s
 
 
-async def test_a_drafter_that_is_slower_than_the_bound_is_tried_thrice_and_never_again() -> None:
+async def test_a_drafter_that_is_slower_than_the_bound_is_never_waited_for() -> None:
     async with stage(delay_s=0.006) as late:
         await late.run()
         assert late.waits("arrived") == 0
-        tried = late.waits("late")
-        assert tried <= 3
-        await late.run("again")
-        assert late.waits("arrived") == 0
-        assert late.waits("late") <= 3
+        assert late.waits("late") == 0
 
 
 async def test_a_drafter_that_stalls_costs_a_few_waits_and_then_nothing() -> None:
@@ -114,9 +109,9 @@ async def test_a_drafter_that_stalls_costs_a_few_waits_and_then_nothing() -> Non
         stalls = True
         stalled_s = await stalling.run("after")
         assert stalling.waits("arrived") == kept
-        assert 1 <= stalling.waits("late") - late <= 3
+        assert 1 <= stalling.waits("late") - late <= 8
     plain_s = (LONG.max_tokens + 1) * 0.010
-    assert stalled_s <= plain_s + 3 * 0.004
+    assert stalled_s <= plain_s + 8 * 0.004
 
 
 async def test_a_stalled_drafter_that_comes_back_is_waited_for_again() -> None:
@@ -196,45 +191,7 @@ async def test_it_is_counted_whether_drafts_go_on_behind_a_commit(
     async with stage(max_draft_tokens=max_draft_tokens) as watched:
         await watched.run()
         assert watched.pre_drafted(outcome) > 20
-        assert watched.pre_drafted(other) < 0.1 * watched.pre_drafted(outcome)
-
-
-@dataclass
-class Starved(TimedDrafter):
-    """Sends a node at once, and the whole tree later, if the target leaves it the time."""
-
-    is_target_idle: Callable[[], bool] = lambda: True
-
-    async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None:
-        async for frame in link:
-            answer = self.answer(frame)
-            await self.time.sleep(self.delay_s)
-            await link.send(replace(answer, proposals=tuple(map(_first_node, answer.proposals))))
-            await self.time.sleep(0.002)
-            if self.is_target_idle():
-                await link.send(answer)
-
-
-def _first_node(proposal: Proposal) -> Proposal:
-    tree = TokenTree.of(proposal.tree.token_ids[:1].tolist(), [-1])
-    return replace(proposal, tree=tree, survival=proposal.survival[:1])
-
-
-async def test_a_trial_shows_what_comes_after_the_first_drafts() -> None:
-    # The first node is worth a wait of a millisecond; the chain behind it, which comes two later
-    # and never while the target is at work, is worth much more.
-    time = VirtualTime()
-    settings = {"budget": "adaptive", "max_draft_wait_ms": 8.0}
-    async with house(drafters=("a",), clock=time, timer=time.timer, **settings) as built:
-        target = TimedTarget(time=time)
-        drafter = Starved("a", oracle_chain(4), survival=0.9, time=time, delay_s=0.0009)
-        staged = Stage(built, time, target, drafter)
-        drafter.is_target_idle = staged.is_waiting
-        built.add_target(target)
-        built.add_drafter(drafter)
-        await staged.run()
-        sizes = [len(frame.items[0].tree) for frame in target.frames if frame.items]
-    assert sizes.count(4) > 0.8 * len(sizes)
+        assert watched.pre_drafted(other) < 0.25 * watched.pre_drafted(outcome)
 
 
 @dataclass
@@ -272,7 +229,7 @@ async def test_nobody_waits_for_what_is_said_not_to_come(tells: bool) -> None:
             assert fickle.waits("late") > 20
 
 
-async def test_a_trial_ends_when_there_is_nothing_more_to_see() -> None:
+async def test_a_wait_ends_when_there_is_nothing_more_to_come() -> None:
     def complete(proposal: Proposal) -> Proposal:
         return replace(proposal, is_complete=True)
 
@@ -281,4 +238,4 @@ async def test_a_trial_ends_when_there_is_nothing_more_to_see() -> None:
         async with stage(max_draft_wait_ms=4.0) as trying:
             trying.drafter.spoil = spoil
             longest.append(max(await trying.waited()))
-    assert longest[0] < 0.002 < longest[1]
+    assert longest[0] < 0.00095 < longest[1]

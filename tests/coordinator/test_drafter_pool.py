@@ -234,7 +234,23 @@ async def test_a_drafter_that_does_not_fit_is_refused_loudly(
         stage.add_target(ToyTarget())
         ours, _ = memory_pair()
         wrong: WorkerDescription = replace(drafter_description("a"), **change)
-        with pytest.raises(ProtocolError):
+        with pytest.raises(ProtocolError) as caught:
+            stage.coordinator.add_drafter("a", "r0", wrong, ours)
+        assert stage.coordinator.status()["refused"] == {"a": caught.value.message}
+        stage.add_drafter(ToyDrafter("a", oracle_chain()))
+        assert stage.coordinator.status()["refused"] == {}
+
+
+async def test_a_drafter_without_a_tokenizer_must_have_the_targets_vocabulary(
+    budget: str,
+) -> None:
+    async with house(budget=budget) as stage:
+        target = ToyTarget()
+        stage.add_target(target)
+        ours, _ = memory_pair()
+        size = target.describe().vocab_size
+        wrong = replace(drafter_description("a"), tokenizer_hash="", vocab_size=size + 1)
+        with pytest.raises(ProtocolError, match=f"{size + 1} tokens, the target {size}"):
             stage.coordinator.add_drafter("a", "r0", wrong, ours)
 
 
@@ -247,6 +263,7 @@ async def test_the_first_target_decides_which_drafters_fit(budget: str) -> None:
         stage.add_target(ToyTarget())
         await asyncio.wait({joined})
         assert stage.coordinator.status()["drafters"] == []
+        assert "tokenizer other" in stage.coordinator.status()["refused"]["a"]
 
 
 async def test_a_target_with_another_model_is_refused_beside_the_first(budget: str) -> None:
@@ -297,7 +314,7 @@ async def test_replicas_that_came_and_went_are_forgotten_in_time(budget: str) ->
             link = stage.add_drafter(ToyDrafter("a", oracle_chain()), f"life-{life}")
             link.sever()
             await stage.settle(20)
-        assert [replica_id for _, replica_id in stage.coordinator._pool._replicas.breakers] == [
+        assert [replica_id for _, replica_id in stage.coordinator._pool.replicas.breakers] == [
             "life-4",
             "life-5",
         ]

@@ -9,33 +9,28 @@ from typing import Any
 
 import pytest
 
-from cluster.coordinator.arrivals import ArrivalModel
-from cluster.coordinator.calibration import CalibrationBook
-from cluster.coordinator.demand import DraftDemand
+from cluster.coordinator.controller import Controller
 from cluster.coordinator.fence import Fence
-from cluster.coordinator.ledger import RoundLedger
-from cluster.coordinator.planner import DraftPlanner
 from cluster.coordinator.round_book import RoundBook
+from cluster.coordinator.round_log import RoundLog
 from cluster.coordinator.statistics import Attribution, RequestStatistics
 from cluster.coordinator.waits import DraftWaits
 from cluster.messages import StepReport, VerdictFrame, VerifyFrame
 from cluster.metrics import Recorder
-from cluster.spec.adaptive_length import AdaptiveDraftLength
-from cluster.spec.budget import BudgetController
+from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.survival import Calibrator
+from cluster.spec.throttle import Throttle
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 
 PARTS = [
-    (DraftPlanner, "plan"), (CalibrationBook, "learn"), (DraftPlanner, "record_step"),
-    (DraftPlanner, "settle_round"), (DraftPlanner, "settle_arrivals"),
-    (DraftPlanner, "take_account"), (BudgetController, "decide"), (BudgetController, "settle"),
-    (Calibrator, "observe"), (DeficitGuard, "settle"), (ArrivalModel, "committed"),
-    (ArrivalModel, "arrived"), (ArrivalModel, "expected"), (DraftDemand, "of"),
-    (DraftDemand, "offered"), (RequestStatistics, "record_step"), (AdaptiveDraftLength, "record"),
-    (Attribution, "add"), (RoundBook, "close"), (RoundBook, "note_opened"), (RoundBook, "settle"),
-    (RoundLedger, "_enter_report"), (DraftWaits, "left_s"),
+    (Controller, "plan"), (Controller, "learn"), (Controller, "score"), (Controller, "ask"),
+    (Controller, "take_account"), (Controller, "committed"), (Controller, "arrived"),
+    (AcceptanceModel, "learn"), (Throttle, "settle"), (Throttle, "judged"),
+    (Calibrator, "observe"), (DeficitGuard, "settle"), (RequestStatistics, "record_step"),
+    (Attribution, "add"), (RoundBook, "close"), (RoundBook, "note_opened"),
+    (RoundLog, "_enter_report"), (DraftWaits, "left_s"),
 ]  # fmt: skip
 
 
@@ -86,7 +81,7 @@ async def test_what_failed_is_counted_and_the_drafts_go_on(
         assert events[-1].stats is not None
         assert events[-1].stats.num_accepted_draft_tokens > 0
         metrics = stage.coordinator.render_metrics().decode()
-        assert 'drafthouse_bookkeeping_faults_total{part="calibration"}' in metrics
+        assert 'drafthouse_bookkeeping_faults_total{part="scores"}' in metrics
 
 
 def test_failures_are_logged_at_each_doubling(caplog: pytest.LogCaptureFixture) -> None:

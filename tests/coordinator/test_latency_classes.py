@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from cluster.core import SpeculationOptions
-from tests.coordinator.test_demand import LONG, CostlyTarget
-from tests.support.coordinator.house import collect, house, request, text_of
+from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
 from tests.support.coordinator.toys import oracle_chain, plain_text
-from tests.support.coordinator.virtual_time import TimedDrafter, VirtualTime
+from tests.support.coordinator.virtual_time import CostlyTarget, TimedDrafter, VirtualTime
+
+LONG = replace(GREEDY, max_tokens=400)
 
 
 async def nodes_per_step(*classes: str | None) -> list[float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.coordinator.proposals import keep_newest, note_loss, problem_of
-from cluster.coordinator.session import Session, Subscription
-from cluster.core import Observation, Proposal, SpeculationStats, TokenTree
+from cluster.coordinator.proposals import keep_newest
+from cluster.coordinator.session import Session
+from cluster.core import Proposal, SpeculationStats, TokenTree
+from cluster.spec.tree_check import problem_in_text
 from cluster.token_log import prefix_hash
 from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain, plain_text
@@ -63,37 +63,23 @@ def proposal(base_len: int, token: int = 7, **fields: Any) -> Proposal:
 @pytest.mark.parametrize("base_len", [0, 1, 3])
 def test_a_proposal_for_any_prefix_of_the_text_is_taken(base_len: int) -> None:
     session = Session("r", request(), lambda event: None, 0, 0.0)
-    assert problem_of(proposal(base_len), session) is None
+    assert problem_in_text(proposal(base_len), session.tokens) is None
 
 
 def test_what_is_wrong_with_a_proposal_is_said_with_its_values() -> None:
     session = Session("r", request(), lambda event: None, 0, 0.0)
-    too_long = problem_of(proposal(4, prefix_hash=0), session)
+    too_long = problem_in_text(proposal(4, prefix_hash=0), session.tokens)
     assert too_long == "base_len 4 lies beyond the 3 committed tokens"
-    other_text = problem_of(proposal(2, prefix_hash=prefix_hash([1, 3])), session)
+    other_text = problem_in_text(proposal(2, prefix_hash=prefix_hash([1, 3])), session.tokens)
     assert other_text == "the prefix hash at 2 is not that of the committed tokens"
 
 
 def test_the_newest_tree_is_kept_and_one_that_was_overtaken_is_not() -> None:
-    subscription = Subscription(replica=None)  # type: ignore[arg-type]
+    session = Session("r", request(), lambda event: None, 0, 0.0)
     kept = []
     for base_len, token in [(2, 10), (3, 11), (2, 12), (3, 13)]:
-        keep_newest(subscription, proposal(base_len, token))
-        held = subscription.held
-        assert held is not None
+        keep_newest(session, "a", proposal(base_len, token))
+        held = session.held["a"]
         assert held.survival.tolist() == [0.5]
         kept.append((held.base_len, held.proposed_len, held.tree.token_ids.tolist()))
     assert kept == [(2, 2, [10]), (3, 3, [11]), (3, 3, [11]), (3, 3, [13])]
-
-
-def test_a_drafters_loss_is_a_running_mean_of_what_it_reports() -> None:
-    subscription = Subscription(replica=None)  # type: ignore[arg-type]
-    note_loss(subscription, Observation("r", 0, 3))
-    assert subscription.log_loss is None
-    note_loss(subscription, Observation("r", 0, 3, 2.0))
-    assert subscription.log_loss == 2.0
-    note_loss(subscription, Observation("r", 0, 3, 4.0))
-    assert subscription.log_loss == pytest.approx(2.2)
-    for nonsense in (math.nan, math.inf, -math.inf, None):
-        note_loss(subscription, Observation("r", 0, 3, nonsense))
-    assert subscription.log_loss == pytest.approx(2.2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.coordinator.breaker import CircuitBreaker
+from cluster.breaker import CircuitBreaker
 from cluster.coordinator.session import Limits, Session
 from cluster.core import FinishReason, SamplingParams, token_array
 from tests.support.coordinator.house import request

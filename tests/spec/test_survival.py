@@ -15,10 +15,8 @@ from cluster.spec.survival import (
     TauFit,
     claimed_conditionals,
     conditional,
-    revealed,
 )
 from cluster.spec.tree import monotone
-from cluster.spec.verify import walk_draws
 from tests.support.spec.trees import token_trees
 
 
@@ -84,20 +82,6 @@ def test_tau_stays_within_its_bounds() -> None:
 
     assert 0.5 <= low < 0.6
     assert 1.9 < fit.tau <= 2.0
-
-
-@given(token_trees(), st.integers(0, 1000))
-def test_revealed_nodes_are_the_children_of_reached_ones(tree: TokenTree, seed: int) -> None:
-    draws = np.random.default_rng(seed).integers(0, 6, len(tree) + 1).astype(np.int32)
-    path, _ = walk_draws(tree, draws)
-
-    nodes, accepted = revealed(tree.parents, path)
-
-    reached = {-1, *path.tolist()}
-    assert nodes.tolist() == [i for i in range(len(tree)) if int(tree.parents[i]) in reached]
-    assert nodes[accepted].tolist() == path.tolist()
-    for node, yes in zip(nodes, accepted, strict=True):
-        assert yes == (tree.token_ids[node] == draws[tree.parents[node] + 1])
 
 
 def test_claimed_conditionals_invert_the_product_along_paths() -> None:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,7 +46,14 @@ async def process(*arguments: str) -> AsyncIterator[str]:
             await child.wait()
 
 
-def serve_file(folder: Path, target: Path, draft: Path, tensor_parallel: int) -> str:
+OWN = {"num_cpus": 0.5}
+INSIDE = {"with": "target"}
+
+
+def serve_file(
+    folder: Path, target: Path, draft: Path, tensor_parallel: int, placement: Any = OWN
+) -> str:
+    """placement: of the draft model; the look-up is always in the pool."""
     engine = {"dtype": "float32", "device": "cpu", "num_pages": 128, "max_context_len": 256}
     arguments = {
         "target": {
@@ -54,8 +62,11 @@ def serve_file(folder: Path, target: Path, draft: Path, tensor_parallel: int) ->
             }
         },
         "drafters": {
-            "lm": {"kind": "lm", "options": {"engine": {**engine, "model": str(draft)}}},
-            "lookup": {"kind": "prompt_lookup"},
+            "lm": {
+                "kind": "lm", "placement": placement,
+                "options": {"engine": {**engine, "model": str(draft)}},
+            },
+            "lookup": {"kind": "prompt_lookup", "placement": OWN},
         },
         # For so small a target no draft may ever pay; here they are to be verified all the same.
         "coordinator": {"budget": "fixed"},
@@ -88,20 +99,26 @@ def first_stop(text: list[int]) -> int:
 _LM_ACCEPTED = 'spec_decode_num_accepted_tokens_total{drafter="lm"'
 
 
+@pytest.mark.parametrize("placement", [OWN, INSIDE], ids=["pool", "inside the target"])
 async def test_hand_started_workers_decode_the_targets_text(
-    llama_folder: Path, draft_folder: Path, tmp_path: Path
+    llama_folder: Path, draft_folder: Path, tmp_path: Path, placement: Any
 ) -> None:
-    config = serve_file(tmp_path, llama_folder, draft_folder, tensor_parallel=2)
+    config = serve_file(tmp_path, llama_folder, draft_folder, 2, placement)
+    pool = ["lm", "lookup"] if placement is OWN else ["lookup"]
     async with AsyncExitStack() as stack:
-        target, lm, lookup = await asyncio.gather(
+        target, *drafters = await asyncio.gather(
             stack.enter_async_context(process("cluster.worker", "target", config)),
-            stack.enter_async_context(process("cluster.worker", "draft", config, "lm")),
-            stack.enter_async_context(process("cluster.worker", "draft", config, "lookup")),
+            *(
+                stack.enter_async_context(process("cluster.worker", "draft", config, name))
+                for name in pool
+            ),
         )
-        leading = process(
-            "cluster.lead", config, "--target", target, "--drafter", f"lm={lm}",
-            "--drafter", f"lookup={lookup}",
-        )  # fmt: skip
+        joining = [
+            word
+            for name, address in zip(pool, drafters, strict=True)
+            for word in ("--drafter", f"{name}={address}")
+        ]
+        leading = process("cluster.lead", config, "--target", target, *joining)
         coordinator = await stack.enter_async_context(leading)
         _, link = await connect_coordinator(coordinator)
         params = SamplingParams(temperature=0.0, max_tokens=40, stop_token_ids=STOP_IDS)
@@ -131,6 +148,11 @@ async def test_hand_started_workers_decode_the_targets_text(
     [
         (worker_main, ["target", "absent.yaml"], "absent.yaml: cannot be read"),
         (worker_main, ["draft", "{config}", "absent"], "no drafter is named 'absent'"),
+        (
+            worker_main,
+            ["draft", "{config}", "lm", "--set", "drafters.lm.placement={{with: target}}"],
+            "drafter 'lm' runs inside the target",
+        ),
         (
             worker_main,
             ["target", "{config}", "--set", "target.engine.dtyp=x"],

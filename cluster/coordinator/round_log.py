@@ -1,4 +1,4 @@
-"""The book of the rounds: what happened is noted at once, and entered while the targets compute.
+"""The log of the rounds: what happened is noted at once, and entered while the targets compute.
 
 Nothing of this is needed for the next frame, so none of it is done before that has gone out.
 """
@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster import metrics
-from cluster.coordinator.calibration import Lesson
+from cluster.coordinator.activity import ActivityLog
+from cluster.coordinator.controller import Controller
 from cluster.coordinator.fence import Fence
 from cluster.coordinator.in_flight import InFlight
-from cluster.coordinator.planner import DraftPlanner
-from cluster.coordinator.session import Session
+from cluster.coordinator.session import Session, Status
 from cluster.coordinator.statistics import Attribution, RecentRounds, RoundTimes
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import TokenArray, Verdict
@@ -22,8 +22,6 @@ from cluster.metrics import Recorder
 
 # Weight of the newest batch in the exported mean purity.
 _PURITY_WEIGHT = 0.02
-# Calibration wants evidence, not all there is of it: of a large batch a part is enough.
-_MAX_LESSONS = 16
 
 
 @dataclass(slots=True, eq=False)
@@ -38,20 +36,22 @@ class _Answer:
     num_kept: int
 
 
-class RoundLedger:
-    """Metrics, recent rounds, and the lessons that the planner draws from verdicts."""
+class RoundLog:
+    """Metrics, recent rounds, and what drafts turned out to be worth."""
 
-    def __init__(self, recorder: Recorder, planner: DraftPlanner, fence: Fence) -> None:
+    def __init__(
+        self, recorder: Recorder, controller: Controller, fence: Fence, activity: ActivityLog
+    ) -> None:
         self._recorder = recorder
-        self._planner = planner
+        self._controller = controller
+        self._activity = activity
         self._metrics = fence.section("metrics")
-        self._calibration = fence.section("calibration")
+        self._scoring = fence.section("scores")
         self._answers: list[_Answer] = []
         self._reports: list[tuple[TargetSeat, StepReport]] = []
         self._rounds: list[RoundTimes] = []
         self._batches: list[tuple[int, float]] = []
         self._num_misses = 0
-        self._num_settled = 0
         self._mean_purity: float | None = None
         self.recent_rounds = RecentRounds()
 
@@ -92,19 +92,24 @@ class RoundLedger:
                 self._recorder.observe(metrics.ROUND_OVERHEAD, times.outside_s)
             for size, purity in batches:
                 self._enter_batch(size, purity)
-        if answers:
-            with self._calibration:
-                self._planner.settle_arrivals()
-            with self._calibration:
-                self._planner.calibration.learn(self._lessons(answers))
+        with self._scoring:
+            running = [each.session for each in answers if each.session.status != Status.FINISHED]
+            ended = [each.session for each in answers if each.session.status == Status.FINISHED]
+            self._controller.score(running)
+            self._controller.score(ended, ends=True)
         if self._num_misses:
             num_misses, self._num_misses = self._num_misses, 0
             self._recorder.add(metrics.CACHE_MISSES, num_misses)
 
+    def record_scores(self) -> None:
+        """Export what drafts are worth; not on the way of a round."""
+        self._controller.record(self._recorder)
+
     def forget(self, seat: TargetSeat) -> None:
         """The target has left: what it last said of itself is not true any more."""
         self.settle()
-        self._planner.forget(seat.id)
+        self._controller.forget(seat.id)
+        self._activity.forget(seat.id)
         if not seat.has_reported:
             return
         with self._metrics:
@@ -120,7 +125,9 @@ class RoundLedger:
         for answer in answers:
             task, num_kept = answer.session.request.task, answer.num_kept
             num_tokens[task] = num_tokens.get(task, 0) + num_kept
+            self._activity.note_step(len(answer.in_flight.tree), len(answer.path), num_kept)
             if answer.last_event_at is None:
+                self._activity.counts.num_prompt_tokens += answer.session.prompt_len
                 ttft_s = answer.at - answer.session.arrived_at
                 recorder.observe(metrics.TTFT, ttft_s, task=task)
             elif num_kept:
@@ -132,16 +139,6 @@ class RoundLedger:
             recorder.add(metrics.OUTPUT_TOKENS, count, task=task)
         attribution.record(recorder)
 
-    def _lessons(self, answers: Sequence[_Answer]) -> list[Lesson]:
-        """Part of the answers, another one each time, so that every session has its turn."""
-        stride = -(-len(answers) // _MAX_LESSONS)
-        self._num_settled += 1
-        first = -self._num_settled % stride
-        return [
-            Lesson(answer.session.group, answer.in_flight, answer.path)
-            for answer in answers[first::stride]
-        ]
-
     def _enter_report(self, seat: TargetSeat, report: StepReport) -> None:
         recorder = self._recorder
         if report.num_sequences or report.num_prefill_tokens:
@@ -149,9 +146,10 @@ class RoundLedger:
             recorder.observe(metrics.STEP_TIME, report.step_time_s, target=seat.id)
             recorder.observe(metrics.FORWARD_TIME, report.forward_time_s, target=seat.id)
         seat.has_reported = True
+        self._activity.note_report(seat.id, report)
         recorder.set(metrics.KV_PAGES_IN_USE, report.pages_in_use, role="target", worker=seat.id)
         recorder.set(metrics.KV_PAGES_TOTAL, report.pages_total, role="target", worker=seat.id)
-        deficit_s, num_refusals = self._planner.take_account(seat.id)
+        deficit_s, num_refusals = self._controller.take_account(seat.id)
         recorder.set(metrics.DEFICIT, deficit_s, target=seat.id)
         if num_refusals:
             recorder.add(metrics.GUARD_REFUSALS, num_refusals, target=seat.id)

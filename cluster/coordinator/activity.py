@@ -1,0 +1,72 @@
+"""What a coordinator says of its work in the log: a line while there is some."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from cluster.messages import StepReport
+
+log = logging.getLogger(__name__)
+
+# As in vLLM.
+_INTERVAL_S = 10.0
+
+
+@dataclass(slots=True)
+class Activity:
+    """Counts since the last line."""
+
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    num_spec_steps: int = 0
+    num_accepted: int = 0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return 1.0 + self.num_accepted / self.num_spec_steps if self.num_spec_steps else 1.0
+
+
+class ActivityLog:
+    """One line every ten seconds in which requests were served, as vLLM writes one."""
+
+    def __init__(self, now: float) -> None:
+        self.counts = Activity()
+        self._pages: dict[str, tuple[int, int]] = {}  # by target: in use, of how many
+        self._since = now
+
+    def note_step(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+        """One sequence's share of a step."""
+        counts = self.counts
+        counts.num_output_tokens += num_emitted
+        if num_drafted:
+            counts.num_spec_steps += 1
+            counts.num_accepted += num_accepted
+
+    def note_report(self, target_id: str, report: StepReport) -> None:
+        self._pages[target_id] = report.pages_in_use, report.pages_total
+
+    def forget(self, target_id: str) -> None:
+        """The target has left."""
+        self._pages.pop(target_id, None)
+
+    def tick(self, now: float, num_running: int, num_waiting: int) -> None:
+        """Write the line if it is time for one; to be called twice a second or so."""
+        elapsed_s = now - self._since
+        if elapsed_s < _INTERVAL_S:
+            return
+        counts, self.counts, self._since = self.counts, Activity(), now
+        if not (counts.num_prompt_tokens or counts.num_output_tokens or num_running or num_waiting):
+            return
+        in_use = sum(pages for pages, _ in self._pages.values())
+        total = sum(pages for _, pages in self._pages.values())
+        log.info(
+            "running %d requests, waiting %d, prompt %.1f tokens/s, output %.1f tokens/s, "
+            "mean acceptance length %.2f, KV cache %.1f %%",
+            num_running,
+            num_waiting,
+            counts.num_prompt_tokens / elapsed_s,
+            counts.num_output_tokens / elapsed_s,
+            counts.mean_acceptance_length,
+            100.0 * in_use / total if total else 0.0,
+        )

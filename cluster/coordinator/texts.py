@@ -1,0 +1,133 @@
+"""A text as far as its drafts are concerned: what is at hand for it, and what they have been worth.
+
+A session is one; the replay of recorded texts makes others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from cluster.core import FloatArray, TokenArray, TokenTree
+from cluster.spec.acceptance import Group, Seen
+from cluster.spec.forest import Forest
+from cluster.token_log import TokenLog
+
+# Weight of the newest step in a text's mean of tokens per step.
+_STEP_WEIGHT = 0.1
+# Trees of a text whose fate is awaited; of more the oldest is scored by what is known.
+_MAX_SEEN = 8
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a tree stands in the arrays of a batch.
+
+    claimed, calibrated: float32[n], survivals of all the forest's nodes.
+    """
+
+    forest: Forest
+    claimed: FloatArray
+    calibrated: FloatArray
+    index: int
+
+
+@dataclass(slots=True, eq=False)
+class HeldTree:
+    """The newest tree of one drafter; it continues the first `base_len` tokens.
+
+    proposed_len: base_len as proposed, before any re-rooting; orders proposals that overtook
+    each other.  is_resident: it was drafted at the target, which spent its own time on it.
+    is_shadow: it is scored and never verified.  calibrated: the claimed survivals after
+    calibration, None = not yet done.  place: what is left of it after the last batch, which mostly
+    is replaced before the next one.
+    """
+
+    base_len: int
+    proposed_len: int
+    tree: TokenTree
+    survival: FloatArray
+    is_resident: bool = False
+    is_shadow: bool = False
+    calibrated: FloatArray | None = None
+    place: Place | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the tree, or of what the last batch has left of it."""
+        if self.place is None:
+            return len(self.tree)
+        starts = self.place.forest.starts
+        return int(starts[self.place.index + 1] - starts[self.place.index])
+
+    def settle(self) -> None:
+        """Take what is left of the tree out of the arrays of the last batch."""
+        place, self.place = self.place, None
+        if place is not None:
+            nodes = place.forest.span(place.index)
+            self.tree = place.forest.tree(place.index)
+            self.survival, self.calibrated = place.claimed[nodes], place.calibrated[nodes]
+
+
+@dataclass(slots=True, eq=False)
+class Answer:
+    """What a pool drafter has sent since it was told of a commit.
+
+    is_missed: nothing of its former tree outlived that; None = not looked at yet.
+    is_complete: nothing else comes.  trees: (seconds since the commit, tree, claimed survivals).
+    """
+
+    committed_at: float
+    context_len: int
+    is_missed: bool | None = None
+    is_complete: bool = False
+    trees: list[tuple[float, TokenTree, FloatArray]] = field(default_factory=list)
+
+
+class Text:
+    """One text that is being written.
+
+    group: its task class, and whether it is sampled: what makes batches homogeneous, and drafts
+    alike.  max_draft_tokens: of one step.  weight: what
+    its speed counts for beside that of others.  held: the trees at hand, by drafter.  answers: of
+    its pool drafters.  seen: trees whose fate is not known yet.
+    """
+
+    def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
+        self.id = text_id
+        self.group = group
+        self.tokens = tokens
+        self.max_draft_tokens = 0
+        self.weight = 1.0
+        self.held: dict[str, HeldTree] = {}
+        self.answers: dict[str, Answer] = {}
+        self.seen: deque[Seen] = deque()
+        self.tokens_per_step = 1.0
+
+    @property
+    def is_sampled(self) -> bool:
+        return self.group[1]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no pool drafter has anything to add to what it has sent since the last commit."""
+        return all(answer.is_complete for answer in self.answers.values())
+
+    def emitted(self, num_tokens: int) -> None:
+        """A step has brought so many tokens."""
+        self.tokens_per_step += _STEP_WEIGHT * (max(num_tokens, 1) - self.tokens_per_step)
+
+    def due(self, *, ends: bool = False) -> list[tuple[Seen, TokenArray]]:
+        """The trees whose fate is known by now, and what followed them; they are let go of.
+
+        ends: nothing more will follow.
+        """
+        found: list[tuple[Seen, TokenArray]] = []
+        while self.seen:
+            first = self.seen[0]
+            is_known = len(self.tokens) - first.base_len >= first.depth
+            if not (is_known or ends or len(self.seen) > _MAX_SEEN):
+                break
+            self.seen.popleft()
+            found.append((first, self.tokens.since(first.base_len, first.base_len + first.depth)))
+        return found

@@ -1,0 +1,209 @@
+"""What drafts are worth: every tree that was at hand is walked along the text that followed.
+
+The law makes every tree comparable with the committed text, verified or not: its nodes on the text
+are those that would have been accepted.  So a drafter needs no probing, and one that is only
+scored (a shadow) can be known to be good.  Kept apart by drafter, task and law.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cluster.core import FloatArray, TokenArray, TokenTree
+from cluster.records import record
+from cluster.spec.forest import Mask
+from cluster.spec.survival import Calibrator, claimed_conditionals
+from cluster.spec.tree import depths, walk
+
+Group = tuple[str, bool]  # task class; sampled, or greedy
+
+# Numbers of best nodes for which it is known how many of them were accepted.
+RANKS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
+# Trees that count; older ones by halves.  Drafters learn, and what clients ask changes.
+_HALF_LIFE = 1000.0
+# Trees of doubt in a score: what little was seen moves no weight by much.
+_PRIOR_TREES = 8.0
+# A drafter's weight where drafters are merged goes by so many of its best nodes, ...
+_WEIGHED_RANK = 3
+# ... and none is worth less than this: its nodes then count as its calibration says.
+_LEAST_WEIGHT = 0.05
+# A task with fewer trees goes by what the drafter is worth for all tasks of that law.
+FEW_TREES = 16
+# Tasks are named by clients; the oldest score makes room.
+_MAX_SCORES = 1024
+
+
+@record(frozen=True, slots=True, eq=False)
+class Seen:
+    """A tree that was at hand for a text of base_len tokens, re-rooted there.
+
+    claimed: float32[n], survivals as the drafter says.  depth: of its deepest node.
+    """
+
+    drafter: str
+    group: Group
+    base_len: int
+    tree: TokenTree
+    claimed: FloatArray
+    depth: int
+
+    @classmethod
+    def of(
+        cls, drafter: str, group: Group, base_len: int, tree: TokenTree, claimed: FloatArray
+    ) -> Seen:
+        depth = int(depths(tree.parents).max(initial=0))
+        return cls(drafter, group, base_len, tree, claimed, depth)
+
+
+class Score:
+    """What one drafter's trees have been worth for one group."""
+
+    def __init__(self) -> None:
+        self.calibrator = Calibrator()
+        # By number of best nodes: trees that had so many or less, accepted nodes, and squares.
+        self._sums = np.zeros((3, len(RANKS)))
+
+    def add(self, tree: TokenTree, claimed: FloatArray, followed: TokenArray) -> None:
+        """Walk a tree along what followed it.
+
+        followed: the committed tokens behind its root.  Where they are fewer than the tree is
+        deep, the nodes beyond them are of unknown fate, and do not count.
+        """
+        on_path, known = _fates(tree, followed)
+        accepted = np.zeros(len(tree))
+        accepted[on_path] = 1.0
+        conditionals = claimed_conditionals(tree.parents, claimed)
+        self.calibrator.observe(conditionals[known], accepted[known])
+        order = np.argsort(-claimed, kind="stable")
+        totals = np.zeros(RANKS[-1] + 1)
+        counted = np.cumsum(accepted[order])[: RANKS[-1]]
+        totals[1 : len(counted) + 1] = counted
+        totals[len(counted) + 1 :] = counted[-1] if len(counted) else 0.0
+        found = totals[RANKS]
+        self._sums *= 0.5 ** (1.0 / _HALF_LIFE)
+        self._sums += (np.ones(len(RANKS)), found, found**2)
+
+    @property
+    def num_trees(self) -> float:
+        """Trees in effect: forgotten ones do not count."""
+        return float(self._sums[0, 0])
+
+    def expected(self, rank_index: int) -> tuple[float, float]:
+        """(accepted tokens of the best RANKS[rank_index] nodes of a tree, standard error)."""
+        count, total, squares = self._sums[:, rank_index].tolist()
+        if count < 1.0:
+            return 0.0, math.inf
+        mean = total / count
+        return mean, math.sqrt(max(squares / count - mean**2, 0.0) / count)
+
+    def accepted_of_few(self) -> float:
+        """Accepted tokens of a tree's best few nodes, on average."""
+        return self.expected(_WEIGHED_RANK)[0]
+
+    def weight(self) -> float:
+        """Trust in this drafter beside others: the tokens that its best nodes bring."""
+        count, total, _ = self._sums[:, _WEIGHED_RANK].tolist()
+        return float((total + _PRIOR_TREES * 0.5) / (count + _PRIOR_TREES)) + _LEAST_WEIGHT
+
+    def export(self) -> dict[str, Any]:
+        return {"sums": self._sums.tolist(), "calibrator": self.calibrator.export()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `export` gave; ValueError where it is of another form."""
+        sums = np.array(state["sums"], dtype=np.float64)
+        if sums.shape != self._sums.shape or not np.isfinite(sums).all():
+            raise ValueError("scores of another form")
+        self.calibrator.restore(state["calibrator"])
+        self._sums = sums
+
+
+class AcceptanceModel:
+    """Scores by drafter and group."""
+
+    def __init__(self) -> None:
+        self._scores: dict[tuple[str, Group], Score] = {}
+        self._of_all_tasks: dict[tuple[str, bool], Score] = {}  # by drafter and law
+
+    def known(self, drafter: str, group: Group) -> Score:
+        """The score to go by: of the group, or of all tasks while that one is new."""
+        own = self.score(drafter, group)
+        if own.num_trees >= FEW_TREES:
+            return own
+        return self._of_all_tasks.setdefault((drafter, group[1]), Score())
+
+    def score(self, drafter: str, group: Group) -> Score:
+        key = (drafter, group)
+        found = self._scores.get(key)
+        if found is None:
+            if len(self._scores) >= _MAX_SCORES:
+                del self._scores[next(iter(self._scores))]
+            found = self._scores[key] = Score()
+        return found
+
+    def learn(self, seen: Seen, followed: TokenArray) -> None:
+        """followed: the tokens behind the tree's root, as many as are committed by now."""
+        if len(followed):
+            for_all = self._of_all_tasks.setdefault((seen.drafter, seen.group[1]), Score())
+            for score in (self.score(seen.drafter, seen.group), for_all):
+                score.add(seen.tree, seen.claimed, followed)
+
+    def __iter__(self) -> Iterator[tuple[str, Group, Score]]:
+        for (drafter, group), score in self._scores.items():
+            yield drafter, group, score
+
+    def table(self) -> list[dict[str, object]]:
+        """Every score as a plain record, for status reports."""
+        return [
+            {
+                "drafter": drafter,
+                "task": task,
+                "law": law_name(is_sampled=is_sampled),
+                "trees": score.num_trees,
+                "accepted": {
+                    str(rank): score.expected(index)[0] for index, rank in enumerate(RANKS)
+                },
+                "error": score.expected(_WEIGHED_RANK)[1],
+                "calibration_error": score.calibrator.expected_error(),
+            }
+            for drafter, (task, is_sampled), score in self
+            if score.num_trees
+        ]
+
+    def export(self) -> list[Any]:
+        """The scores as plain values; the task of all is None."""
+        own = [[drafter, *group, score.export()] for drafter, group, score in self]
+        for (drafter, is_sampled), score in self._of_all_tasks.items():
+            own.append([drafter, None, is_sampled, score.export()])
+        return own
+
+    def restore(self, state: Sequence[Any]) -> None:
+        for drafter, task, is_sampled, score in state:
+            if task is None:
+                found = self._of_all_tasks.setdefault((str(drafter), bool(is_sampled)), Score())
+            else:
+                found = self.score(str(drafter), (str(task), bool(is_sampled)))
+            found.restore(score)
+
+
+def law_name(*, is_sampled: bool) -> str:
+    return "sampled" if is_sampled else "greedy"
+
+
+def _fates(tree: TokenTree, followed: TokenArray) -> tuple[list[int], Mask]:
+    """(nodes on the text, bool[n]: nodes of which it is known whether they are).
+
+    A node is known where its parent was reached and a token followed that.
+    """
+    node, matched = walk(tree, followed)
+    on_path: list[int] = []
+    while node is not None and node >= 0:
+        on_path.append(node)
+        node = int(tree.parents[node])
+    is_reached = np.zeros(len(tree) + 1, dtype=np.bool_)
+    is_reached[-1] = True  # parent -1, the context
+    is_reached[on_path if matched < len(followed) else on_path[1:]] = True
+    return on_path, is_reached[tree.parents]

@@ -1,0 +1,307 @@
+"""One drafter inside the target worker: told of texts, asked for trees, and left alone when it
+fails."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cluster.breaker import CircuitBreaker
+from cluster.core import (
+    Commit,
+    Completion,
+    DraftTask,
+    Observation,
+    Proposal,
+    SamplingParams,
+    TokenTree,
+    token_array,
+)
+from cluster.draft.base import Drafter
+from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
+from cluster.messages import ProposalFrame, Refusal
+from cluster.spec.tree_check import problem_in_text
+from cluster.token_log import TokenLog
+from cluster.worker.contained_drafter import ContainedDrafter
+
+log = logging.getLogger(__name__)
+
+# A call that takes so many times the bound of a round, and at least so long, has stalled: a step of
+# a draft model, a garbage collection or a core that was busy elsewhere stays below that.
+_STALL_FACTOR = 8.0
+_LEAST_STALL_S = 0.1
+# What stalls may take of the target's time, beyond what any drafter may once: one that has taken
+# more rests until it is no more than this share.
+_STALL_SHARE = 0.02
+_STALL_SLACK_S = 0.25
+# A drafter that is asked for nothing hears of a text once it lacks so many tokens: look-ups learn
+# from all texts, and a commit of many tokens costs little more than one of a few.
+_MAX_LAG = 64
+# Weight of the newest round in the running mean of what a drafter takes.
+_TIME_WEIGHT = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class ResidentText:
+    """The committed text of one request.
+
+    residents: names of the drafters that draft for it.  draft_nodes: wanted after the last verdict.
+    is_over: no draft can be of use any more.
+    """
+
+    request_id: str
+    generation: int
+    prompt_len: int
+    params: SamplingParams
+    task: str
+    tenant: bytes
+    residents: frozenset[str]
+    tokens: TokenLog = field(default_factory=TokenLog)
+    draft_nodes: int = 0
+    is_over: bool = False
+
+
+class ResidentDrafter:
+    """Belongs to the engine thread.  mean_s: running mean of what a round of it takes."""
+
+    def __init__(
+        self,
+        name: str,
+        drafter: Drafter,
+        vocab_size: int,
+        breaker: CircuitBreaker,
+        reset_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """vocab_size: the target's.  reset_s: so long a request that it refused is kept from it."""
+        self.name = name
+        self.mean_s = 0.0
+        self._drafter = ContainedDrafter(drafter, name, clock, vocab_size)
+        self._breaker = breaker
+        self._reset_s = reset_s
+        self._clock = clock
+        self._debt_s = 0.0  # what stalls have taken beyond their share, at a time
+        self._debt_at = clock()
+        self._told: dict[str, tuple[int, int]] = {}  # request -> generation, tokens it holds
+        self._declined: dict[str, float] = {}  # request -> until when it is not told of it
+        self._reported_s = 0.0
+
+    def draft(
+        self, texts: Sequence[ResidentText], bound_s: float, deadline: float
+    ) -> tuple[ProposalFrame | None, bool]:
+        """Tell it of `texts` and let it grow the trees that they want, until the deadline.
+
+        bound_s: what all residents have together.  Returns what it says, None where nothing is
+        wanted of it, and whether it has stalled.
+        """
+        mine = [text for text in texts if self.name in text.residents]
+        asked = [text for text in mine if text.draft_nodes]
+        started = self._clock()
+        is_resting = self._debt(started) > _STALL_SLACK_S or not self._breaker.allows(started)
+        told = [] if is_resting else [text for text in mine if self._is_due(text, started)]
+        if not told:
+            return (self._frame(asked, {}, (), ()) if asked else None), False
+        observations: list[Observation] = []
+        refusals: list[Refusal] = []
+        newest: dict[str, Proposal] = {}
+        wanted = self._observe(told, observations, refusals)
+        longest_s = self._clock() - started
+        while wanted:
+            began = self._clock()
+            is_growing = self._grow(wanted, newest, refusals)
+            now = self._clock()
+            longest_s = max(longest_s, now - began)
+            if not is_growing or now >= deadline:
+                break
+        has_stalled = longest_s > max(_STALL_FACTOR * bound_s, _LEAST_STALL_S)
+        self._judge(refusals, longest_s if has_stalled else 0.0, has_drafted=bool(newest))
+        self.mean_s += _TIME_WEIGHT * (self._clock() - started - self.mean_s)
+        frame = self._frame(asked, newest, observations, refusals) if asked else None
+        return frame, has_stalled
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        known = [request_id for request_id in request_ids if self._told.pop(request_id, None)]
+        for request_id in request_ids:
+            self._declined.pop(request_id, None)
+        if known:
+            self._drafter.release(known)
+
+    def idle_frame(self) -> ProposalFrame:
+        """What it holds, and how long it has drafted since this was last said."""
+        busy_s, self._reported_s = self._drafter.busy_s - self._reported_s, self._drafter.busy_s
+        in_use, total = self._drafter.pages
+        return ProposalFrame(
+            pages_in_use=in_use,
+            pages_total=total,
+            num_requests=len(self._told),
+            draft_time_s=busy_s,
+        )
+
+    def warm_up(self, vocab_size: int) -> None:
+        """Draft once for nobody: a model's first steps take longer than all that follow."""
+        tokens = TokenLog(token_array(np.arange(8) % vocab_size))
+        params = SamplingParams(temperature=0.0, max_tokens=8)
+        text = ResidentText("", 0, len(tokens), params, "", b"", frozenset((self.name,)), tokens, 4)
+        self.draft([text], math.inf, self._clock() + 1.0)
+        self.release([text.request_id])
+        self.mean_s = 0.0
+
+    def _is_due(self, text: ResidentText, now: float) -> bool:
+        until = self._declined.get(text.request_id)
+        if until is not None:
+            if now < until:
+                return False
+            del self._declined[text.request_id]
+        _, have_len = self._told.get(text.request_id, (0, 0))
+        return bool(text.draft_nodes) or len(text.tokens) - have_len >= _MAX_LAG
+
+    def _observe(
+        self,
+        texts: Sequence[ResidentText],
+        observations: list[Observation],
+        refusals: list[Refusal],
+    ) -> dict[str, tuple[ResidentText, DraftTask]]:
+        """Tell it what it lacks; returns the texts that it holds and that want a tree."""
+        wanted: dict[str, tuple[ResidentText, DraftTask]] = {}
+        short = list(texts)
+        for is_last in (False, True):
+            texts, short = short, []
+            answers = self._drafter.observe([self._commit(text) for text in texts])
+            for text, answer in zip(texts, answers, strict=True):
+                if isinstance(answer, Refusal):
+                    self._refused(answer, refusals)
+                    continue
+                self._told[text.request_id] = (text.generation, answer.have_len)
+                if (answer.generation, answer.have_len) == (text.generation, len(text.tokens)):
+                    observations.append(answer)
+                    if text.draft_nodes and not text.is_over:
+                        task = DraftTask(text.request_id, text.generation, text.draft_nodes)
+                        wanted[text.request_id] = (text, task)
+                elif is_last:
+                    problem = f"the drafter was sent {len(text.tokens)} tokens and keeps fewer"
+                    self._reset(text, problem, refusals)
+                else:
+                    short.append(text)
+            if not short:
+                break
+        return wanted
+
+    def _commit(self, text: ResidentText) -> Commit:
+        generation, have_len = self._told.get(text.request_id, (-1, 0))
+        # The text may have been cut since.
+        base_len = min(have_len, len(text.tokens))
+        opens = base_len == 0 or generation != text.generation
+        return Commit(
+            text.request_id,
+            text.generation,
+            base_len,
+            text.tokens.hash_at(base_len),
+            text.tokens.since(base_len),
+            text.prompt_len,
+            text.draft_nodes,
+            text.task,
+            text.params if opens else None,
+            text.tenant if opens else b"",
+        )
+
+    def _grow(
+        self,
+        wanted: dict[str, tuple[ResidentText, DraftTask]],
+        newest: dict[str, Proposal],
+        refusals: list[Refusal],
+    ) -> bool:
+        """One slice; what is complete leaves `wanted`.  False when nothing else comes."""
+        proposals, refused = self._drafter.propose([task for _, task in wanted.values()])
+        for refusal in refused:
+            wanted.pop(refusal.request_id, None)
+            newest.pop(refusal.request_id, None)
+            self._refused(refusal, refusals)
+        for proposal in proposals:
+            entry = wanted.get(proposal.request_id)
+            if entry is None or proposal.generation != entry[0].generation:
+                continue
+            problem = problem_in_text(proposal, entry[0].tokens)
+            if problem is not None:
+                wanted.pop(proposal.request_id)
+                newest.pop(proposal.request_id, None)
+                self._reset(entry[0], problem, refusals)
+                continue
+            newest[proposal.request_id] = _cut(proposal, entry[1].max_nodes)
+            if proposal.is_complete:
+                wanted.pop(proposal.request_id)
+        return bool(proposals)
+
+    def _reset(self, text: ResidentText, problem: str, refusals: list[Refusal]) -> None:
+        self._drafter.release([text.request_id])
+        refusal = Refusal(text.request_id, text.generation, ProtocolError.code, problem)
+        self._refused(refusal, refusals)
+
+    def _refused(self, refusal: Refusal, refusals: list[Refusal]) -> None:
+        """Keep the request from it for a while: its text would be sent again and again."""
+        self._told.pop(refusal.request_id, None)
+        error = error_from_code(refusal.code, refusal.message)
+        # It may be this very request that it cannot serve (say, too long).
+        lasts_s = math.inf if isinstance(error, RequestError) else self._reset_s
+        self._declined[refusal.request_id] = self._clock() + lasts_s
+        refusals.append(refusal)
+
+    def _judge(self, refusals: Sequence[Refusal], stalled_s: float, *, has_drafted: bool) -> None:
+        """Leave it alone for a while where it fails again and again, or takes too long."""
+        now = self._clock()
+        errors = [error_from_code(each.code, each.message) for each in refusals]
+        faults = [each for each in errors if not isinstance(each, (RequestError, CapacityError))]
+        if faults:
+            for _ in faults:
+                self._breaker.record_failure(now)
+            if not self._breaker.allows(now):
+                log.warning("resident drafter left alone name=%s why=refused", self.name)
+        elif has_drafted:
+            self._breaker.record_success()
+        if stalled_s:
+            self._debt_s = self._debt(now) + stalled_s
+            rests_s = max(self._debt_s - _STALL_SLACK_S, 0.0) / _STALL_SHARE
+            log.warning(
+                "resident drafter stalled name=%s for_s=%.3f rests_s=%.1f",
+                self.name, stalled_s, rests_s,
+            )  # fmt: skip
+
+    def _debt(self, now: float) -> float:
+        self._debt_s = max(self._debt_s - _STALL_SHARE * (now - self._debt_at), 0.0)
+        self._debt_at = now
+        return self._debt_s
+
+    def _frame(
+        self,
+        asked: Sequence[ResidentText],
+        newest: dict[str, Proposal],
+        observations: Sequence[Observation],
+        refusals: Sequence[Refusal],
+    ) -> ProposalFrame:
+        proposals = [each for each in newest.values() if len(each.tree)]
+        said = {each.request_id for each in proposals if each.is_complete}
+        said.update(refusal.request_id for refusal in refusals)
+        completions = [
+            Completion(text.request_id, text.generation, len(text.tokens))
+            for text in asked
+            if text.request_id not in said
+        ]
+        return replace(
+            self.idle_frame(),
+            proposals=tuple(proposals),
+            observations=tuple(observations),
+            refusals=tuple(refusals),
+            completions=tuple(completions),
+        )
+
+
+def _cut(proposal: Proposal, max_nodes: int) -> Proposal:
+    """No more nodes than were asked for: the answers of all requests must fit one frame."""
+    if len(proposal.tree) <= max_nodes:
+        return proposal
+    # Parents stand before their children.
+    tree = TokenTree(proposal.tree.token_ids[:max_nodes], proposal.tree.parents[:max_nodes])
+    return replace(proposal, tree=tree, survival=proposal.survival[:max_nodes])

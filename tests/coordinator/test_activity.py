@@ -1,0 +1,56 @@
+"""The coordinator's lines in the log: when there is one, and what stands in it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from cluster.coordinator.activity import ActivityLog
+from cluster.messages import StepReport
+from tests.support.coordinator.house import collect, house, request
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+
+
+@pytest.fixture(autouse=True)
+def _info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="cluster.coordinator.activity")
+
+
+def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    activity = ActivityLog(100.0)
+    activity.counts.num_prompt_tokens += 50
+    activity.note_step(0, 0, 1)
+    activity.note_step(8, 3, 4)
+    activity.note_step(8, 2, 3)
+    activity.note_report("t0", StepReport(pages_in_use=10, pages_total=60))
+    activity.note_report("t1", StepReport(pages_in_use=20, pages_total=60))
+    activity.tick(109.5, 3, 1)
+    assert caplog.messages == []
+    activity.tick(110.0, 3, 1)
+    assert caplog.messages == [
+        "running 3 requests, waiting 1, prompt 5.0 tokens/s, output 0.8 tokens/s, "
+        "mean acceptance length 3.50, KV cache 25.0 %"
+    ]
+
+
+def test_nothing_is_said_of_idle_times(caplog: pytest.LogCaptureFixture) -> None:
+    activity = ActivityLog(0.0)
+    for now in range(1, 100):
+        activity.tick(float(now), 0, 0)
+    assert caplog.messages == []
+    activity.note_step(0, 0, 1)
+    activity.tick(100.0, 0, 0)
+    assert len(caplog.messages) == 1
+
+
+async def test_a_coordinator_tells_what_it_has_served(caplog: pytest.LogCaptureFixture) -> None:
+    async with house(["a"]) as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_chain()))
+        await collect(stage.coordinator, request(range(20)))
+        await stage.settle()
+        await stage.pass_time(10.0)
+    (line,) = caplog.messages
+    assert "running 0 requests, waiting 0, prompt 2.0 tokens/s, output 4.0 tokens/s" in line
+    assert "mean acceptance length 1.00" not in line

@@ -1,0 +1,122 @@
+"""The loop as a whole, fed by hand: what it plans, and what changes its mind."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cluster.config import CoordinatorConfig
+from cluster.coordinator.controller import Controller, Round
+from cluster.coordinator.step_choice import Moment, Plan
+from cluster.coordinator.texts import HeldTree, Text
+from cluster.core import TokenTree, token_array
+from cluster.spec.acceptance import Seen
+from cluster.spec.step_profile import StepProfile
+from cluster.spec.throttle import State
+from cluster.token_log import TokenLog
+
+GROUP = ("default", False)
+STEP_S = 0.010
+CHAIN = TokenTree.chain([1, 1, 1, 1])
+CLAIMED = np.array([0.9, 0.8, 0.7, 0.6], dtype=np.float32)
+
+
+class Played:
+    """A target with residents and one text, of which residents' tokens are accepted or not."""
+
+    def __init__(self, *, is_right: bool, is_shadow: bool = False, **settings: object) -> None:
+        config = CoordinatorConfig(max_draft_tokens=8, **settings)  # type: ignore[arg-type]
+        self.controller = Controller(config)
+        self.controller.meet("t", StepProfile.of((1, 16, 64), (STEP_S, STEP_S, 4 * STEP_S)))
+        self.text = Text("r", GROUP, TokenLog(token_array([5])))
+        self.text.max_draft_tokens = 8
+        self.now = 0.0
+        self._is_right, self._is_shadow = is_right, is_shadow
+
+    def round(self, *, draft_s: float = 0.001) -> Plan:
+        moment = Moment(self.now, has_residents=True)
+        plan = self.controller.plan("t", [self.text], [100], None, moment)
+        num_nodes = len(plan.in_flight[0].tree)
+        num_tokens = 1 + (num_nodes if self._is_right else 0)
+        token = 1 if self._is_right else 9
+        self.text.tokens.append(token_array([token] * num_tokens))
+        self.text.held.clear()
+        if plan.draft_nodes:
+            size = min(plan.draft_nodes, 4)
+            base_len = len(self.text.tokens)
+            tree = TokenTree.chain([1] * size)
+            self.text.held["lm"] = HeldTree(
+                base_len, base_len, tree, CLAIMED[:size], True, self._is_shadow
+            )
+        spent_s = draft_s if plan.draft_nodes else 0.0
+        self.now += STEP_S + spent_s
+        done = Round([self.text], [num_tokens], num_nodes, False, STEP_S, plan.draft_nodes, spent_s)
+        self.controller.learn("t", done, self.now)
+        self.controller.score([self.text])
+        return plan
+
+    def run(self, num_rounds: int, *, draft_s: float = 0.001) -> list[Plan]:
+        return [self.round(draft_s=draft_s) for _ in range(num_rounds)]
+
+
+def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round() -> None:
+    plans = Played(is_right=True).run(300)
+    verified = [plan for plan in plans if plan.why == "verify"]
+    assert len(verified) > 0.95 * len(plans)
+    assert all(plan.draft_nodes for plan in plans[1:])
+
+
+def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> None:
+    played = Played(is_right=False)
+    played.run(300)
+    plans = played.run(1000)
+    drafted = sum(plan.draft_nodes > 0 for plan in plans)
+    assert 0 < drafted < 0.1 * len(plans)
+    assert played.controller.state("t", 1, played.now, is_sampled=False) is not State.SPECULATE
+
+
+def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
+    plans = Played(is_right=True).run(400, draft_s=5 * STEP_S)
+    assert sum(plan.draft_nodes > 0 for plan in plans[100:]) < 20
+
+
+def test_a_shadow_is_scored_and_never_verified() -> None:
+    played = Played(is_right=True, is_shadow=True)
+    plans = played.run(100)
+    assert all(len(plan.in_flight[0].tree) == 0 for plan in plans)
+    assert played.controller.acceptance.score("lm", GROUP).num_trees > 2
+
+
+def test_a_fixed_budget_takes_all_that_it_may() -> None:
+    plans = Played(is_right=False, budget="fixed").run(50)
+    assert all(plan.draft_nodes == 8 for plan in plans)
+    assert all(len(plan.in_flight[0].tree) == 4 for plan in plans[1:])
+
+
+def test_what_was_learned_outlives_a_restart() -> None:
+    before = Played(is_right=False)
+    before.run(200)
+    state = json.loads(json.dumps(before.controller.export()))
+    after = Played(is_right=False)
+    after.controller = Controller(CoordinatorConfig(max_draft_tokens=8))
+    after.controller.restore(state)
+    after.controller.meet("t", None)
+    fresh = Played(is_right=False)
+    wasted = [sum(len(plan.in_flight[0].tree) for plan in each.run(20)) for each in (after, fresh)]
+    assert wasted[0] < wasted[1]
+
+
+def test_a_record_of_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="version 0"):
+        Controller(CoordinatorConfig()).restore({"version": 0})
+
+
+def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
+    acceptance = Controller(CoordinatorConfig()).acceptance
+    for _ in range(50):
+        acceptance.learn(Seen.of("lm", GROUP, 0, CHAIN, CLAIMED), token_array([9, 9, 9, 9]))
+    known = acceptance.known("lm", ("new", False)).calibrator
+    assert known.calibrate([0.9])[0] < 0.5
+    assert acceptance.known("lm", ("new", True)).calibrator.calibrate([0.9])[0] > 0.8

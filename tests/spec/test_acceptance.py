@@ -1,0 +1,86 @@
+"""A drafter that was never verified is known by the texts that its trees were held against."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cluster.core import TokenTree, token_array
+from cluster.spec.acceptance import RANKS, AcceptanceModel, Score, Seen
+
+GROUP = ("code", False)
+FORK = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])  # 5 -> 6 or 7, or 8
+CLAIMED = np.array([0.8, 0.6, 0.1, 0.15], dtype=np.float32)
+
+
+def accepted(score: Score, rank: int) -> float:
+    return score.expected(RANKS.tolist().index(rank))[0]
+
+
+def test_accepted_are_the_best_nodes_that_the_text_went_through() -> None:
+    score = Score()
+    score.add(FORK, CLAIMED, token_array([5, 7, 9]))
+    # In the order of claims: 5, 6, 8, 7.
+    assert [accepted(score, rank) for rank in (1, 2, 3, 4, 32)] == [1.0, 1.0, 1.0, 2.0, 2.0]
+    score.add(FORK, CLAIMED, token_array([9, 9]))
+    assert accepted(score, 1) == pytest.approx(0.5, abs=0.01)
+    _, error = score.expected(0)
+    assert 0.2 < error < 0.5
+    assert score.num_trees == pytest.approx(2.0, abs=0.01)
+
+
+def test_only_nodes_of_known_fate_are_held_against_their_claims() -> None:
+    score = Score()
+    score.add(FORK, CLAIMED, token_array([5]))  # what follows 5 is not known
+    assert score.calibrator.num_observed == pytest.approx(2.0)
+    score.add(FORK, CLAIMED, token_array([5, 6]))
+    assert score.calibrator.num_observed == pytest.approx(6.0, abs=0.05)
+
+
+def test_a_score_predicts_what_verification_brings() -> None:
+    """A chain of which each token is right four times in five, never verified."""
+    generator = np.random.default_rng(1)
+    model = AcceptanceModel()
+    chain = TokenTree.chain([1, 1, 1, 1])
+    claimed = np.array([0.95, 0.9, 0.85, 0.8], dtype=np.float32)
+    for _ in range(3000):
+        text = (generator.random(4) > 0.8).astype(np.int32) + 1
+        model.learn(Seen.of("lm", GROUP, 0, chain, claimed), text)
+    expected = sum(0.8**depth for depth in range(1, 5))
+    found = model.score("lm", GROUP)
+    assert accepted(found, 4) == pytest.approx(expected, rel=0.05)
+    survival = found.calibrator.survival(chain.parents, claimed)
+    assert survival.sum() == pytest.approx(expected, rel=0.05)
+    assert found.calibrator.expected_error() < 0.05
+
+
+def test_who_brings_more_weighs_more_where_trees_are_merged() -> None:
+    good, bad = Score(), Score()
+    assert good.weight() == bad.weight()
+    for _ in range(50):
+        good.add(FORK, CLAIMED, token_array([5, 6]))
+        bad.add(FORK, CLAIMED, token_array([9, 9]))
+    assert good.weight() > 4.0 * bad.weight() > 0.0
+
+
+def test_what_was_learned_outlives_a_restart() -> None:
+    model = AcceptanceModel()
+    for _ in range(100):
+        model.learn(Seen.of("lm", GROUP, 0, FORK, CLAIMED), token_array([5, 7]))
+    again = AcceptanceModel()
+    again.restore(json.loads(json.dumps(model.export())))
+    assert again.table() == model.table()
+    former, restored = model.score("lm", GROUP), again.score("lm", GROUP)
+    assert restored.weight() == former.weight()
+    assert restored.calibrator.calibrate([0.8]) == pytest.approx(
+        former.calibrator.calibrate([0.8]), abs=0.02
+    )
+
+
+def test_a_record_of_another_form_is_refused() -> None:
+    state = Score().export()
+    for broken in ({**state, "sums": [[1.0]]}, {**state, "calibrator": [[0.0]]}):
+        with pytest.raises(ValueError, match="another form"):
+            Score().restore(broken)

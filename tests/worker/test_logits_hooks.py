@@ -1,0 +1,136 @@
+"""A hook decides what may be drawn after each text, with drafts as without."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem
+from cluster.engine.cpu import kernels
+from cluster.messages import Refusal
+from cluster.worker.verifier import Verifier
+from tests.support.worker.rounds import (
+    Session,
+    chain_of_the_truth,
+    decode,
+    decode_all,
+    half_right,
+    random_drafts,
+)
+from tests.support.worker.toy_engine import ToyEngine, hashed_law
+
+VOCAB_SIZE = 12
+PROMPT = [3, 1, 4, 1, 5]
+LAWS = {
+    "greedy": SamplingParams(0.0),
+    "T1": SamplingParams(1.0, seed=3),
+    "top_p": SamplingParams(1.0, top_p=0.8, seed=5),
+    "bias and penalties": SamplingParams(
+        0.8, repetition_penalty=1.3, frequency_penalty=0.4, logit_bias=((2, 3.0), (7, 3.0)), seed=7
+    ),
+}
+
+
+class Allowed:
+    """A mask of allowed tokens per node: each token must leave the rest that the one before it
+    says, and where the whole text is of even length it must be below ten."""
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+
+    def extend(self, base_len: int, token_ids: TokenArray) -> None:
+        assert base_len <= len(self.text)
+        self.text = [*self.text[:base_len], *token_ids.tolist()]
+
+    def __call__(self, logits: torch.Tensor, tree: TokenTree) -> None:
+        texts = [self.text]
+        for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+            texts.append([*texts[parent + 1], token])
+        allowed = torch.tensor([is_allowed(text) for text in texts])
+        logits.masked_fill_(~allowed, -torch.inf)
+
+
+def is_allowed(text: Sequence[int]) -> list[bool]:
+    return [
+        token % 3 == (text[-1] + 1) % 3 and (token < 10 or len(text) % 2 == 1)
+        for token in range(VOCAB_SIZE)
+    ]
+
+
+def verifier(engine: ToyEngine | None = None) -> Verifier:
+    def open_hook(item: VerifyItem) -> Allowed | None:
+        return None if item.request_id == "free" else Allowed()
+
+    toy = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    return Verifier(engine or toy, open_hook=open_hook)
+
+
+@pytest.mark.parametrize("without_compiler", [False, True])
+@pytest.mark.parametrize("params", LAWS.values(), ids=LAWS.keys())
+def test_texts_obey_it_and_no_tree_changes_them(
+    params: SamplingParams, without_compiler: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if without_compiler:
+        monkeypatch.setattr(kernels, "load", lambda: None)
+    plain = decode(verifier(), PROMPT, params, num_tokens=40)
+    text = PROMPT + plain
+    for length in range(len(PROMPT), len(text)):
+        assert is_allowed(text[:length])[text[length]]
+    for drafter in (
+        chain_of_the_truth(text),
+        *(half_right(text, seed, VOCAB_SIZE) for seed in range(4)),
+        random_drafts(1, VOCAB_SIZE),
+    ):
+        assert decode(verifier(), PROMPT, params, drafter, 40) == plain
+
+
+def test_it_follows_the_text_through_lost_caches() -> None:
+    params = LAWS["T1"]
+    plain = decode(verifier(), PROMPT, params, num_tokens=30)
+    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    target, session = verifier(engine), Session("r", PROMPT, params)
+    for num_tokens in range(3, 31, 3):
+        decode_all(target, [session], [half_right(PROMPT + plain, 1, VOCAB_SIZE)], num_tokens)
+        engine.lose("r")
+    assert session.output[:30] == plain
+    assert session.num_misses > 3
+
+
+def test_others_in_the_batch_are_left_alone() -> None:
+    params = LAWS["T1"]
+    free = decode(Verifier(ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)), PROMPT, params)
+    bound = decode(verifier(), PROMPT, params)
+    assert free != bound
+    sessions = [Session(name, PROMPT, params) for name in ("free", "bound")]
+    drafters = [half_right(PROMPT + text, 2, VOCAB_SIZE) for text in (free, bound)]
+    decode_all(verifier(), sessions, drafters, 20)
+    assert [session.output[:20] for session in sessions] == [free, bound]
+
+
+def test_log_probabilities_stay_those_of_the_raw_law() -> None:
+    session = Session("r", PROMPT, SamplingParams(0.0, logprobs=VOCAB_SIZE))
+    decode_all(verifier(), [session], [random_drafts(0, VOCAB_SIZE)], 12)
+    entries = [entry for verdict in session.verdicts for entry in verdict.logprobs]
+    law = hashed_law(VOCAB_SIZE)
+    for index, entry in enumerate(entries):
+        row = law(PROMPT + session.output[:index]).astype(np.float64)
+        expected = row - np.log(np.exp(row).sum())
+        assert [value for _, value in sorted(entry.top)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_hook_that_allows_nothing_ends_its_request_with_an_error() -> None:
+    class Nothing(Allowed):
+        def __call__(self, logits: torch.Tensor, tree: TokenTree) -> None:
+            logits.fill_(-torch.inf)
+
+    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    target = Verifier(engine, open_hook=lambda item: Nothing() if item.request_id == "r" else None)
+    target.submit([Session(name, PROMPT, LAWS["T1"]).item() for name in ("r", "other")])
+    frame = target.step()
+    assert [verdict.request_id for verdict in frame.verdicts] == ["other"]
+    (refusal,) = frame.refusals
+    assert isinstance(refusal, Refusal)
+    assert "everything is banned" in refusal.message
