@@ -1,7 +1,6 @@
 """The drafter protocol: three methods.  A drafter may draft wrong tokens but never block or raise.
 
-To add a drafter, write one file with a class that has these methods and an options dataclass, and
-add one line to `cluster/draft/registry.py`; or name it `module:Class` in the configuration.
+docs/drafters.md shows how to write one; `cluster.draft.plugin` has what it needs.
 """
 
 from __future__ import annotations

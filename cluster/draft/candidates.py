@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from cluster.core import FloatArray, SamplingParams
+from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu import kernels
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.draw.native import RankedDraw
@@ -54,8 +55,9 @@ class RankedRows:
 class Ranking:
     """The candidates of one node, best first.
 
-    token_ids: int64[m].  scores: float64[m], log-weights at the request's temperature plus noise
-    (greedy: logits without noise); -inf for tokens that the request's truncation removes.
+    token_ids: int64[m], the target's.  scores: float64[m], log-weights at the request's temperature
+    plus noise (greedy: logits without noise); -inf for tokens that the request's truncation
+    removes.
     log_probs: float64[m], the model's unprocessed log-probabilities (temperature 1).
     """
 
@@ -80,25 +82,33 @@ class Ranking:
         return -float(chosen)
 
 
-def rank_rows(logits: torch.Tensor, rows: Sequence[RowContext], num_candidates: int) -> RankedRows:
+def rank_rows(
+    logits: torch.Tensor,
+    rows: Sequence[RowContext],
+    num_candidates: int,
+    vocabulary: DraftVocabulary | None = None,
+) -> RankedRows:
     """Rank the candidates of every row.
 
-    logits: float32[rows, vocab].  Noise is added only to the num_candidates most probable tokens,
-    because a draft need not be exact.  The order of processing is that of `cluster.spec.sampling`.
+    logits: float32[rows, vocab].  vocabulary: whose columns they are, None = the target's.
+
+    Noise is added only to the num_candidates most probable tokens, because a draft need not be
+    exact.  The order of processing is that of `cluster.spec.sampling`.
     """
     # With a model on the CPU the kernels are already loaded; otherwise this would compile them.
     native = kernels.load() if logits.device.type == "cpu" else None
     count = min(num_candidates, logits.shape[1])
     if native is not None and count <= native.draws.max_ranked and _are_unprocessed(logits, rows):
-        draws = [ranked_draw(row.params, row.position) for row in rows]
-        return RankedRows(*native.draws.rank(logits, count, draws))
+        draws = [ranked_draw(row.params, row.position, vocabulary) for row in rows]
+        columns, ranked, raw_log_probs = native.draws.rank(logits, count, draws)
+        return RankedRows(_target_ids(columns, vocabulary), ranked, raw_log_probs)
     log_totals = torch.logsumexp(logits, dim=-1)
-    biased = _with_bias(logits, rows)
+    biased = _with_bias(logits, rows, vocabulary)
     values, ids = torch.topk(biased, count, dim=-1)
     raw = torch.gather(logits, 1, ids) if biased is not logits else values
     log_probs: Array = (raw - log_totals[:, None]).cpu().numpy().astype(np.float64)
     weights: Array = values.cpu().numpy().astype(np.float64)
-    token_ids: IdArray = ids.cpu().numpy()
+    token_ids = _target_ids(ids.cpu().numpy(), vocabulary)
     _penalise(weights, token_ids, rows)
     scores = _scores(weights, token_ids, rows, native)
     order = np.argsort(-scores, axis=1, kind="stable")
@@ -120,12 +130,22 @@ def _are_unprocessed(logits: torch.Tensor, rows: Sequence[RowContext]) -> bool:
     return all(map(are_unprocessed, {id(row.params): row.params for row in rows}.values()))
 
 
-def ranked_draw(params: SamplingParams, position: int) -> RankedDraw:
-    """The parameters of the target's draw at an output position, for the native kernels."""
+def ranked_draw(
+    params: SamplingParams, position: int, vocabulary: DraftVocabulary | None = None
+) -> RankedDraw:
+    """The parameters of the target's draw at an output position, for the native kernels.
+
+    They refer to the vocabulary's memory, so it has to live as long as they are used.
+    """
     return RankedDraw(
         params.noise_key, position, params.stream, params.top_k,
         params.temperature, params.top_p, params.min_p,
+        None if vocabulary is None else vocabulary.address,
     )  # fmt: skip
+
+
+def _target_ids(columns: IdArray, vocabulary: DraftVocabulary | None) -> IdArray:
+    return columns if vocabulary is None else vocabulary.target_ids[columns].astype(np.int64)
 
 
 def _truncates(params: SamplingParams) -> bool:
@@ -141,15 +161,23 @@ def _noise_keys(rows: Sequence[RowContext]) -> tuple[npt.NDArray[np.uint64], IdA
     )
 
 
-def _with_bias(logits: torch.Tensor, rows: Sequence[RowContext]) -> torch.Tensor:
+def _with_bias(
+    logits: torch.Tensor, rows: Sequence[RowContext], vocabulary: DraftVocabulary | None
+) -> torch.Tensor:
     biased = logits
     for index, row in enumerate(rows):
-        entries = [entry for entry in row.params.logit_bias if 0 <= entry[0] < logits.shape[1]]
+        entries = [
+            (column, bias)
+            for token, bias in row.params.logit_bias
+            if (column := token if vocabulary is None else vocabulary.draft_id_of(token))
+            is not None
+            and 0 <= column < logits.shape[1]
+        ]
         if not entries:
             continue
         if biased is logits:
             biased = logits.clone()
-        ids = torch.tensor([token for token, _ in entries], device=logits.device)
+        ids = torch.tensor([column for column, _ in entries], device=logits.device)
         biased[index, ids] += torch.tensor([bias for _, bias in entries], device=logits.device)
     return biased
 

@@ -25,9 +25,10 @@ from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.root_counts import RootCounts
 from cluster.draft.sharpness import Sharpness, conditionals
+from cluster.draft.vocabulary import load_draft_vocabulary, readable_vocabulary
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
-from cluster.errors import ConfigError
+from cluster.models.resolve import resolve
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ _SLICE_REQUESTS = 2
 class LMDrafter:
     """See `Drafter`.  A slice of growth is one engine step over all requests.
 
+    vocab_size: tokens of the target that it can read.  tokenizer_hash: the target's, "" = unknown.
+
     During a long prefill, or if new nodes do not change the proposal, `propose` repeats the last
     proposal (an empty tree before the first), which tells the caller that growth continues.
     """
@@ -50,12 +53,14 @@ class LMDrafter:
         self, context: DrafterContext, options: LMOptions, engine: Engine | None = None
     ) -> None:
         self._engine = engine or Engine.load(options.engine)
-        _check_vocabulary(context, self._engine)
+        self._vocabulary = load_draft_vocabulary(resolve(self._engine.config.model))
+        self.tokenizer_hash, self.vocab_size = readable_vocabulary(
+            context, self._engine.tokenizer_hash, self._engine.vocab_size, self._vocabulary
+        )
         self._name = context.name
         self._max_nodes = context.max_nodes
-        self._vocab_size = min(
-            context.vocab_size or self._engine.vocab_size, self._engine.vocab_size
-        )
+        # Of the logits; a model's vocabulary may be padded.
+        self._num_columns = min(self.vocab_size, self._engine.vocab_size)
         self._options = options
         # The engine needs one more row for the text's last token.
         self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
@@ -87,6 +92,7 @@ class LMDrafter:
             commit.params or SamplingParams(),
             request_id=commit.request_id,
             tenant=commit.tenant,
+            vocabulary=self._vocabulary,
         )
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
@@ -107,7 +113,7 @@ class LMDrafter:
             kept = common_len(request.text, commit)
             if kept < len(request.text):
                 request.roll_back(kept)
-            request.append(commit.token_ids[kept - commit.base_len :], self._vocab_size)
+            request.append(commit.token_ids[kept - commit.base_len :], self.vocab_size)
             loss = self._catch_up(request)
         return Observation(commit.request_id, commit.generation, len(request.text), loss)
 
@@ -211,12 +217,12 @@ class LMDrafter:
     def _growth_rules(self) -> GrowthRules | None:
         """The rules by which the engine's native code grows trees, None if it cannot."""
         grower, options = self._engine.grower, self._options
-        count = min(options.num_candidates, self._vocab_size)
+        count = min(options.num_candidates, self._num_columns)
         if grower is None or count > grower.max_candidates:
             return None
         return GrowthRules(
             count, min(options.num_children, count), options.width, self._max_rows,
-            self._vocab_size, options.min_survival, _SLICE_S,
+            self._num_columns, options.min_survival, _SLICE_S,
         )  # fmt: skip
 
     def _proposal(self, request: LMRequest, max_nodes: int) -> Proposal:
@@ -285,9 +291,10 @@ class LMDrafter:
     def _expand(self, rows: Sequence[tuple[LMRequest, int]], logits: torch.Tensor) -> None:
         """Add children to the evaluated nodes.  logits: float32[rows, engine's vocab]."""
         ranked = rank_rows(
-            logits[:, : self._vocab_size],
+            logits[:, : self._num_columns],
             [request.row_context(node) for request, node in rows],
             self._options.num_candidates,
+            self._vocabulary,
         )
         fits = [self._sharpness_of(request) for request, _ in rows]
         probs = conditionals(
@@ -316,25 +323,3 @@ class LMDrafter:
         for request_id in request_ids:
             if self._requests.pop(request_id) is not None:
                 self._engine.release(request_id)
-
-
-def _check_vocabulary(context: DrafterContext, engine: Engine) -> None:
-    """Refuse a model whose token ids differ in meaning from the target's.
-
-    Hashes are compared first: models pad their vocabularies, and vocabularies of equal size may
-    differ.
-    """
-    theirs, ours = context.tokenizer_hash, engine.tokenizer_hash
-    if theirs and ours:
-        if theirs != ours:
-            raise ConfigError(
-                f"drafters.{context.name}: its tokenizer has hash {ours}, the target's {theirs}; "
-                "draft with a model that shares the target's vocabulary",
-                param=f"drafters.{context.name}.options.engine.model",
-            )
-    elif context.vocab_size and context.vocab_size != engine.vocab_size:
-        raise ConfigError(
-            f"drafters.{context.name}: its vocabulary has {engine.vocab_size} tokens, the target's "
-            f"{context.vocab_size}; draft with a model that shares the target's vocabulary",
-            param=f"drafters.{context.name}.options.engine.model",
-        )

@@ -10,15 +10,16 @@ from cluster.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class LMOptions:
-    """The drafting model, and how its trees grow.
+    """A draft model, and how its trees grow.
 
-    engine: the model and its device.  num_candidates: most probable tokens that are ranked with
-    the shared noise at a node.  num_children: the best of them that become nodes.  width: leaves
-    expanded per forward pass and growing request.  max_rows: leaves expanded per pass over all
-    requests.  expanded_per_node: nodes expanded for each one that is asked for.  The others are
-    where the tree goes on after the next commit, which without them would mostly end outside of
-    it; a drafter on a device of its own may have many.  min_survival: less likely nodes are neither
-    proposed nor expanded.
+    engine: the draft model and its device.
+    num_candidates: the most probable tokens of a node that are ranked with the target's noise.
+    num_children: the best of them, which become nodes.
+    width: nodes expanded per forward pass and request.
+    max_rows: nodes expanded per forward pass over all requests.
+    expanded_per_node: nodes expanded for each node that is asked for.  The additional ones let the
+    tree go on after the next commit.  A drafter with a device of its own can afford many.
+    min_survival: nodes less likely than this are neither expanded nor proposed.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
-from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, Proposal, TokenArray, TokenTree
+from cluster.core import (
+    EMPTY_FLOATS,
+    EMPTY_TREE,
+    FloatArray,
+    Proposal,
+    TokenArray,
+    TokenTree,
+    token_array,
+)
 from cluster.draft.candidates import Ranking, RowContext, are_unprocessed, ranked_draw
 from cluster.draft.committed_text import RequestState
 from cluster.draft.coupling import is_useful
 from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu.growth import Growing, Grown
 from cluster.engine.work import Output, Work
+from cluster.token_log import TokenLog
 
 # The native code prefills at most this many missing tokens; the engine's scheduler does more.
 _MAX_NATIVE_DELTA = 16
@@ -27,6 +37,9 @@ _MIN_NEWS = 0.1
 class LMRequest(RequestState):
     """The state of one request.
 
+    Text and tree consist of the target's tokens; the engine is told those of `vocabulary`, where
+    the model has one of its own.
+
     in_engine: the engine knows the request.  cached_len: committed tokens that the engine should
     hold in its KV cache.  tree: its root is after root_len tokens; None while the logits at the end
     of the text are missing.  root_len is behind the text only while work is pending.  pending: the
@@ -35,12 +48,15 @@ class LMRequest(RequestState):
     """
 
     request_id: str = ""
+    vocabulary: DraftVocabulary | None = None
     in_engine: bool = False
     cached_len: int = 0
     tree: LiveTree | None = None
     root_len: int = 0
     pending: Literal["text"] | list[int] | None = None
     changed: bool = False
+    # The text in the model's own vocabulary.
+    _read_text: TokenLog = field(default_factory=TokenLog)
     # While work is pending: number of tokens that no rollback has changed since it was submitted.
     _valid_len: int = 0
     _pending_len: int = 0  # the text's length when the work was submitted
@@ -54,6 +70,7 @@ class LMRequest(RequestState):
     def roll_back(self, length: int) -> None:
         """Cut the text to `length` tokens, fewer than it has."""
         self.text.truncate(length)
+        self._read_text.truncate(length)
         self._valid_len = min(self._valid_len, length)
         self._failed = False
         self._penalty_len = -1
@@ -62,11 +79,25 @@ class LMRequest(RequestState):
         self.forget_cache(min(self.cached_len, length))
 
     def append(self, token_ids: TokenArray, vocab_size: int) -> None:
+        """vocab_size: tokens below it can be read."""
         if self._foreign_at is None and len(token_ids):
             foreign = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
             if len(foreign):
                 self._foreign_at = len(self.text) + int(foreign[0])
         self.text.append(token_ids)
+        if self.vocabulary is not None:
+            self._read_text.append(self.vocabulary.read(token_ids))
+
+    @property
+    def _engine_text(self) -> TokenLog:
+        """The text as the engine is told it."""
+        return self.text if self.vocabulary is None else self._read_text
+
+    def _engine_tree(self, tree: LiveTree) -> TokenTree:
+        expanded = tree.engine_tree()
+        if self.vocabulary is None:
+            return expanded
+        return TokenTree(self.vocabulary.read(expanded.token_ids), expanded.parents)
 
     def forget_cache(self, cached_len: int) -> None:
         """Drop the tree and assume that the engine holds only `cached_len` tokens."""
@@ -95,8 +126,8 @@ class LMRequest(RequestState):
         return Work(
             self.request_id,
             base_len,
-            self.text.token_ids[base_len:].copy(),
-            prefix_hash=self.text.hash_at(base_len),
+            self._engine_text.token_ids[base_len:].copy(),
+            prefix_hash=self._engine_text.hash_at(base_len),
             tenant=self.tenant,
         )
 
@@ -111,9 +142,9 @@ class LMRequest(RequestState):
             self.request_id,
             self.cached_len,
             self.text.token_ids[:0],
-            self.tree.engine_tree(),
+            self._engine_tree(self.tree),
             num_cached,
-            self.text.hash_at(self.cached_len),
+            self._engine_text.hash_at(self.cached_len),
         )
 
     def can_grow_natively(self, max_slots: int, min_survival: float) -> bool:
@@ -126,15 +157,20 @@ class LMRequest(RequestState):
 
     def growing(self, max_slots: int, tau: float, coverage: float) -> Growing:
         """Input of the native growth: the tree, or the missing text if there is no tree yet."""
-        params = self.params
+        params, text, vocabulary = self.params, self._engine_text, self.vocabulary
         base_len = min(self.cached_len, len(self.text) - (self.tree is None))
         tree = self.tree or LiveTree()
+        leaves, stop_token_ids = tree.leaves(), params.stop_token_ids
+        if vocabulary is not None:
+            leaves.token_ids = vocabulary.read(token_array(leaves.token_ids)).tolist()
+            written = map(vocabulary.draft_id_of, stop_token_ids)
+            stop_token_ids = tuple(each for each in written if each is not None)
         self.in_engine = True
         return Growing(
-            self.request_id, base_len, self.text.token_ids[base_len:], self.text.hash_at(base_len),
-            tree.engine_tree(), tree.leaves(), len(tree) + 1, max_slots,
-            ranked_draw(params, len(self.text) - self.prompt_len), tau, coverage,
-            params.max_tokens, params.min_tokens, params.stop_token_ids, self.tenant,
+            self.request_id, base_len, text.token_ids[base_len:], text.hash_at(base_len),
+            self._engine_tree(tree), leaves, len(tree) + 1, max_slots,
+            ranked_draw(params, len(self.text) - self.prompt_len, vocabulary), tau, coverage,
+            params.max_tokens, params.min_tokens, stop_token_ids, self.tenant,
         )  # fmt: skip
 
     def grown(self, answer: Output | Grown) -> None:
@@ -145,6 +181,13 @@ class LMRequest(RequestState):
         if self.tree is None:
             self.forget_cache(len(self.text))
             self.tree, self.root_len = LiveTree(), len(self.text)
+        if self.vocabulary is not None:
+            written = self.vocabulary.target_ids
+            answer = replace(
+                answer,
+                children=written[answer.children].tolist() if answer.children else [],
+                token_ids=written[answer.token_ids].astype(np.int64),
+            )
         self.tree.adopt(answer)
 
     def _mark_submitted(self) -> None:

@@ -21,10 +21,10 @@ from cluster.token_log import TokenLog, prefix_hash
 class NgramCacheOptions:
     """min_ngram, max_ngram: shortest and longest context that is counted, in tokens.
 
-    max_contexts: contexts kept per store (about 250 bytes each); the least recently used half is
-    forgotten at a time.  max_stores: stores, one per tenant and task class, least recently used
-    out.  max_continuations: tokens counted per context.
-    min_survival: less likely nodes are left out.
+    max_contexts: contexts that one store keeps, at about 250 bytes each; when it is full the half
+    that was unused for longest is dropped.  max_stores: number of stores; each tenant and task
+    class has its own, and the one unused for longest is dropped.  max_continuations: different next
+    tokens that are counted per context.  min_survival: less likely nodes are left out.
     """
 
     min_ngram: int = 1

@@ -1,7 +1,8 @@
 """The kinds of drafters.
 
 A new kind is one file and one line in KINDS.  An external drafter needs no line: the configuration
-names it `module:Class`, and the class has its options dataclass as the attribute `Options`.
+names it `module:Class`.  If it has settings, its class has a frozen dataclass of them as the
+attribute `Options`.  docs/drafters.md shows one.
 
 A kind's modules are imported when it is used, so a pool without an LM drafter runs without torch,
 and so does the check of a configuration of our own kinds.
@@ -10,16 +11,22 @@ and so does the check of a configuration of our own kinds.
 from __future__ import annotations
 
 import importlib
+import sys
+import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import reduce
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
 from cluster.config import DrafterConfig
 from cluster.config_parse import parse, unknown_key
 from cluster.draft.base import Drafter, DrafterContext
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, DrafthouseError
+
+# Those of the protocol `Drafter`.
+_METHODS = ("observe", "propose", "release")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,11 @@ class Kind:
 
     drafter: str
     options: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """Settings of an external drafter that has none."""
 
 
 KINDS: Mapping[str, Kind] = MappingProxyType(
@@ -55,33 +67,65 @@ def check(name: str, config: DrafterConfig, kinds: Mapping[str, Kind] = KINDS) -
 
     Raises ConfigError with a path that starts with drafters.NAME.
     """
-    path = f"drafters.{name}"
-    kind = _find(config.kind, kinds)
-    if kind is None:
-        path = f"{path}.kind"
+    path = f"drafters.{name}.kind"
+    if ":" in config.kind:
+        options = _external_options(config.kind, path)
+    elif config.kind in kinds:
+        options = _resolve(kinds[config.kind].options)
+    else:
         if not config.kind:
             raise ConfigError(f"{path}: missing; known kinds: {', '.join(kinds)}", param=path)
         error = unknown_key(config.kind, list(kinds), path)
         message = error.message.replace("unknown key", f"unknown kind {config.kind!r}")
         raise ConfigError(message.replace("known keys", "known kinds"), param=path)
+    return _parse(options, config.options, f"drafters.{name}.options")
+
+
+def search_in(*folders: Path) -> None:
+    """Look for the modules of external drafters in these folders too, after all installed ones."""
+    places = dict.fromkeys(str(folder.resolve()) for folder in folders)
+    sys.path += [place for place in places if place not in sys.path]
+
+
+def _external_options(kind: str, path: str) -> type[Any]:
+    """The options class of the drafter `module:Class`; raises ConfigError if it is no drafter."""
     try:
-        return _options(kind, config.options, f"{path}.options")
-    except (ImportError, AttributeError) as error:
-        path = f"{path}.kind"
-        message = f"{path}: {config.kind!r} cannot be loaded: {error}"
-        raise ConfigError(message, param=path) from error
+        found = _resolve(kind)
+    except (Exception, SystemExit) as error:  # whatever a user's module does when it is imported
+        reason = f"{kind!r} cannot be loaded: {_told(error)}"
+        module = kind.partition(":")[0]
+        if isinstance(error, ModuleNotFoundError) and (error.name or "") in module:
+            reason += "; put the file beside the configuration or into the working directory"
+        else:
+            reason += "; correct the module"
+        raise ConfigError(f"{path}: {reason}", param=path) from error
+    missing = [each for each in _METHODS if not callable(getattr(found, each, None))]
+    if missing or not isinstance(found, type):
+        reason = f"has no method {missing[0]}" if missing else "is no class"
+        raise ConfigError(
+            f"{path}: {kind!r} is no drafter: it {reason}; docs/drafters.md shows one", param=path
+        )
+    options = getattr(found, "Options", NoOptions)
+    if not (isinstance(options, type) and is_dataclass(options)):
+        raise ConfigError(
+            f"{path}: {kind}.Options is no dataclass; make it a frozen one", param=path
+        )
+    return options
 
 
-def _find(name: str, kinds: Mapping[str, Kind]) -> Kind | None:
-    """The kind with that name, or None."""
-    if ":" in name:
-        return Kind(name, f"{name}.Options")
-    return kinds.get(name)
+def _told(error: BaseException) -> str:
+    """An error of somebody else's code, with the line that raised it."""
+    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((each for each in reversed(frames) if "importlib" not in each.filename), None)
+    if place is None or Path(place.filename) == Path(__file__):
+        return told
+    return f"{told} ({place.filename}, line {place.lineno})"
 
 
-def _options(kind: Kind, values: Mapping[str, Any], path: str) -> Any:
+def _parse(options: type[Any], values: Mapping[str, Any], path: str) -> Any:
     try:
-        return parse(_resolve(kind.options), values, path)
+        return parse(options, values, path)
     except ConfigError as error:
         if error.param is not None and error.param.startswith(path):
             raise
@@ -102,9 +146,17 @@ def create(
     vocabulary differs from the target's.
     """
     options = check(name, config, kinds)
-    kind = _find(config.kind, kinds)
-    assert kind is not None  # checked
-    return cast(Drafter, _resolve(kind.drafter)(context, options))
+    if ":" not in config.kind:
+        return cast(Drafter, _resolve(kinds[config.kind].drafter)(context, options))
+    try:
+        return cast(Drafter, _resolve(config.kind)(context, options))
+    except DrafthouseError:
+        raise
+    except Exception as error:
+        path = f"drafters.{name}.kind"
+        raise ConfigError(
+            f"{path}: {config.kind!r} raised when it was created: {_told(error)}", param=path
+        ) from error
 
 
 def _resolve(location: str) -> Any:

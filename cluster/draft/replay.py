@@ -7,7 +7,7 @@ benchmarks of any drafter.  Rounds are synchronous: the drafter grows its tree u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -78,6 +78,10 @@ class ReplayStats:
         )
 
 
+# Called with a proposal and the last node of its tree that was accepted, -1 = none.
+Judge = Callable[[Proposal, int], None]
+
+
 @runtime_checkable
 class CountsRoots(Protocol):
     """Optional protocol for drafters that count root hits."""
@@ -92,15 +96,18 @@ def replay(
     max_nodes: int,
     max_slices: int = _MAX_SLICES,
     request_id: str = "replay",
+    judge: Judge | None = None,
 ) -> ReplayStats:
     """Draft along `recording` and release the request afterwards.
+
+    judge: called with each round's proposal.
 
     Raises ProtocolError if the drafter violates its protocol: a proposal for another text, a tree
     that is invalid or above max_nodes, an observation that does not match the commit.
     """
     counts = drafter.root_counts if isinstance(drafter, CountsRoots) else RootCounts()
     hits, commits = counts.hits, counts.commits
-    replayer = _Replay(drafter, recording, max_nodes, max_slices, request_id)
+    replayer = _Replay(drafter, recording, max_nodes, max_slices, request_id, judge)
     try:
         stats = replayer.run()
     finally:
@@ -118,8 +125,10 @@ class _Replay:
         max_nodes: int,
         max_slices: int,
         request_id: str,
+        judge: Judge | None,
     ) -> None:
         self._drafter = drafter
+        self._judge = judge
         self._recording = recording
         self._max_nodes = max_nodes
         self._max_slices = max_slices
@@ -137,7 +146,9 @@ class _Replay:
             proposal = self._grow()
             accepted = 0
             if proposal is not None:
-                _, accepted = walk(proposal.tree, output_ids[position : len(output_ids) - 1])
+                node, accepted = walk(proposal.tree, output_ids[position : len(output_ids) - 1])
+                if self._judge is not None:
+                    self._judge(proposal, -1 if node is None else node)
             self._stats += ReplayStats(
                 num_rounds=1,
                 num_draft_tokens=len(proposal.tree) if proposal else 0,

@@ -35,12 +35,13 @@ _END = token_array([SEPARATOR])
 
 @dataclass(frozen=True, slots=True)
 class SuffixOptions:
-    """min_ngram, max_ngram: shortest and longest suffix that is looked up, in tokens.
+    """min_ngram, max_ngram: shortest and longest end of the text that is looked up, in tokens.
 
-    max_matches: places in this request, and as many in past outputs, that are merged into one
-    tree, newest first.  max_tokens: tokens of past outputs kept per store (about 250 bytes each);
-    the older half is forgotten at a time.  max_stores: stores, one per tenant and task class, least
-    recently used out.  min_survival: less likely nodes are left out.
+    max_matches: matches in this request's text, and as many in earlier outputs, that are merged
+    into one tree, newest first.  max_tokens: tokens of earlier outputs that one store keeps, at
+    about 250 bytes each; when it is full the older half is dropped.  max_stores: number of stores;
+    each tenant and task class has its own, and the one unused for longest is dropped.
+    min_survival: less likely nodes are left out.
     """
 
     min_ngram: int = 2

@@ -8,7 +8,7 @@ fit), and the frames' decoders for trees that `spec.tree_check` refuses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -127,6 +127,14 @@ def drafter_names(names: Sequence[str] | None) -> pb.DrafterNames | None:
     return None if names is None else pb.DrafterNames(names=names)
 
 
+def encode_draft_sources(sources: Sequence[Sequence[str]]) -> list[pb.DrafterNames]:
+    return [pb.DrafterNames(names=names) for names in sources]
+
+
+def decode_draft_sources(messages: Iterable[pb.DrafterNames]) -> tuple[tuple[str, ...], ...]:
+    return tuple(tuple(message.names) for message in messages)
+
+
 def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> pb.Logprobs | None:
     """None when there are none: the field then stays absent.  Rounds to single precision."""
     if not logprobs:
@@ -204,6 +212,8 @@ def encode_description(description: WorkerDescription) -> pb.DescribeResponse:
         step_times_s=description.step_times_s,
         native_build=description.native_build,
         is_reproducible=description.is_reproducible,
+        residents=description.residents,
+        refused=description.refused,
     )
 
 
@@ -224,4 +234,6 @@ def decode_description(message: pb.DescribeResponse) -> WorkerDescription:
         step_times_s=tuple(message.step_times_s),
         native_build=message.native_build,
         is_reproducible=message.is_reproducible,
+        residents=tuple(message.residents),
+        refused=dict(message.refused),
     )

@@ -13,10 +13,12 @@ from cluster.core import (
 from cluster.errors import ProtocolError
 from cluster.messages import EventFrame, Refusal, SubmitFrame
 from cluster.rpc.codec import (
+    decode_draft_sources,
     decode_finish,
     decode_logprobs,
     decode_params,
     drafter_names,
+    encode_draft_sources,
     encode_finish,
     encode_logprobs,
     encode_params,
@@ -34,6 +36,7 @@ def _encode_speculation(options: SpeculationOptions) -> pb.SpeculationOptions:
         max_draft_tokens=options.max_draft_tokens,
         drafters=drafter_names(options.drafters),
         latency_class=options.latency_class,
+        return_draft_sources=options.return_draft_sources,
     )
 
 
@@ -44,6 +47,7 @@ def _decode_speculation(message: pb.SpeculationOptions) -> SpeculationOptions:
         max_draft_tokens=message.max_draft_tokens if has("max_draft_tokens") else None,
         drafters=tuple(message.drafters.names) if has("drafters") else None,
         latency_class=message.latency_class if has("latency_class") else None,
+        return_draft_sources=message.return_draft_sources,
     )
 
 
@@ -55,6 +59,8 @@ def _encode_stats(stats: SpeculationStats) -> pb.SpeculationStats:
         num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
         num_spec_tokens=stats.num_spec_tokens,
         acceptance_histogram=stats.acceptance_histogram,
+        accepted_by_drafter=stats.accepted_by_drafter,
+        idle_because=stats.idle_because,
     )
 
 
@@ -66,6 +72,8 @@ def _decode_stats(message: pb.SpeculationStats) -> SpeculationStats:
         num_accepted_draft_tokens=message.num_accepted_draft_tokens,
         num_spec_tokens=message.num_spec_tokens,
         acceptance_histogram=tuple(message.acceptance_histogram),
+        accepted_by_drafter=dict(message.accepted_by_drafter),
+        idle_because=message.idle_because,
     )
 
 
@@ -128,6 +136,8 @@ def _encode_event(event: TokenEvent) -> pb.TokenEvent:
         error_code=event.error_code,
         error_message=event.error_message,
         retry_after_s=event.retry_after_s,
+        draft_sources=encode_draft_sources(event.draft_sources),
+        queue_time_s=event.queue_time_s,
     )
 
 
@@ -136,6 +146,9 @@ def _decode_event(message: pb.TokenEvent) -> TokenEvent:
     logprobs = decode_logprobs(message.logprobs) if message.HasField("logprobs") else ()
     if logprobs and len(logprobs) != len(token_ids):
         raise ProtocolError(f"event has {len(token_ids)} tokens and {len(logprobs)} logprobs")
+    draft_sources = decode_draft_sources(message.draft_sources)
+    if draft_sources and len(draft_sources) != len(token_ids):
+        raise ProtocolError(f"event has {len(token_ids)} tokens and {len(draft_sources)} sources")
     return TokenEvent(
         request_id=message.request_id,
         position=message.position,
@@ -146,6 +159,8 @@ def _decode_event(message: pb.TokenEvent) -> TokenEvent:
         error_code=message.error_code,
         error_message=message.error_message,
         retry_after_s=message.retry_after_s,
+        draft_sources=draft_sources,
+        queue_time_s=message.queue_time_s,
     )
 
 

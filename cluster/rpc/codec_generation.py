@@ -12,9 +12,11 @@ import numpy as np
 from cluster.core import SpeculationOptions, SpeculationStats
 from cluster.errors import RequestError
 from cluster.rpc.codec import (
+    decode_draft_sources,
     decode_finish,
     decode_logprobs,
     drafter_names,
+    encode_draft_sources,
     encode_finish,
     encode_logprobs,
     read_tokens,
@@ -120,6 +122,7 @@ def encode_response(response: GenerationResponse) -> generation_pb2.GenerateResp
                 logprobs=encode_logprobs(choice.logprobs),
                 finish_reason=encode_finish(choice.finish_reason),
                 stop=choice.stop,
+                draft_sources=encode_draft_sources(choice.draft_sources),
             )
             for choice in response.choices
         ],
@@ -187,6 +190,7 @@ def _encode_speculation(options: SpeculationOptions) -> generation_pb2.Speculati
         max_draft_tokens=options.max_draft_tokens,
         drafters=drafter_names(options.drafters),
         latency_class=options.latency_class,
+        return_draft_sources=options.return_draft_sources,
     )
 
 
@@ -197,6 +201,7 @@ def _decode_speculation(message: generation_pb2.SpeculationRequest) -> Speculati
         max_draft_tokens=message.max_draft_tokens if has("max_draft_tokens") else None,
         drafters=tuple(message.drafters.names) if has("drafters") else None,
         latency_class=message.latency_class if has("latency_class") else None,
+        return_draft_sources=message.return_draft_sources,
     )
 
 
@@ -208,6 +213,7 @@ def _decode_choice(message: generation_pb2.ChoiceDelta) -> ChoiceDelta:
         logprobs=decode_logprobs(message.logprobs) if message.HasField("logprobs") else (),
         finish_reason=decode_finish(message.finish_reason),
         stop=message.stop if message.HasField("stop") else None,
+        draft_sources=decode_draft_sources(message.draft_sources),
     )
 
 
@@ -220,14 +226,20 @@ def _encode_stats(stats: SpeculationStats) -> generation_pb2.SpeculativeDecoding
         num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
         num_draft_tokens=stats.num_draft_tokens,
         num_spec_tokens=stats.num_spec_tokens,
+        num_steps=stats.num_steps,
+        accepted_by_drafter=stats.accepted_by_drafter,
+        idle_because=stats.idle_because,
     )
 
 
 def _decode_stats(message: generation_pb2.SpeculativeDecoding) -> SpeculationStats:
     return SpeculationStats(
+        num_steps=message.num_steps,
         num_spec_steps=message.num_spec_steps,
         num_draft_tokens=message.num_draft_tokens,
         num_accepted_draft_tokens=message.num_accepted_draft_tokens,
         num_spec_tokens=message.num_spec_tokens,
         acceptance_histogram=tuple(message.acceptance_histogram),
+        accepted_by_drafter=dict(message.accepted_by_drafter),
+        idle_because=message.idle_because,
     )

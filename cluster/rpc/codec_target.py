@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from cluster.core import Verdict, VerifyItem
 from cluster.errors import ProtocolError
-from cluster.messages import CacheMiss, InHand, Refusal, StepReport, VerdictFrame, VerifyFrame
+from cluster.messages import (
+    CacheMiss,
+    DraftReport,
+    InHand,
+    Refusal,
+    StepReport,
+    VerdictFrame,
+    VerifyFrame,
+)
 from cluster.rpc.codec import (
     decode_logprobs,
     decode_params,
@@ -17,6 +25,7 @@ from cluster.rpc.codec import (
     refusal_of,
     unpack_tokens,
 )
+from cluster.rpc.codec_draft import PROPOSAL
 from cluster.rpc.frames import Decoded, FrameCodec
 from cluster.rpc.generated import target_pb2 as pb
 from cluster.spec.tree_check import ANY_VOCABULARY, are_sound, problem_of_tree
@@ -34,6 +43,9 @@ def _encode_item(item: VerifyItem) -> pb.VerifyItem:
         prompt_len=item.prompt_len,
         params=None if item.params is None else encode_params(item.params),
         tenant=item.tenant,
+        draft_nodes=item.draft_nodes,
+        task=item.task,
+        residents=item.residents,
     )
 
 
@@ -54,6 +66,9 @@ def _decode_item(message: pb.VerifyItem) -> VerifyItem:
         prompt_len=message.prompt_len,
         params=decode_params(message.params) if message.HasField("params") else None,
         tenant=message.tenant,
+        draft_nodes=message.draft_nodes,
+        task=message.task,
+        residents=tuple(message.residents),
     )
 
 
@@ -151,6 +166,31 @@ def _decode_report(message: pb.StepReport) -> StepReport:
     )
 
 
+def _encode_drafts(report: DraftReport) -> pb.DraftReport:
+    return pb.DraftReport(
+        frames=(
+            pb.ResidentFrame(drafter=name, frame=PROPOSAL.to_message(frame))
+            for name, frame in report.frames
+        ),
+        draft_time_s=report.draft_time_s,
+        num_sequences=report.num_sequences,
+        num_nodes=report.num_nodes,
+        stalled=report.stalled,
+    )
+
+
+def _decode_drafts(message: pb.DraftReport) -> DraftReport:
+    return DraftReport(
+        frames=tuple(
+            (each.drafter, PROPOSAL.from_message(each.frame).frame) for each in message.frames
+        ),
+        draft_time_s=message.draft_time_s,
+        num_sequences=message.num_sequences,
+        num_nodes=message.num_nodes,
+        stalled=tuple(message.stalled),
+    )
+
+
 def _encode_verdicts(frame: VerdictFrame) -> pb.VerdictFrame:
     return pb.VerdictFrame(
         verdicts=map(_encode_verdict, frame.verdicts),
@@ -158,6 +198,7 @@ def _encode_verdicts(frame: VerdictFrame) -> pb.VerdictFrame:
         refusals=map(encode_refusal, frame.refusals),
         report=None if frame.report is None else _encode_report(frame.report),
         in_hand=map(_encode_in_hand, frame.in_hand),
+        drafts=None if frame.drafts is None else _encode_drafts(frame.drafts),
     )
 
 
@@ -175,7 +216,8 @@ def _decode_verdicts(message: pb.VerdictFrame) -> Decoded[VerdictFrame]:
     )
     report = _decode_report(message.report) if message.HasField("report") else None
     in_hand = tuple(InHand(each.request_id, each.generation) for each in message.in_hand)
-    return Decoded(VerdictFrame(tuple(verdicts), misses, tuple(refusals), report, in_hand))
+    drafts = _decode_drafts(message.drafts) if message.HasField("drafts") else None
+    return Decoded(VerdictFrame(tuple(verdicts), misses, tuple(refusals), report, in_hand, drafts))
 
 
 VERIFY = FrameCodec("VerifyFrame", _encode_verify, _decode_verify, pb.VerifyFrame.FromString)

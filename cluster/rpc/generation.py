@@ -5,7 +5,6 @@ No gRPC here: the client's transports and the ingress convert these to and from 
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -26,6 +25,7 @@ from cluster.errors import (
     UnavailableError,
     WorkerError,
 )
+from cluster.seeds import asked_seed, draw_seed
 
 _FIRST_DELAY_S = 0.1
 _MAX_DELAY_S = 5.0
@@ -94,7 +94,10 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChoiceDelta:
-    """New text and tokens of one choice; the last delta has a finish_reason."""
+    """New text and tokens of one choice; the last delta has a finish_reason.
+
+    draft_sources: where asked for (`SpeculationOptions`), the drafters of each token.
+    """
 
     index: int
     text: str = ""
@@ -102,6 +105,7 @@ class ChoiceDelta:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop: str | None = None
+    draft_sources: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +140,8 @@ class GenerationCall:
 
     def __init__(self, request: GenerationRequest, max_retries: int = 5) -> None:
         """max_retries: how many streams in a row may break without a new token."""
-        if request.sampling.seed is None:
-            request = replace(
-                request, sampling=replace(request.sampling, seed=secrets.randbits(63))
-            )
+        if asked_seed(request.sampling.seed) is None:
+            request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
         self._request = request
         self._max_retries = max_retries
         self._num_failures = 0

@@ -71,7 +71,7 @@ def test_tokens_outside_the_vocabulary_stop_drafting_until_they_are_rolled_back(
 
 def test_drafts_stay_within_the_targets_vocabulary(exact_engine: Engine) -> None:
     drafter = lm_drafter(exact_engine, min_survival=1e-9)
-    drafter._vocab_size = 50
+    drafter._num_columns = 50
     proposal = write(drafter, Author([5, 6, 7]), [])
     assert proposal is not None
     assert proposal.tree.token_ids.max() < 50

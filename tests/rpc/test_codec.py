@@ -78,6 +78,8 @@ def test_every_frame_survives_the_wire(
         step_times_s=st.lists(st.floats(0.0, 10.0), max_size=5).map(tuple),
         native_build=frames.ids,
         is_reproducible=st.booleans(),
+        residents=st.lists(frames.ids, max_size=3).map(tuple),
+        refused=st.dictionaries(frames.ids, frames.ids, max_size=3),
     )
 )
 def test_a_description_survives_the_wire(description: WorkerDescription) -> None:

@@ -113,21 +113,32 @@ def test_a_response_survives_the_wire() -> None:
 
 
 def test_the_last_response_brings_usage_and_what_speculation_did() -> None:
-    stats = SpeculationStats(0, 2, 8, 3, 5, (1, 0, 0, 1))
+    stats = SpeculationStats(9, 2, 8, 3, 5, (1, 0, 0, 1), {"lm": 3, "suffix": 1})
     delta = ChoiceDelta(
-        2, "x", token_array([7, 9]), (TokenLogprob(-0.5, ((1, -0.5),)), TokenLogprob(-2.0))
+        2,
+        "x",
+        token_array([7, 9]),
+        (TokenLogprob(-0.5, ((1, -0.5),)), TokenLogprob(-2.0)),
+        draft_sources=(("lm", "suffix"), ()),
     )
     message = encode_response(
         GenerationResponse("id", "toy", 1, (delta,), Usage(1, 2, 3, 4), stats)
     )
 
     sent = message.speculative_decoding
+    assert sent.num_steps == 9
     assert sent.mean_acceptance_length == 2.5
     assert sent.draft_acceptance_rate == 0.375
     read = decode_response(message)
     assert read.speculative_decoding == stats
     assert read.usage == Usage(1, 2, 3, 4)
     assert same(read.choices, (delta,))
+
+
+def test_why_nothing_was_speculated_reaches_the_client() -> None:
+    stats = SpeculationStats(idle_because="paused")
+    sent = encode_response(GenerationResponse("id", "toy", 1, (), Usage(), stats))
+    assert decode_response(sent).speculative_decoding == stats
 
 
 def test_a_response_without_news_has_neither() -> None:

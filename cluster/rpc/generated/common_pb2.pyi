@@ -2,7 +2,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Iterable as _Iterable
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -25,7 +25,14 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "step_rows", "step_times_s", "native_build", "is_reproducible")
+    __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "step_rows", "step_times_s", "native_build", "is_reproducible", "residents", "refused")
+    class RefusedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -41,6 +48,8 @@ class DescribeResponse(_message.Message):
     STEP_TIMES_S_FIELD_NUMBER: _ClassVar[int]
     NATIVE_BUILD_FIELD_NUMBER: _ClassVar[int]
     IS_REPRODUCIBLE_FIELD_NUMBER: _ClassVar[int]
+    RESIDENTS_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     name: str
@@ -56,7 +65,9 @@ class DescribeResponse(_message.Message):
     step_times_s: _containers.RepeatedScalarFieldContainer[float]
     native_build: str
     is_reproducible: bool
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., step_rows: _Optional[_Iterable[int]] = ..., step_times_s: _Optional[_Iterable[float]] = ..., native_build: _Optional[str] = ..., is_reproducible: _Optional[bool] = ...) -> None: ...
+    residents: _containers.RepeatedScalarFieldContainer[str]
+    refused: _containers.ScalarMap[str, str]
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., step_rows: _Optional[_Iterable[int]] = ..., step_times_s: _Optional[_Iterable[float]] = ..., native_build: _Optional[str] = ..., is_reproducible: _Optional[bool] = ..., residents: _Optional[_Iterable[str]] = ..., refused: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class SamplingParams(_message.Message):
     __slots__ = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias_token_ids", "logit_bias_values", "seed", "stream", "max_tokens", "min_tokens", "stop_token_ids", "logprobs")

@@ -36,16 +36,18 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., task: _Optional[str] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., output_ids: _Optional[bytes] = ..., was_admitted: _Optional[bool] = ..., tenant: _Optional[bytes] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class")
+    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     max_draft_tokens: int
     drafters: _common_pb2.DrafterNames
     latency_class: str
-    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ...) -> None: ...
+    return_draft_sources: bool
+    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ...) -> None: ...
 
 class EventFrame(_message.Message):
     __slots__ = ("events",)
@@ -54,7 +56,7 @@ class EventFrame(_message.Message):
     def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
-    __slots__ = ("request_id", "position", "token_ids", "logprobs", "finish_reason", "stats", "error_code", "error_message", "retry_after_s")
+    __slots__ = ("request_id", "position", "token_ids", "logprobs", "finish_reason", "stats", "error_code", "error_message", "retry_after_s", "draft_sources", "queue_time_s")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -64,6 +66,8 @@ class TokenEvent(_message.Message):
     ERROR_CODE_FIELD_NUMBER: _ClassVar[int]
     ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
     RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_TIME_S_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     position: int
     token_ids: bytes
@@ -73,23 +77,36 @@ class TokenEvent(_message.Message):
     error_code: str
     error_message: str
     retry_after_s: float
-    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., retry_after_s: _Optional[float] = ...) -> None: ...
+    draft_sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.DrafterNames]
+    queue_time_s: float
+    def __init__(self, request_id: _Optional[str] = ..., position: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stats: _Optional[_Union[SpeculationStats, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ..., retry_after_s: _Optional[float] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ..., queue_time_s: _Optional[float] = ...) -> None: ...
 
 class SpeculationStats(_message.Message):
-    __slots__ = ("num_steps", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_tokens", "acceptance_histogram")
+    __slots__ = ("num_steps", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens", "num_spec_tokens", "acceptance_histogram", "accepted_by_drafter", "idle_because")
+    class AcceptedByDrafterEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_SPEC_STEPS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SPEC_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    IDLE_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     num_steps: int
     num_spec_steps: int
     num_draft_tokens: int
     num_accepted_draft_tokens: int
     num_spec_tokens: int
     acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, num_steps: _Optional[int] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_spec_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ...) -> None: ...
+    accepted_by_drafter: _containers.ScalarMap[str, int]
+    idle_because: str
+    def __init__(self, num_steps: _Optional[int] = ..., num_spec_steps: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_spec_tokens: _Optional[int] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., accepted_by_drafter: _Optional[_Mapping[str, int]] = ..., idle_because: _Optional[str] = ...) -> None: ...
 
 class MetricsRequest(_message.Message):
     __slots__ = ()

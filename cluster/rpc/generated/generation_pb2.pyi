@@ -106,16 +106,18 @@ class SamplingOptions(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., seed: _Optional[int] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., include_stop: _Optional[bool] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ...) -> None: ...
 
 class SpeculationRequest(_message.Message):
-    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class")
+    __slots__ = ("enabled", "max_draft_tokens", "drafters", "latency_class", "return_draft_sources")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTERS_FIELD_NUMBER: _ClassVar[int]
     LATENCY_CLASS_FIELD_NUMBER: _ClassVar[int]
+    RETURN_DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
     max_draft_tokens: int
     drafters: _common_pb2.DrafterNames
     latency_class: str
-    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ...) -> None: ...
+    return_draft_sources: bool
+    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ...) -> None: ...
 
 class ResumedChoice(_message.Message):
     __slots__ = ("index", "token_ids", "finished")
@@ -144,20 +146,22 @@ class GenerateResponse(_message.Message):
     def __init__(self, id: _Optional[str] = ..., model: _Optional[str] = ..., seed: _Optional[int] = ..., choices: _Optional[_Iterable[_Union[ChoiceDelta, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., speculative_decoding: _Optional[_Union[SpeculativeDecoding, _Mapping]] = ...) -> None: ...
 
 class ChoiceDelta(_message.Message):
-    __slots__ = ("index", "text", "token_ids", "logprobs", "finish_reason", "stop")
+    __slots__ = ("index", "text", "token_ids", "logprobs", "finish_reason", "stop", "draft_sources")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     logprobs: _common_pb2.Logprobs
     finish_reason: _common_pb2.FinishReason
     stop: str
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ...) -> None: ...
+    draft_sources: _containers.RepeatedCompositeFieldContainer[_common_pb2.DrafterNames]
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., draft_sources: _Optional[_Iterable[_Union[_common_pb2.DrafterNames, _Mapping]]] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("prompt_tokens", "completion_tokens", "accepted_prediction_tokens", "rejected_prediction_tokens")
@@ -172,7 +176,14 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculativeDecoding(_message.Message):
-    __slots__ = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens")
+    __slots__ = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens", "num_steps", "accepted_by_drafter", "idle_because")
+    class AcceptedByDrafterEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     MEAN_ACCEPTANCE_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAFT_ACCEPTANCE_RATE_FIELD_NUMBER: _ClassVar[int]
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _ClassVar[int]
@@ -180,6 +191,9 @@ class SpeculativeDecoding(_message.Message):
     NUM_ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     NUM_SPEC_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_BY_DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    IDLE_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     mean_acceptance_length: float
     draft_acceptance_rate: float
     acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
@@ -187,4 +201,7 @@ class SpeculativeDecoding(_message.Message):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
-    def __init__(self, mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_steps: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_spec_tokens: _Optional[int] = ...) -> None: ...
+    num_steps: int
+    accepted_by_drafter: _containers.ScalarMap[str, int]
+    idle_because: str
+    def __init__(self, mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_steps: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_spec_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., accepted_by_drafter: _Optional[_Mapping[str, int]] = ..., idle_because: _Optional[str] = ...) -> None: ...

@@ -1,4 +1,5 @@
 from cluster.rpc.generated import common_pb2 as _common_pb2
+from cluster.rpc.generated import draft_pb2 as _draft_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -18,7 +19,7 @@ class VerifyFrame(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[VerifyItem, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ..., apart: _Optional[bool] = ...) -> None: ...
 
 class VerifyItem(_message.Message):
-    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "delta", "tree_token_ids", "tree_parents", "prompt_len", "params", "tenant")
+    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "delta", "tree_token_ids", "tree_parents", "prompt_len", "params", "tenant", "draft_nodes", "task", "residents")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +30,9 @@ class VerifyItem(_message.Message):
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     PARAMS_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    RESIDENTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     base_len: int
@@ -39,21 +43,48 @@ class VerifyItem(_message.Message):
     prompt_len: int
     params: _common_pb2.SamplingParams
     tenant: bytes
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., delta: _Optional[bytes] = ..., tree_token_ids: _Optional[bytes] = ..., tree_parents: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[bytes] = ...) -> None: ...
+    draft_nodes: int
+    task: str
+    residents: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., delta: _Optional[bytes] = ..., tree_token_ids: _Optional[bytes] = ..., tree_parents: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[bytes] = ..., draft_nodes: _Optional[int] = ..., task: _Optional[str] = ..., residents: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class VerdictFrame(_message.Message):
-    __slots__ = ("verdicts", "misses", "refusals", "report", "in_hand")
+    __slots__ = ("verdicts", "misses", "refusals", "report", "in_hand", "drafts")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     IN_HAND_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     misses: _containers.RepeatedCompositeFieldContainer[CacheMiss]
     refusals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refusal]
     report: StepReport
     in_hand: _containers.RepeatedCompositeFieldContainer[InHand]
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., misses: _Optional[_Iterable[_Union[CacheMiss, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., in_hand: _Optional[_Iterable[_Union[InHand, _Mapping]]] = ...) -> None: ...
+    drafts: DraftReport
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., misses: _Optional[_Iterable[_Union[CacheMiss, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., in_hand: _Optional[_Iterable[_Union[InHand, _Mapping]]] = ..., drafts: _Optional[_Union[DraftReport, _Mapping]] = ...) -> None: ...
+
+class DraftReport(_message.Message):
+    __slots__ = ("frames", "draft_time_s", "num_sequences", "num_nodes", "stalled")
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    STALLED_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[ResidentFrame]
+    draft_time_s: float
+    num_sequences: int
+    num_nodes: int
+    stalled: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, frames: _Optional[_Iterable[_Union[ResidentFrame, _Mapping]]] = ..., draft_time_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., stalled: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ResidentFrame(_message.Message):
+    __slots__ = ("drafter", "frame")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    FRAME_FIELD_NUMBER: _ClassVar[int]
+    drafter: str
+    frame: _draft_pb2.ProposalFrame
+    def __init__(self, drafter: _Optional[str] = ..., frame: _Optional[_Union[_draft_pb2.ProposalFrame, _Mapping]] = ...) -> None: ...
 
 class InHand(_message.Message):
     __slots__ = ("request_id", "generation")

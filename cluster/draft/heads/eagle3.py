@@ -1,0 +1,264 @@
+"""EAGLE-3: one decoder layer that drafts from the target's hidden rows (Li et al. 2025).
+
+Reads the authors' folders (also SpecForge's and AngelSlim's) and those of `speculators`; P-EAGLE's
+mask row is read as well.  A head's row at position t takes the embedding of token t + 1 and the
+target's hidden row of position t; for drafted tokens its own last output stands in for that row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
+
+from cluster.draft.heads.checkpoint import (
+    TargetShape,
+    Tensors,
+    check_size,
+    check_verifier,
+    read_tensors,
+    refused,
+)
+
+# attend(query [rows, heads, dim], key, value [rows, kv heads, dim]) -> [rows, heads, dim]: over the
+# rows' own past, wherever that is kept.
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Spec:
+    """What a folder says of its head.
+
+    layer: sizes, norms and rotary embedding of the decoder layer, as a Llama configuration.
+    taps: the hidden rows it takes; tap i is transformers' hidden_states[i], the input of layer i.
+    norm_before_residual: the residual path carries the normalised row.  has_tap_norms: each tap is
+    normalised before they are fused.  norms_all_taps: the taps, side by side, are.
+    norms_output: the row handed on to the next draft is normalised.
+    has_mask: P-EAGLE's row for positions without a hidden row.
+    """
+
+    layer: LlamaConfig
+    target_hidden_size: int
+    draft_vocab_size: int
+    taps: tuple[int, ...]
+    norm_before_residual: bool = False
+    has_tap_norms: bool = False
+    norms_all_taps: bool = False
+    norms_output: bool = False
+    has_mask: bool = False
+
+
+class Eagle3Head(nn.Module):
+    """The head's weights and its forward.  token_map: int64[draft_vocab], target ids of its rows.
+
+    embedding: [vocab, hidden], the target's own where the file has none.
+    """
+
+    token_map: torch.Tensor
+    mask_hidden: torch.Tensor | None
+
+    def __init__(self, spec: Eagle3Spec, embedding: torch.Tensor) -> None:
+        super().__init__()
+        self.spec = spec
+        layer = spec.layer
+        hidden, eps = layer.hidden_size, layer.rms_norm_eps
+        heads, kv_heads, dim = layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim
+        num_taps = len(spec.taps)
+        self.embed_tokens = nn.Embedding(len(embedding), hidden, _weight=embedding, _freeze=True)
+        self.fc = nn.Linear(num_taps * spec.target_hidden_size, hidden, bias=False)
+        self.fc_norm = nn.ModuleList(
+            LlamaRMSNorm(spec.target_hidden_size, eps)
+            for _ in range(num_taps if spec.has_tap_norms else 0)
+        )
+        self.input_norm = (
+            LlamaRMSNorm(num_taps * spec.target_hidden_size, eps) if spec.norms_all_taps else None
+        )
+        self.input_layernorm = LlamaRMSNorm(hidden, eps)
+        self.hidden_norm = LlamaRMSNorm(hidden, eps)
+        self.post_attention_layernorm = LlamaRMSNorm(hidden, eps)
+        self.q_proj = nn.Linear(2 * hidden, heads * dim, bias=False)
+        self.k_proj = nn.Linear(2 * hidden, kv_heads * dim, bias=False)
+        self.v_proj = nn.Linear(2 * hidden, kv_heads * dim, bias=False)
+        self.o_proj = nn.Linear(heads * dim, hidden, bias=False)
+        self.mlp = LlamaMLP(layer)
+        self.rotary = LlamaRotaryEmbedding(layer)
+        self.norm = LlamaRMSNorm(hidden, eps)
+        self.lm_head = nn.Linear(hidden, spec.draft_vocab_size, bias=False)
+        self.register_buffer("token_map", torch.arange(spec.draft_vocab_size))
+        self.register_buffer("mask_hidden", torch.zeros(hidden) if spec.has_mask else None)
+
+    def fuse(self, taps: torch.Tensor) -> torch.Tensor:
+        """The target's rows as the head takes them: [rows, taps * target hidden] -> [rows, hidden].
+
+        taps: in the order of `spec.taps`.
+        """
+        if self.input_norm is not None:
+            taps = self.input_norm(taps)
+        if len(self.fc_norm):
+            parts = torch.split(taps, self.spec.target_hidden_size, dim=-1)
+            taps = torch.cat(
+                [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
+            )
+        fused: torch.Tensor = self.fc(taps)
+        return fused
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        attend: Attend,
+    ) -> torch.Tensor:
+        """One row each: int64[rows] and [rows, hidden] -> the rows' outputs, [rows, hidden].
+
+        hidden: fused taps, or `handed_on` of the row before.  positions: int64[rows] for the rotary
+        embedding.
+        """
+        layer, num_rows = self.spec.layer, len(token_ids)
+        normed = self.hidden_norm(hidden)
+        residual = normed if self.spec.norm_before_residual else hidden
+        both = torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)
+        query = self.q_proj(both).view(num_rows, -1, layer.head_dim)
+        key = self.k_proj(both).view(num_rows, -1, layer.head_dim)
+        value = self.v_proj(both).view(num_rows, -1, layer.head_dim)
+        cos, sin = self.rotary(both, positions[None])
+        query, key = apply_rotary_pos_emb(query[None], key[None], cos, sin, unsqueeze_dim=2)
+        attended = attend(query[0], key[0], value).reshape(num_rows, -1)
+        hidden = residual + self.o_proj(attended)
+        found: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return found
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] as `forward` returned it -> [rows, draft_vocab]."""
+        found: torch.Tensor = self.lm_head(self.norm(hidden))
+        return found
+
+    def handed_on(self, hidden: torch.Tensor) -> torch.Tensor:
+        """What the next drafted row takes in place of the target's."""
+        found: torch.Tensor = self.norm(hidden) if self.spec.norms_output else hidden
+        return found
+
+
+def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> Eagle3Spec:
+    """The configuration of a head in either form; raises ConfigError where it does not fit."""
+    is_speculators = "speculators_model_type" in config
+    own = config.get("transformer_layer_config") if is_speculators else config
+    if not isinstance(own, Mapping):
+        raise refused(folder, "config.json has no transformer_layer_config")
+    known = {key: value for key, value in own.items() if key not in _NOT_OF_THE_LAYER}
+    layer = LlamaConfig(**known)
+    layer.num_hidden_layers = 1
+    vocab_size = int(own.get("vocab_size", target.vocab_size))
+    eagle = config.get("eagle_config") or {}
+    taps = eagle.get(_TAP_KEY) or config.get(_TAP_KEY) or default_taps(target.num_layers)
+    spec = Eagle3Spec(
+        layer=layer,
+        target_hidden_size=int(config.get("target_hidden_size") or layer.hidden_size),
+        draft_vocab_size=int(config.get("draft_vocab_size") or vocab_size),
+        taps=tuple(int(tap) for tap in taps),
+        # Absent means False, for the authors' folders and for `speculators`.
+        norm_before_residual=bool(config.get("norm_before_residual", False)),
+        has_tap_norms=bool(config.get("fc_norm", False)),
+        norms_all_taps=bool(config.get("norm_before_fc", False)),
+        norms_output=bool(config.get("norm_output", False)),
+        has_mask=config.get("speculators_model_type") == "peagle",
+    )
+    check_size(folder, "target_hidden_size", spec.target_hidden_size, target.hidden_size)
+    check_size(folder, "vocab_size", vocab_size, target.vocab_size)
+    outside = [tap for tap in spec.taps if not 0 <= tap <= target.num_layers]
+    if outside:
+        raise refused(
+            folder, f"it taps layers {outside}; the target has {target.num_layers} layers"
+        )
+    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
+    check_verifier(folder, str(verifier.get("name_or_path") or ""), target)
+    return spec
+
+
+def load(
+    folder: Path, config: Mapping[str, Any], target: TargetShape, embedding: torch.Tensor
+) -> Eagle3Head:
+    """The head of a folder.  embedding: the target's, for a folder without one."""
+    tensors = read_tensors(folder, _plain_name)
+    spec = read_spec(folder, config, target)
+    if "mask_hidden" in tensors.held and not spec.has_mask:
+        spec = Eagle3Spec(**{**_fields(spec), "has_mask": True})
+    hidden = spec.layer.hidden_size
+    own = tensors.take_if_there("embed_tokens.weight", (target.vocab_size, hidden))
+    if own is None and embedding.shape[1] != hidden:
+        raise refused(
+            folder,
+            f"it has no embedding, and its hidden size {hidden} is not the target's "
+            f"{embedding.shape[1]}",
+        )
+    head = Eagle3Head(spec, embedding if own is None else own)
+    state = {}
+    for name, tensor in head.state_dict().items():
+        if name not in ("embed_tokens.weight", "token_map", "mask_hidden"):
+            state[name] = tensors.take(name, tuple(tensor.shape))
+    state["embed_tokens.weight"] = head.embed_tokens.weight
+    state["token_map"] = _token_map(folder, tensors, spec, target)
+    if spec.has_mask:
+        state["mask_hidden"] = tensors.take("mask_hidden", (hidden,))
+    tensors.check()
+    head.load_state_dict(state)
+    return head.eval()
+
+
+def default_taps(num_layers: int) -> tuple[int, int, int]:
+    """The taps of folders that name none: the inputs of layers 2, n // 2 and n - 3."""
+    return (2, num_layers // 2, num_layers - 3)
+
+
+_TAP_KEY = "eagle_aux_hidden_state_layer_ids"
+# Keys of the authors' flat config that would confuse a Llama configuration.
+_NOT_OF_THE_LAYER = frozenset(
+    ("architectures", "model_type", "draft_vocab_size", "eagle_config", "num_hidden_layers")
+)
+_MAPS = ("d2t", "t2d")
+
+
+def _plain_name(name: str) -> str:
+    """A tensor's name in either form as the module has it."""
+    for prefix in ("midlayer.", "layers.0."):
+        name = name.removeprefix(prefix)
+    return name.removeprefix("self_attn.")
+
+
+def _token_map(
+    folder: Path, tensors: Tensors, spec: Eagle3Spec, target: TargetShape
+) -> torch.Tensor:
+    """Target ids of the head's rows: `d2t` holds offsets, target id = i + d2t[i]."""
+    size = spec.draft_vocab_size
+    offsets = tensors.take_if_there("d2t", (size,))
+    tensors.take_if_there("t2d", (target.vocab_size,))  # says the same the other way round
+    ids = torch.arange(size)
+    if offsets is None:
+        if size != target.vocab_size:
+            raise refused(
+                folder, f"its {size} tokens are not the target's {target.vocab_size}, and it has "
+                "no d2t to tell which they are",
+            )  # fmt: skip
+        return ids
+    ids = ids + offsets.to(torch.int64)
+    if int(ids.min()) < 0 or int(ids.max()) >= target.vocab_size or len(set(ids.tolist())) != size:
+        raise refused(
+            folder, "d2t does not lead to as many different tokens of the target; it must hold "
+            "offsets: target id = i + d2t[i]",
+        )  # fmt: skip
+    return ids
+
+
+def _fields(spec: Eagle3Spec) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in Eagle3Spec.__slots__}

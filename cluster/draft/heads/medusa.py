@@ -1,0 +1,178 @@
+"""Medusa: heads on the target's last hidden row, one a position ahead (Cai et al. 2024).
+
+Reads the authors' folders and vLLM's form.  Head h drafts the token h + 1 places behind the one
+that the target draws from the same row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cluster.draft.heads.checkpoint import (
+    TargetShape,
+    Tensors,
+    check_size,
+    check_verifier,
+    read_tensors,
+    refused,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaSpec:
+    """num_layers: residual blocks of each head.  uses_target_head: drafts are read by the target's
+    own output layer.  shares_head: by one of the file, for all heads."""
+
+    num_heads: int
+    num_layers: int
+    hidden_size: int
+    draft_vocab_size: int
+    has_bias: bool = True
+    shares_head: bool = False
+    uses_target_head: bool = False
+
+
+class _Block(nn.Module):
+    def __init__(self, size: int, *, bias: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size, bias=bias)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows + nn.functional.silu(self.linear(rows))
+
+
+class MedusaHead(nn.Module):
+    """All heads of a folder.  token_map: int64[draft_vocab], target ids of their rows."""
+
+    token_map: torch.Tensor
+
+    def __init__(self, spec: MedusaSpec, target_head: torch.Tensor) -> None:
+        """target_head: [vocab, hidden], the target's output layer."""
+        super().__init__()
+        self.spec = spec
+        size = spec.hidden_size
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(_Block(size, bias=spec.has_bias) for _ in range(spec.num_layers)))
+            for _ in range(spec.num_heads)
+        )
+        num_outputs = 1 if spec.shares_head or spec.uses_target_head else spec.num_heads
+        self.lm_heads = nn.ModuleList(
+            nn.Linear(size, spec.draft_vocab_size, bias=False) for _ in range(num_outputs)
+        )
+        if spec.uses_target_head:
+            self.lm_heads[0].weight = nn.Parameter(target_head, requires_grad=False)
+        self.register_buffer("token_map", torch.arange(spec.draft_vocab_size))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] after the target's final norm -> [rows, heads, draft_vocab]."""
+        outputs = [self.lm_heads[i % len(self.lm_heads)] for i in range(self.spec.num_heads)]
+        found = [output(block(hidden)) for output, block in zip(outputs, self.blocks, strict=True)]
+        return torch.stack(found, dim=1)
+
+
+def load(
+    folder: Path, config: Mapping[str, Any], target: TargetShape, target_head: torch.Tensor
+) -> MedusaHead:
+    """The heads of a folder; raises ConfigError where they do not fit the target."""
+    check_verifier(folder, str(config.get("base_model_name_or_path") or ""), target)
+    check_size(
+        folder, "hidden_size", int(config.get("hidden_size", target.hidden_size)),
+        target.hidden_size,
+    )  # fmt: skip
+    tensors = read_tensors(folder, lambda name: name.removeprefix("medusa_heads."))
+    spec, names = (
+        _vllm_form(folder, config, tensors, target)
+        if any(name.startswith("blocks.") for name in tensors.held)
+        else _authors_form(folder, tensors, target)
+    )
+    head = MedusaHead(spec, target_head)
+    state = {
+        name: tensors.take(names.get(name, name), tuple(tensor.shape))
+        for name, tensor in head.state_dict().items()
+        if name != "token_map" and not (spec.uses_target_head and name.startswith("lm_heads."))
+    }
+    token_map = tensors.take_if_there("token_map", (spec.draft_vocab_size,))
+    tensors.check()
+    if token_map is None and spec.draft_vocab_size != target.vocab_size:
+        raise refused(
+            folder,
+            f"its {spec.draft_vocab_size} tokens are not the target's {target.vocab_size}, and it "
+            "has no token_map",
+        )
+    if token_map is not None:
+        state["token_map"] = token_map.to(torch.int64)
+        if not 0 <= int(token_map.min()) <= int(token_map.max()) < target.vocab_size:
+            raise refused(folder, "token_map leads outside the target's vocabulary")
+    head.load_state_dict(state, strict=False)
+    return head.eval()
+
+
+def _authors_form(
+    folder: Path, tensors: Tensors, target: TargetShape
+) -> tuple[MedusaSpec, dict[str, str]]:
+    """Tensors {head}.{layer}.linear.* and {head}.{num_layers}.weight.
+
+    Heads and layers are counted from the tensors: published configurations state wrong numbers.
+    """
+    blocks = [
+        (int(found[1]), int(found[2]))
+        for found in (re.match(r"(\d+)\.(\d+)\.linear\.weight$", name) for name in tensors.held)
+        if found
+    ]
+    if not blocks:
+        raise refused(folder, "it has no tensors of Medusa heads ({head}.{layer}.linear.weight)")
+    num_heads = max(head for head, _ in blocks) + 1
+    num_layers = max(layer for _, layer in blocks) + 1
+    output = tensors.held.get(f"0.{num_layers}.weight")
+    spec = MedusaSpec(
+        num_heads, num_layers, target.hidden_size,
+        target.vocab_size if output is None else len(output),
+        has_bias="0.0.linear.bias" in tensors.held,
+    )  # fmt: skip
+    names = {f"lm_heads.{head}.weight": f"{head}.{num_layers}.weight" for head in range(num_heads)}
+    for head in range(num_heads):
+        for layer in range(num_layers):
+            for part in ("weight", "bias"):
+                own = f"blocks.{head}.{layer}.linear.{part}"
+                names[own] = f"{head}.{layer}.linear.{part}"
+    return spec, names
+
+
+def _vllm_form(
+    folder: Path, config: Mapping[str, Any], tensors: Tensors, target: TargetShape
+) -> tuple[MedusaSpec, dict[str, str]]:
+    """Tensors blocks.{h}.layers.{l}.*, and lm_heads.{h}.weight or one lm_head.weight."""
+    blocks = [
+        (int(found[1]), int(found[2]))
+        for found in (re.match(r"blocks\.(\d+)\.layers\.(\d+)\.weight$", n) for n in tensors.held)
+        if found
+    ]
+    if not blocks:
+        raise refused(folder, "it has no tensors blocks.{head}.layers.{layer}.weight")
+    num_heads = max(head for head, _ in blocks) + 1
+    num_layers = max(layer for _, layer in blocks) + 1
+    shares = "lm_head.weight" in tensors.held
+    uses_target = bool(config.get("original_lm_head", False)) and not shares
+    first = tensors.held.get("lm_head.weight" if shares else "lm_heads.0.weight")
+    spec = MedusaSpec(
+        num_heads, num_layers, target.hidden_size,
+        target.vocab_size if first is None else len(first),
+        has_bias="blocks.0.layers.0.bias" in tensors.held,
+        shares_head=shares,
+        uses_target_head=uses_target,
+    )  # fmt: skip
+    names = {"lm_heads.0.weight": "lm_head.weight"} if shares else {}
+    for head in range(num_heads):
+        for layer in range(num_layers):
+            for part in ("weight", "bias"):
+                names[f"blocks.{head}.{layer}.linear.{part}"] = (
+                    f"blocks.{head}.layers.{layer}.{part}"
+                )
+    return spec, names

@@ -1,0 +1,139 @@
+"""Everything that a drafter of your own needs; docs/drafters.md shows one.
+
+`TextDrafter` keeps the texts and answers the coordinator, so that its author writes one method.
+A drafter that wants more, such as trees that grow over several calls, implements `Drafter` itself
+with the same parts: `RequestTable` for the rules about commits, `TokenLog` and `prefix_hash` for
+the hashes of prefixes, `reroot` for what is left of a tree after a commit, `prune` for its best
+nodes.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.core import (
+    Commit,
+    DraftTask,
+    FloatArray,
+    Observation,
+    Proposal,
+    SamplingParams,
+    TokenArray,
+    TokenTree,
+    token_array,
+)
+from cluster.draft.base import Drafter, DrafterContext, Interruptible
+from cluster.draft.committed_text import RequestState, RequestTable, common_len
+from cluster.spec.tree import RerootResult, prune, reroot
+from cluster.token_log import TokenLog, prefix_hash
+
+__all__ = [
+    "Commit",
+    "Draft",
+    "DraftTask",
+    "Drafter",
+    "DrafterContext",
+    "FloatArray",
+    "Interruptible",
+    "Observation",
+    "Proposal",
+    "RequestState",
+    "RequestTable",
+    "RerootResult",
+    "SamplingParams",
+    "TextDrafter",
+    "TokenArray",
+    "TokenLog",
+    "TokenTree",
+    "common_len",
+    "prefix_hash",
+    "prune",
+    "reroot",
+    "token_array",
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Draft:
+    """A tree that continues a text.
+
+    survival: float32[n], the probability that the text goes through each node.  It must not
+    increase along a path; the target verifies the nodes with the greatest ones.
+    """
+
+    tree: TokenTree
+    survival: FloatArray
+
+
+@dataclass(slots=True, eq=False)
+class _Request(RequestState):
+    """drafted_nodes: the max_nodes that the present text was drafted for, -1 = not drafted yet."""
+
+    drafted_nodes: int = -1
+
+
+class TextDrafter(ABC):
+    """A drafter that drafts once after every commit.
+
+    Subclasses write `draft`.  Its constructor must be callable with (context, options).
+    """
+
+    def __init__(self, context: DrafterContext) -> None:
+        self.context = context
+        self._requests: RequestTable[_Request] = RequestTable(context.max_requests, _opened)
+
+    @abstractmethod
+    def draft(self, request: RequestState, max_nodes: int) -> Draft | None:
+        """The tree that continues `request.text`, None for no tree.
+
+        It has at most `max_nodes` nodes.  Takes a few milliseconds at most: while it runs, no
+        other request is served by this replica.
+        """
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        """See `Drafter.observe`."""
+        return [self._observe(commit) for commit in commits]
+
+    def _observe(self, commit: Commit) -> Observation:
+        request = self._requests.admit(commit)
+        if request is None:
+            return self._requests.declined(commit)
+        if request.renewed or not request.text.ends_with(commit.token_ids, commit.base_len):
+            request.text.truncate(commit.base_len)
+            request.text.append(commit.token_ids)
+            request.drafted_nodes, request.renewed = -1, False
+        return Observation(commit.request_id, commit.generation, len(request.text))
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        """See `Drafter.propose`."""
+        proposals = (self._propose(task) for task in tasks)
+        return [proposal for proposal in proposals if proposal is not None]
+
+    def _propose(self, task: DraftTask) -> Proposal | None:
+        request = self._requests.get(task.request_id, task.generation)
+        max_nodes = min(task.max_nodes, self.context.max_nodes)
+        if request is None or request.drafted_nodes >= max_nodes:
+            return None
+        request.drafted_nodes = max_nodes
+        draft = self.draft(request, max_nodes)
+        if draft is None or len(draft.tree) == 0:
+            return None
+        text = request.text
+        return Proposal(
+            task.request_id, request.generation, len(text), text.hash_at(len(text)),
+            draft.tree, draft.survival, self.context.name, is_complete=True,
+        )  # fmt: skip
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """See `Drafter.release`."""
+        for request_id in request_ids:
+            self._requests.pop(request_id)
+
+
+def _opened(commit: Commit) -> _Request:
+    return _Request(
+        commit.generation, commit.prompt_len, commit.task, commit.params or SamplingParams(),
+        tenant=commit.tenant,
+    )  # fmt: skip

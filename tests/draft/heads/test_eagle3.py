@@ -1,0 +1,235 @@
+"""EAGLE-3 heads, in every variant, against a plain implementation written from the paper."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cluster.draft.heads.checkpoint import TargetShape
+from cluster.draft.heads.eagle3 import Eagle3Head, default_taps
+from cluster.draft.heads.load import load_draft_head
+from cluster.errors import ConfigError
+
+HIDDEN, HEADS, KV_HEADS, DIM, INNER = 32, 4, 2, 8, 48
+VOCAB, DRAFT_VOCAB, LAYERS, ROWS = 50, 20, 9, 7
+TARGET = TargetShape(HIDDEN, VOCAB, LAYERS, "org/target")
+LAYER = {
+    "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0, "max_position_embeddings": 64,
+}  # fmt: skip
+AUTHORS = {
+    "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
+    "draft_vocab_size": DRAFT_VOCAB, **LAYER,
+}  # fmt: skip
+SPECULATORS = {
+    "speculators_model_type": "eagle3", "speculators_version": "0.9",
+    "transformer_layer_config": LAYER, "draft_vocab_size": DRAFT_VOCAB,
+}  # fmt: skip
+
+
+def tensors(prefix: str, **extra: torch.Tensor) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+
+    return {
+        "fc.weight": drawn(HIDDEN, 3 * HIDDEN),
+        "norm.weight": drawn(HIDDEN) + 1,
+        "lm_head.weight": drawn(DRAFT_VOCAB, HIDDEN),
+        "d2t": torch.arange(DRAFT_VOCAB),  # target id = 2 i
+        "t2d": torch.zeros(VOCAB, dtype=torch.bool),
+        f"{prefix}input_layernorm.weight": drawn(HIDDEN) + 1,
+        f"{prefix}hidden_norm.weight": drawn(HIDDEN) + 1,
+        f"{prefix}post_attention_layernorm.weight": drawn(HIDDEN) + 1,
+        f"{prefix}self_attn.q_proj.weight": drawn(HEADS * DIM, 2 * HIDDEN),
+        f"{prefix}self_attn.k_proj.weight": drawn(KV_HEADS * DIM, 2 * HIDDEN),
+        f"{prefix}self_attn.v_proj.weight": drawn(KV_HEADS * DIM, 2 * HIDDEN),
+        f"{prefix}self_attn.o_proj.weight": drawn(HIDDEN, HEADS * DIM),
+        f"{prefix}mlp.gate_proj.weight": drawn(INNER, HIDDEN),
+        f"{prefix}mlp.up_proj.weight": drawn(INNER, HIDDEN),
+        f"{prefix}mlp.down_proj.weight": drawn(HIDDEN, INNER),
+        **extra,
+    }
+
+
+def written(folder: Path, config: Mapping[str, Any], held: Mapping[str, torch.Tensor]) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(dict(held), folder / "model.safetensors")
+    return folder
+
+
+def loaded(folder: Path, target: TargetShape = TARGET) -> Eagle3Head:
+    head = load_draft_head(folder, target, EMBEDDING, torch.zeros(VOCAB, HIDDEN))
+    assert isinstance(head, Eagle3Head)
+    return head
+
+
+EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
+TOKENS = torch.tensor([3, 1, 4, 1, 5, 9, 2])
+TAPS = torch.randn(ROWS, 3 * HIDDEN, generator=torch.Generator().manual_seed(3))
+
+
+def attend_causally(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    repeats = query.shape[1] // key.shape[1]
+    keys, values = (each.repeat_interleave(repeats, dim=1) for each in (key, value))
+    scores = torch.einsum("qhd,khd->hqk", query, keys) / query.shape[-1] ** 0.5
+    mask = torch.ones(scores.shape[-2:]).tril().bool()
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, values)
+
+
+def rms(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return rows * (rows.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+
+def plain_logits(
+    held: Mapping[str, torch.Tensor], prefix: str, config: Mapping[str, Any]
+) -> torch.Tensor:
+    """The head written out once more, with nothing shared."""
+    taps = TAPS
+    if config.get("norm_before_fc"):
+        taps = rms(taps, held["input_norm.weight"])
+    if config.get("fc_norm"):
+        parts = [
+            rms(taps[:, i * HIDDEN : (i + 1) * HIDDEN], held[f"fc_norm.{i}.weight"])
+            for i in range(3)
+        ]
+        taps = torch.cat(parts, dim=1)
+    hidden = taps @ held["fc.weight"].T
+    normed = rms(hidden, held[f"{prefix}hidden_norm.weight"])
+    embedded = rms(EMBEDDING[TOKENS], held[f"{prefix}input_layernorm.weight"])
+    both = torch.cat([embedded, normed], dim=1)
+
+    def heads(name: str) -> torch.Tensor:
+        rows = both @ held[f"{prefix}self_attn.{name}_proj.weight"].T
+        return rows.view(ROWS, -1, DIM)
+
+    angles = torch.arange(ROWS)[:, None] / 10000.0 ** (torch.arange(0, DIM, 2) / DIM)
+    cos, sin = (torch.cat([f(angles)] * 2, 1)[:, None] for f in (torch.cos, torch.sin))
+
+    def rotated(rows: torch.Tensor) -> torch.Tensor:
+        first, second = rows[..., : DIM // 2], rows[..., DIM // 2 :]
+        return rows * cos + torch.cat([-second, first], -1) * sin
+
+    attended = attend_causally(rotated(heads("q")), rotated(heads("k")), heads("v"))
+    residual = normed if config.get("norm_before_residual") else hidden
+    hidden = residual + attended.reshape(ROWS, -1) @ held[f"{prefix}self_attn.o_proj.weight"].T
+    inner = rms(hidden, held[f"{prefix}post_attention_layernorm.weight"])
+    gate = torch.nn.functional.silu(inner @ held[f"{prefix}mlp.gate_proj.weight"].T)
+    up = inner @ held[f"{prefix}mlp.up_proj.weight"].T
+    hidden = hidden + (gate * up) @ held[f"{prefix}mlp.down_proj.weight"].T
+    return rms(hidden, held["norm.weight"]) @ held["lm_head.weight"].T
+
+
+def norms(*names: str) -> dict[str, torch.Tensor]:
+    sizes = {"input_norm.weight": 3 * HIDDEN}
+    generator = torch.Generator().manual_seed(4)
+    return {
+        name: 1 + 0.3 * torch.randn(sizes.get(name, HIDDEN), generator=generator) for name in names
+    }
+
+
+VARIANTS = [
+    ({}, ()),
+    ({"norm_before_residual": True}, ()),
+    ({"fc_norm": True}, ("fc_norm.0.weight", "fc_norm.1.weight", "fc_norm.2.weight")),
+    ({"norm_before_fc": True, "norm_output": True}, ("input_norm.weight",)),
+]
+
+
+@pytest.mark.parametrize("form", ["authors", "speculators"])
+@pytest.mark.parametrize(("keys", "extra"), VARIANTS)
+def test_logits_equal_a_plain_implementation(
+    form: str, keys: dict[str, bool], extra: tuple[str, ...], tmp_path: Path
+) -> None:
+    prefix = "midlayer." if form == "authors" else "layers.0."
+    config = {**(AUTHORS if form == "authors" else SPECULATORS), **keys}
+    held = tensors(prefix, **norms(*extra))
+    head = loaded(written(tmp_path, config, held))
+    with torch.no_grad():
+        hidden = head(TOKENS, head.fuse(TAPS), torch.arange(ROWS), attend_causally)
+        found = head.logits(hidden)
+    torch.testing.assert_close(found, plain_logits(held, prefix, config), rtol=1e-4, atol=1e-4)
+    assert torch.equal(head.token_map, 2 * torch.arange(DRAFT_VOCAB))
+
+
+def test_the_row_handed_on_is_normalised_where_the_head_says_so(tmp_path: Path) -> None:
+    rows = torch.randn(2, HIDDEN)
+    head = loaded(written(tmp_path, AUTHORS, tensors("midlayer.")))
+    assert torch.equal(head.handed_on(rows), rows)
+    head = loaded(written(tmp_path, {**AUTHORS, "norm_output": True}, tensors("midlayer.")))
+    assert not torch.allclose(head.handed_on(rows), rows)
+
+
+def test_taps_that_nobody_names_are_the_inputs_of_three_layers(tmp_path: Path) -> None:
+    head = loaded(written(tmp_path, AUTHORS, tensors("midlayer.")))
+    assert head.spec.taps == default_taps(LAYERS) == (2, 4, 6)
+    named = {**AUTHORS, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 8]}}
+    assert loaded(written(tmp_path, named, tensors("midlayer."))).spec.taps == (1, 3, 8)
+
+
+def test_equal_vocabularies_need_no_map(tmp_path: Path) -> None:
+    held = tensors("midlayer.")
+    held["lm_head.weight"] = torch.randn(VOCAB, HIDDEN)
+    del held["d2t"], held["t2d"]
+    config = {key: value for key, value in AUTHORS.items() if key != "draft_vocab_size"}
+    head = loaded(written(tmp_path, config, held))
+    assert torch.equal(head.token_map, torch.arange(VOCAB))
+
+
+def test_an_embedding_of_its_own_is_used(tmp_path: Path) -> None:
+    own = torch.randn(VOCAB, HIDDEN)
+    folder = written(tmp_path, AUTHORS, tensors("midlayer.", **{"embed_tokens.weight": own}))
+    assert torch.equal(loaded(folder).embed_tokens.weight, own)
+
+
+def test_the_mask_row_of_p_eagle_is_read(tmp_path: Path) -> None:
+    mask = torch.randn(HIDDEN)
+    config = {**SPECULATORS, "speculators_model_type": "peagle"}
+    head = loaded(written(tmp_path, config, tensors("layers.0.", mask_hidden=mask)))
+    assert head.mask_hidden is not None
+    assert torch.equal(head.mask_hidden, mask)
+
+
+@pytest.mark.parametrize(
+    ("config", "change", "said"),
+    [
+        ({**AUTHORS, "target_hidden_size": 16}, {}, "target_hidden_size is 16, the target's 32"),
+        ({**AUTHORS, "vocab_size": 60}, {}, "vocab_size is 60, the target's 50"),
+        (AUTHORS, {"fc.weight": None}, "lacks fc.weight"),
+        (AUTHORS, {"surplus.weight": torch.zeros(1)}, "nothing is known of surplus.weight"),
+        (AUTHORS, {"d2t": None}, "it has no d2t"),
+        (AUTHORS, {"d2t": torch.full((DRAFT_VOCAB,), 40)}, "d2t does not lead"),
+        (AUTHORS, {"norm.weight": torch.zeros(3)}, r"norm.weight has the shape \[3\]"),
+        (
+            {**AUTHORS, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 12]}},
+            {}, r"taps layers \[12\]; the target has 9",
+        ),
+        (
+            {**AUTHORS, "speculators_config": {"verifier": {"name_or_path": "org/other"}}},
+            {}, "made for 'org/other', the target is 'org/target'",
+        ),
+        ({"architectures": ["DFlashDraftModel"]}, {}, "DFlash block drafter"),
+        ({"architectures": ["LlamaForCausalLM"]}, {}, "no draft head that we know"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_by_name(
+    config: dict[str, Any], change: dict[str, torch.Tensor | None], said: str, tmp_path: Path
+) -> None:
+    held = {**tensors("midlayer."), **change}
+    kept = {name: tensor for name, tensor in held.items() if tensor is not None}
+    with pytest.raises(ConfigError, match=said):
+        loaded(written(tmp_path, config, kept))
+
+
+def test_a_pickled_object_is_never_loaded(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(AUTHORS))
+    torch.save({"fc.weight": Path("/")}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match="more than tensors"):
+        loaded(tmp_path)

@@ -1,0 +1,118 @@
+"""Medusa heads in both published forms, against the heads written out once more."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from cluster.draft.heads.checkpoint import TargetShape
+from cluster.draft.heads.load import load_draft_head
+from cluster.draft.heads.medusa import MedusaHead
+from cluster.errors import ConfigError
+
+HIDDEN, VOCAB, HEADS, LAYERS = 16, 30, 3, 2
+TARGET = TargetShape(HIDDEN, VOCAB, 4, "org/target")
+OUTPUT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
+ROWS = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(6))
+
+
+def weights(*, bias: bool = True) -> dict[str, torch.Tensor]:
+    """As the authors name them."""
+    generator = torch.Generator().manual_seed(7)
+    held = {}
+    for head in range(HEADS):
+        for layer in range(LAYERS):
+            name = f"{head}.{layer}.linear"
+            held[f"{name}.weight"] = torch.randn(HIDDEN, HIDDEN, generator=generator) / 4
+            if bias:
+                held[f"{name}.bias"] = torch.randn(HIDDEN, generator=generator)
+        held[f"{head}.{LAYERS}.weight"] = torch.randn(VOCAB, HIDDEN, generator=generator)
+    return held
+
+
+def plain(held: dict[str, torch.Tensor], head: int, output: torch.Tensor) -> torch.Tensor:
+    rows = ROWS
+    for layer in range(LAYERS):
+        name = f"{head}.{layer}.linear"
+        linear = rows @ held[f"{name}.weight"].T + held.get(f"{name}.bias", torch.zeros(1))
+        rows = rows + linear * torch.sigmoid(linear)
+    return rows @ output.T
+
+
+def vllm_names(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    named = {}
+    for name, tensor in held.items():
+        head, layer, *rest = name.split(".")
+        named[
+            f"blocks.{head}.layers.{layer}.{rest[-1]}"
+            if rest[0] == "linear"
+            else f"lm_heads.{head}.weight"
+        ] = tensor
+    return named
+
+
+def loaded(folder: Path, config: dict[str, Any], held: dict[str, torch.Tensor]) -> MedusaHead:
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(held, folder / "medusa_lm_head.safetensors")
+    head = load_draft_head(folder, TARGET, torch.zeros(VOCAB, HIDDEN), OUTPUT)
+    assert isinstance(head, MedusaHead)
+    return head
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("form", ["authors", "prefixed", "vllm"])
+def test_logits_equal_the_heads_written_out(form: str, bias: bool, tmp_path: Path) -> None:
+    held = weights(bias=bias)
+    named = {
+        "authors": held,
+        "prefixed": {f"medusa_heads.{name}": tensor for name, tensor in held.items()},
+        "vllm": vllm_names(held),
+    }[form]
+    # The published configuration says 2 heads where the file holds more.
+    head = loaded(tmp_path, {"medusa_num_heads": 2, "medusa_num_layers": 1}, named)
+    assert (head.spec.num_heads, head.spec.num_layers) == (HEADS, LAYERS)
+    with torch.no_grad():
+        found = head(ROWS)
+    for index in range(HEADS):
+        wanted = plain(held, index, held[f"{index}.{LAYERS}.weight"])
+        torch.testing.assert_close(found[:, index], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_the_target_may_read_the_drafts_out(tmp_path: Path) -> None:
+    held = weights()
+    named = {name: each for name, each in vllm_names(held).items() if "lm_heads" not in name}
+    head = loaded(tmp_path, {"model_type": "medusa", "original_lm_head": True}, named)
+    with torch.no_grad():
+        found = head(ROWS)[:, 1]
+    torch.testing.assert_close(found, plain(held, 1, OUTPUT), rtol=1e-4, atol=1e-4)
+
+
+def test_one_output_layer_may_serve_all_heads_with_fewer_tokens(tmp_path: Path) -> None:
+    held = weights()
+    named = {name: each for name, each in vllm_names(held).items() if "lm_heads" not in name}
+    named["lm_head.weight"] = OUTPUT[:10].clone()
+    named["token_map"] = torch.arange(10) * 3
+    head = loaded(tmp_path, {"model_type": "medusa", "truncated_vocab_size": 10}, named)
+    with torch.no_grad():
+        found = head(ROWS)[:, 2]
+    torch.testing.assert_close(found, plain(held, 2, OUTPUT[:10]), rtol=1e-4, atol=1e-4)
+    assert head.token_map.tolist() == list(range(0, 30, 3))
+    del named["token_map"]
+    with pytest.raises(ConfigError, match="it has no token_map"):
+        loaded(tmp_path, {"model_type": "medusa"}, named)
+
+
+def test_heads_for_another_target_are_refused(tmp_path: Path) -> None:
+    config = {"medusa_num_heads": 3, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}
+    with pytest.raises(ConfigError, match=r"made for 'lmsys/vicuna-7b-v1.3'"):
+        loaded(tmp_path, config, weights())
+
+
+def test_a_lost_tensor_is_named(tmp_path: Path) -> None:
+    held = weights()
+    del held["1.0.linear.weight"]
+    with pytest.raises(ConfigError, match=r"lacks 1\.0\.linear\.weight"):
+        loaded(tmp_path, {"medusa_num_heads": 3}, held)

@@ -1,0 +1,103 @@
+"""The drafter that docs/drafters.md shows works as printed, and keeps the protocol."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from cluster.config import Config, CoordinatorConfig, DrafterConfig, EngineConfig, TargetConfig
+from cluster.config_parse import parse
+from cluster.core import SamplingParams, SpeculationOptions
+from cluster.draft import plugin
+from cluster.draft.base import Drafter, DrafterContext
+from cluster.draft.registry import check, create, search_in
+from cluster.errors import ConfigError
+from cluster.local import LLM
+from tests.draft.test_protocol import MAX_NODES, MAX_REQUESTS, Conversation
+from tests.support.draft.author import Author, grow
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "drafters.md"
+CONTEXT = DrafterContext("echo", MAX_NODES, MAX_REQUESTS)
+
+
+def block(language: str) -> str:
+    """The page's only block of that language."""
+    (found,) = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+    return str(found)
+
+
+@pytest.fixture
+def drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DrafterConfig]:
+    """The page's drafter, saved where the page says, as the page's configuration names it."""
+    source = block("python")
+    name = source.splitlines()[0].removeprefix("# ")
+    (tmp_path / name).write_text(source)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    search_in(tmp_path)
+    importlib.invalidate_caches()
+    section = yaml.safe_load(block("yaml"))["drafters"]
+    yield parse(DrafterConfig, section["echo"])
+    sys.modules.pop("echo", None)
+
+
+def test_the_pages_drafter_drafts_what_followed_before(drafter: DrafterConfig) -> None:
+    made = create("echo", drafter, CONTEXT)
+    author = Author([1, 2, 3, 4, 5, 9, 1, 2, 3])
+    made.observe([author.opening()])
+    proposal = grow(made, author)["a"]
+    assert proposal.tree.token_ids.tolist() == [4, 5, 9, 1, 2, 3]
+    assert proposal.is_complete
+
+
+def test_the_pages_drafter_keeps_the_protocol(drafter: DrafterConfig) -> None:
+    class EchoConversation(Conversation):
+        def make(self) -> Drafter:
+            return create("echo", drafter, CONTEXT)
+
+    run_state_machine_as_test(
+        EchoConversation, settings=settings(max_examples=60, stateful_step_count=20)
+    )
+
+
+def test_the_pages_drafter_makes_answers_faster_and_does_not_change_them(
+    drafter: DrafterConfig, llama_folder: Path
+) -> None:
+    config = Config(
+        target=TargetConfig(engine=EngineConfig(model=str(llama_folder), device="cpu", threads=1)),
+        drafters={"echo": drafter},
+        coordinator=CoordinatorConfig(budget="fixed"),
+    )
+    prompt = [9, 8, 7, 6, 5, 4] * 4
+    # Of two tokens, so that what stood there before often comes again.
+    bias = ((9, 50.0), (8, 50.0))
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=48, logit_bias=bias)
+    with LLM(config=config) as llm:
+        plain, drafted = (
+            llm.generate([prompt], params, speculation=SpeculationOptions(enabled=enabled))[0]
+            for enabled in (False, True)
+        )
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_accepted_draft_tokens > 0
+
+
+def test_options_of_the_pages_drafter_are_checked(drafter: DrafterConfig) -> None:
+    wrong: Any = DrafterConfig(kind=drafter.kind, options={"mach": 3})
+    with pytest.raises(ConfigError, match=r"drafters.echo.options.mach: .*did you mean match\?"):
+        check("echo", wrong)
+
+
+def test_every_name_that_the_page_lists_is_there() -> None:
+    table = re.findall(r"^\| (`.*?) \|", PAGE.read_text("utf-8"), re.MULTILINE)
+    names = {name for cell in table for name in re.findall(r"`(\w+)`", cell)}
+    assert names <= set(plugin.__all__)
+    assert len(names) > 9
+    assert all(hasattr(plugin, name) for name in plugin.__all__)
