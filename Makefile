@@ -1,6 +1,7 @@
 # `make serve` and `make test` do all their own set-up; the first run downloads, later ones start at once.
 
-CONFIG ?= configs/local.yaml
+# Empty: the demonstration.
+CONFIG ?=
 ARGS ?=
 PYTEST_ARGS ?=
 
@@ -24,7 +25,7 @@ help: ## show this list
 	@echo "  CONFIG=FILE and ARGS='--set key=value ...' reach \`drafthouse serve\`; PYTEST_ARGS reaches pytest."
 
 # exec: the recipe's shell is replaced, so Ctrl-C and make's forwarded SIGTERM reach Drafthouse itself.
-serve: $(VENV)/.serve-installed ## serve the demonstration models (or CONFIG=FILE)
+serve: $(VENV)/.serve-installed ## serve the demonstration (or CONFIG=FILE)
 	@exec $(BIN)/drafthouse serve $(CONFIG) $(ARGS)
 
 # Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.

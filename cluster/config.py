@@ -14,32 +14,40 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One model on one device group: the target's, or a drafting LM's.
+    """One model on one device group: the target's model, or a drafter's.
 
     model: a Hugging Face folder, a GGUF file, a hub model (owner/name[@revision]) or one of
     `drafthouse models`; see docs/models.md.
-    dtype: of weights and KV; auto = the checkpoint's, on a CPU that can only emulate it float32.
-    On a CPU bfloat16 is multiplied as such where the processor does that; sums are float32's.
-    device: auto, cpu, cuda or cuda:N; auto = the first GPU, else the CPU.
-    device_map: transformers' own, one-process targets only.
-    quantization: keyword arguments of transformers' quantisation config, with `quant_method`.
-    tensor_parallel: ranks that share the layers, each on a device of its own.
-    page_size: tokens per page of the KV cache.  num_pages: pages, 0 = by memory_fraction.
-    memory_fraction: share of the device's memory for weights and KV; on CPU, share of free memory
-    for KV, capped by what max_running_sequences can use.
-    max_running_sequences: sequences that may hold KV at the same time.
+    dtype: number format of weights and KV cache. auto = the checkpoint's format, or float32 where
+    the CPU would have to emulate that format.  A CPU that multiplies bfloat16 sums the products in
+    float32.
+    device: auto, cpu, cuda or cuda:N. auto = the first GPU if there is one, else the CPU.
+    device_map: transformers' own `device_map`; it spreads one process over several devices.  Not
+    together with tensor_parallel.
+    quantization: keyword arguments of transformers' quantisation config, `quant_method` among them.
+    tensor_parallel: ranks (processes) that share the layers; each needs a device of its own.
+    page_size: tokens per page of the KV cache.
+    num_pages: memory of the KV cache, in pages of all layers; 0 = as much as memory_fraction
+    allows.  Layers with a sliding window and layers without one divide it.
+    memory_fraction: on a GPU, the share of its memory that may be in use once the KV cache is
+    there, what other processes use included; on a CPU, the share of free memory for the KV cache,
+    at most a quarter.  The KV cache is never larger than max_running_sequences can use.
+    max_running_sequences: sequences that may hold KV pages at the same time.
     max_context_len: prompt and output together, in tokens; 0 = the model's own limit.
-    max_batch_tokens: rows of one forward; longer prefills are cut into chunks.
-    prefix_cache: keep the KV of finished requests for prompts that begin alike.
-    threads: of one process on a CPU, 0 = all cores where our kernels run, else half, at least one.
-    attention: name of the attention implementation, auto = the best for the device.
-    reproducible: the same bits of text with speculation on, off, in another batch, on another
-    replica of the same processor type; on a CPU with a C++ compiler.
-    compile: compile the forward at load, on a CPU with a C++ compiler: a minute at first, seconds
-    from torch's cache; steps of small and medium models get faster.
-    cuda_graphs: replay steps of up to 256 rows as CUDA graphs, captured at load, where the whole
-    model is on one NVIDIA GPU and its code allows that.
-    trust_remote_code: let transformers run code that comes with the checkpoint.
+    max_batch_tokens: rows of one forward pass; a longer prefill is cut into chunks.
+    prefix_cache: keep the KV pages of finished requests for prompts that begin with the same
+    tokens.
+    threads: CPU threads of one process. 0 = all cores if our own kernels run, else half of them.
+    attention: the attention implementation (sdpa, native or triton); auto = the best one for the
+    device.
+    reproducible: give the same text to the last bit with speculation on or off, in any batch, and
+    on every replica with the same type of processor.  Only on a CPU with a C++ compiler.
+    compile: compile the forward pass with torch at load.  Steps of small and medium models get
+    faster.  The first load takes a minute longer, later ones some seconds.  Only on a CPU with a
+    C++ compiler.
+    cuda_graphs: capture CUDA graphs at load and replay them in steps of up to 256 rows.  Only where
+    the whole model is on one NVIDIA GPU and its code allows that.
+    trust_remote_code: let transformers run Python code that comes with the checkpoint.
     """
 
     model: str = ""
@@ -67,14 +75,28 @@ class EngineConfig:
 class PlacementConfig:
     """Where the replicas of one deployment run.
 
-    num_cpus, num_gpus: per replica, or per rank for a target.  resources: custom Ray resources
-    per replica or rank.  labels: Ray node labels the node must carry, key to value.
+    num_cpus, num_gpus: reserved per replica; for a target, per rank.
+    resources: custom Ray resources, reserved per replica or rank.
+    labels: Ray node labels that the node must have, key to value.
+    cores: CPU cores, by number, that each of these processes is pinned to; empty = not pinned.
     """
 
     num_cpus: float = 0.5
     num_gpus: float = 0.0
     resources: Mapping[str, float] = field(default_factory=dict)
     labels: Mapping[str, str] = field(default_factory=dict)
+    cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterPlacement(PlacementConfig):
+    """Where one drafter runs: inside the target, or in processes of its own.
+
+    with: target = inside every target, on its devices and by turns with its steps.
+    num_cpus, num_gpus, resources, labels, cores: as for other processes; only without `with`.
+    """
+
+    host: Literal["", "target"] = field(default="", metadata={"key": "with"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +104,9 @@ class TargetConfig:
     """The model whose text is served.
 
     replicas: copies of the whole model; each has its own ranks.
-    generation_config: what requests that leave it open are sampled with: auto = what the
-    checkpoint's generation_config.json says (temperature, top_p, top_k, min_p, repetition_penalty,
-    max_new_tokens), none = OpenAI's defaults, or a folder that holds the file.
+    generation_config: sampling defaults of requests that do not set a value. auto = the
+    checkpoint's generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty,
+    max_new_tokens); none = OpenAI's defaults; or a folder that has such a file.
     """
 
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -95,15 +117,18 @@ class TargetConfig:
 
 @dataclass(frozen=True, slots=True)
 class DrafterConfig:
-    """One drafter of the pool.
+    """One drafter: of the pool, or resident in the target (`Config.residents`).
 
-    kind: a name in the drafter registry (`cluster/draft/registry.py`), or module:Class.
-    options: that kind's own settings, checked against its options class.
-    max_nodes: bound of the growing tree per request.
-    max_requests: requests a replica keeps state for; the least recent ones go first.
-    replicas: how many workers share the requests.
-    nice: how far its processes stand back behind others on the same cores, 0 to 19: a drafter that
-    shares the target's cores should draft in the time that is left over.
+    kind: a kind of drafter that is listed below, or `module:Class` for one of your own; see
+    docs/drafters.md.
+    options: settings of that kind.
+    max_nodes: upper bound of the tree that grows for a request.
+    max_requests: requests that one replica holds at the same time; it declines further ones.
+    replicas: workers that share the requests.
+    nice: 0 to 19, as in Unix: a drafter with a higher value gets less of a core that others want.
+    shadow: its trees are scored by the texts that follow, and never verified.
+    placement: auto = inside the target, unless it has what only processes of its own have:
+    replicas, nice, or an engine on another device than the target's.
     """
 
     kind: str = ""
@@ -112,34 +137,54 @@ class DrafterConfig:
     max_requests: int = 256
     replicas: int = 1
     nice: int = 0
-    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    shadow: bool = False
+    placement: Literal["auto"] | DrafterPlacement = "auto"
+
+    @property
+    def reserved(self) -> PlacementConfig:
+        """What a process of its own reserves, where it has one."""
+        return PlacementConfig() if isinstance(self.placement, str) else self.placement
+
+    @property
+    def device(self) -> str:
+        """The device that its engine names; auto where it names none, or has no engine."""
+        engine = self.options.get("engine")
+        return str(engine.get("device", "auto")) if isinstance(engine, Mapping) else "auto"
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """The round loop.
+    """The process that schedules the target's steps and asks the drafters.
 
-    replicas: coordinators.  One leads all targets; more are refused, as each would lead them all.
-    max_running_sequences: requests decoded at the same time; the others wait.
-    max_queued_requests: requests that may wait; more are answered 429.
-    max_draft_tokens: upper bound of draft nodes per sequence and step.
-    budget: adaptive = as many nodes as the measured step times and acceptance say pay;
-    fixed = always max_draft_tokens.
-    max_draft_wait_ms: longest wait of a step for drafts that are about to arrive, 0 = none.
-    max_slowdown: share of plain decoding's time that speculation may cost when drafts fail.
-    slowdown_slack: plain steps' time it may lose beyond that before it must have earned it; n
-    sequences at a time may lose it divided by the root of n.
-    latency_classes: what a request's speed counts for when a step's draft nodes are shared out,
-    0.01 to 100, by the name that it gives in `speculation.latency_class`; 1 if it gives none.
-    max_homogeneity_wait_ms: how long a ready group of one task may wait for its like.
-    cohorts: two = while one half of a target's sequences is verified the other half's batch is
-    planned and queued; one = all of them in one batch; auto = as its measured step times say pays.
-    max_frame_bytes: refuse larger gRPC frames.
-    breaker_failures, breaker_reset_s: a drafter that failed so often in a row rests for so long.
-    target_silence_s: a target that owes answers and says nothing at all for so long is left, and an
-    item of which it says nothing is sent again; one that computes says so every second.
-    target_timeout_s: a target that says it computes, and ends no step for so long, is left; so long
-    do requests wait where there is no target.
+    replicas: number of coordinators.  One leads all targets; more than one is refused.
+    max_running_sequences: requests that are decoded at the same time; the others wait in the queue.
+    max_queued_requests: length of the queue; further requests are answered 429.
+    max_draft_tokens: draft tokens that one step may verify per sequence.
+    budget: adaptive = verify as many draft tokens as pay, judged by measured step times and
+    acceptance; fixed = always max_draft_tokens.
+    max_draft_wait_ms: longest time that a step waits for drafts that are about to arrive; 0 = no
+    waiting.
+    max_slowdown: share of plain decoding's time that speculation may cost while drafts are
+    rejected.
+    slowdown_slack: what speculation may cost beyond max_slowdown before it has saved anything, in
+    plain steps.  With n sequences running, it is divided by the square root of n.
+    latency_classes: named weights of requests, 0.01 to 100.  When draft tokens are shared out, the
+    time saved for a request counts this much.  A request names its class in
+    `speculation.latency_class`; without one it counts 1.
+    max_homogeneity_wait_ms: longest time that a batch of one task class waits for more requests of
+    that class.
+    cohorts: two = split a target's sequences into halves; while it verifies one, the batch of the
+    other is prepared and queued. one = all in one batch. auto = whichever is faster by the measured
+    step times.
+    keep_learned: keep what the control loop has learned (step times, scores of drafters) in the
+    cache of models, and begin with it at the next start of the same models on the same machine.
+    max_frame_bytes: larger gRPC messages between the parts are refused.
+    breaker_failures: a drafter that fails so often in a row is left alone.
+    breaker_reset_s: how long it is left alone.
+    target_silence_s: a target with work that says nothing for so long is given up, and its requests
+    move to another.  A target that computes says so every second.
+    target_timeout_s: a target that says it computes, but ends no step for so long, is given up.
+    Requests wait as long for a target when there is none.
     """
 
     replicas: int = 1
@@ -156,6 +201,7 @@ class CoordinatorConfig:
     )
     max_homogeneity_wait_ms: float = 2.0
     cohorts: Literal["auto", "one", "two"] = "auto"
+    keep_learned: bool = True
     max_frame_bytes: int = 4 * 1024 * 1024
     breaker_failures: int = 3
     breaker_reset_s: float = 2.0
@@ -165,21 +211,23 @@ class CoordinatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class IngressConfig:
-    """The front door's limits.
+    """The HTTP and gRPC front end, and its limits.
 
-    replicas: ingress processes; each tokenises and detokenises on one core.
+    replicas: ingress processes; each uses one core to tokenise and detokenise.
     max_body_bytes: larger request bodies are answered 413.
-    body_timeout_s: a body that has not arrived within so long is answered 408.
-    max_sequences_per_request: upper bound of prompts times `n`; the line is for many clients.
-    max_chars_per_token: text of more characters than this times the context's tokens is refused
-    before it is tokenised; English has 4 to 5, deeply indented code up to 10.
-    public_latency_classes: names of coordinator.latency_classes that requests may give; null =
-    those that count at most 1, so that nobody goes before others unless the operator says so.
-    max_choices: upper bound of `n`.  max_logprobs: of the alternatives reported per token.
+    body_timeout_s: a body that has not arrived within this time is answered 408.
+    max_sequences_per_request: upper bound of prompts times `n`, so that no request fills the queue.
+    max_chars_per_token: a prompt with more characters than this times the context length in tokens
+    is refused before it is tokenised.  English text has 4 to 5, deeply indented code up to 10.
+    public_latency_classes: the coordinator.latency_classes that requests may name. null = those
+    that count at most 1, so that no client can go before others.
+    max_choices: upper bound of `n`.
+    max_logprobs: upper bound of `logprobs` and `top_logprobs`.
     max_stop_strings: upper bound of stop strings per request.
-    default_max_tokens: output tokens of a chat or gRPC request that names no limit; 0 = what the
-    checkpoint says (target.generation_config), else the rest of the context.  Completions have
-    OpenAI's 16.
+    default_max_tokens: output tokens of a chat or gRPC request that sets no limit. 0 = the
+    checkpoint's limit (target.generation_config), else the rest of the context.  Completions have
+    OpenAI's default, 16.
+    log_requests: write a line for every request that ends: its id, tokens and times, no content.
     """
 
     replicas: int = 1
@@ -193,6 +241,7 @@ class IngressConfig:
     max_logprobs: int = 20
     max_stop_strings: int = 16
     default_max_tokens: int = 0
+    log_requests: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,9 +259,9 @@ class HttpConfig:
 class GrpcConfig:
     """The gRPC endpoint.
 
-    listener: ingress = every ingress replica, at host and port of its own node; serve = Ray Serve's
-    proxies, on every node, all interfaces and the port of Serve's own `grpc_options`, which must
-    name the servicer functions.
+    listener: ingress = every ingress replica listens at host and port of its own node. serve = Ray
+    Serve's proxies listen on every node, on all interfaces, at the port in Serve's own
+    `grpc_options`, which must also name the servicer functions.
     host: the interface to listen on; 0.0.0.0 = all.  port: TCP port.
     """
 
@@ -223,11 +272,11 @@ class GrpcConfig:
 
 @dataclass(frozen=True, slots=True)
 class NetworkConfig:
-    """Where the parts listen for each other: coordinators, targets, drafters, and Ray itself where
-    `drafthouse serve` starts it.  None of them but Ray asks who is calling.
+    """How the parts reach each other: coordinators, targets, drafters, and Ray where `drafthouse
+    serve` starts it.  Ray asks for a token; the others ask nobody who is calling.
 
-    interface: loopback = 127.0.0.1, for one machine; node = the address by which Ray knows the
-    node, for clusters, in a network that is closed to others.
+    interface: loopback = 127.0.0.1, for one machine. node = the node's address as Ray knows it, for
+    clusters; the network between the nodes must be closed to others.
     """
 
     interface: Literal["loopback", "node"] = "loopback"
@@ -247,13 +296,14 @@ class DashboardConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The whole of it.
+    """The keys beside the sections.
 
-    model_name: the name clients ask for; empty = the model's own: the last part of a folder, a
-    GGUF file without its ending, the name of a hub model or of one of `drafthouse models`.
-    drafters: the pool, by name.
-    tasks: task class to the drafters that serve it, in order of preference; the task "default"
-    serves requests without one and unknown ones, and where it is absent every drafter does.
+    model_name: the name that clients ask for.  Empty = the model's own: the last part of a folder,
+    a GGUF file's name without its ending, or the name of a hub model or of one of `drafthouse
+    models`.
+    drafters: by name.
+    tasks: for each task class, the drafters that serve it, best first.  The class `default` is for
+    requests that name no class or an unknown one; without it, such requests have every drafter.
     """
 
     model_name: str = ""
@@ -274,6 +324,23 @@ class Config:
         if allowed is not None:
             return allowed
         return tuple(name for name, weight in weights.items() if weight <= 1.0)
+
+    @property
+    def residents(self) -> tuple[str, ...]:
+        """Names of the drafters that run inside the target."""
+        return tuple(filter(self._is_resident, self.drafters))
+
+    @property
+    def pool(self) -> tuple[str, ...]:
+        """Names of the drafters that run in processes of their own."""
+        return tuple(name for name in self.drafters if not self._is_resident(name))
+
+    def _is_resident(self, name: str) -> bool:
+        drafter = self.drafters[name]
+        if not isinstance(drafter.placement, str):
+            return drafter.placement.host == "target"
+        has_own = drafter.replicas > 1 or drafter.nice > 0
+        return not has_own and drafter.device in ("auto", self.target.engine.device)
 
     def drafters_of(self, task: str) -> tuple[str, ...]:
         """Names of the drafters that serve `task`, best first."""

@@ -60,7 +60,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+        raise ConfigError(f"{path}: {_yaml_problem(error)}") from error
     try:
         return _checked(path, document, overrides)
     except ConfigError as error:
@@ -100,10 +100,20 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+def _yaml_problem(error: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """What the parser says in a paragraph, on one line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"not valid YAML: {error}"
+    problem = getattr(error, "problem", None) or "it cannot be read"
+    return f"line {mark.line + 1}, column {mark.column + 1}: not valid YAML: {problem}; correct it"
+
+
 def _checked(path: Path, document: Any, overrides: Sequence[str]) -> ServeFile:
     document = copy.deepcopy(document)
     if not isinstance(document, dict):
-        raise ConfigError("the file is not a mapping; see configs/local.yaml for the form")
+        what = "is empty" if document is None else "is not a mapping"
+        raise ConfigError(f"the file {what}; see configs/own-model.yaml for the form")
     _check_keys(document, _SERVE_KEYS, "")
     applications = document.get("applications")
     if not isinstance(applications, list) or len(applications) != 1:

@@ -63,9 +63,14 @@ def _parse_scalar(kind: Any, value: Any, path: str) -> Any:
 def _parse_union(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
     if value is None and type(None) in arguments:
         return None
-    kinds = [argument for argument in arguments if argument is not type(None)]
+    words = [word for kind in arguments if get_origin(kind) is Literal for word in get_args(kind)]
+    if isinstance(value, str) and words:
+        if value not in words:
+            raise _mismatch(f"{', '.join(words)} or a mapping", value, path)
+        return value
+    kinds = [kind for kind in arguments if kind is not type(None) and get_origin(kind) != Literal]
     if len(kinds) != 1:
-        raise TypeError(f"{path}: the schema may only use `X | None` unions")
+        raise TypeError(f"{path}: the schema may only use `X | None` and `Literal | X` unions")
     return _parse(kinds[0], value, path)
 
 
@@ -75,12 +80,19 @@ def _parse_dataclass(kind: type[Any], value: Any, path: str) -> Any:
     if not isinstance(value, Mapping):
         raise _mismatch("a mapping", value, path)
     hints = typing.get_type_hints(kind)
-    known = [f.name for f in dataclasses.fields(kind)]
+    # A key that Python keeps for itself is a field's `key`.
+    names = {f.metadata.get("key", f.name): f.name for f in dataclasses.fields(kind)}
+    known = list(names)
     for key in value:
         if key not in known:
             raise unknown_key(str(key), known, f"{path}.{key}" if path else str(key))
     prefix = f"{path}." if path else ""
-    return kind(**{key: _parse(hints[key], item, f"{prefix}{key}") for key, item in value.items()})
+    return kind(
+        **{
+            names[key]: _parse(hints[names[key]], item, f"{prefix}{key}")
+            for key, item in value.items()
+        }
+    )
 
 
 def unknown_key(key: str, known: Sequence[str], path: str) -> ConfigError:

@@ -17,6 +17,7 @@ from cluster.config import (
     CoordinatorConfig,
     DashboardConfig,
     DrafterConfig,
+    DrafterPlacement,
     EngineConfig,
     GrpcConfig,
     HttpConfig,
@@ -24,7 +25,7 @@ from cluster.config import (
     PlacementConfig,
     TargetConfig,
 )
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, NotFoundError
 
 Range = tuple[float, float]
 
@@ -33,6 +34,8 @@ _OPTIONAL_COUNT: Range = (0, math.inf)
 _PORT: Range = (1, 65535)
 # Weights far apart leave the lighter requests without a node for good.
 _WEIGHT: Range = (0.01, 100)
+
+_AMOUNTS = {"num_cpus": _OPTIONAL_COUNT, "num_gpus": _OPTIONAL_COUNT}
 
 # A target that computes says so once a second: of two words that it missed one may just be late.
 _SILENCE: Range = (2.0, math.inf)
@@ -49,7 +52,8 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
         "max_batch_tokens": _COUNT,
         "threads": _OPTIONAL_COUNT,
     },
-    PlacementConfig: {"num_cpus": _OPTIONAL_COUNT, "num_gpus": _OPTIONAL_COUNT},
+    PlacementConfig: _AMOUNTS,
+    DrafterPlacement: _AMOUNTS,
     TargetConfig: {"replicas": _COUNT},
     DrafterConfig: {
         "max_nodes": _COUNT,
@@ -103,8 +107,11 @@ def check_rules(config: Config) -> None:
         if isinstance(record, PlacementConfig):
             for resource, amount in record.resources.items():
                 _check_range(amount, 0, math.inf, f"{path}.resources.{resource}")
+            for place, core in enumerate(record.cores):
+                _check_range(core, 0, math.inf, f"{path}.cores[{place}]")
     _check_names(config)
     _check_target(config)
+    _check_residents(config)
     _check_coordinators(config)
 
 
@@ -191,6 +198,23 @@ def _check_target(config: Config) -> None:
         )
 
 
+def _check_residents(config: Config) -> None:
+    """What only processes of their own can have is not asked of drafters inside the target."""
+    for name in config.residents:
+        drafter, path = config.drafters[name], f"drafters.{name}"
+        own = {
+            f"{path}.placement": drafter.placement not in ("auto", DrafterPlacement(host="target")),
+            f"{path}.replicas": drafter.replicas > 1,
+            f"{path}.nice": drafter.nice > 0,
+        }
+        for key in (key for key, is_set in own.items() if is_set):
+            raise ConfigError(
+                f"{key}: the drafter runs inside the target (with: target) and has no process of "
+                "its own to place; remove this, or `with`",
+                param=key,
+            )
+
+
 def _check_coordinators(config: Config) -> None:
     """One coordinator leads all targets: nothing keeps a second one from leading them as well."""
     count = config.coordinator.replicas
@@ -202,3 +226,15 @@ def _check_coordinators(config: Config) -> None:
             "ingress.replicas where text is the bottleneck, target.replicas where the model is",
             param=path,
         )
+
+
+def check_in_pool(config: Config, name: str) -> None:
+    """Raise NotFoundError unless a drafter of that name runs in a process of its own."""
+    if name in config.residents:
+        raise NotFoundError(
+            f"drafter {name!r} runs inside the target; to run it in a process of its own, give it "
+            f"one: drafters.{name}.placement={{num_cpus: 1}}"
+        )
+    if name not in config.drafters:
+        known = ", ".join(config.pool) or "none"
+        raise NotFoundError(f"no drafter is named {name!r}; the pool of the file has: {known}")

@@ -8,7 +8,7 @@ tokens, is sent `delta`, and then has the whole committed context.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,9 +49,9 @@ class SamplingParams:
 
     temperature 0 is greedy.  top_k 0 and top_p 1 and min_p 0 keep every candidate.
     Presence and frequency penalties count output tokens, repetition_penalty prompt and output.
-    seed: key of the noise, None = whoever takes the request draws one.  stream: requests with one
-    seed and different streams have independent noise.  stop_token_ids end the text and are not
-    part of it.
+    seed: key of the noise, None or negative = whoever takes the request draws one.
+    stream: requests with one seed and different streams have independent noise.
+    stop_token_ids end the text and are not part of it.
     logprobs: number of alternatives to report per token, None = no log-probabilities at all.
     """
 
@@ -92,12 +92,14 @@ class SpeculationOptions:
     drafters: names allowed for this request, None = those of its task.
     latency_class: what its speed counts for when a step's nodes are shared out; a name in
     `coordinator.latency_classes`, None = 1.
+    return_draft_sources: whether events say which drafters had proposed each token.
     """
 
     enabled: bool = True
     max_draft_tokens: int | None = None
     drafters: tuple[str, ...] | None = None
     latency_class: str | None = None
+    return_draft_sources: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -231,6 +233,8 @@ class VerifyItem:
     prefix_hash: poly64 of the first base_len tokens.  delta: int32[k], k >= 1.
     params, tenant: sent when base_len is 0 (the target then opens the request), else None and b"".
     prompt_len: output position of a token at absolute position a is a - prompt_len.
+    draft_nodes: how many nodes each of the target's resident drafters may grow after the verdict,
+    0 = none.  task, residents: sent with params; residents: names of those that draft for it.
     """
 
     request_id: str
@@ -242,6 +246,9 @@ class VerifyItem:
     prompt_len: int
     params: SamplingParams | None = None
     tenant: bytes = b""
+    draft_nodes: int = 0
+    task: str = ""
+    residents: tuple[str, ...] = ()
 
     @property
     def context_len(self) -> int:
@@ -282,6 +289,10 @@ class SpeculationStats:
     num_accepted_draft_tokens: int = 0
     num_spec_tokens: int = 0  # tokens emitted by speculative steps
     acceptance_histogram: tuple[int, ...] = ()  # [k] = speculative steps that accepted k drafts
+    # Accepted draft tokens; one that several drafters had proposed counts for each.
+    accepted_by_drafter: Mapping[str, int] = field(default_factory=dict)
+    # Why there was no speculative step: a name of `cluster.coordinator.idle`; "" = there was one.
+    idle_because: str = ""
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -300,7 +311,8 @@ class SpeculationStats:
 class TokenEvent:
     """Coordinator to ingress: new tokens of a request, in order; the last one is finished.
 
-    position: index of token_ids[0] among the output tokens.
+    position: index of token_ids[0] among the output tokens.  draft_sources: where asked for, one
+    per token: the drafters that had proposed it, () for a token of the target's own.
     """
 
     request_id: str
@@ -312,3 +324,5 @@ class TokenEvent:
     error_code: str = ""  # with FinishReason.ERROR
     error_message: str = ""
     retry_after_s: float = 0.0  # with a CapacityError's code
+    draft_sources: tuple[tuple[str, ...], ...] = ()
+    queue_time_s: float = 0.0  # with the last event: until it first had a place at a target

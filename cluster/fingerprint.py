@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,17 @@ def load_pretrained_tokenizer(folder: str | Path, *, trust_remote_code: bool = F
         raise ConfigError(
             f"{folder}: no tokenizer can be loaded ({error}); put the model's tokenizer.json there"
         ) from error
+
+
+def difference(strings: Sequence[str], others: Sequence[str]) -> str:
+    """Where two vocabularies first differ, for messages; "" if they are the same."""
+    if tokenizer_hash(strings) == tokenizer_hash(others):
+        return ""
+    pairs = enumerate(zip(strings, others, strict=False))
+    index = next((i for i, (mine, theirs) in pairs if mine != theirs), None)
+    if index is None:
+        return f"{len(strings)} tokens against {len(others)}"
+    return f"token {index} is {strings[index]!r} against {others[index]!r}"
 
 
 def model_hash(folder: str | Path) -> str:

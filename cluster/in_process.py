@@ -30,7 +30,7 @@ class InProcessCluster:
 
     def __init__(self, config: Config, engine: Engine) -> None:
         """Load the drafters and start everything.  engine: the target's, already loaded."""
-        self._drafters = {name: build_drafter(config, name) for name in config.drafters}
+        self._drafters = {name: build_drafter(config, name) for name in config.pool}
         self._target = build_target(engine, config)
         self._engine = engine
         self._serving: set[asyncio.Task[None]] = set()

@@ -17,6 +17,7 @@ from functools import partial
 
 from cluster.config import Config
 from cluster.config_file import load
+from cluster.config_rules import check_in_pool
 from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ConfigError, DrafthouseError, NotFoundError, ProtocolError
 from cluster.rpc.channel import connect_drafter, connect_target
@@ -69,9 +70,7 @@ def _drafter_address(text: str, config: Config) -> tuple[str, str]:
     name, separator, address = text.partition("=")
     if not separator or not address:
         raise ConfigError(f"--drafter {text!r}: expected NAME=HOST:PORT")
-    if name not in config.drafters:
-        known = ", ".join(config.drafters) or "none"
-        raise NotFoundError(f"no drafter is named {name!r}; the file has: {known}")
+    check_in_pool(config, name)
     return name, address
 
 

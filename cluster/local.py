@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import secrets
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from cluster.core import (
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
 from cluster.in_process import InProcessCluster
 from cluster.models.resolve import resolve
+from cluster.seeds import asked_seed, draw_seed
 from cluster.tenant import tenant_of
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.stream import TextStream
@@ -46,9 +46,6 @@ from cluster.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 Prompt = str | Sequence[int]
-
-# JSON readers and spreadsheets store numbers as doubles, which hold 53-bit integers exactly.
-_SEED_BITS = 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +100,11 @@ class LLM:
         """Continue every prompt; returns the results in the order of the prompts.
 
         prompts: one prompt or several, each a text or token ids.  params: one for all prompts or
-        one each, None = `default_params`.  Without a seed, every prompt draws its own.  With a
-        shared seed, prompt i uses stream params.stream + i.  stop: strings that end a text and
-        are not part of it.  ignore_eos: treat end-of-sequence tokens as ordinary text.
-        cache_salt: requests with different salts share no prefix cache and no learned text.
+        one each, None = `default_params`.  Without a seed, or with a negative one, every prompt
+        draws its own.  With a shared seed, prompt i uses stream params.stream + i.  stop: strings
+        that end a text and are not part of it.  ignore_eos: treat end-of-sequence tokens as
+        ordinary text.  cache_salt: requests with different salts share no prefix cache and no
+        learned text.
         Raises the error of the first request that fails.
         """
         asked = _as_prompts(prompts)
@@ -233,8 +231,8 @@ class LLM:
         if not ignore_eos:
             stop_ids = tuple(sorted({*params.stop_token_ids, *self._stop_ids}))
             params = dataclasses.replace(params, stop_token_ids=stop_ids)
-        if params.seed is None:
-            params = dataclasses.replace(params, seed=secrets.randbits(_SEED_BITS))
+        if asked_seed(params.seed) is None:
+            params = dataclasses.replace(params, seed=draw_seed())
         return Request(uuid.uuid4().hex[:16], prompt_ids, params, speculation=speculation)
 
 
@@ -304,7 +302,7 @@ class _Answer:
 
 def _apart(params: SamplingParams, count: int) -> list[SamplingParams]:
     """`params` for each of `count` prompts; with a seed, each prompt gets its own noise stream."""
-    if params.seed is None:
+    if asked_seed(params.seed) is None:
         return [params] * count
     return [dataclasses.replace(params, stream=params.stream + index) for index in range(count)]
 

@@ -5,7 +5,8 @@ What the frames are about stands in `cluster.core`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from cluster.core import (
     Commit,
@@ -19,7 +20,7 @@ from cluster.core import (
 )
 
 # Frames between peers carry this number; peers with another one refuse each other in Describe.
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,8 @@ class WorkerDescription:
     strings in id order, "" for drafters that serve any vocabulary.  devices: names of what it
     computes on, unique among all machines; empty = unknown.  step_rows, step_times_s: a target's
     `StepProfile`, empty = not measured.  native_build: of its own machine code, "" = none; a
-    target that is_reproducible gives the same bits as another of the same build.
+    target that is_reproducible gives the same bits as another of the same build.  residents: names
+    of the drafters that run inside a target; refused: those that should and cannot, and why.
     """
 
     worker_id: str
@@ -48,6 +50,8 @@ class WorkerDescription:
     step_times_s: tuple[float, ...] = ()
     native_build: str = ""
     is_reproducible: bool = False
+    residents: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,26 +113,6 @@ class VerifyFrame:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class VerdictFrame:
-    """Target to coordinator.  Every item of a VerifyFrame is answered once, in some frame.
-
-    in_hand: every item that is still to be answered, in a frame of its own, said once a second
-    while there are any, however long a step takes.
-    """
-
-    verdicts: tuple[Verdict, ...] = ()
-    misses: tuple[CacheMiss, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-    report: StepReport | None = None
-    in_hand: tuple[InHand, ...] = ()
-
-    @property
-    def is_heartbeat(self) -> bool:
-        """Whether it answers nothing and tells of no step."""
-        return not (self.verdicts or self.misses or self.refusals or self.report)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class CommitFrame:
     """Coordinator to drafter."""
 
@@ -148,6 +132,46 @@ class ProposalFrame:
     num_requests: int = 0
     draft_time_s: float = 0.0
     completions: tuple[Completion, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DraftReport:
+    """What the resident drafters of a target made of its last verdicts.
+
+    frames: by drafter's name, as the pool sends them.  Every request that a drafter was asked for
+    is named by a complete proposal, a completion or a refusal: nothing else comes for it.
+    draft_time_s: of all of them, texts included.  num_sequences: requests that nodes were asked
+    for.  num_nodes: what each drafter was asked for, over these requests.  stalled: names of the
+    drafters that took far too long and rest now.
+    """
+
+    frames: tuple[tuple[str, ProposalFrame], ...] = ()
+    draft_time_s: float = 0.0
+    num_sequences: int = 0
+    num_nodes: int = 0
+    stalled: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VerdictFrame:
+    """Target to coordinator.  Every item of a VerifyFrame is answered once, in some frame.
+
+    in_hand: every item that is still to be answered, in a frame of its own, said once a second
+    while there are any, however long a step takes.
+    drafts: in a frame of its own, after that with the verdicts of items with draft_nodes.
+    """
+
+    verdicts: tuple[Verdict, ...] = ()
+    misses: tuple[CacheMiss, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    report: StepReport | None = None
+    in_hand: tuple[InHand, ...] = ()
+    drafts: DraftReport | None = None
+
+    @property
+    def is_heartbeat(self) -> bool:
+        """Whether it answers nothing and tells of no step."""
+        return not (self.verdicts or self.misses or self.refusals or self.report or self.drafts)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,63 +34,75 @@ class Metric:
 
 
 REQUESTS = Metric("drafthouse_requests", "counter", "Finished requests.", ("task", "finish_reason"))
-REJECTED = Metric("drafthouse_rejected_requests", "counter", "Requests refused.", ("code",))
+REJECTED = Metric("drafthouse_rejected_requests", "counter", "Refused requests.", ("code",))
 RUNNING = Metric("drafthouse_running_requests", "gauge", "Requests that are being decoded.")
-QUEUED = Metric("drafthouse_queued_requests", "gauge", "Admitted requests that wait for a place.")
+QUEUED = Metric("drafthouse_queued_requests", "gauge", "Requests in the queue.")
 PROMPT_TOKENS = Metric("drafthouse_prompt_tokens", "counter", "Prompt tokens.", ("task",))
-OUTPUT_TOKENS = Metric("drafthouse_output_tokens", "counter", "Emitted tokens.", ("task",))
+OUTPUT_TOKENS = Metric("drafthouse_output_tokens", "counter", "Output tokens.", ("task",))
 TTFT = Metric(
-    "drafthouse_time_to_first_token_seconds", "histogram", "Arrival to first token.", ("task",)
+    "drafthouse_time_to_first_token_seconds",
+    "histogram",
+    "Time from a request's arrival to its first token.",
+    ("task",),
 )
 ITL = Metric(
     "drafthouse_inter_token_latency_seconds",
     "histogram",
-    "Time between two events of a stream, divided by the tokens of the later one.",
+    "Time between two pieces of a stream, divided by the tokens of the later one.",
     ("task",),
 )
 STEPS = Metric("drafthouse_target_steps", "counter", "Target steps.", ("target",))
 STEP_TIME = Metric(
-    "drafthouse_target_step_seconds", "histogram", "Forward, draw and walk.", ("target",)
+    "drafthouse_target_step_seconds",
+    "histogram",
+    "Time of a target step: forward pass, drawing tokens, comparing them with the draft.",
+    ("target",),
 )
 FORWARD_TIME = Metric(
-    "drafthouse_target_forward_seconds", "histogram", "The model's forward pass.", ("target",)
+    "drafthouse_target_forward_seconds",
+    "histogram",
+    "Time of the model's forward pass within a step.",
+    ("target",),
 )
 ROUND_OVERHEAD = Metric(
     "drafthouse_round_overhead_seconds",
     "histogram",
-    "One decode round, from a verify frame to the next, less the target's forward: wire, codec, "
-    "draw, queues and coordinator.",
+    "Time of a decode round without the target's forward pass: network, encoding, drawing, queues, "
+    "coordinator.",
 )
 BATCH_SIZE = Metric(
     "drafthouse_batch_size", "histogram", "Sequences per decode step.", (), (*_TOKENS, 32.0, 64.0)
 )
 BATCH_PURITY = Metric(
-    "drafthouse_batch_purity", "gauge", "Share of a batch's most frequent task class, mean."
+    "drafthouse_batch_purity",
+    "gauge",
+    "Mean share of a batch that belongs to its most frequent task class.",
 )
 DEFICIT = Metric(
     "drafthouse_speculation_deficit_seconds",
     "gauge",
-    "What speculation has lost against plain decoding and not regained.",
+    "Time that speculation has cost, against plain decoding, and not yet saved again.",
     ("target",),
 )
 GUARD_REFUSALS = Metric(
     "drafthouse_guard_refusals",
     "counter",
-    "Steps for which the deficit guard refused the number of drafts that promised most.",
+    "Steps that verified fewer draft tokens than seemed best, because of coordinator.max_slowdown.",
     ("target",),
 )
 BOOKKEEPING_FAULTS = Metric(
     "drafthouse_bookkeeping_faults",
     "counter",
-    "Failures of what only learns from rounds (statistics, calibration, accounts, planning); the "
-    "rounds went on without it.  Each one is a defect.",
+    "Errors in code that only learns from rounds (statistics, calibration, planning). The rounds "
+    "went on without it. Each one is a bug: please report it.",
     ("part",),
 )
 DRAFT_WAITS = Metric(
     "drafthouse_draft_waits",
     "counter",
-    "Steps that waited for drafts; arrived: they, or word that none will come, before the time was "
-    "up, late: not, moot: what they waited for was cancelled. Success ratio = arrived / all.",
+    "Steps that waited for drafts. outcome: arrived = the drafts, or word that none will come, "
+    "came in time; late = they did not; moot = the request was cancelled meanwhile. Success ratio "
+    "= arrived / all.",
     ("outcome",),
 )
 DRAFT_WAITED = Metric(
@@ -99,7 +111,7 @@ DRAFT_WAITED = Metric(
 NUM_DRAFTS = Metric(
     "spec_decode_num_drafts",
     "counter",
-    "Sequence steps that verified at least one node of the drafter.",
+    "Steps of a sequence that verified at least one draft token of the drafter.",
     ("drafter", "task"),
 )
 NUM_DRAFT_TOKENS = Metric(
@@ -117,62 +129,82 @@ NUM_ACCEPTED_PER_POS = Metric(
 CALIBRATION_ERROR = Metric(
     "drafthouse_survival_calibration_error",
     "gauge",
-    "Expected calibration error of the drafter's survivals as the budget used them: mean "
-    "|predicted - accepted| over ten bins, of the last few thousand nodes. law: greedy or sampled.",
+    "How far predicted acceptance is from what is accepted, over the last few thousand draft "
+    "tokens: the mean difference over ten bins (expected calibration error). law: greedy or "
+    "sampled.",
     ("drafter", "task", "law"),
 )
-DRAFTER_UP = Metric("drafthouse_drafter_up", "gauge", "Live replicas.", ("drafter",))
+EXPECTED_ACCEPTED = Metric(
+    "drafthouse_expected_accepted_tokens",
+    "gauge",
+    "Tokens that the best four nodes of the drafter's trees would have brought, on average: every "
+    "tree at hand is walked along the text that followed, verified or not.",
+    ("drafter", "task", "law"),
+)
+DRAFTER_UP = Metric("drafthouse_drafter_up", "gauge", "Connected replicas.", ("drafter",))
 DRAFTER_FAULTS = Metric(
-    "drafthouse_drafter_faults", "counter", "Broken links and refused frames.", ("drafter", "why")
+    "drafthouse_drafter_faults",
+    "counter",
+    "Broken connections and refused messages, by reason.",
+    ("drafter", "why"),
 )
 DRAFTER_REQUESTS = Metric(
-    "drafthouse_drafter_requests", "gauge", "Requests with drafter state.", ("drafter", "worker")
+    "drafthouse_drafter_requests",
+    "gauge",
+    "Requests that the drafter holds.",
+    ("drafter", "worker"),
 )
 DRAFTER_COMMITS = Metric(
     "drafthouse_drafter_commits",
     "counter",
-    "Commits by what they asked of the drafter; growing: drafts, probing: a few after a pause, "
-    "parked: none, for none were used lately. Share of the time it is parked = parked / all.",
-    ("drafter", "task", "demand"),
+    "Commits sent to the drafter.",
+    ("drafter", "task"),
 )
 DRAFT_TIME = Metric(
     "drafthouse_draft_seconds",
     "counter",
-    "Time that the drafter's replicas computed. Mean time per tree = this / commits that are not "
-    "parked.",
+    "Time that the drafter's replicas spent on drafting. Mean time per tree = this / commits.",
     ("drafter",),
 )
 PRE_DRAFTED = Metric(
     "drafthouse_pre_drafted_steps",
     "counter",
-    "Commits that asked for drafts, by whether the drafter's former tree went on behind them; hit: "
-    "it did, so the next step had drafts at once, miss: it did not. Counted while waits for drafts "
-    "are priced. Hit rate = hit / all.",
+    "Commits that asked for drafts. outcome: hit = the drafter's tree went on behind the committed "
+    "tokens, so the next step had drafts at once; miss = it did not. Counted only while steps may "
+    "wait for drafts. Hit rate = hit / all.",
     ("drafter", "task", "outcome"),
 )
 DRAFT_DEMAND = Metric(
     "drafthouse_draft_demand_nodes",
     "counter",
-    "Nodes that commits asked for. Mean demand = this / commits that are not parked.",
+    "Draft tokens that commits, or a resident's target, asked for. Mean = this / commits.",
     ("drafter", "task"),
 )
 KV_PAGES_IN_USE = Metric(
     "drafthouse_kv_pages_in_use",
     "gauge",
-    "KV pages held by requests (prefix-cache pages nobody holds are free).",
+    "KV pages that requests hold. Pages that only the prefix cache keeps count as free.",
     ("role", "worker"),
 )
-KV_PAGES_TOTAL = Metric("drafthouse_kv_pages", "gauge", "KV pages.", ("role", "worker"))
-TARGET_UP = Metric("drafthouse_target_up", "gauge", "Live target replicas.")
-FAILOVERS = Metric("drafthouse_failovers", "counter", "Sequences moved to another worker.")
+KV_PAGES_TOTAL = Metric(
+    "drafthouse_kv_pages",
+    "gauge",
+    "KV pages. Those of layers with a sliding window and those of layers without one count singly.",
+    ("role", "worker"),
+)
+TARGET_UP = Metric("drafthouse_target_up", "gauge", "Connected target replicas.")
+FAILOVERS = Metric("drafthouse_failovers", "counter", "Requests that were moved to another target.")
 CACHE_MISSES = Metric(
-    "drafthouse_target_cache_misses", "counter", "Items answered with `I have m tokens`."
+    "drafthouse_target_cache_misses",
+    "counter",
+    "Steps of a sequence that the target could not run, because its KV cache lacked tokens; they "
+    "were sent again.",
 )
 
 MISSING_PROCESSES = Metric(
     "drafthouse_missing_processes",
     "gauge",
-    "Processes that did not answer this scrape in time, and whose series are absent from it.",
+    "Processes that did not answer this scrape in time. Their series are missing in it.",
     ("role",),
 )
 

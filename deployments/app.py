@@ -1,4 +1,5 @@
-"""The application on one screen: Ingress -> Coordinator -> Target + one deployment per drafter.
+"""The application on one screen: Ingress -> Coordinator -> Target + one deployment per drafter of
+the pool; the others are inside the target.
 
 `build` is a pure function of the configuration.  Ray Serve places, heals and scales what it
 returns; tokens never pass through Serve's handles, only the search for endpoints does.
@@ -61,10 +62,10 @@ def build(arguments: Mapping[str, Any]) -> serve.Application:
         name: _deployment(
             DrafterDeployment,
             f"drafter-{name}",
-            num_replicas=drafter.replicas,
-            **replica_options(drafter.placement),
+            num_replicas=config.drafters[name].replicas,
+            **replica_options(config.drafters[name].reserved),
         ).bind(config, name)
-        for name, drafter in config.drafters.items()
+        for name in config.pool
     }
     coordinator = _deployment(
         CoordinatorDeployment,

@@ -10,7 +10,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import NoReturn
 
@@ -18,7 +19,13 @@ from cluster import config_file
 from cluster.config_file import ServeFile
 from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError
-from deployments.models import check_models, fetch_model, fetch_models, models_table
+from deployments.models import check_models, engines, fetch_model, fetch_models, models_table
+from deployments.preflight import inspect
+from deployments.supervisor import supervised
+
+# What `drafthouse serve` serves where no file is named, and where its model cannot be had.
+DEMONSTRATION = "configs/local.yaml"
+EMBEDDED = "configs/tiny.yaml"
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -32,15 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s"
     )
+    return _guarded(lambda: _run(arguments))
+
+
+def _guarded(command: Callable[[], int]) -> int:
+    """The exit status of `command`; what it raises is said on stderr."""
     try:
-        return _run(arguments)
+        return command()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except ConfigError as error:
-        print(f"drafthouse: {error}", file=sys.stderr)
+        _say(_on_one_line(error))
         return EXIT_BAD_CONFIG
     except DrafthouseError as error:
-        print(f"drafthouse: {error}", file=sys.stderr)
+        _say(_on_one_line(error))
         return EXIT_FAILED
 
 
@@ -65,26 +77,86 @@ def _run(arguments: argparse.Namespace) -> int:
         with _terminable():
             print(fetch_model(arguments.name, _say))
         return EXIT_OK
-    file = load(arguments.file, arguments.overrides)
+    if arguments.verb == "try":
+        return _try(arguments)
+    file = load(arguments.file or DEMONSTRATION, arguments.overrides)
     # Ray takes seconds to import: only for those who need it.
     if arguments.verb == "check":
         from deployments.plan import plan
 
-        print(plan(file.config), end="")
+        # On loopback all parts run on one machine, which is taken to be this one.
+        is_here = file.config.network.interface == "loopback"
+        with _in_file(file.path):
+            found = inspect(file.config, is_here=is_here)
+        print(plan(file.config, found), end="")
         return EXIT_OK
+    if arguments.address is not None:
+        return _serve_joined(file, arguments)
     from deployments.ports import check_free
-    from deployments.ray_environment import prepare_to_join, prepare_to_start
+    from deployments.ray_environment import prepare_to_start
 
-    if arguments.address is None:
-        check_free(file.config)
-        prepare_to_start(file.config)
-    else:
-        prepare_to_join()
+    check_free(file.config)
+    prepare_to_start(file.config, _places_of_drafters(file))
+    return supervised(lambda folder: _guarded(lambda: _serve(file, arguments, folder)))
+
+
+def _serve(file: ServeFile, arguments: argparse.Namespace, folder: Path) -> int:
+    from deployments.ray_environment import keep_temporary_files_in
+
+    file = _with_models(file, arguments)
+    keep_temporary_files_in(folder)
+    from deployments.serve_command import serve_own
+
+    return serve_own(file, folder)
+
+
+def _serve_joined(file: ServeFile, arguments: argparse.Namespace) -> int:
+    from deployments.ray_environment import prepare_to_join
+
+    prepare_to_join()
+    file = _with_models(file, arguments)
+    from deployments.serve_command import serve_joined
+
+    return serve_joined(file, arguments.address)
+
+
+def _try(arguments: argparse.Namespace) -> int:
+    from deployments.try_command import Question, try_server
+
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # a line for every request
+    question = Question(
+        arguments.prompt,
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temperature,
+        seed=arguments.seed,
+        api_key=arguments.api_key,
+    )
+    return try_server(arguments.url, question, sys.stdout, say=_say)
+
+
+def _with_models(file: ServeFile, arguments: argparse.Namespace) -> ServeFile:
+    """`file`, when its models are here and fit it; the embedded ones where nobody named any, and
+    the demonstration's cannot be had."""
     with _terminable():
-        fetch_models(file.config, _say)
-    from deployments.serve_command import serve_until_stopped
+        try:
+            with _in_file(file.path):
+                fetch_models(file.config, _say)
+        except ConfigError:
+            if arguments.file is not None or _models(file) != _models(load(DEMONSTRATION, ())):
+                raise  # whoever names a model wants that one
+            model = file.config.target.engine.model
+            _say(
+                f"{model} cannot be had here, so {EMBEDDED} is served instead; "
+                f"`drafthouse fetch {model}` says why"
+            )
+            file = load(EMBEDDED, arguments.overrides)
+        with _in_file(file.path):
+            inspect(file.config, is_here=arguments.address is None)
+    return file
 
-    return serve_until_stopped(file, arguments.address)
+
+def _models(file: ServeFile) -> list[str]:
+    return [engine.model for engine in engines(file.config).values()]
 
 
 def load(path: str, overrides: Sequence[str]) -> ServeFile:
@@ -93,13 +165,28 @@ def load(path: str, overrides: Sequence[str]) -> ServeFile:
     Raises ConfigError with `file: path of the key: what is wrong and the remedy`.
     """
     file = config_file.load(path, overrides)
-    try:
+    registry.search_in(*_places_of_drafters(file))
+    with _in_file(file.path):
         for name, drafter in file.config.drafters.items():
             registry.check(name, drafter)
         check_models(file.config)
+    return file
+
+
+def _places_of_drafters(file: ServeFile) -> tuple[Path, ...]:
+    """Where the modules of external drafters may lie, beside where all modules are."""
+    if not any(":" in drafter.kind for drafter in file.config.drafters.values()):
+        return ()
+    return Path.cwd(), file.path.resolve().parent
+
+
+@contextlib.contextmanager
+def _in_file(path: Path) -> Iterator[None]:
+    """Inside, errors name the configuration file."""
+    try:
+        yield
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", param=error.param) from error
-    return file
 
 
 @contextlib.contextmanager
@@ -114,6 +201,11 @@ def _terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _on_one_line(error: DrafthouseError) -> str:
+    """Other libraries' reasons have paragraphs."""
+    return " ".join(error.message.split())
 
 
 def _say(text: str) -> None:
@@ -138,7 +230,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     serve = verbs.add_parser("serve", help="start the cluster and serve until Ctrl-C")
-    _add_file(serve)
+    _add_file(serve, default=DEMONSTRATION)
     serve.add_argument(
         "--address", help="join a running Ray cluster (`auto` or HOST:PORT) instead of starting one"
     )
@@ -148,6 +240,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     fetch_one.add_argument(
         "name", help="one of `drafthouse models`, owner/name[@revision] on the hub, or a GGUF file"
     )
+    _add_question(
+        verbs.add_parser("try", help="ask a server one question, with drafts and without")
+    )
     train = verbs.add_parser("train", help="train the demonstration models")
     # torch takes seconds to import: only for the verb that needs it.
     if argv and argv[0] == "train":
@@ -155,8 +250,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _add_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a Ray Serve config file, e.g. local.yaml")
+def _add_file(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    about = "a Ray Serve config file, e.g. configs/local.yaml"
+    if default is None:
+        parser.add_argument("file", metavar="FILE", help=about)
+    else:
+        about = f"a Ray Serve config file; without one {default}, the demonstration"
+        parser.add_argument("file", metavar="FILE", nargs="?", help=about)
     parser.add_argument(
         "--set",
         dest="overrides",
@@ -165,6 +265,16 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="override a setting, e.g. target.engine.dtype=float32 or http.port=8123",
     )
+
+
+def _add_question(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("url", nargs="?", default="http://127.0.0.1:8000", help="of the server (%(default)s)")
+    add("--prompt", default="", help="what to ask; one of a few everyday questions by default")
+    add("--max-tokens", type=int, default=200, help="of each answer (%(default)s)")
+    add("--temperature", type=float, default=0.0, help="0 = greedy (%(default)s)")
+    add("--seed", type=int, default=1, help="of both answers (%(default)s)")
+    add("--api-key", default="", help="sent as a bearer token, where a proxy asks for one")
 
 
 if __name__ == "__main__":

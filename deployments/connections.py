@@ -77,13 +77,16 @@ class Connections(Generic[AnyLink]):
 
     async def _keep(self, endpoint: Endpoint) -> None:
         wait_s = _FIRST_RETRY_S
+        refusal = ""
         while True:
             try:
                 description, link = await self._connect(endpoint)
                 wait_s = _FIRST_RETRY_S
                 await self._hold(endpoint, description, link)
             except ProtocolError as error:
-                log.error("%s %s is refused: %s", self._name, endpoint.id, error)
+                if error.message != refusal:  # said once
+                    log.error("%s %s is refused: %s", self._name, endpoint.id, error)
+                refusal = error.message
                 wait_s = _REFUSED_RETRY_S
             except DrafthouseError as error:
                 log.info("%s %s is not reachable: %s", self._name, endpoint.id, error)

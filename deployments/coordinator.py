@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
 from cluster.config import Config
 from cluster.coordinator.coordinator import Coordinator
+from cluster.errors import ProtocolError
 from cluster.messages import (
     CommitFrame,
     ProposalFrame,
@@ -19,6 +21,7 @@ from cluster.metrics import Recorder
 from cluster.rpc.channel import Expectations, connect_drafter, connect_target
 from cluster.rpc.link import Link
 from cluster.rpc.server import serve_coordinator
+from deployments import learned
 from deployments.connections import Connections
 from deployments.endpoints import Endpoint, ServeEndpoints
 from deployments.exporter import Exporter
@@ -39,6 +42,7 @@ class CoordinatorDeployment:
         recorder = Recorder(name)
         self._coordinator = Coordinator(config, recorder, worker_id=name)
         await self._coordinator.start()
+        self._keeping: asyncio.Task[None] | None = None
         self._server = ReplicaServer(
             await serve_coordinator(
                 self._coordinator,
@@ -67,6 +71,9 @@ class CoordinatorDeployment:
     async def __del__(self) -> None:
         if not hasattr(self, "_connections"):
             return  # the constructor failed
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
         for connections in self._connections:
             await connections.stop()
         await self._server.stop()
@@ -83,14 +90,30 @@ class CoordinatorDeployment:
     async def _use_target(
         self, endpoint: Endpoint, description: WorkerDescription, link: TargetLink
     ) -> None:
+        self._remember(description)
         left = self._coordinator.add_target(endpoint.id, description, link)
         try:
             await asyncio.wait({left})  # not its outcome: it is cancelled where we leave
         finally:
             self._coordinator.remove_target(endpoint.id)
 
+    def _remember(self, target: WorkerDescription) -> None:
+        """Begin with what was learned before this start, once, and keep what is learned."""
+        settings = self._config.coordinator
+        if self._keeping or not settings.keep_learned or settings.budget != "adaptive":
+            return
+        path = learned.learned_file(self._config, target, importlib.metadata.version("drafthouse"))
+        state = learned.read(path)
+        if state is not None:
+            self._coordinator.restore_learned(state)
+        export = self._coordinator.export_learned
+        self._keeping = asyncio.create_task(learned.write_forever(path, export))
+
     def _pool(self, name: str, handle: Any) -> Connections[DrafterLink]:
         async def connect(endpoint: Endpoint) -> tuple[WorkerDescription, DrafterLink]:
+            if endpoint.refusal:
+                self._coordinator.refuse_drafter(name, endpoint.refusal)
+                raise ProtocolError(endpoint.refusal)
             return await connect_drafter(
                 endpoint.address,
                 Expectations(worker_id=endpoint.worker_id),

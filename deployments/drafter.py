@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 from cluster.config import Config
 from cluster.draft import registry
-from cluster.errors import WorkerError
+from cluster.errors import ConfigError, WorkerError
 from cluster.rpc.server import serve_drafter
 from cluster.worker.build import build_drafter
 from cluster.worker.draft import DraftWorker
-from cluster.worker.priority import freeze_gc, shorten_switch_interval
+from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
+from deployments.endpoints import REFUSAL_KEY
 from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
+
+log = logging.getLogger(__name__)
+
+# Serve keeps it with every replica and sends it to all who hold a handle.
+_MAX_REFUSAL_LEN = 1000
 
 
 class DrafterDeployment:
@@ -23,8 +30,18 @@ class DrafterDeployment:
 
     async def __init__(self, config: Config, name: str) -> None:  # type: ignore[misc]  # awaited
         configure_logging()
-        # Loading a model takes seconds, and Serve asks for the state meanwhile.
-        self._worker = await asyncio.to_thread(_create, config, name)
+        self._refusal = ""
+        try:
+            # Loading a model takes seconds, and Serve asks for the state meanwhile.
+            self._worker = await asyncio.to_thread(_create, config, name)
+        except ConfigError as error:
+            if _may_pass(error):
+                raise
+            # It would be the same at the next attempt.  A deployment that fails would hold up the
+            # whole application; so the replica stays, and says why it does not draft.
+            log.error("drafter refused name=%s: %s", name, error.message)
+            self._refusal = error.message[:_MAX_REFUSAL_LEN]
+            return
         self._worker.start()
         self._server = ReplicaServer(
             await serve_drafter(
@@ -37,11 +54,11 @@ class DrafterDeployment:
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Serve passes this on to whoever holds a handle."""
-        return self._server.metadata()
+        return {REFUSAL_KEY: self._refusal} if self._refusal else self._server.metadata()
 
     async def check_health(self) -> None:
         """Raises when the drafter fails again and again: Serve then replaces the replica."""
-        if not self._worker.is_healthy:
+        if not self._refusal and not self._worker.is_healthy:
             raise WorkerError("the drafter keeps failing; the replica must be replaced")
 
     async def placement(self) -> dict[str, Any]:
@@ -54,7 +71,14 @@ class DrafterDeployment:
             await asyncio.to_thread(self._worker.stop)
 
 
+def _may_pass(error: ConfigError) -> bool:
+    """Whether Serve's next attempt may succeed: another process may free its memory meanwhile."""
+    out_of_memory = type(error.__cause__).__name__ == "OutOfMemoryError"  # torch's, not imported
+    return out_of_memory or (error.param or "").endswith("memory_fraction")
+
+
 def _create(config: Config, name: str) -> DraftWorker:
+    pin_to_cores(config.drafters[name].reserved.cores)
     options = registry.check(name, config.drafters[name])
     engine = getattr(options, "engine", None)
     if engine is not None:

@@ -11,7 +11,13 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from deployments.endpoints import ADDRESS_KEY, WORKER_KEY, Endpoint, Subscription
+from deployments.endpoints import (
+    ADDRESS_KEY,
+    REFUSAL_KEY,
+    WORKER_KEY,
+    Endpoint,
+    Subscription,
+)
 
 # For Serve's RequestRouterConfig.
 ROUTER_PATH = "deployments.endpoint_router.EndpointRouter"
@@ -47,7 +53,8 @@ class EndpointRouter(RequestRouter):  # type: ignore[misc]
 
 def _endpoints(replicas: Iterable[Any]) -> Iterable[Endpoint]:
     for replica in replicas:
-        address = replica.replica_metadata.get(ADDRESS_KEY)
-        if address:
-            worker_id = replica.replica_metadata.get(WORKER_KEY, "")
-            yield Endpoint(replica.replica_id.unique_id, address, worker_id)
+        told = replica.replica_metadata
+        address, refusal = told.get(ADDRESS_KEY, ""), told.get(REFUSAL_KEY, "")
+        if address or refusal:
+            worker_id = told.get(WORKER_KEY, "")
+            yield Endpoint(replica.replica_id.unique_id, address, worker_id, refusal)

@@ -6,20 +6,18 @@ import logging
 import math
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray import serve
 from ray.exceptions import AuthenticationError
 
-from cluster.config import Config, PlacementConfig
+from cluster.config import Config
 from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import is_loopback
-from deployments.placement import total_resources
+from deployments.placement import check_gpus, local_labels, total_resources
 from deployments.processes import adopt_orphans, end_descendants
 from deployments.ray_environment import drawn_token
 from deployments.ray_token import HOW_TO_SHARE_A_TOKEN, check_asks_for_token
@@ -35,11 +33,11 @@ _PROCESS_GRACE_S = 3.0
 
 
 class LocalRay:
-    """A Ray node of this command's own, in a short-lived folder (socket paths must be short)."""
+    """A Ray node of this command's own, in a short-lived folder that goes with it."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, folder: Path) -> None:
         self._config = config
-        self._folder: Path | None = None
+        self._folder = folder
 
     def start(self) -> None:
         """Start Ray's processes below this one, in the environment that `ray_environment` has set.
@@ -47,7 +45,6 @@ class LocalRay:
         Raises ConfigError when the machine lacks GPUs.
         """
         adopt_orphans()
-        self._folder = Path(tempfile.mkdtemp(prefix="drafthouse-", dir="/tmp"))
         wanted = total_resources(self._config)
         dashboard = self._config.dashboard
         ray.init(
@@ -69,19 +66,17 @@ class LocalRay:
                 f"Ray listens at {address} and not on loopback; it was imported before its "
                 "environment was prepared, or is too new for this version of Drafthouse"
             )
-        num_gpus = ray.cluster_resources().get("GPU", 0.0)
-        if wanted.get("GPU", 0.0) > num_gpus:
-            raise ConfigError(
-                f"placement: num_gpus of all replicas are {wanted['GPU']:g}, this machine has "
-                f"{num_gpus:g}; lower them, or join a larger cluster with --address",
-                param="placement",
-            )
+        check_gpus(self._config, ray.cluster_resources().get("GPU", 0.0))
+
+    def log_folder(self) -> Path | None:
+        """Where the replicas' logs are."""
+        return self._folder / "session_latest" / "logs"
 
     def token_file(self) -> Path | None:
         """A file, readable for this user only, with the token that the dashboard asks for; None
         where the user has one already.  It goes with the folder."""
         token = drawn_token()
-        if token is None or self._folder is None:
+        if token is None:
             return None
         path = self._folder / "dashboard-token"
         path.touch(mode=0o600)
@@ -97,8 +92,7 @@ class LocalRay:
             _within(_DRAIN_S, serve.shutdown)
             _within(_SHUTDOWN_S, ray.shutdown)
         end_descendants(_PROCESS_GRACE_S)
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class JoinedRay:
@@ -129,6 +123,10 @@ class JoinedRay:
         listen_address(self._config)
         self._is_ours = True
 
+    def log_folder(self) -> Path | None:
+        """None: they are on the nodes of that Ray."""
+        return None
+
     def token_file(self) -> Path | None:
         """None: whoever started that Ray has its token."""
         return None
@@ -155,22 +153,3 @@ def _within(timeout_s: float, step: Callable[[], object]) -> None:
     thread = threading.Thread(target=run, name="shutdown", daemon=True)
     thread.start()
     thread.join(timeout_s)
-
-
-def local_labels(config: Config) -> dict[str, str]:
-    """The node labels that `config` asks for, all of which the one local node then carries."""
-    labels: dict[str, str] = {}
-    for placement in _placements(config):
-        for key, value in placement.labels.items():
-            if labels.setdefault(key, value) != value:
-                raise ConfigError(
-                    f"placement.labels: {key} is {labels[key]!r} here and {value!r} there, and one "
-                    "machine cannot be both; join a cluster of several nodes with --address",
-                    param="placement.labels",
-                )
-    return labels
-
-
-def _placements(config: Config) -> list[PlacementConfig]:
-    parts: list[Any] = [config.target, config.coordinator, config.ingress]
-    return [part.placement for part in (*parts, *config.drafters.values())]

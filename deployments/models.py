@@ -45,6 +45,20 @@ def tokenizer_folder(model: str) -> Path:
         raise _at("target.engine", error) from error
 
 
+def has_chat_template(model: str) -> bool:
+    """Whether the model, which is on this machine, takes conversations."""
+    folder = find(source_of(model))
+    if folder is None:
+        return False
+    if any(folder.glob("chat_template*")):
+        return True
+    try:
+        described = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return False
+    return bool(described.get("chat_template"))
+
+
 def check_models(config: Config) -> None:
     """Raise ConfigError for a model that is neither here nor a name of one that can be fetched."""
     for path, engine in engines(config).items():

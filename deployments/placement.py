@@ -68,7 +68,7 @@ def total_resources(config: Config) -> dict[str, float]:
         (config.target.placement, config.target.replicas * config.target.engine.tensor_parallel),
         (config.coordinator.placement, config.coordinator.replicas),
         (config.ingress.placement, config.ingress.replicas),
-        *((drafter.placement, drafter.replicas) for drafter in config.drafters.values()),
+        *((config.drafters[name].reserved, config.drafters[name].replicas) for name in config.pool),
     ]
     for placement, count in parts:
         wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
@@ -76,6 +76,37 @@ def total_resources(config: Config) -> dict[str, float]:
             if amount > 0:
                 total[name] = total.get(name, 0.0) + amount * count
     return total
+
+
+def local_labels(config: Config) -> dict[str, str]:
+    """The node labels that `config` asks for, all of which the one local node then carries."""
+    labels: dict[str, str] = {}
+    for placement in _placements(config):
+        for key, value in placement.labels.items():
+            if labels.setdefault(key, value) != value:
+                raise ConfigError(
+                    f"placement.labels: {key} is {labels[key]!r} here and {value!r} there, and one "
+                    "machine cannot be both; join a cluster of several nodes with --address",
+                    param="placement.labels",
+                )
+    return labels
+
+
+def _placements(config: Config) -> list[PlacementConfig]:
+    parts: list[Any] = [config.target, config.coordinator, config.ingress]
+    own = [config.drafters[name].reserved for name in config.pool]
+    return [*(part.placement for part in parts), *own]
+
+
+def check_gpus(config: Config, num_gpus: float) -> None:
+    """Raise ConfigError if the application reserves more GPUs than `num_gpus`."""
+    wanted = total_resources(config).get("GPU", 0.0)
+    if wanted > num_gpus:
+        raise ConfigError(
+            f"placement: num_gpus of all replicas are {wanted:g}, this machine has {num_gpus:g}; "
+            "lower them, or join a larger cluster with --address",
+            param="placement",
+        )
 
 
 def with_model(arguments: Mapping[str, Any], model: str) -> dict[str, Any]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from cluster.config import Config, EngineConfig, PlacementConfig
 from deployments.models import engines, estimate
 from deployments.placement import total_resources
+from deployments.preflight import TARGET, Inspected
 
 
-def plan(config: Config) -> str:
-    """The plan as text for people."""
-    return "\n".join(_lines(config)) + "\n"
+def plan(config: Config, found: Mapping[str, Inspected]) -> str:
+    """The plan as text for people.  found: what the models on this machine are."""
+    return "\n".join(_lines(config, found)) + "\n"
 
 
-def _lines(config: Config) -> Iterator[str]:
+def _lines(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
     yield f"model {config.model_name}"
     yield ""
     yield f"{'deployment':<20} {'replicas':>8}  each replica reserves"
@@ -22,17 +23,39 @@ def _lines(config: Config) -> Iterator[str]:
     yield _row("ingress", config.ingress.replicas, config.ingress.placement)
     yield _row("coordinator", config.coordinator.replicas, config.coordinator.placement)
     yield _row("target", config.target.replicas, config.target.placement, ranks)
-    for name, drafter in config.drafters.items():
-        yield _row(f"drafter-{name}", drafter.replicas, drafter.placement)
+    for name in config.pool:
+        drafter = config.drafters[name]
+        yield _row(f"drafter-{name}", drafter.replicas, drafter.reserved)
     total = total_resources(config)
     yield f"{'in all':<20} {'':>8}  " + _amounts(total)
     yield ""
-    yield f"{'engine':<32} {'weights':>10} {'KV, 1k tokens':>14}  model"
+    columns = f"{'weights':>10} {'KV, 1k tokens':>14} {'context':>9} {'tokens':>9}"
+    yield f"{'engine':<32} {columns}  model"
     for path, engine in engines(config).items():
-        yield _engine_row(path, engine)
+        yield _engine_row(path, engine, found.get(path))
+    compared = sum(path in found for path in engines(config)) - 1
+    if TARGET in found and compared > 0:
+        yield f"the tokenizers of target and {compared} draft models are the same"
+    yield ""
+    for name in config.drafters:
+        yield f"drafter {name}: {_place(config, name)}"
     yield ""
     for task in config.tasks or {"default": ()}:
         yield f"task {task}: " + (", ".join(config.drafters_of(task)) or "no drafters")
+
+
+def _place(config: Config, name: str) -> str:
+    """Where a drafter runs, and why."""
+    drafter = config.drafters[name]
+    if name in config.residents:
+        why = " (auto: it names no other device, replicas or nice)"
+        return f"inside the target, by turns with its steps{why * (drafter.placement == 'auto')}"
+    if drafter.placement != "auto":
+        return "in the pool, as placed"
+    target = config.target.engine.device
+    if drafter.replicas > 1 or drafter.nice > 0:
+        return "in the pool (auto: it has replicas or nice, which only its own processes can have)"
+    return f"in the pool (auto: its engine is on {drafter.device}, the target's on {target})"
 
 
 def _row(name: str, replicas: int, placement: PlacementConfig, ranks: int = 1) -> str:
@@ -45,12 +68,14 @@ def _row(name: str, replicas: int, placement: PlacementConfig, ranks: int = 1) -
     return f"{name:<20} {replicas:>8}  {text}"
 
 
-def _engine_row(path: str, engine: EngineConfig) -> str:
-    found = estimate(engine)
-    if found is None:
-        return f"{path:<32} {'unknown':>10} {'unknown':>14}  {engine.model} (not on this machine)"
-    weights, kv = _size(found.weights), _size(found.kv_per_token * 1024)
-    return f"{path:<32} {weights:>10} {kv:>14}  {engine.model}"
+def _engine_row(path: str, engine: EngineConfig, found: Inspected | None) -> str:
+    size = estimate(engine)
+    if found is None or size is None:
+        unknown = f"{'unknown':>10} {'unknown':>14} {'unknown':>9} {'unknown':>9}"
+        return f"{path:<32} {unknown}  {engine.model} (not on this machine, so not compared)"
+    weights, kv = _size(size.weights), _size(size.kv_per_token * 1024)
+    limits = f"{found.max_context_len:>9,} {found.vocab_size:>9,}"
+    return f"{path:<32} {weights:>10} {kv:>14} {limits}  {engine.model} ({found.architecture})"
 
 
 def _amounts(resources: dict[str, float]) -> str:

@@ -1,7 +1,10 @@
-"""Are our ports free?  Asked before anything is started, so that the answer names a setting."""
+"""Can our servers listen where they are to?  Asked before anything is started, so that the answer
+names a setting."""
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 
 from cluster.config import Config
@@ -10,22 +13,40 @@ from deployments.addresses import is_everywhere
 
 
 def check_free(config: Config) -> None:
-    """Raise ConfigError for the first port that another process listens on."""
+    """Raise one ConfigError for all addresses that cannot be listened at, with the remedy."""
     wanted = [
-        (config.http.host, config.http.port, "http.port", "HTTP"),
-        (_probed(config.grpc.host), config.grpc.port, "grpc.port", "gRPC"),
+        (config.http.host, config.http.port, "http", "HTTP"),
+        (_probed(config.grpc.host), config.grpc.port, "grpc", "gRPC"),
     ]
     if config.dashboard.enabled:
-        wanted.append(
-            (config.dashboard.host, config.dashboard.port, "dashboard.port", "the dashboard")
-        )
-    for host, port, setting, what in wanted:
-        if not is_free(host, port):
-            raise ConfigError(
-                f"{setting}: port {port} for {what} is taken by another process; "
-                f"end it or pass --set {setting}=PORT",
-                param=setting,
+        wanted.append((config.dashboard.host, config.dashboard.port, "dashboard", "the dashboard"))
+    problems = []
+    taken: list[str] = []
+    for host, port, section, what in wanted:
+        error = why_not(host, port)
+        if error is None:
+            continue
+        if error.errno == errno.EADDRINUSE:
+            taken.append(f"{section}.port")
+            problems.append(f"{section}.port: port {port} for {what} is taken by another process")
+        elif error.errno in (errno.EACCES, errno.EPERM):
+            problems.append(
+                f"{section}.port: this user may not listen at {port}; choose one above 1023"
             )
+        else:
+            problems.append(
+                f"{section}.host: {host!r} is no address of this machine ({_reason(error)}); "
+                "use 127.0.0.1, or 0.0.0.0 for all interfaces"
+            )
+    if taken:
+        remedy = " ".join(f"--set {setting}=PORT" for setting in taken)
+        problems.append(f"end what listens there or pass {remedy}")
+    if problems:
+        raise ConfigError("; ".join(problems), param=taken[0] if taken else None)
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno and error.errno > 0 else str(error.strerror)
 
 
 def _probed(host: str) -> str:
@@ -35,6 +56,11 @@ def _probed(host: str) -> str:
 
 def is_free(host: str, port: int) -> bool:
     """Whether a server could listen on this address now."""
+    return why_not(host, port) is None
+
+
+def why_not(host: str, port: int) -> OSError | None:
+    """Why a server could not listen on this address now; None if it could."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     if family == socket.AF_INET6 and not _has_ipv6():
         family, host = socket.AF_INET, "0.0.0.0"
@@ -44,9 +70,9 @@ def is_free(host: str, port: int) -> bool:
         try:
             probe.bind((host, port))
             probe.listen(1)
-        except OSError:
-            return False
-    return True
+        except OSError as error:
+            return error
+    return None
 
 
 def _has_ipv6() -> bool:

@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.05
 
@@ -31,9 +32,18 @@ class Process:
 
 def adopt_orphans() -> None:
     """Processes below this one stay below it when their own parent ends (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent(number: signal.Signals) -> None:
+    """This process is sent a signal when its parent ends, however that ends (Linux)."""
+    _prctl(_PR_SET_PDEATHSIG, number)
+
+
+def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        libc.prctl(option, value, 0, 0, 0)
 
 
 def descendants() -> set[Process]:

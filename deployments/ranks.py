@@ -12,8 +12,9 @@ import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.config import EngineConfig, TargetConfig
+from cluster.config import TargetConfig
 from cluster.errors import WorkerError
+from cluster.worker.priority import pin_to_cores
 from deployments.addresses import LOOPBACK
 from deployments.placement import actor_options
 from deployments.replica import where
@@ -22,19 +23,21 @@ from deployments.replica import where
 class RankActor:
     """One process of the group: it repeats what rank 0 does until rank 0 closes its engine."""
 
-    async def follow(self, engine: EngineConfig, rank: int, address: str) -> None:
+    async def follow(self, target: TargetConfig, rank: int, address: str) -> None:
         """Join the group at rank 0's `address`, load, and follow; returns when it is over."""
-        await asyncio.to_thread(_follow, engine, rank, address)
+        await asyncio.to_thread(_follow, target, rank, address)
 
     async def where(self) -> dict[str, Any]:
         return where()
 
 
-def _follow(config: EngineConfig, rank: int, address: str) -> None:
+def _follow(target: TargetConfig, rank: int, address: str) -> None:
     from cluster.engine.cpu.threads import configure_threads
     from cluster.engine.engine import Engine
     from cluster.engine.parallel import init_rank, leave_group
 
+    config = target.engine
+    pin_to_cores(target.placement.cores)
     configure_threads(config)
     stay_on_this_node()
     init_rank(rank, config.tensor_parallel, address, local_rank=local_rank())
@@ -69,7 +72,7 @@ class RankGroup:
         self.address = f"{LOOPBACK}:{_free_port()}"
         self._actors = [self._start(rank) for rank in range(1, config.engine.tensor_parallel)]
         self._following = [
-            actor.follow.remote(config.engine, rank, self.address).future()
+            actor.follow.remote(config, rank, self.address).future()
             for rank, actor in enumerate(self._actors, start=1)
         ]
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import os
 import secrets
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 from cluster.config import Config
 from cluster.errors import ConfigError
@@ -17,12 +20,15 @@ from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 _MODE = "RAY_AUTH_MODE"
 _TOKEN = "RAY_AUTH_TOKEN"
 _TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"
+_SEARCH_PATH = "PYTHONPATH"
+_TORCH_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 
 
-def prepare_to_start(config: Config) -> None:
+def prepare_to_start(config: Config, places: Sequence[Path] = ()) -> None:
     """For a Ray of this command's own.  Raises ConfigError where a token is not to be asked for.
 
-    The token is the one that the environment names, else one is drawn.
+    The token is the one that the environment names, else one is drawn.  places: folders in which
+    replicas look for the modules of external drafters.
     """
     _require_token()
     if not os.environ.get(_TOKEN) and not os.environ.get(_TOKEN_PATH):
@@ -34,10 +40,21 @@ def prepare_to_start(config: Config) -> None:
     os.environ.setdefault(MESSAGE_LIMIT, str(message_limit(config.ingress)))
     # Actors that reserve no GPU still see them: `device: auto` uses one without any flag.
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    known = os.environ.get(_SEARCH_PATH)
+    searched = [*([known] if known else []), *map(str, places)]
+    if searched:
+        os.environ[_SEARCH_PATH] = os.pathsep.join(searched)
     if config.network.interface == "loopback":
         # Named for where Ray does so by default; on Linux, too, 0 means a node known as 127.0.0.1,
         # at which then every server of Ray's own listens.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
+
+def keep_temporary_files_in(folder: Path) -> None:
+    """For all processes that are started from now on: some leave what they have there behind."""
+    # What torch has compiled is worth more than one run.
+    os.environ.setdefault(_TORCH_CACHE, f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    os.environ["TMPDIR"] = str(folder)
 
 
 def prepare_to_join() -> None:

@@ -36,15 +36,24 @@ def wait_until_connected(
 ) -> None:
     """Until the ingress reports a target and every drafter, or serves without the slow ones.
 
-    url: of the HTTP face.  check: called often; may raise to end the waiting.  say: is told every
-    ten seconds what is waited for.  Raises WorkerError when no target is led in time.
+    Drafters that are refused are not waited for.  url: of the HTTP face.  check: called often; may
+    raise to end the waiting.  say: is told at once what is refused, and every ten seconds what is
+    waited for.  Raises WorkerError when no target is led in time.
     """
     started = reported = time.monotonic()
+    told: dict[str, str] = {}
     while True:
         check()
         state = health(url)
         replicas = state.get("drafters", {})
-        missing = sorted(name for name in drafters if not replicas.get(name))
+        refused = state.get("refused", {})
+        for name, reason in refused.items():
+            if told.get(name) != reason:
+                say(f"drafter {name} is refused: {reason}")
+        told |= refused
+        missing = sorted(
+            name for name in drafters if not replicas.get(name) and name not in refused
+        )
         now = time.monotonic()
         if state["status"] == "ok" and (not missing or now - started > _DRAFTER_PATIENCE_S):
             if missing:

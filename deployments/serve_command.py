@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import logging
+import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
@@ -21,7 +24,9 @@ from cluster.config_file import ServeFile
 from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import from_here, joined
 from deployments.app import build
+from deployments.console_log import following
 from deployments.local_ray import JoinedRay, LocalRay
+from deployments.models import has_chat_template
 from deployments.readiness import base_url, wait_until_connected
 
 _POLL_S = 0.25
@@ -32,24 +37,32 @@ class _Stop(BaseException):
     """Raised in the main thread by SIGINT and SIGTERM, wherever it is."""
 
 
-def serve_until_stopped(file: ServeFile, address: str | None) -> int:
+def serve_own(file: ServeFile, folder: Path) -> int:
+    """Serve `file` on a Ray of this command's own, which keeps its files in `folder`."""
+    return _serve_until_stopped(file, LocalRay(file.config, folder), "starting Ray")
+
+
+def serve_joined(file: ServeFile, address: str) -> int:
+    """Serve `file` on the Ray that runs at `address`."""
+    cluster = JoinedRay(file.config, address, _name(file))
+    return _serve_until_stopped(file, cluster, f"joining Ray at {address}")
+
+
+def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginning: str) -> int:
     """Serve `file` until SIGINT or SIGTERM; 0 after an orderly end.
 
     Ray's environment is prepared and the ports are free.  Raises ConfigError when the machine lacks
     what the placement asks for, and WorkerError when the application does not come up.
     """
     refuse_unserved_keys(file)
-    cluster = (
-        LocalRay(file.config) if address is None else JoinedRay(file.config, address, _name(file))
-    )
     for name in ("ray.serve", "ray"):
         logging.getLogger(name).setLevel(logging.WARNING)
     signals = _Signals()
     try:
         with signals.interrupt():
-            _progress("starting Ray" if address is None else f"joining Ray at {address}")
+            _progress(beginning)
             cluster.start()
-        with signals.interrupt():
+        with signals.interrupt(), following(cluster.log_folder(), _log):
             _deploy(file)
             _wait_until_running(_name(file), signals)
             url = base_url(file.config, _route_prefix(file))
@@ -58,6 +71,7 @@ def serve_until_stopped(file: ServeFile, address: str | None) -> int:
             if token_file is not None:
                 _progress(f"the dashboard asks for a token; it is in {token_file}")
             _say(ready_line(file.config, _route_prefix(file)), sys.stdout)
+            _say(what_to_try(file.config, url), sys.stderr)
             signals.wait()
     except (_Stop, SystemExit, KeyboardInterrupt):
         _progress("stopping")
@@ -78,6 +92,24 @@ def ready_line(config: Config, route_prefix: str = "/") -> str:
         dashboard = config.dashboard
         parts.append(f"http://{joined(from_here(dashboard.host), dashboard.port)} (dashboard)")
     return "Drafthouse is ready: " + ", ".join(parts)
+
+
+def what_to_try(config: Config, url: str) -> str:
+    """Two commands that work as they stand.  url: of the HTTP face."""
+    body: dict[str, Any] = {"model": config.model_name, "max_tokens": 100}
+    if has_chat_template(config.target.engine.model):
+        path = "/v1/chat/completions"
+        body["messages"] = [{"role": "user", "content": "Why is the sky blue?"}]
+    else:
+        path = "/v1/completions"
+        body["prompt"] = "Once upon a time"
+    request = shlex.quote(json.dumps(body))
+    program = sys.argv[0] if Path(sys.argv[0]).name == "drafthouse" else "drafthouse"
+    return (
+        "Try it, in another terminal:\n"
+        f"  curl {url}{path} -H 'Content-Type: application/json' -d {request}\n"
+        f"  {program} try {url}    # one question, with drafts and without"
+    )
 
 
 def _name(file: ServeFile) -> str:
@@ -166,6 +198,10 @@ def _reason(application: Any) -> str:
         if status.status in ("DEPLOY_FAILED", "UNHEALTHY") and status.message:
             return f"{name}: {status.message}"
     return str(application.message)
+
+
+def _log(line: str) -> None:
+    _say(line, sys.stderr)
 
 
 def _progress(text: str) -> None:

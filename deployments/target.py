@@ -9,7 +9,7 @@ from cluster.config import Config
 from cluster.errors import WorkerError
 from cluster.rpc.server import serve_target
 from cluster.worker.build import build_target
-from cluster.worker.priority import freeze_gc
+from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
 from deployments.ranks import RankGroup, local_rank, stay_on_this_node
 from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
 
@@ -30,6 +30,8 @@ class TargetDeployment:
             build_target, self._engine, config, process_id("target")
         )
         freeze_gc()
+        if config.residents:
+            shorten_switch_interval()
         self._worker.start()
         self._server = ReplicaServer(
             await serve_target(
@@ -72,6 +74,7 @@ def _load(config: Config, ranks: RankGroup) -> Engine:
     from cluster.engine.parallel import init_rank
 
     engine = config.target.engine
+    pin_to_cores(config.target.placement.cores)
     configure_threads(engine)
     if engine.tensor_parallel > 1:
         stay_on_this_node()

@@ -10,8 +10,11 @@ from hypothesis import Phase, settings
 
 from tests.support.checkpoints import noisy_copy, tiny_checkpoint
 
-# A busy machine is no failure: examples take as long as they take.
-settings.register_profile("patient", deadline=None)
+# A busy machine is no failure: examples take as long as they take.  The parent is Hypothesis's own
+# profile where `CI` is set: equal sources meet equal examples there.
+settings.register_profile(
+    "patient", settings.get_profile(settings.get_current_profile_name()), deadline=None
+)
 settings.load_profile("patient")
 # `make mutation` asks one question per mutant, does any test fail, and the same way each time.
 settings.register_profile(

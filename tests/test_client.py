@@ -291,6 +291,19 @@ def test_a_timeout_raises_the_last_error(
     assert len(service.requests) == 1
 
 
+@pytest.mark.parametrize("seed", [None, -1])
+def test_a_seed_is_drawn_where_none_is_asked_for(seed: int | None) -> None:
+    asked = GenerationRequest("toy", "prompt", sampling=SamplingOptions(seed=seed))
+    drawn = [GenerationCall(asked).request().sampling.seed for _ in range(50)]
+    assert all(each is not None and 0 <= each < 2**53 for each in drawn)
+    assert len(set(drawn)) == 50
+
+
+def test_a_seed_of_64_bits_is_sent_as_it_is() -> None:
+    asked = GenerationRequest("toy", "prompt", sampling=SamplingOptions(seed=2**64 - 1))
+    assert GenerationCall(asked).request().sampling.seed == 2**64 - 1
+
+
 def test_a_choice_not_requested_is_a_protocol_error() -> None:
     call = GenerationCall(GenerationRequest("toy", "prompt"))
     with pytest.raises(ProtocolError, match="choice 3"):

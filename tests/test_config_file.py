@@ -171,7 +171,7 @@ def test_a_wrong_override_is_refused_with_the_reason(
     ("text", "message"),
     [
         ("- a list", "the file is not a mapping"),
-        ("", "the file is not a mapping"),
+        ("", "the file is empty"),
         ("{", "not valid YAML"),
         ("applications: []", "exactly one application"),
         ("applications: [{}, {}]", "exactly one application"),

@@ -1,20 +1,36 @@
 """Every shipped configuration is read by the strict loader, by the registry and by Serve itself."""
 
+import dataclasses
 import importlib
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ray.serve.schema import ServeDeploySchema
 
+from cluster.config import Config, CoordinatorConfig
 from cluster.config_file import load
+from cluster.core import SamplingParams
 from cluster.draft import registry
+from cluster.local import LLM
+from deployments.placement import total_resources
+from deployments.preflight import inspect
+from tests.support.checkpoints import MAX_POSITIONS
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 FILES = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 
 def test_the_promised_configurations_are_there() -> None:
-    assert {"local.yaml", "llama-70b-8xh100.yaml", "two-node.yaml"} <= {f.name for f in FILES}
+    assert {
+        "local.yaml",
+        "tiny.yaml",
+        "pool.yaml",
+        "own-model.yaml",
+        "llama-70b-8xh100.yaml",
+        "two-node.yaml",
+    } <= {f.name for f in FILES}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -48,14 +64,56 @@ def test_a_shipped_configuration_is_for_one_machine_or_for_a_cluster(path: Path)
     assert everywhere or (config.http.host, config.grpc.host) == ("127.0.0.1", "127.0.0.1")
 
 
-def test_the_local_configuration_needs_neither_labels_nor_custom_resources() -> None:
+@pytest.mark.parametrize("number", [0, 1], ids=["two GPUs", "eight GPUs"])
+def test_a_recipe_of_the_documentation_is_accepted(number: int, tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "own-model.md").read_text("utf-8")
+    recipes = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(recipes) == 2
+    path = tmp_path / "recipe.yaml"
+    path.write_text(recipes[number])
+    config = load(path).config
+    for name, drafter in config.drafters.items():
+        registry.check(name, drafter)
+    assert total_resources(config)["GPU"] == [2, 8][number]
+
+
+def own_model(folder: Path) -> Config:
+    """configs/own-model.yaml with the model in `folder`, as its first lines say."""
+    return load(REPOSITORY / "configs" / "own-model.yaml", [f"target.engine.model={folder}"]).config
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma3", "gpt-oss", "gpt2"])
+def test_ones_own_model_may_be_any_folder(
+    architecture: str, checkpoint_factory: Callable[..., Path]
+) -> None:
+    folder = checkpoint_factory(architecture)
+    config = own_model(folder)
+    assert config.model_name == folder.name
+    assert inspect(config, is_here=True)["target.engine"].max_context_len == MAX_POSITIONS
+
+
+def test_ones_own_model_answers_with_drafts(llama_folder: Path) -> None:
+    config = dataclasses.replace(
+        own_model(llama_folder), coordinator=CoordinatorConfig(budget="fixed")
+    )
+    prompt = [9, 8, 7, 6, 5, 4] * 4
+    bias = ((9, 50.0), (8, 50.0))  # two tokens, so that what was there before comes again
+    params = SamplingParams(temperature=0.7, seed=1, max_tokens=32, logit_bias=bias)
+    with LLM(config) as llm:
+        (completion,) = llm.generate([prompt], params)
+    assert len(completion.token_ids) == 32
+    assert completion.stats.num_accepted_draft_tokens > 0
+
+
+@pytest.mark.parametrize("name", ["local", "tiny"])
+def test_a_demonstration_needs_neither_labels_nor_custom_resources(name: str) -> None:
     """`serve run` starts Ray without them."""
-    config = load(REPOSITORY / "configs" / "local.yaml").config
+    config = load(REPOSITORY / "configs" / f"{name}.yaml").config
     placements = [
         config.target.placement,
         config.coordinator.placement,
         config.ingress.placement,
-        *(drafter.placement for drafter in config.drafters.values()),
+        *(config.drafters[name].reserved for name in config.pool),
     ]
     for placement in placements:
         assert not placement.labels
@@ -63,3 +121,11 @@ def test_the_local_configuration_needs_neither_labels_nor_custom_resources() -> 
         assert placement.num_gpus == 0
     num_cpus = sum(placement.num_cpus for placement in placements)
     assert num_cpus <= 2, "the demonstration must fit a machine with two cores"
+
+
+def test_the_drafters_of_the_pool_configuration_have_cores_of_their_own() -> None:
+    config = load(REPOSITORY / "configs" / "pool.yaml").config
+    assert config.pool == tuple(config.drafters)
+    drafting = {core for drafter in config.drafters.values() for core in drafter.reserved.cores}
+    assert drafting
+    assert drafting.isdisjoint(config.target.placement.cores)

@@ -54,18 +54,31 @@ SPECULATION = {
 }
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def folder(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Path:
-    return checkpoint_factory(request.param)
+# Which drafters run beside the target; the others run inside it.
+POOLS = {"inside": (), "beside": ("lm", "lookup", "ngram"), "mixed": ("lookup",)}
+CASES = [*((name, "inside") for name in ARCHITECTURES), ("llama", "beside"), ("llama", "mixed")]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=" ".join)
+def case(request: pytest.FixtureRequest) -> tuple[str, str]:
+    found: tuple[str, str] = request.param
+    return found
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def folder(case: tuple[str, str], checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory(case[0])
+
+
+@pytest.fixture(scope="module")
+def llm(
+    case: tuple[str, str], folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LLM]:
     draft = noisy_copy(folder, tmp_path_factory.mktemp("draft") / "noisy")
     # A fixed budget verifies drafts in every step; the adaptive one may verify none here.
     config = Config(
         target=target(folder),
-        drafters=drafters(draft),
+        drafters=drafters(draft, POOLS[case[1]]),
         coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=8),
     )
     with LLM(config) as opened:
@@ -233,7 +246,8 @@ async def test_it_works_where_an_event_loop_is_running(small: LLM) -> None:
 
 def test_closing_ends_every_thread(llama_folder: Path, draft_folder: Path) -> None:
     before = threading.active_count()
-    llm = LLM(Config(target=target(llama_folder), drafters=drafters(draft_folder)))
+    mixed = drafters(draft_folder, POOLS["mixed"])
+    llm = LLM(Config(target=target(llama_folder), drafters=mixed))
     llm.generate([5, 6], GREEDY)
     llm.close()
     llm.close()
@@ -250,11 +264,12 @@ def test_a_text_ends_where_the_kv_pages_end(llama_folder: Path) -> None:
     assert len(completion.token_ids) == 61
 
 
+@pytest.mark.parametrize("place", ["inside", "beside"])
 def test_preempted_requests_are_sent_again_and_continue(
-    llama_folder: Path, draft_folder: Path
+    llama_folder: Path, draft_folder: Path, place: str
 ) -> None:
     few_pages = target(llama_folder, num_pages=12)  # 192 tokens; the requests come to 297
-    with LLM(Config(target=few_pages, drafters=drafters(draft_folder))) as tight:
+    with LLM(Config(target=few_pages, drafters=drafters(draft_folder, POOLS[place]))) as tight:
         completions = tight.generate(PROMPTS, GREEDY)
         metrics = tight.metrics()
     assert [c.token_ids for c in completions] == hf_greedy(llama_folder, PROMPTS, 32)

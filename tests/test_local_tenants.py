@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.config import Config, DrafterConfig
+from cluster.config import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.local import LLM
 from cluster.tenant import DEFAULT_TENANT, tenant_of
@@ -21,6 +21,8 @@ def test_drafters_hear_the_tenant_of_a_salt_and_not_the_salt(
     config = Config(
         target=target(checkpoint_factory("llama")),
         drafters={"recorder": DrafterConfig(kind="tests.support.draft.recorder:Recorder")},
+        # An adaptive budget would ask a drafter that proposes nothing for nothing.
+        coordinator=CoordinatorConfig(budget="fixed"),
     )
     with LLM(config) as llm:
         texts = {

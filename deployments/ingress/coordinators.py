@@ -65,6 +65,7 @@ class Ticket:
                 position=self.output_len,
                 token_ids=event.token_ids[overlap:],
                 logprobs=event.logprobs[overlap:],
+                draft_sources=event.draft_sources[overlap:],
             )
         if len(event.token_ids):
             self._output.append(event.token_ids)

@@ -51,7 +51,7 @@ class IngressDeployment:
 
     async def Generate(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
         """drafthouse.v1.GenerationService/Generate."""
-        async for response in self._grpc.generate(request, grpc_context):
+        async for response in self._grpc.responses_with_status(request, grpc_context):
             yield response
 
     async def Check(self, request: Any, grpc_context: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import secrets
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,10 +20,12 @@ from cluster.core import (
     TokenLogprob,
 )
 from cluster.errors import DrafthouseError, RequestError
+from cluster.seeds import draw_seed
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators, Ticket
 from deployments.ingress.prompts import check_lengths, encode_all
+from deployments.ingress.request_log import RequestLine, RequestTimes
 from deployments.ingress.spec import GenerationSpec, Resumption
 
 # A coordinator answers a cancellation at once, but one that has just died never does.
@@ -32,7 +34,7 @@ _LAST_EVENT_PATIENCE_S = 1.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delta:
-    """New text and tokens of one choice.  logprobs: those of token_ids.
+    """New text and tokens of one choice.  logprobs, draft_sources: of token_ids, if asked for.
 
     token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
     with FinishReason.STOP.
@@ -44,6 +46,7 @@ class Delta:
     logprobs: Sequence[TokenLogprob] = ()
     finish_reason: FinishReason | None = None
     stop: str | None = None
+    draft_sources: Sequence[Sequence[str]] = ()
 
 
 class _Choice:
@@ -55,11 +58,13 @@ class _Choice:
         self.ticket = ticket
         self.done = ticket is None
         self.stats = SpeculationStats()
+        self.queue_time_s = 0.0
+        self.finish_reason: FinishReason | None = None
 
     def feed(self, event: TokenEvent) -> Delta | None:
         """The new text and tokens in `event`; None if there are none."""
         if event.stats is not None:
-            self.stats = event.stats
+            self.stats, self.queue_time_s = event.stats, event.queue_time_s
         if self.done:
             return None
         piece = self.text.push(event.token_ids)
@@ -72,10 +77,13 @@ class _Choice:
             text, stop = text + rest.text, rest.stop
             if stop is not None:
                 reason = FinishReason.STOP
-        self.done = reason is not None
+        self.done, self.finish_reason = reason is not None, reason
         if not text and not kept and reason is None:
             return None
-        return Delta(self.index, text, event.token_ids[:kept], event.logprobs[:kept], reason, stop)
+        return Delta(
+            self.index, text, event.token_ids[:kept], event.logprobs[:kept], reason, stop,
+            event.draft_sources[:kept],
+        )  # fmt: skip
 
 
 class Generation:
@@ -91,10 +99,13 @@ class Generation:
         tokenizer: Tokenizer,
         coordinators: Coordinators,
         max_chars_per_token: float,
+        *,
+        is_logged: bool = False,
     ) -> None:
         """request_id: the id in the answer, possibly chosen by the client.
 
         max_chars_per_token: longer prompts are refused as too long without tokenising them.
+        is_logged: its end has a line in the log.
         """
         self.id = request_id
         # Clients may choose equal ids; between our processes every request has a unique one.
@@ -107,6 +118,9 @@ class Generation:
         self._max_chars_per_token = max_chars_per_token
         self._news = asyncio.Event()
         self._choices: list[_Choice] = []
+        self._times = RequestTimes()
+        self._error_code = ""
+        self._is_logged = is_logged
 
     def seed_of(self, choice: int) -> int:
         """The seed of the choice, given or drawn."""
@@ -234,7 +248,7 @@ class Generation:
                     for event in choice.ticket.take():
                         choice.feed(event)
                 continue
-            for event in choice.ticket.take():
+            for event in self._events(choice.ticket):
                 delta = choice.feed(event)
                 if delta is not None:
                     pieces.append(delta)
@@ -242,7 +256,16 @@ class Generation:
                 # Without this the coordinator would continue after a stop string; its last event
                 # has the statistics.
                 self._coordinators.cancel(choice.ticket)
+        if any(len(piece.token_ids) for piece in pieces):
+            self._times.note_tokens()
         return pieces
+
+    def _events(self, ticket: Ticket) -> list[TokenEvent]:
+        try:
+            return ticket.take()
+        except DrafthouseError as error:
+            self._error_code = error.code
+            raise
 
     async def _wait_for_last_events(self) -> None:
         try:
@@ -259,14 +282,27 @@ class Generation:
         for choice in self._choices:
             if choice.ticket is not None:
                 self._coordinators.close(choice.ticket)
+        if self._is_logged and self._choices:
+            self._is_logged = False
+            self._line().write()
+
+    def _line(self) -> RequestLine:
+        return RequestLine(
+            self.id,
+            self._spec.task,
+            self.num_prompt_tokens,
+            self.num_output_tokens,
+            max(choice.queue_time_s for choice in self._choices),
+            self._times,
+            [choice.finish_reason for choice in self._choices],
+            self._error_code,
+            self.stats,
+        )
 
 
 def _seeds(spec: GenerationSpec) -> list[int]:
-    """The seed of each prompt: the client's, or one drawn for each prompt.
-
-    Drawn seeds fit JSON's numbers.
-    """
-    return [secrets.randbits(53) if spec.seed is None else spec.seed for _ in spec.prompts]
+    """The seed of each prompt: the client's, or one drawn for each prompt."""
+    return [draw_seed() if spec.seed is None else spec.seed for _ in spec.prompts]
 
 
 def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
@@ -275,11 +311,18 @@ def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
     for one in stats:
         for accepted, count in enumerate(one.acceptance_histogram):
             histogram[accepted] += count
+    by_drafter: Counter[str] = Counter()
+    for one in stats:
+        by_drafter.update(one.accepted_by_drafter)
+    num_spec_steps = sum(one.num_spec_steps for one in stats)
+    reasons = [one.idle_because for one in stats if one.idle_because]
     return SpeculationStats(
         num_steps=sum(one.num_steps for one in stats),
-        num_spec_steps=sum(one.num_spec_steps for one in stats),
+        num_spec_steps=num_spec_steps,
         num_draft_tokens=sum(one.num_draft_tokens for one in stats),
         num_accepted_draft_tokens=sum(one.num_accepted_draft_tokens for one in stats),
         num_spec_tokens=sum(one.num_spec_tokens for one in stats),
         acceptance_histogram=tuple(histogram),
+        accepted_by_drafter=dict(by_drafter),
+        idle_because=reasons[0] if reasons and not num_spec_steps else "",
     )

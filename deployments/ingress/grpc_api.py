@@ -1,4 +1,4 @@
-"""Serves drafthouse.v1.GenerationService and grpc.health.v1 behind Serve's gRPC proxy."""
+"""Serves drafthouse.v1.GenerationService and grpc.health.v1."""
 
 from __future__ import annotations
 
@@ -28,37 +28,42 @@ from deployments.ingress.spec import Resumption
 
 log = logging.getLogger(__name__)
 
-_MASK64 = 2**64 - 1
-
 
 class GrpcApi:
-    """Answers the calls that Serve's proxy passes to the ingress.
-
-    An error in a stream sets the status on the context and is sent with one empty response, because
-    Serve's proxy takes status and trailing metadata from the contexts of responses, and logs raised
-    errors.  The error of a unary call has to be raised, which loses the metadata.
-    """
+    """Answers the calls of our own listener, and those that Serve's proxy passes to the ingress."""
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
 
-    async def generate(self, body: Any, context: Any) -> AsyncIterator[Any]:
-        """Yield one GenerateResponse per piece of text; the last one has the usage."""
-        failure: DrafthouseError
+    async def responses(self, body: Any) -> AsyncIterator[Any]:
+        """Yield one GenerateResponse per piece of text; the last one has the usage.
+
+        Raises nothing but DrafthouseErrors.
+        """
         try:
             async for response in self._responses(body):
                 yield encode_response(response)
-            return
-        except DrafthouseError as error:
-            failure = error
+        except DrafthouseError:
+            raise
         except Exception as error:  # noqa: BLE001
             # A bug of ours must become a status.  Its message may contain anything, including
             # prompt text, so only the location is logged.
             places = "".join(traceback.format_tb(error.__traceback__))
             log.error("unexpected %s at\n%s", type(error).__name__, places)
-            failure = DrafthouseError("internal error; the server's log says where")
-        _set_status(context, failure)
-        yield generation_pb2.GenerateResponse()
+            raise DrafthouseError("internal error; the server's log says where") from None
+
+    async def responses_with_status(self, body: Any, context: Any) -> AsyncIterator[Any]:
+        """Yield the same for Serve's proxy; an error becomes the status of one empty response.
+
+        The proxy takes status and trailing metadata from the contexts of responses only.  An error
+        that is raised loses its metadata there, and is logged.
+        """
+        try:
+            async for response in self.responses(body):
+                yield response
+        except DrafthouseError as error:
+            _set_status(context, error)
+            yield generation_pb2.GenerateResponse()
 
     async def _responses(self, body: Any) -> AsyncIterator[GenerationResponse]:
         try:
@@ -103,7 +108,7 @@ class GrpcApi:
         return decode_request(message)
 
     async def check(self, body: Any, context: Any) -> Any:
-        """grpc.health.v1.Health/Check."""
+        """grpc.health.v1.Health/Check.  Raises, as Serve's proxy wants it of a unary call."""
         status = self._status(_service_of(body))
         if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
             error = NotFoundError("no such service; ask for an empty name")
@@ -160,11 +165,11 @@ def _response(
     return GenerationResponse(
         id=generation.id,
         model=model,
-        seed=generation.seed_of(0) & _MASK64,  # one prompt, so one seed
+        seed=generation.seed_of(0),  # one prompt, so one seed
         choices=tuple(
             ChoiceDelta(
                 delta.choice, delta.text, delta.token_ids, tuple(delta.logprobs),
-                delta.finish_reason, delta.stop,
+                delta.finish_reason, delta.stop, tuple(map(tuple, delta.draft_sources)),
             )
             for delta in deltas
         ),

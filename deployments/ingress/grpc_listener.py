@@ -67,8 +67,11 @@ class _Servicer:
         self._api = api
 
     async def Generate(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
-        async for response in self._api.generate(body, context):
-            yield response.SerializeToString()
+        try:
+            async for response in self._api.responses(body):
+                yield response.SerializeToString()
+        except DrafthouseError as error:
+            await abort(context, error)
 
     async def Check(self, body: bytes, context: Any) -> bytes:
         try:

@@ -55,6 +55,7 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
         "stop_token_ids": list(sampling.stop_token_ids),
         "metadata": dict(request.metadata),
         "speculation": _speculation(request),
+        "return_draft_sources": request.speculation.return_draft_sources,
         "cache_salt": request.cache_salt or None,
     }
     fields = Fields(values)

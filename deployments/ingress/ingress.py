@@ -110,6 +110,7 @@ class Ingress:
         generation = Generation(
             request_id, spec, self.tokenizer, self.coordinators,
             self.config.ingress.max_chars_per_token,
+            is_logged=self.config.ingress.log_requests,
         )  # fmt: skip
         try:
             await generation.start(resumptions)
@@ -123,13 +124,18 @@ class Ingress:
         self.recorder.add(metrics.REJECTED, code=error.code)
 
     async def health(self) -> dict[str, Any]:
-        """The current health; `status` is "ok" if a coordinator leads a target."""
+        """The current health; `status` is "ok" if a coordinator leads a target.
+
+        drafters: connected replicas by name.  refused: why a drafter takes no part, by name.
+        """
         reports = await self._ask(lambda link: link.status(_REPORT_TIMEOUT_S))
         drafters = dict.fromkeys(self.config.drafters, 0)
+        refused: dict[str, str] = {}
         num_targets = 0
         for report in reports:
             num_targets += len(report["targets"])
             replicas = Counter(drafter["name"] for drafter in report["drafters"])
+            refused |= report["refused"]
             drafters |= {name: max(drafters.get(name, 0), replicas[name]) for name in replicas}
         return {
             "status": "ok" if num_targets else "unavailable",
@@ -137,6 +143,7 @@ class Ingress:
             "coordinators": len(reports),
             "targets": num_targets,
             "drafters": drafters,
+            "refused": refused,
         }
 
     async def render_metrics(self) -> bytes:

@@ -25,7 +25,8 @@ _SHARED = (
     "model", "temperature", "top_p", "top_k", "min_p", "n", "stream", "stream_options", "stop",
     "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos", "presence_penalty",
     "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "user", "metadata",
-    "speculation", "logprobs", "return_token_ids", "add_special_tokens", "cache_salt",
+    "speculation", "logprobs", "return_token_ids", "return_draft_sources", "add_special_tokens",
+    "cache_salt",
 )  # fmt: skip
 _COMPLETION = (*_SHARED, "prompt", "echo", "best_of")
 _CHAT = (*_SHARED, "messages", "max_completion_tokens", "top_logprobs")

@@ -48,6 +48,8 @@ def metrics(stats: SpeculationStats) -> dict[str, Any]:
             "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
             "num_draft_tokens": stats.num_draft_tokens,
             "num_spec_tokens": stats.num_spec_tokens,
+            "accepted_by_drafter": dict(stats.accepted_by_drafter),
+            "idle_because": stats.idle_because or None,
         }
     }
 
@@ -72,8 +74,12 @@ class LogprobWriter:
         return {
             "tokens": texts,
             "token_logprobs": [one.logprob for _, one in pairs],
+            # As in vLLM, the token that was drawn is always there, though it may not be among the
+            # most likely ones; where two tokens have the same text its value is the one shown.
             "top_logprobs": [
-                {self._name(token): value for token, value in one.top} for _, one in pairs
+                {self._name(other): value for other, value in one.top}
+                | {self._name(token): one.logprob}
+                for token, one in pairs
             ],
             "text_offset": offsets,
         }
@@ -163,11 +169,27 @@ class Answer:
         choice["finish_reason"] = last.finish_reason.value if last.finish_reason else None
         choice["stop_reason"] = last.stop
         choice["seed"] = self._generation.seed_of(index)
+        if self._request.spec.speculation.return_draft_sources:
+            choice["draft_sources"] = [one for part in parts for one in self._sources(part)]
         if self._request.return_token_ids:
             choice["token_ids"] = token_ids
             if not self._request.is_chat:
                 choice["prompt_token_ids"] = self._prompt_ids(index)
         return choice
+
+    def _sources(self, delta: Delta) -> list[dict[str, Any]]:
+        """Each token's text, and the drafters that had proposed it."""
+        token_ids = delta.token_ids.tolist()
+        return [
+            {
+                "token": self._tokenizer.token_text(token),
+                "bytes": list(self._tokenizer.token_bytes(token)),
+                "drafters": list(drafters),
+            }
+            for token, drafters in zip(
+                token_ids, delta.draft_sources or [()] * len(token_ids), strict=True
+            )
+        ]
 
     def _prompt_ids(self, choice: int) -> list[int]:
         number = choice // self._request.spec.num_choices
@@ -235,6 +257,9 @@ class Answer:
             extra += f',"stop_reason":{json.dumps(delta.stop)}'
         if self._request.return_token_ids:
             extra += f',"token_ids":{delta.token_ids.tolist()}'
+        if self._request.spec.speculation.return_draft_sources:
+            sources = json.dumps(self._sources(delta), separators=(",", ":"))
+            extra += f',"draft_sources":{sources}'
         return (
             f'{{"index":{delta.choice},{content},"logprobs":{logprobs},'
             f'"finish_reason":{reason}{extra}}}'

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
+from cluster.seeds import asked_seed
 from cluster.tenant import DEFAULT_TENANT, tenant_of
 from deployments.ingress.fields import Fields, encodable, shown
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
@@ -57,14 +59,17 @@ def read_spec(
     return GenerationSpec(
         prompts=prompts,
         params=params,
-        seed=fields.integer("seed", None, -(2**63), 2**64 - 1),
+        seed=asked_seed(fields.integer("seed", None, -(2**63), 2**64 - 1)),
         num_choices=num_choices,
         default_max_tokens=defaults.max_tokens,
         stop=_stop(fields, limits),
         ignore_eos=fields.boolean("ignore_eos", default=False),
         add_special_tokens=fields.boolean("add_special_tokens", default=True),
         task=limits.task_class(_task(fields)),
-        speculation=parse_speculation(fields.get("speculation"), limits),
+        speculation=dataclasses.replace(
+            parse_speculation(fields.get("speculation"), limits),
+            return_draft_sources=fields.boolean("return_draft_sources", default=False),
+        ),
         tenant=_tenant(fields),
     )
 

@@ -159,7 +159,9 @@ def served(
         dashboard=f"http://127.0.0.1:{dashboard_port}",
         target_folder=long_folder,
     )
-    wait_until(lambda: found.health()["drafters"] == {"lm": 1, "lookup": 1, "ngram": 1})
+    wait_until(
+        lambda: found.health()["drafters"] == {"lm": 1, "lookup": 1, "ngram": 1, "suffix": 1}
+    )
     return found
 
 
@@ -178,6 +180,7 @@ def arguments(target: Path, drafter: Path) -> dict[str, Any]:
             },
             "lookup": {"kind": "prompt_lookup", "placement": small},
             "ngram": {"kind": "ngram_cache", "placement": small},
+            "suffix": {"kind": "suffix", "placement": {"with": "target"}},
         },
         # Fixed: whether drafts pay is a matter of timing, and these tests ask other questions.
         "coordinator": {"placement": small, "budget": "fixed"},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,11 +21,12 @@ import yaml
 
 from cluster.client import Client, GenerationRequest, SamplingOptions
 from deployments.cli import main
+from deployments.console_log import is_wanted
 from deployments.ports import is_free
 from tests.deployments.conftest import DEADLINE_S, MODEL, free_port, wait_until
 from tests.support.deployments.listening import listening
 
-LOCAL = Path(__file__).resolve().parents[2] / "configs" / "local.yaml"
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -52,19 +55,23 @@ def config_file(long_folder: Path, tmp_path: Path) -> Path:
 
 
 class Command:
-    """`drafthouse serve` in a process of its own, with its output in files."""
+    """`drafthouse serve` in a process group of its own, with its output in files."""
 
-    def __init__(self, config_file: Path) -> None:
-        self.stdout = config_file.with_suffix(".out")
-        self.stderr = config_file.with_suffix(".err")
+    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
+        self.stdout = folder / "stdout"
+        self.stderr = folder / "stderr"
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
         # Not that of the Ray which other tests have started in this process.
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         with self.stdout.open("w") as out, self.stderr.open("w") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "deployments.cli", "serve", str(config_file)],
-                env=environment,
+                [sys.executable, "-m", "deployments.cli", "serve", *arguments],
+                cwd=REPOSITORY,
+                env={**inherited, "TMPDIR": str(self.temporary), **environment},
                 stdout=out,
                 stderr=err,
+                start_new_session=True,
             )
 
     def wait_for(self, text: str) -> None:
@@ -98,13 +105,27 @@ class Command:
         self.process.send_signal(number)
         return self.process.wait(DEADLINE_S)
 
+    def end(self) -> None:
+        """Stop it, if it still runs."""
+        if self.process.poll() is None:
+            self.stop(signal.SIGTERM)
+
+    def said_by_others(self) -> list[str]:
+        """The lines on its stderr that are neither its own nor of its replicas' logs: Ray's."""
+        text = self.stderr.read_text()
+        own, _, _ = text.partition("Try it, in another terminal:")
+        rest = text.rpartition("with drafts and without\n")[2]
+        lines = own.splitlines() + rest.splitlines()
+        return [
+            line for line in lines if not line.startswith("drafthouse: ") and not is_wanted(line)
+        ]
+
 
 @pytest.fixture
-def command(config_file: Path) -> Iterator[Command]:
-    command = Command(config_file)
+def command(config_file: Path, tmp_path: Path) -> Iterator[Command]:
+    command = Command(tmp_path, str(config_file))
     yield command
-    if command.process.poll() is None:
-        command.stop(signal.SIGTERM)
+    command.end()
 
 
 def running(pid: int) -> bool:
@@ -124,9 +145,19 @@ def test_serve_says_one_line_and_leaves_nothing_behind(command: Command, config_
         f"Drafthouse is ready: http://127.0.0.1:{http}/v1 (OpenAI HTTP), "
         f"127.0.0.1:{own_grpc} (gRPC), http://127.0.0.1:{dashboard} (dashboard)\n"
     )
-    body = {"model": MODEL, "prompt": "x", "max_tokens": 4}
-    answer = httpx.post(f"http://127.0.0.1:{http}/v1/completions", json=body, timeout=DEADLINE_S)
-    assert answer.status_code == 200
+    command.wait_for(" try http")
+    lines = command.stderr.read_text().splitlines()
+    (request,) = (line for line in lines if line.startswith("  curl "))
+    question = lines[lines.index(request) + 1]
+    program, url, _, header, _, body = shlex.split(request)
+    name, _, value = header.partition(": ")
+    assert program == "curl"
+    answer = httpx.post(url, content=body, headers={name: value}, timeout=DEADLINE_S)
+    assert answer.status_code == 200, answer.text
+    arguments = shlex.split(question, comments=True)
+    assert arguments[0] == "drafthouse"
+    assert main([*arguments[1:], "--max-tokens", "8"]) == 0
+    command.wait_for("request_log: request id=")
     family, folder = command.family(), command.temporary_folder()
     assert command.stop(signal.SIGTERM) == 0
     assert not [pid for pid in family if running(pid)]
@@ -177,6 +208,64 @@ def test_an_interrupt_during_start_up_leaves_nothing_behind(command: Command) ->
     assert command.stdout.read_text() == ""
 
 
+@pytest.mark.parametrize("whom", ["the group", "every process", "the first, to die at once"])
+def test_whoever_is_signalled_nothing_is_left_behind(command: Command, whom: str) -> None:
+    """As a terminal and `timeout` do, as systemd does, and as a kernel without memory does."""
+    command.wait_for("Drafthouse is ready:")
+    family, folder = command.family(), command.temporary_folder()
+    first = command.process.pid
+    if whom == "the group":
+        os.killpg(first, signal.SIGTERM)
+    elif whom == "every process":
+        for pid in (first, *family):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+    else:
+        os.kill(first, signal.SIGKILL)
+    status = command.process.wait(DEADLINE_S)
+    assert status == (-signal.SIGKILL if whom.startswith("the first") else 0)
+    wait_until(lambda: not any(map(running, family)) and not folder.exists(), 60.0)
+    assert command.said_by_others() == []
+    assert list(command.temporary.iterdir()) == []
+
+
+def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path) -> None:
+    settings = {name: free_port() for name in ("http.port", "grpc.port", "dashboard.port")}
+    overrides = [word for name in settings for word in ("--set", f"{name}={settings[name]}")]
+    command = Command(tmp_path, *overrides, **without_a_model(tmp_path))
+    try:
+        command.wait_for("Drafthouse is ready:")
+        (told,) = (line for line in command.stderr.read_text().splitlines() if "cannot be" in line)
+        assert told == (
+            "drafthouse: smollm2-135m-instruct cannot be had here, so configs/tiny.yaml is served "
+            "instead; `drafthouse fetch smollm2-135m-instruct` says why"
+        )
+        models = httpx.get(f"http://127.0.0.1:{settings['http.port']}/v1/models", timeout=60)
+        assert models.json()["data"][0]["id"] == "drafthouse-demo"
+    finally:
+        os.killpg(command.process.pid, signal.SIGTERM)
+        assert command.process.wait(DEADLINE_S) == 0
+
+
+@pytest.mark.parametrize("named", ["configs/local.yaml", "--set=target.engine.model=a/b"])
+def test_a_model_that_was_named_is_not_replaced(tmp_path: Path, named: str) -> None:
+    settings = {name: free_port() for name in ("http.port", "grpc.port", "dashboard.port")}
+    overrides = [f"--set={name}={port}" for name, port in settings.items()]
+    command = Command(tmp_path, named, *overrides, **without_a_model(tmp_path))
+    assert command.process.wait(DEADLINE_S) == 2
+    *_, last = command.stderr.read_text().splitlines()
+    assert last.startswith("drafthouse: configs/local.yaml: target.engine.model: ")
+    assert ("PIP_FIND_LINKS=" if named.startswith("configs") else "HF_ENDPOINT") in last
+
+
+def without_a_model(folder: Path) -> dict[str, str]:
+    """An environment with an empty cache and no network to fill it from."""
+    return {
+        "DRAFTHOUSE_MODELS": str(folder / "models"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "",
+        "PIP_CONFIG_FILE": "/dev/null", "HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(folder / "hub"),
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("setting", ["http.port", "grpc.port", "dashboard.port"])
 def test_a_taken_port_is_named_with_its_setting(
     config_file: Path, setting: str, capsys: pytest.CaptureFixture[str]
@@ -195,8 +284,9 @@ def test_a_taken_port_is_named_with_its_setting(
 def test_check_prints_the_plan(config_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(config_file)]) == 0
     plan = capsys.readouterr().out
-    for word in ("ingress", "coordinator", "target", "drafter-lookup", "target.engine", "KiB"):
+    for word in ("ingress", "coordinator", "target", "target.engine", "KiB"):
         assert word in plan
+    assert "drafter lookup: inside the target" in plan
 
 
 @pytest.mark.parametrize(
@@ -236,7 +326,7 @@ def test_checking_needs_neither_ray_nor_torch() -> None:
     )
     found = subprocess.run(
         [sys.executable, "-c", program],
-        cwd=LOCAL.parents[1],
+        cwd=REPOSITORY,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         timeout=DEADLINE_S,

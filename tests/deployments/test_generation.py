@@ -133,6 +133,18 @@ async def test_equal_prompts_without_a_seed_have_seeds_and_texts_of_their_own(
         assert [found[index] for index in range(4)] == texts
 
 
+@pytest.mark.parametrize("seed", [0, 2**53 + 1, 2**64 - 1])
+async def test_a_seed_is_reported_as_it_was_sent(tokenizer: Tokenizer, seed: int) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        asked = dataclasses.replace(spec(tokens(1, 2, 3), params=WARM), seed=seed)
+        generation = create(asked, tokenizer, setting.ingress)
+        found = await run(generation)
+        assert generation.seed_of(0) == seed
+        assert found == plain_text([1, 2, 3], dataclasses.replace(WARM, seed=seed))
+
+
 async def test_with_a_seed_every_choice_of_every_prompt_has_a_stream_of_its_own(
     tokenizer: Tokenizer,
 ) -> None:

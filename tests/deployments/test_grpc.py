@@ -55,6 +55,7 @@ def test_http_and_grpc_give_the_same_text(client: Client, served: Served) -> Non
     assert last.usage is not None
     assert last.usage.completion_tokens == 24
     assert last.speculative_decoding is not None
+    assert 0 < last.speculative_decoding.num_steps <= 24
     assert last.choices[-1].finish_reason is FinishReason.LENGTH
 
 
@@ -130,6 +131,18 @@ def failure(channel: grpc.Channel, body: bytes) -> tuple[grpc.StatusCode, str]:
         messages += call  # what carries the status is empty
     assert not any(messages)
     return call.code(), call.details()
+
+
+def test_the_first_thing_that_comes_of_an_error_is_its_status(served: Served) -> None:
+    """On our own listener; Serve's proxy takes metadata from the contexts of responses only."""
+    body = encode_request(GenerationRequest("gpt-5", "x")).SerializeToString()
+    with grpc.insecure_channel(served.own_grpc) as channel:
+        call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(body)
+        messages = []
+        with pytest.raises(grpc.RpcError):
+            messages += call
+    assert messages == []
+    assert ("drafthouse-code", "not_found_error") in tuple(call.trailing_metadata())
 
 
 def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(

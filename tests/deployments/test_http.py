@@ -65,10 +65,35 @@ def test_a_completion_has_usage_and_speculation_statistics(served: Served) -> No
     assert set(statistics) == {
         "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram",
         "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens",
+        "accepted_by_drafter", "idle_because",
     }  # fmt: skip
+    assert (statistics["idle_because"] is None) == (statistics["num_spec_steps"] > 0)
     # OpenAI's name for parts of the request's own `prediction`, which is something else.
     details = usage["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0
+
+
+def test_an_answer_says_whose_drafts_its_tokens_were(served: Served) -> None:
+    asked = {"prompt": "abc abc abc abc", "return_draft_sources": True, **GREEDY}
+    answer = post(served, "/v1/completions", **asked).json()
+    (choice,) = answer["choices"]
+    sources, statistics = choice["draft_sources"], answer["metrics"]["speculative_decoding"]
+    assert len(sources) == answer["usage"]["completion_tokens"]
+    text = b"".join(bytes(source["bytes"]) for source in sources).decode(errors="replace")
+    assert text == choice["text"]
+    named = {name for source in sources for name in source["drafters"]}
+    assert named
+    assert named <= set(statistics["accepted_by_drafter"]) <= {"lm", "lookup", "ngram", "suffix"}
+    streamed = events(post(served, "/v1/completions", **asked, stream=True).text)
+    pieces = [each for event in streamed for each in event["choices"][0]["draft_sources"]]
+    assert [piece["token"] for piece in pieces] == [source["token"] for source in sources]
+    assert "draft_sources" not in post(served, "/v1/completions", prompt="a", **GREEDY).text
+
+
+def test_a_request_that_declines_drafts_is_told_so(served: Served) -> None:
+    asked = {"prompt": "a", "speculation": {"enabled": False}, **GREEDY}
+    answer = post(served, "/v1/completions", **asked).json()
+    assert answer["metrics"]["speculative_decoding"]["idle_because"] == "disabled"
 
 
 def test_streamed_and_whole_answers_have_the_same_text(openai: OpenAI) -> None:

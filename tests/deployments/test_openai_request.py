@@ -74,6 +74,7 @@ def test_absent_and_null_fields_take_openais_defaults() -> None:
     assert request.spec.params.temperature == 1.0
     assert request.spec.params.logprobs is None
     assert request.spec.seed is None
+    assert parse_chat(chat(seed=-1), LIMITS).spec.seed is None
     assert request.spec.task == "default"
     assert not request.stream
 

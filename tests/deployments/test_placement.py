@@ -12,8 +12,13 @@ import pytest
 from cluster.config import PlacementConfig
 from cluster.config_file import load
 from cluster.errors import ConfigError
-from deployments.local_ray import local_labels
-from deployments.placement import group_options, replica_options, total_resources, with_model
+from deployments.placement import (
+    group_options,
+    local_labels,
+    replica_options,
+    total_resources,
+    with_model,
+)
 from tests.deployments.conftest import DEADLINE_S, places
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

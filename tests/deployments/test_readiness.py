@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
@@ -45,6 +46,24 @@ def test_a_connected_application_is_ready_below_any_prefix(path: str) -> None:
     with answering(path, 200, {"status": "ok", "drafters": {"lm": 1}}) as url:
         wait_until_connected(url, ["lm"], lambda: None, said.append)
     assert said == []
+
+
+def test_a_refused_drafter_is_told_with_its_reason_and_not_waited_for() -> None:
+    body = {"status": "ok", "drafters": {"lm": 0, "n": 1}, "refused": {"lm": "other tokenizer"}}
+    said: list[str] = []
+    with answering("/health", 200, body) as url:
+        wait_until_connected(url, ["lm", "n"], not_for_long(10.0), said.append)
+    assert said == ["drafter lm is refused: other tokenizer"]
+
+
+def not_for_long(patience_s: float) -> Callable[[], None]:
+    """A check that fails the test when it is still called after so long."""
+    end = time.monotonic() + patience_s
+
+    def check() -> None:
+        assert time.monotonic() < end
+
+    return check
 
 
 def test_an_application_that_never_serves_is_an_error_that_says_why() -> None:

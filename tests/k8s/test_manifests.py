@@ -170,8 +170,8 @@ def test_the_ray_version_is_the_one_the_image_installs(service: dict[str, Any]) 
     assert f"ray=={version}" in pinned
 
 
-def test_the_cluster_demonstration_serves_what_the_local_one_serves() -> None:
-    local = load(REPOSITORY / "configs" / "local.yaml")
+def test_the_cluster_demonstration_serves_the_embedded_models() -> None:
+    local = load(REPOSITORY / "configs" / "tiny.yaml")
     base = load(REPOSITORY / "k8s" / "base" / "serve.yaml")
     assert base.config.grpc.port == local.config.grpc.port
     here, there = local.config, base.config

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from cluster.config import DrafterConfig, EngineConfig, TargetConfig
+from cluster.config import DrafterConfig, DrafterPlacement, EngineConfig, TargetConfig
 
 PROMPTS: list[list[int]] = [
     [5, 6, 7, 8, 5, 6, 7],
@@ -33,19 +34,21 @@ def target(folder: Path, num_pages: int = 256) -> TargetConfig:
     return TargetConfig(engine=engine(folder, num_pages))
 
 
-def drafters(folder: Path) -> dict[str, DrafterConfig]:
-    """One of every kind."""
+def drafters(folder: Path, pool: Collection[str] = ()) -> dict[str, DrafterConfig]:
+    """One of every kind.  pool: names of those that run beside the target, not inside it."""
     lm = {
         "engine": {
             "model": str(folder), "dtype": "float32", "device": "cpu", "num_pages": 256,
             "max_context_len": 512,
         }
     }  # fmt: skip
-    return {
+    found = {
         "lm": DrafterConfig(kind="lm", options=lm),
         "lookup": DrafterConfig(kind="prompt_lookup"),
         "ngram": DrafterConfig(kind="ngram_cache"),
     }
+    places = {name: DrafterPlacement(host="" if name in pool else "target") for name in found}
+    return {name: replace(each, placement=places[name]) for name, each in found.items()}
 
 
 def hf_greedy(folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:

@@ -159,8 +159,9 @@ def demands(config: Config) -> list[Demand]:
     """Everything the application reserves, the largest pieces first."""
     ranks = config.target.engine.tensor_parallel
     found = [_demand("target", config.target.placement, ranks)] * config.target.replicas
-    for name, drafter in config.drafters.items():
-        found += [_demand(f"drafters.{name}", drafter.placement)] * drafter.replicas
+    for name in config.pool:
+        drafter = config.drafters[name]
+        found += [_demand(f"drafters.{name}", drafter.reserved)] * drafter.replicas
     found += [_demand("coordinator", config.coordinator.placement)] * config.coordinator.replicas
     found += [_demand("ingress", config.ingress.placement)] * config.ingress.replicas
     return found

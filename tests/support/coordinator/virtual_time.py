@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from cluster.errors import WorkerError
-from cluster.messages import CommitFrame, ProposalFrame, VerdictFrame, VerifyFrame
+from cluster.messages import CommitFrame, ProposalFrame, StepReport, VerdictFrame, VerifyFrame
 from cluster.rpc.link import Link
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget
 
@@ -103,6 +103,31 @@ class TimedDrafter(ToyDrafter):
                 if self.answers():
                     await self.time.sleep(self.delay_s)
                     await link.send(self.answer(frame))
+        except WorkerError:
+            return
+        finally:
+            self.contexts.clear()
+
+
+@dataclass
+class CostlyTarget(ToyTarget):
+    """A step takes step_s, and row_s for each row beyond the first `free_rows`."""
+
+    time: VirtualTime = field(default_factory=VirtualTime)
+    step_s: float = 0.010
+    row_s: float = 0.010
+    free_rows: int = 1
+
+    async def serve(self, link: Link[VerdictFrame, VerifyFrame]) -> None:
+        try:
+            async for frame in link:
+                self.frames.append(frame)
+                rows = sum(1 + len(item.tree) for item in frame.items)
+                step_s = self.step_s + self.row_s * max(rows - self.free_rows, 0) if rows else 0.0
+                await self.time.sleep(step_s)
+                answer = self.answer(frame)
+                assert isinstance(answer.report, StepReport)
+                await link.send(replace(answer, report=replace(answer.report, step_time_s=step_s)))
         except WorkerError:
             return
         finally:

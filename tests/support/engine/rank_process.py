@@ -5,7 +5,9 @@
 decode: rank 0 decodes with each model in turn and prints a line of JSON, its texts; with the first
 model it measures its steps before.  Then it goes on with the last one until the group breaks, and
 prints the error's code.  differ: the ranks are given other settings, and then rank 1 loses what it
-should hold; both ranks print the errors.
+should hold; both ranks print the errors.  taps: rank 0 reads the hidden states of a text in chunks
+and of a tree, after an adapter that it alone knows of was refused, and prints a line of JSON: the
+chunks, the largest relative error, the refusal.
 """
 
 from __future__ import annotations
@@ -18,11 +20,12 @@ import numpy as np
 import torch
 
 from cluster.config import EngineConfig
-from cluster.core import token_array
+from cluster.core import TokenTree, token_array
 from cluster.engine import parallel
 from cluster.engine.engine import Engine, Work
 from cluster.errors import WorkerError
-from tests.support.engine.driver import GreedyDecoder, load_engine, prompt, run
+from tests.support.engine.driver import GreedyDecoder, load_engine, load_oracle, prompt, run
+from tests.support.engine.taps import TapLog, errors, expected_nodes, expected_taps
 
 NUM_TOKENS = 16
 # "measured" begins like the text with which an engine measures its steps.
@@ -48,6 +51,8 @@ def main() -> None:
     folders = [Path(folder) for folder in sys.argv[5:]]
     if scenario == "decode":
         _decode(folders, rank, world_size)
+    elif scenario == "taps":
+        _tap(folders[0], rank, world_size)
     else:
         _differ(folders[0], rank, world_size)
     parallel.leave_group()
@@ -95,6 +100,24 @@ def _differ(folder: Path, rank: int, world_size: int) -> None:
                 engine.release(name)
     except WorkerError as error:
         _say(error.message)
+
+
+def _tap(folder: Path, rank: int, world_size: int) -> None:
+    engine = load_engine(folder, tensor_parallel=world_size, max_batch_tokens=16)
+    if rank > 0:
+        engine.follow()
+        return
+    log, oracle = TapLog(engine, (0, 2, -1)), load_oracle(folder)
+    text, tree = prompt(41), TokenTree.of([5, 6, 7], [-1, 0, -1])
+    refused = log.run(Work("a", 0, text, adapter=3))
+    log.run(Work("a", 0, text, tree, num_top=2))
+    wanted = torch.cat(
+        (expected_taps(oracle, text, log.taps), expected_nodes(oracle, text, tree, log.taps))
+    )
+    error = errors(torch.cat((log.text("a", 0, 41), log.nodes["a"])), wanted).max()
+    reason = "" if refused.error is None else refused.error.message
+    _say(json.dumps([log.chunks, float(error), reason]))
+    engine.close()
 
 
 def _say(line: str) -> None:

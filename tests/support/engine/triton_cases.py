@@ -64,8 +64,8 @@ def lay_out(*specs: tuple[int, int, TokenTree, int], min_rows: int = 0) -> Batch
     picks = []
     for index, (cached, new, tree, num_cached_nodes) in enumerate(specs):
         sequence = Sequence(str(index), index, PAGE_SIZE)
-        while len(sequence.pages) * PAGE_SIZE < cached + new + len(tree):
-            sequence.add_page(next(pages))
+        while sequence.num_pages * PAGE_SIZE < cached + new + len(tree):
+            sequence.tables[0].add(next(pages))
         sequence.append(token_array([7] * cached))
         work = Work(str(index), cached, token_array([7] * new), tree, num_cached_nodes)
         sequence.pending = Pending(work, index)

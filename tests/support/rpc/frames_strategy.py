@@ -64,6 +64,7 @@ speculation = st.builds(
     max_draft_tokens=st.none() | lengths,
     drafters=st.none() | st.lists(ids, max_size=3).map(tuple),
     latency_class=st.none() | ids,
+    return_draft_sources=st.booleans(),
 )
 
 logprob = st.builds(
@@ -79,7 +80,8 @@ def logprobs(size: int) -> st.SearchStrategy[tuple[core.TokenLogprob, ...]]:
 
 verify_items = st.builds(
     core.VerifyItem, ids, generations, lengths, hashes, tokens(1), trees(), lengths,
-    st.none() | params, st.binary(max_size=16),
+    st.none() | params, st.binary(max_size=16), lengths, texts,
+    st.lists(ids, max_size=3).map(tuple),
 )  # fmt: skip
 
 
@@ -126,7 +128,7 @@ requests = st.builds(
 )
 stats = st.builds(
     core.SpeculationStats, lengths, lengths, lengths, lengths, lengths,
-    st.lists(lengths, max_size=5).map(tuple),
+    st.lists(lengths, max_size=5).map(tuple), st.dictionaries(ids, lengths, max_size=3), ids,
 )  # fmt: skip
 
 
@@ -137,6 +139,7 @@ def events(draw: st.DrawFn) -> core.TokenEvent:
         draw(ids), draw(lengths), array, draw(logprobs(len(array))) if len(array) else (),
         draw(st.none() | st.sampled_from(core.FinishReason)), draw(st.none() | stats), draw(ids),
         draw(ids), draw(st.floats(0.0, 60.0)),
+        draw(st.just(()) | st.tuples(*[several(ids)] * len(array))), draw(st.floats(0.0, 60.0)),
     )  # fmt: skip
 
 
@@ -145,6 +148,16 @@ def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ..
 
 
 verify_frames = st.builds(messages.VerifyFrame, several(verify_items), several(ids))
+commit_frames = st.builds(messages.CommitFrame, several(commits), several(ids))
+completions = st.builds(core.Completion, ids, generations, lengths)
+proposal_frames = st.builds(
+    messages.ProposalFrame, several(proposals()), several(observations), several(refusals), lengths,
+    lengths, lengths, doubles, several(completions),
+)  # fmt: skip
+draft_reports = st.builds(
+    messages.DraftReport, several(st.tuples(ids, proposal_frames)), doubles, lengths, lengths,
+    several(ids),
+)  # fmt: skip
 verdict_frames = st.builds(
     messages.VerdictFrame,
     several(verdicts()),
@@ -152,13 +165,8 @@ verdict_frames = st.builds(
     several(refusals),
     st.none() | reports,
     several(st.builds(messages.InHand, ids, generations)),
+    st.none() | draft_reports,
 )
-commit_frames = st.builds(messages.CommitFrame, several(commits), several(ids))
-completions = st.builds(core.Completion, ids, generations, lengths)
-proposal_frames = st.builds(
-    messages.ProposalFrame, several(proposals()), several(observations), several(refusals), lengths,
-    lengths, lengths, doubles, several(completions),
-)  # fmt: skip
 submit_frames = st.builds(SubmitFrame, several(requests), several(ids))
 event_frames = st.builds(EventFrame, several(events()))
 

@@ -1,0 +1,77 @@
+"""A text with the drafter of each part shown: in colours on a terminal, else with marks."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# Readable on dark and on light ground: green, blue, magenta, yellow, cyan, red.
+_COLOURS = (32, 34, 35, 33, 36, 31)
+_RESET = "\x1b[0m"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token's bytes, and the drafters that had proposed it; none: it is the target's own."""
+
+    data: bytes
+    drafters: tuple[str, ...] = ()
+
+
+def coloured(text: str, tokens: Sequence[Token], names: Sequence[str], *, in_colour: bool) -> str:
+    """`text`, every accepted run of it in the colour of its drafter, or as [drafter|run].
+
+    A token of several drafters is shown as that of the first of `names` among them.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()  # a character may span tokens
+    runs: list[tuple[str, str]] = []
+    for name, data in _pieces(text.encode(), tokens, names):
+        piece = decoder.decode(data)
+        if runs and runs[-1][0] == name:
+            runs[-1] = name, runs[-1][1] + piece
+        elif piece:
+            runs.append((name, piece))
+    return "".join(_shown(run, name, names, in_colour=in_colour) for name, run in runs)
+
+
+def legend(names: Sequence[str], *, in_colour: bool) -> str:
+    """Which mark or colour is whose."""
+    shown = ", ".join(_shown(name, name, names, in_colour=True) for name in names)
+    return (
+        f"drafted by {shown}; the rest by the target"
+        if in_colour
+        else ("[drafter|text] was drafted; the rest is the target's own")
+    )
+
+
+def _pieces(data: bytes, tokens: Sequence[Token], names: Sequence[str]) -> list[tuple[str, bytes]]:
+    """`data` cut at the ends of tokens, with the drafter of each piece, "" for the target."""
+    pieces: list[tuple[str, bytes]] = []
+    position = 0
+    for token in tokens:
+        end = _end_of(token.data, data, position)
+        if end is not None:
+            name = next((name for name in names if name in token.drafters), "")
+            pieces.append((name, data[position:end]))
+            position = end
+    pieces.append(("", data[position:]))
+    return pieces
+
+
+def _end_of(token: bytes, data: bytes, position: int) -> int | None:
+    """Where in `data` the token ends that begins at `position`; None if it is not there."""
+    if data.startswith(token, position):
+        return position + len(token)
+    # Decoded alone a token may lack the space before it; special ones are no text at all.
+    bare = token.strip()
+    found = data.find(bare, position, position + len(token) + 1) if bare else -1
+    return None if found < 0 else found + len(bare)
+
+
+def _shown(text: str, name: str, names: Sequence[str], *, in_colour: bool) -> str:
+    if not name:
+        return text
+    if not in_colour:
+        return f"[{name}|{text}]"
+    return f"\x1b[{_COLOURS[names.index(name) % len(_COLOURS)]}m{text}{_RESET}"

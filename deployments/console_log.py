@@ -1,0 +1,70 @@
+"""Shows on the console what the replicas write in their logs, as far as an operator wants it.
+
+Ray keeps each replica's stderr in a file of its own, and those files end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_POLL_S = 0.5
+# As `deployments.replica.configure_logging` writes them.
+_LINE = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \S+ ((?:cluster|deployments)[.\w]*): ")
+# Of these, what is ordinary as well: a line for each request, and what the coordinator does.
+_TALKERS = ("deployments.ingress.request_log", "cluster.coordinator.activity")
+
+
+def is_wanted(line: str) -> bool:
+    """Whether a line of a replica's log belongs on the console."""
+    found = _LINE.match(line)
+    if found is None:
+        return False
+    level, logger = found.groups()
+    return level not in ("DEBUG", "INFO") or (level == "INFO" and logger in _TALKERS)
+
+
+class LogFollower:
+    """Reads what is new in the replicas' files below one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._read: dict[Path, int] = {}  # bytes, up to the end of a line
+
+    def new_lines(self) -> list[str]:
+        """The wanted lines since the last call, file by file."""
+        lines: list[str] = []
+        for path in sorted(self._folder.glob("worker-*.err")):
+            offset = self._read.get(path, 0)
+            with contextlib.suppress(OSError), path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+                end = data.rfind(b"\n") + 1
+                self._read[path] = offset + end
+                lines += data[:end].decode("utf-8", "replace").splitlines()
+        return [line for line in lines if is_wanted(line)]
+
+
+@contextlib.contextmanager
+def following(folder: Path | None, say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, `say` is told the wanted lines, from another thread; None: there is no folder."""
+    if folder is None:
+        yield
+        return
+    follower, is_over = LogFollower(folder), threading.Event()
+
+    def follow() -> None:
+        while not is_over.wait(_POLL_S):
+            for line in follower.new_lines():
+                say(line)
+
+    thread = threading.Thread(target=follow, name="console log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -1,0 +1,74 @@
+"""What the control loop has learned, kept from one start to the next in a small file.
+
+The file's name is a digest of all that the record hangs on: version, models, drafters, processor,
+devices.  Where one of them differs there is another file, and the loop begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cluster.config import Config
+from cluster.messages import WorkerDescription
+from cluster.models.cache import cache_folder
+
+log = logging.getLogger(__name__)
+
+# Often enough that a process which is killed loses little; a write takes milliseconds.
+_INTERVAL_S = 60.0
+_NUM_DIGEST_CHARS = 16
+
+
+def learned_file(config: Config, target: WorkerDescription, version: str) -> Path:
+    """Where the record of this deployment and this kind of target is kept."""
+    depends_on = {
+        "version": version,
+        "target": [target.model_hash, target.devices, target.native_build, target.max_batch_tokens],
+        "engine": asdict(config.target.engine),
+        "drafters": {name: asdict(drafter) for name, drafter in config.drafters.items()},
+        "machine": [platform.machine(), platform.processor(), os.cpu_count()],
+    }
+    digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode())
+    return cache_folder() / "learned" / f"{digest.hexdigest()[:_NUM_DIGEST_CHARS]}.json"
+
+
+def read(path: Path) -> Mapping[str, Any] | None:
+    """The record in a file; None where there is none that can be read."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("what was learned before cannot be read from %s: %s", path, error)
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def write(path: Path, state: Mapping[str, Any]) -> None:
+    """Replace the record; a disk that cannot be written costs a warning, no more."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_text(json.dumps(state), "utf-8")
+        os.replace(unfinished, path)
+    except OSError as error:
+        log.warning("what was learned cannot be kept in %s: %s", path, error)
+
+
+async def write_forever(path: Path, export: Callable[[], Mapping[str, Any]]) -> None:
+    """Keep the record once a minute, and when this is cancelled."""
+    try:
+        while True:
+            await asyncio.sleep(_INTERVAL_S)
+            write(path, export())
+    finally:
+        write(path, export())

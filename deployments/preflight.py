@@ -1,0 +1,150 @@
+"""What would go wrong when a configuration is served, found before Ray or any weights are loaded.
+
+Models that are not on this machine yet are left out: `drafthouse serve` asks again once it has
+fetched them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.config import Config, EngineConfig
+from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
+from cluster.errors import ConfigError
+from cluster.fingerprint import difference, load_pretrained_tokenizer, token_strings, tokenizer_hash
+from cluster.models.names import source_of
+from cluster.models.resolve import find
+from cluster.text.generation_config import load_sampling_defaults
+from deployments.models import engines
+from deployments.placement import check_gpus, local_labels, rank_bundle, total_resources
+
+TARGET = "target.engine"
+
+
+@dataclass(frozen=True, slots=True)
+class Inspected:
+    """A model as its files describe it.
+
+    max_context_len: as configured, or the model's own limit.  num_tokens: of the tokenizer, 0 if
+    the folder has none.
+    """
+
+    architecture: str
+    vocab_size: int
+    max_context_len: int
+    num_tokens: int
+
+
+def inspect(config: Config, *, is_here: bool) -> dict[str, Inspected]:
+    """Describe every model of `config` that is on this machine, by the path of its engine's key.
+
+    is_here: the application is to run on this machine alone.  Raises ConfigError, with the key and
+    the remedy, for what would stop the application or one of its drafters.
+    """
+    rank_bundle(config.target.placement)
+    if is_here:
+        local_labels(config)
+        _check_devices(config)
+    found: dict[str, Inspected] = {}
+    target: list[str] = []
+    for path, engine in engines(config).items():
+        folder = find(source_of(engine.model))
+        if folder is None:
+            continue
+        with _named(path):
+            strings = _token_strings(folder, engine, is_target=path == TARGET)
+            found[path] = _inspected(folder, engine, len(strings), is_here=is_here)
+            if path == TARGET:
+                target = strings
+                load_sampling_defaults(folder, config.target.generation_config)
+            elif target:
+                reduced = load_draft_vocabulary(folder)
+                _compare(found[path], strings, reduced, found[TARGET], target)
+    return found
+
+
+def _inspected(folder: Path, engine: EngineConfig, num_tokens: int, *, is_here: bool) -> Inspected:
+    # torch takes seconds to import: only for those who have models here.
+    from cluster.engine.loading.inspection import check_loadable
+
+    described = check_loadable(folder, engine, is_here=is_here)
+    return Inspected(
+        described.architecture, described.vocab_size, described.max_context_len, num_tokens
+    )
+
+
+def _token_strings(folder: Path, engine: EngineConfig, *, is_target: bool) -> list[str]:
+    """The tokenizer's strings in id order; none for a drafter without a tokenizer."""
+    try:
+        tokenizer = load_pretrained_tokenizer(folder, trust_remote_code=engine.trust_remote_code)
+    except ConfigError:
+        if is_target:
+            raise
+        return []
+    return token_strings(tokenizer.get_vocab())
+
+
+def _compare(
+    drafter: Inspected,
+    strings: list[str],
+    reduced: DraftVocabulary | None,
+    target: Inspected,
+    target_strings: list[str],
+) -> None:
+    """Raise ConfigError unless the drafter's token ids mean what the target's do, by way of its
+    reduced vocabulary if it has one."""
+    if reduced is not None:
+        num_read, ours = len(reduced.draft_ids), reduced.tokenizer_hash
+        if ours and ours != tokenizer_hash(target_strings):
+            differs = "its draft vocabulary was made for another one"
+        elif not ours and num_read != target.vocab_size:
+            differs = f"its draft vocabulary reads {num_read} tokens, not {target.vocab_size}"
+        else:
+            return
+    elif strings:
+        differs = difference(strings, target_strings)
+    elif drafter.vocab_size != target.vocab_size:
+        differs = f"no tokenizer, and {drafter.vocab_size} tokens against {target.vocab_size}"
+    else:
+        return
+    if differs:
+        raise ConfigError(
+            f"its tokenizer is another than the target's ({differs}); use a draft model with the "
+            "target's tokenizer, or a drafter without a model: suffix, prompt_lookup, ngram_cache",
+            param="model",
+        )
+
+
+def _check_devices(config: Config) -> None:
+    """Raise ConfigError if this machine has fewer GPUs than the configuration needs."""
+    engine = config.target.engine
+    ranks = engine.tensor_parallel if engine.device != "cpu" else 1
+    if ranks == 1 and not total_resources(config).get("GPU"):
+        return
+    import torch
+
+    num_gpus = torch.cuda.device_count()
+    if ranks > max(num_gpus, 1):
+        path = f"{TARGET}.tensor_parallel"
+        raise ConfigError(
+            f"{path}: {ranks} ranks need a GPU each, this machine shows {num_gpus}; lower it, join "
+            "a cluster with --address, or set target.engine.device: cpu to try it without",
+            param=path,
+        )
+    check_gpus(config, num_gpus)
+
+
+@contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Inside, errors about an engine's setting get the path of its key."""
+    try:
+        yield
+    except ConfigError as error:
+        param = error.param or "model"
+        if not param.startswith("target."):
+            param = f"{path}.{param}"
+        message = error.message.removeprefix(f"{param}: ")
+        raise ConfigError(f"{param}: {message}", param=param) from error

@@ -1,0 +1,108 @@
+"""`drafthouse serve` as two processes: one runs Ray, the one above it sees the end of that.
+
+Whoever ends a process group (systemd, `timeout`, a terminal) signals every process in it.  Ray's
+daemons would be gone before Serve is shut down in order, and Ray ends a process whose daemons are
+gone, whatever that process has still to do.  So Ray gets a session of its own, below a process that
+passes signals on to it and that removes what is left when it has ended, in whatever way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from deployments.processes import adopt_orphans, end_descendants, end_with_parent
+
+# Processes that Ray has just told to end are given so long.
+_GRACE_S = 3.0
+_INTERRUPTED = 130
+_BAD_CONFIG = 2
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# Of what Ray wrote before the child failed, so many lines are shown.
+_NUM_LAST_LINES = 20
+_RAYS_OWN = "ray-stderr"
+
+
+def supervised(body: Callable[[Path], int]) -> int:
+    """Run `body` in a child process with a session of its own; returns its exit status.
+
+    body: is given a short-lived folder (a short one: Ray keeps its sockets there).  SIGINT and
+    SIGTERM are passed on to it.  When it has ended, so have all processes below it, and the folder
+    is gone.  After a signal the status is 0, or 130 where nothing had been started yet, even if Ray
+    ended the child before its time.
+
+    Call it before there are threads: it forks.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="drafthouse-", dir="/tmp"))
+    asked: list[int] = []
+    # Held back until the child's id is known.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    child = os.fork()
+    if child == 0:
+        _run_child(body, folder)
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        asked.append(number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    adopt_orphans()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    try:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        end_descendants(_GRACE_S)
+        if not asked and status not in (0, _INTERRUPTED, _BAD_CONFIG):
+            _show_last_lines(folder / _RAYS_OWN)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if asked:
+        return _INTERRUPTED if status == _INTERRUPTED else 0
+    return status if status >= 0 else 128 - status
+
+
+def _run_child(body: Callable[[Path], int], folder: Path) -> None:
+    """`body` in a session of its own; does not return."""
+    status = 1
+    try:
+        os.setsid()
+        end_with_parent(signal.SIGTERM)
+        _divert_native_output(folder / _RAYS_OWN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        status = body(folder)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Without the interpreter's own teardown: Ray's threads may outlive it and abort.
+        os._exit(status)
+
+
+def _divert_native_output(path: Path) -> None:
+    """What Ray's own libraries write to stderr goes to a file; what Python says, to the console.
+
+    They report every daemon that ends, also where that is what was asked for.
+    """
+    console = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1, errors="backslashreplace")
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stderr:
+            handler.setStream(console)
+    sys.stderr = console
+    with path.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+
+
+def _show_last_lines(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        lines = path.read_text("utf-8", "replace").splitlines()[-_NUM_LAST_LINES:]
+        if lines:
+            sys.stderr.write("\n  ".join(["drafthouse: Ray said last:", *lines]) + "\n")

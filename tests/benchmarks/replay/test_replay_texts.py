@@ -1,0 +1,43 @@
+"""Recorded texts come back from their file as they were, with the trees that drafters had."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.replay.record import record_trees
+from benchmarks.replay.texts import RecordedText, load, save
+from cluster.core import Request, SamplingParams, token_array
+from cluster.draft.base import DrafterContext
+from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+
+
+@pytest.fixture
+def text() -> RecordedText:
+    request = Request(
+        "1", token_array([1, 2, 3, 4, 1, 2]), SamplingParams(temperature=0.0), "copy",
+        output_ids=token_array([3, 4, 9, 1, 2]),
+    )  # fmt: skip
+    drafter = PromptLookupDrafter(DrafterContext("lookup", 32, 4), PromptLookupOptions())
+    trees = record_trees(drafter, request)
+    return RecordedText(6, request.output_ids, "copy", False, {"lookup": trees})
+
+
+def test_the_tree_of_a_position_continues_the_text_up_to_there(text: RecordedText) -> None:
+    tree, survival = text.trees["lookup"].at(0)
+    assert tree.token_ids[:2].tolist() == [3, 4]  # what followed 1, 2 in the prompt
+    assert len(survival) == len(tree)
+    assert text.trees["lookup"].at(1)[0].token_ids[0] == 4
+
+
+def test_a_recording_survives_its_file(text: RecordedText, tmp_path: Path) -> None:
+    save(tmp_path / "texts.npz", [text], {"model": "none"})
+    (read,) = load(tmp_path / "texts.npz")
+    assert (read.prompt_len, read.task, read.is_sampled) == (6, "copy", False)
+    assert read.token_ids.tolist() == text.token_ids.tolist()
+    for position in range(5):
+        tree, survival = text.trees["lookup"].at(position)
+        again, claimed = read.trees["lookup"].at(position)
+        assert again.token_ids.tolist() == tree.token_ids.tolist()
+        assert again.parents.tolist() == tree.parents.tolist()
+        np.testing.assert_allclose(claimed, survival, rtol=1e-3)

@@ -1,0 +1,248 @@
+"""Real questions: shared out fairly, asked once in a server's life, compared with their like."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from benchmarks.spec_bench.client import Asker, Turn
+from benchmarks.spec_bench.plan import OURS, PLAIN, plan, short_blocks
+from benchmarks.spec_bench.questions import Question, limit, load, share_out
+from benchmarks.spec_bench.report import markdown, picture
+from benchmarks.spec_bench.summary import acceptance_length, ratio, summarise
+from benchmarks.support.answers import Law
+
+GREEDY = Law("greedy", 0.0)
+QUESTIONS = [Question(number, f"kind {number % 3}", ("first", "second")) for number in range(48)]
+
+
+def turn(question_id: int, tokens: int, seconds: float, **fields: Any) -> Turn:
+    values = {
+        "steps": 0,
+        "drafted": 0,
+        "accepted": 0,
+        "category": "qa",
+        "submitted_s": 0.0,
+    } | fields
+    first = values["submitted_s"] + 1.0
+    return Turn.of(
+        {
+            "question_id": question_id, "turn": 0, "first_s": first, "last_s": first + seconds,
+            "num_tokens": tokens, "finish_reason": "stop", "text": "", **values,
+        }
+    )  # fmt: skip
+
+
+def test_a_line_that_is_not_a_question_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "questions.jsonl"
+    good = {"question_id": 1, "category": "coding", "turns": ["a", "b"]}
+    path.write_text(json.dumps(good) + "\n\n" + json.dumps({"question_id": 2}) + "\n")
+    with pytest.raises(ValueError, match=r"questions.jsonl, line 3: not a question"):
+        load(path)
+    path.write_text(json.dumps(good) + "\n")
+    assert load(path) == [Question(1, "mt_bench", ("a", "b"))]
+    path.write_text(2 * (json.dumps(good) + "\n"))
+    with pytest.raises(ValueError, match="occurs twice"):
+        load(path)
+
+
+def test_groups_are_disjoint_and_have_equal_shares_of_every_task() -> None:
+    groups = share_out(QUESTIONS, [1] * 8)
+    assert sorted(question.id for group in groups for question in group) == list(range(48))
+    for group in groups:
+        assert Counter(question.category for question in group) == {
+            f"kind {n}": 2 for n in range(3)
+        }
+    assert sorted(len(group) for group in share_out(limit(QUESTIONS, 2), [1] * 4)) == [1, 1, 2, 2]
+
+
+def test_groups_are_as_large_as_their_weights_want() -> None:
+    groups = share_out(QUESTIONS, [1, 1, 4, 6])
+    assert [len(group) for group in groups] == [4, 4, 16, 24]
+    for group in groups:
+        counts = Counter(question.category for question in group).values()
+        assert max(counts) - min(counts) <= 1
+
+
+def test_a_part_of_the_questions_comes_from_all_over_each_category() -> None:
+    assert [question.id for question in limit(QUESTIONS, 4)] == [
+        0, 12, 24, 36, 1, 13, 25, 37, 2, 14, 26, 38
+    ]  # fmt: skip
+    assert len(limit(QUESTIONS, 99)) == 48
+    assert limit(QUESTIONS, None) == QUESTIONS
+
+
+def test_a_level_with_too_few_questions_is_named() -> None:
+    assert short_blocks(plan(QUESTIONS, [GREEDY], [1, 4], [], 1)) == []
+    (note,) = short_blocks(plan(QUESTIONS, [GREEDY], [1, 32], [], 1))
+    assert note.startswith("32 at a time: only 17 questions")
+
+
+@pytest.mark.parametrize("num_rounds", [1, 2, 4])
+def test_no_server_is_asked_a_question_twice_and_every_question_both_ways(num_rounds: int) -> None:
+    runs = plan(
+        QUESTIONS, [GREEDY], [1, 4, 16, 32], ["vLLM plain, HTTP", "vLLM suffix, HTTP"], num_rounds
+    )
+    asked: dict[tuple[str, int], Counter[int]] = {}
+    for run in runs:
+        ids = [question.id for block in run.blocks for question in block.questions]
+        assert sorted(ids) == list(range(48)), f"{run.key} asks each question once"
+        for block in run.blocks:
+            counter = asked.setdefault((block.system, block.concurrency), Counter())
+            counter.update(question.id for question in block.questions)
+    for level in (1, 4, 16, 32):
+        assert asked[OURS, level] == asked[PLAIN, level] == asked["vLLM suffix, HTTP", level]
+    counts = [asked[OURS, level].total() / num_rounds for level in (1, 4, 16, 32)]
+    assert counts == sorted(counts)
+    assert counts[0] >= 4
+    assert len({run.key for run in runs}) == len(runs) == 4 * num_rounds
+
+
+def test_a_ratio_compares_the_same_questions() -> None:
+    fast = [turn(1, 11, 1.0), turn(2, 21, 1.0), turn(9, 1001, 1.0)]
+    slow = [turn(1, 11, 2.0), turn(2, 21, 2.0), turn(8, 1001, 1.0)]
+    found = ratio(fast, slow)
+    assert found is not None
+    assert (found["value"], found["low"], found["high"]) == pytest.approx((2.0, 2.0, 2.0))
+    assert found["questions"] == 2
+    assert ratio(fast, [turn(7, 5, 1.0)]) is None
+
+
+def test_the_interval_of_a_ratio_spans_the_questions_it_varies_over() -> None:
+    below = [turn(number, 11, 1.0) for number in range(20)]
+    above = [turn(number, 11, 0.5 if number % 2 else 1.0) for number in range(20)]
+    found = ratio(above, below)
+    assert found is not None
+    assert found["value"] == pytest.approx(4 / 3)
+    assert found["low"] < 4 / 3 < found["high"]
+
+
+def test_acceptance_counts_steps_with_drafts_only() -> None:
+    turns = [turn(1, 9, 1.0, steps=4, drafted=16, accepted=6), turn(2, 9, 1.0)]
+    found = acceptance_length(turns)
+    assert found is not None
+    assert (found["value"], found["low"], found["questions"]) == (2.5, None, 1)
+    more = acceptance_length([*turns, turn(3, 9, 1.0, steps=4, drafted=16, accepted=2)])
+    assert more is not None
+    assert (more["low"], more["value"], more["high"]) == (1.5, 2.0, 2.5)
+    assert acceptance_length([turn(2, 9, 1.0)]) is None
+
+
+def document_of(**more: Any) -> dict[str, Any]:
+    """A report of one question, twice as fast with drafts, and slower with vLLM's."""
+    peers = ["vLLM plain, HTTP", "vLLM suffix, HTTP", "vLLM suffix, in process"]
+    settings = {
+        "laws": ["greedy"], "concurrency": [1], "systems": [PLAIN, OURS, *peers],
+        "questions": 1, "max_tokens": 64, "notes": ["1 at a time: only a few"], "model": "toy",
+        "config": "a.yaml", "overrides": [], "drafters": ["lm"], "file": "q.jsonl",
+        "vllm": "0.32", "vllm_draft_tokens": {"suffix": 32},
+    }  # fmt: skip
+    seconds = [2.0, 1.0, 4.0, 2.0, 2.5]
+    blocks = [
+        {
+            "system": system, "concurrency": 1, "refused": [3] if system == PLAIN else [],
+            "turns": [asdict(turn(1, 11, spent, steps=5 * (system == OURS), accepted=5))],
+        }
+        for system, spent in zip(settings["systems"], seconds, strict=True)
+    ]  # fmt: skip
+    return {
+        "settings": settings,
+        "summary": summarise(settings, {"r": {"law": "greedy", "blocks": blocks}}),
+        "failures": {"vLLM ngram, HTTP": "no memory"}, "command": "python", "date": "today",
+        "machine": {"cpu": "toy", "cores": 2, "python": "3"}, "versions": {"torch": "2"}, **more,
+    }  # fmt: skip
+
+
+def test_the_report_shows_every_ratio_and_what_failed() -> None:
+    text = markdown(document_of())
+    (row,) = [line for line in text.splitlines() if line.startswith("| ours |")]
+    # To its own plain mode, to ours, and to the fastest peer.
+    assert "| 10.0 | 2.00 | 2.00 | 2.00 |" in row
+    assert row.endswith("| 2.00 | 100% |")
+    assert "| vLLM suffix, HTTP | 1 | 0 |" in text
+    assert "| ours: to its own plain | 2.00 |" in text
+    assert "- vLLM ngram, HTTP: no memory" in text
+    assert "**1 at a time: only a few.**" in text
+    assert "Draft tokens per step, at most: suffix 32." in text
+
+
+def test_a_peer_is_compared_with_the_plain_mode_that_is_asked_like_it() -> None:
+    records = {record["system"]: record for record in document_of()["summary"]}
+    assert records["vLLM suffix, HTTP"]["to_own_plain"]["all"]["value"] == 2.0
+    assert records["vLLM suffix, in process"]["to_own_plain"] is None
+    assert records[OURS]["fastest_peer"] == "vLLM suffix, HTTP"
+
+
+def test_the_picture_is_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture(document_of(), tmp_path / "some.png")
+    assert (tmp_path / "some.png").read_bytes().startswith(b"\x89PNG")
+
+
+def chat_server() -> FastAPI:
+    """Repeats what it is asked, in three chunks, and says what it was sent."""
+    app = FastAPI()
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> StreamingResponse:
+        body = await request.json()
+
+        async def events() -> AsyncIterator[str]:
+            words = [f"{len(body['messages'])} messages, ", "seed ", str(body.get("seed"))]
+            for word in words:
+                chunk = {"choices": [{"delta": {"content": word}, "finish_reason": None}]}
+                yield f"data: {json.dumps(chunk)}\n\n"
+            last = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+            yield f"data: {json.dumps(last)}\n\n"
+            statistics = {
+                "num_spec_steps": 2, "num_draft_tokens": 9, "num_accepted_draft_tokens": 4
+            }  # fmt: skip
+            tail = {
+                "choices": [], "usage": {"completion_tokens": 7},
+                "metrics": {"speculative_decoding": statistics},
+            }  # fmt: skip
+            yield f"data: {json.dumps(tail)}\n\ndata: [DONE]\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    return app
+
+
+async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own() -> None:
+    transport = httpx.ASGITransport(app=chat_server())
+    async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+        asker = Asker(client, "model", Law("t0.7", 0.7), 16)
+        ended: list[None] = []
+        turns = await asker.ask_all(QUESTIONS[:3], 2, lambda: ended.append(None))
+    assert len(ended) == 3
+    by_question = {(one.question_id, one.turn): one for one in turns}
+    assert by_question[2, 0].text == "1 messages, seed 2"
+    assert by_question[2, 1].text == "3 messages, seed 2"
+    one = by_question[1, 0]
+    assert (one.num_tokens, one.steps, one.drafted, one.accepted) == (7, 2, 9, 4)
+    assert one.submitted_s <= one.first_s <= one.last_s
+
+
+async def test_a_failure_names_the_question_and_a_refusal_costs_only_it() -> None:
+    app = FastAPI()
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+        with pytest.raises(RuntimeError, match="question 0 was answered with status 404"):
+            await Asker(client, "model", GREEDY, 16).ask(QUESTIONS[0])
+
+        @app.post("/v1/chat/completions")
+        async def refuse() -> JSONResponse:
+            return JSONResponse({"error": {"message": "too long"}}, status_code=400)
+
+        asker = Asker(client, "model", GREEDY, 16)
+        assert await asker.ask_all(QUESTIONS[:2], 1, lambda: None) == []
+        assert sorted(asker.refused) == [0, 1]

@@ -1,0 +1,62 @@
+"""Which lines of the replicas' logs reach the console, and that each does so once."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from deployments.console_log import LogFollower, following, is_wanted
+
+TIME = "2026-01-02 03:04:05,678"
+REQUEST = f"INFO {TIME} deployments.ingress.request_log: request id=a task=default"
+ACTIVITY = f"INFO {TIME} cluster.coordinator.activity: running 1 requests, waiting 0"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (REQUEST, True),
+        (ACTIVITY, True),
+        (f"WARNING {TIME} cluster.engine.device: slow", True),
+        (f"ERROR {TIME} deployments.connections: refused", True),
+        (f"INFO {TIME} cluster.coordinator.target_links: target joined", False),
+        (f"DEBUG {TIME} cluster.coordinator.activity: x", False),
+        (f"ERROR {TIME} ray.serve: x", False),
+        ("INFO 2026 deployments", False),
+        ("  File x, line 3", False),
+    ],
+)
+def test_the_console_has_warnings_requests_and_activity(line: str, expected: bool) -> None:
+    assert is_wanted(line) == expected
+
+
+def test_every_line_is_told_once_and_when_it_is_whole(tmp_path: Path) -> None:
+    follower = LogFollower(tmp_path)
+    assert follower.new_lines() == []
+    first, second = tmp_path / "worker-1.err", tmp_path / "worker-2.err"
+    first.write_text(f"{REQUEST}\nnoise\n{ACTIVITY[:20]}")
+    second.write_text(f"{REQUEST} again\n")
+    (tmp_path / "raylet.err").write_text(f"{REQUEST}\n")
+    assert follower.new_lines() == [REQUEST, f"{REQUEST} again"]
+    assert follower.new_lines() == []
+    with first.open("a") as file:
+        file.write(f"{ACTIVITY[20:]}\n")
+    assert follower.new_lines() == [ACTIVITY]
+
+
+def test_what_comes_while_it_follows_is_told(tmp_path: Path) -> None:
+    told: list[str] = []
+    came = threading.Event()
+
+    def say(line: str) -> None:
+        told.append(line)
+        came.set()
+
+    with following(tmp_path, say):
+        (tmp_path / "worker-1.err").write_text(f"{REQUEST}\n")
+        assert came.wait(60.0)
+    assert told == [REQUEST]
+    with following(None, say):
+        pass

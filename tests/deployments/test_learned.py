@@ -1,0 +1,66 @@
+"""What the control loop has learned outlives the process, and never harms the next one."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.config import Config, DrafterConfig
+from cluster.coordinator.coordinator import Coordinator
+from cluster.messages import WorkerDescription
+from deployments import learned
+
+TARGET = WorkerDescription("t", "target", "toy", model_hash="abc", devices=("cpu",))
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path))
+    return learned.learned_file(Config(), TARGET, "1")
+
+
+def test_another_model_drafter_or_version_begins_anew(path: Path) -> None:
+    others = [
+        learned.learned_file(Config(), replace(TARGET, model_hash="abd"), "1"),
+        learned.learned_file(Config(drafters={"x": DrafterConfig("suffix")}), TARGET, "1"),
+        learned.learned_file(Config(), TARGET, "2"),
+    ]
+    assert len({path, *others}) == 4
+    assert learned.learned_file(Config(), replace(TARGET, worker_id="u"), "1") == path
+
+
+async def test_what_was_learned_is_there_at_the_next_start(path: Path) -> None:
+    state = Coordinator(Config()).export_learned()
+    keeping = asyncio.create_task(learned.write_forever(path, lambda: state))
+    await asyncio.sleep(0)  # it begins
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    found = learned.read(path)
+    assert found == state
+    Coordinator(Config()).restore_learned(found)
+    assert [each.name for each in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null"])
+def test_a_damaged_file_is_as_none(path: Path, text: str) -> None:
+    assert learned.read(path) is None
+    learned.write(path, {"version": 1})
+    path.write_text(text)
+    assert learned.read(path) is None
+
+
+@pytest.mark.parametrize("state", [{}, {"version": 0}, {"version": 1, "scores": [[1]]}])
+def test_a_record_of_another_form_is_left_aside(
+    state: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    Coordinator(Config()).restore_learned(state)
+    assert "left aside" in caplog.text
+
+
+def test_a_disk_that_cannot_be_written_costs_a_warning(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.write_text("a file where the folder should be")
+    learned.write(path, {"version": 1})
+    assert "cannot be kept" in caplog.text

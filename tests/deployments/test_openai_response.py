@@ -1,0 +1,33 @@
+"""What answers in OpenAI's format say of log-probabilities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.core import TokenLogprob
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.openai_response import LogprobWriter
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    return Tokenizer.load(byte_level_folder(folder))
+
+
+@pytest.mark.parametrize("num_top", [0, 1, 2])
+def test_the_drawn_token_is_among_the_top_ones_however_unlikely(
+    tokenizer: Tokenizer, num_top: int
+) -> None:
+    likely, second, drawn = tokenizer.encode("abc").tolist()
+    top = ((likely, -0.1), (second, -2.5))[:num_top]
+    writer = LogprobWriter(tokenizer, is_chat=False)
+    written = writer.write([drawn, likely], [TokenLogprob(-7.0, top), TokenLogprob(-0.1, top)])
+    unlikely, ordinary = written["top_logprobs"]
+    assert set(unlikely) == {*"ab"[:num_top], "c"}
+    assert unlikely["c"] == written["token_logprobs"][0] == -7.0
+    assert len(ordinary) == max(num_top, 1)
+    assert ordinary["a"] == -0.1

@@ -1,0 +1,61 @@
+"""A user's own drafters, in files beside the configuration, under the true command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from deployments.readiness import health
+from tests.deployments.test_cli import Command, config_file
+from tests.draft.test_plugin import block
+
+__all__ = ["config_file"]
+
+BROKEN = """
+class BrokenDrafter:
+    def __init__(self, context, options):
+        raise RuntimeError("no such file: phrases.txt")
+
+    def observe(self, commits): ...
+    def propose(self, tasks): ...
+    def release(self, request_ids): ...
+"""
+
+
+@pytest.fixture
+def serving(config_file: Path) -> Iterator[Command]:
+    """The page's drafter and one that cannot be created, in the configuration's folder."""
+    source = block("python")
+    name = source.splitlines()[0].removeprefix("# ")
+    (config_file.parent / name).write_text(source)
+    (config_file.parent / "broken.py").write_text(BROKEN)
+    document = yaml.safe_load(config_file.read_text())
+    drafters = document["applications"][0]["args"]["drafters"]
+    drafters |= yaml.safe_load(block("yaml"))["drafters"]
+    drafters["broken"] = {"kind": "broken:BrokenDrafter"}
+    config_file.write_text(yaml.safe_dump(document))
+    command = Command(config_file.parent, str(config_file))
+    yield command
+    command.end()
+
+
+def test_a_good_one_serves_and_a_refused_one_is_told_with_its_reason(
+    serving: Command, config_file: Path
+) -> None:
+    serving.wait_for("Drafthouse is ready:")
+    port = yaml.safe_load(config_file.read_text())["http_options"]["port"]
+    url = f"http://127.0.0.1:{port}"
+    state = health(url)
+    assert state["drafters"] == {"broken": 0, "echo": 1, "lookup": 1}
+    assert set(state["refused"]) == {"broken"}
+    reason = state["refused"]["broken"]
+    assert re.search(r"RuntimeError: no such file: phrases\.txt \(.*broken\.py, line 4\)", reason)
+    said = serving.stderr.read_text()
+    assert f"drafthouse: drafter broken is refused: {reason}\n" in said
+    assert "still loading" not in said
+    assert httpx.get(f"{url}/health", timeout=60).status_code == 200

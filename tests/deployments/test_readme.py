@@ -1,0 +1,158 @@
+"""What README.md and docs/requests.md print is typed as printed, against a real server.
+
+The server has the embedded pair under the name that `make serve` gives its model.  What is changed
+in a block before it is typed:
+
+- the ports 8000 and 9000 become free ones, so that the test runs beside other servers;
+  DRAFTHOUSE_README_PORTS=8000,9000 keeps them
+- `.venv/bin/` becomes the environment of this test, and /data/my-model the embedded target
+- `make` only tells what it would do, `drafthouse serve` is checked and not served a second time,
+  and `grpcurl` does nothing where it is not installed
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.config_file import load
+from tests.deployments.conftest import DEADLINE_S, free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+PORTS_VARIABLE = "DRAFTHOUSE_README_PORTS"
+READY = "Drafthouse is ready:"
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_PRELUDE = """set -euo pipefail
+make() { command make --dry-run "$@"; }
+command -v grpcurl > /dev/null || grpcurl() { echo "not installed"; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block.  language: "" = the shell."""
+
+    page: str
+    number: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}, block {self.number}"
+
+
+def blocks(page: str) -> list[Block]:
+    """What a reader would type, for the shell and Python.  Pictures and output are neither."""
+    found = _FENCE.findall((ROOT / page).read_text("utf-8"))
+    typed = [(language, text) for language, text in found if language in ("", "python")]
+    return [
+        Block(page, number, language, text)
+        for number, (language, text) in enumerate(typed, start=1)
+        if "─" not in text
+    ]
+
+
+BLOCKS = [*blocks("README.md"), *blocks("docs/requests.md")]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    http: int
+    grpc: int
+
+
+@pytest.fixture(scope="module")
+def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+    """A server of the embedded pair, in processes of its own."""
+    chosen = os.environ.get(PORTS_VARIABLE)
+    http, grpc = map(int, chosen.split(",")) if chosen else (free_port(), free_port())
+    document = yaml.safe_load((ROOT / "configs" / "tiny.yaml").read_text("utf-8"))
+    document["http_options"]["port"] = http
+    arguments = document["applications"][0]["args"]
+    names = ("lm", "suffix")
+    arguments["drafters"] = {name: arguments["drafters"][name] for name in names}
+    arguments["tasks"] = {"default": list(names), "code": list(names)}
+    arguments["model_name"] = load(ROOT / "configs" / "local.yaml").config.model_name
+    arguments["grpc"]["port"] = grpc
+    arguments["dashboard"] = {"port": free_port()}
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "serve.yaml").write_text(yaml.safe_dump(document))
+    # Not that of the Ray which other tests have started in this process.
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "deployments.cli", "serve", str(folder / "serve.yaml")],
+            cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=log, text=True,
+        )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith(READY), (folder / "log").read_text()
+        yield Ports(http, grpc)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(DEADLINE_S)
+
+
+def as_typed(block: Block, ports: Ports) -> list[str]:
+    """The command that runs the block."""
+    text = block.text.replace("127.0.0.1:8000", f"127.0.0.1:{ports.http}")
+    text = text.replace("127.0.0.1:9000", f"127.0.0.1:{ports.grpc}")
+    text = text.replace("/data/my-model", "models/demo-target")
+    if block.language == "python":
+        return [sys.executable, "-c", text]
+    text = text.replace(".venv/bin/drafthouse serve", ".venv/bin/drafthouse check")
+    text = text.replace(".venv/bin/drafthouse", f"{sys.executable} -m deployments.cli")
+    return ["bash", "-c", _PRELUDE + text]
+
+
+def problem_of(returncode: int, output: str) -> str | None:
+    """What is wrong with what a block printed; curl's status says nothing of HTTP's."""
+    if returncode:
+        return f"exit status {returncode}"
+    if not output.strip():
+        return "it printed nothing"
+    if output.startswith("{") and "choices" not in json.loads(output):
+        return "the server did not answer the request"
+    return None
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_what_the_page_prints_works_as_printed(block: Block, ports: Ports) -> None:
+    done = subprocess.run(
+        as_typed(block, ports), cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    problem = problem_of(done.returncode, done.stdout)
+    assert problem is None, f"{block}: {problem}\n{done.stdout}\n{done.stderr}"
+
+
+def test_a_block_that_fails_is_noticed() -> None:
+    assert problem_of(0, '{"choices": []}') is None
+    assert problem_of(0, '{"error": {"message": "no such model"}}') is not None
+    assert problem_of(0, "\n") == "it printed nothing"
+    assert problem_of(2, "text") == "exit status 2"
+
+
+def test_the_pages_name_the_model_and_the_ports_of_make_serve() -> None:
+    config = load(ROOT / "configs" / "local.yaml").config
+    assert (config.http.port, config.grpc.port) == (8000, 9000)
+    text = "".join(block.text for block in BLOCKS)
+    assert set(re.findall(r"model\"?[:=] ?\"([^\"]+)\"", text)) == {config.model_name}
+    assert set(re.findall(r"127\.0\.0\.1:(\d+)", text)) == {"8000", "9000"}
+
+
+def test_the_first_page_shows_all_kinds_of_use() -> None:
+    first = "".join(block.text for block in BLOCKS if block.page == "README.md")
+    for words in ("make serve", "make test", "curl http", "OpenAI(", "configs/own-model.yaml"):
+        assert words in first

@@ -1,0 +1,132 @@
+"""The line that every request has in the log, and what never stands in it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import DrafthouseError, RequestError
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.generation import Generation
+from deployments.ingress.spec import GenerationSpec, Prompt
+from tests.deployments.test_generation import PARAMS, run_all, tokens
+from tests.support.coordinator.house import house
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+from tests.support.deployments.stage import stage
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+SECRET = "quartz xylophone"
+LINE = re.compile(
+    r"request id=(\S+) task=(\S+) prompt_tokens=(\d+) output_tokens=(\d+) queue_ms=(\d+) "
+    r"ttft_ms=(\d+|-) total_ms=(\d+) finish=(\S+) accepted_drafts=(\d+)/(\d+)"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    return Tokenizer.load(byte_level_folder(folder))
+
+
+@pytest.fixture(autouse=True)
+def _info(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+def create(
+    prompt: Prompt, tokenizer: Tokenizer, ingress: Coordinators, *, is_logged: bool = True
+) -> Generation:
+    asked = GenerationSpec((prompt,), PARAMS, seed=5, ignore_eos=True, num_choices=2)
+    return Generation("the-id", asked, tokenizer, ingress, 16.0, is_logged=is_logged)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[re.Match[str]]:
+    return [found for found in map(LINE.fullmatch, caplog.messages) if found]
+
+
+async def test_a_request_has_one_line_when_it_has_ended(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage() as setting, house(["a"]) as only:
+        setting.add("a", only)
+        only.add_drafter(ToyDrafter("a", oracle_chain()))
+        await asyncio.sleep(0)
+        generation = create(tokens(1, 2, 3), tokenizer, setting.ingress)
+        await run_all(generation)
+        generation.close()
+        (line,) = lines(caplog)
+        assert line.group(1, 2, 3, 4, 8) == ("the-id", "default", "3", "24", "length")
+        accepted, drafted = map(int, line.group(9, 10))
+        stats = generation.stats
+        assert (accepted, drafted) == (stats.num_accepted_draft_tokens, stats.num_draft_tokens)
+        assert 0 < accepted <= drafted
+        assert int(line.group(6)) <= int(line.group(7))
+
+
+async def test_the_line_of_a_refused_text_holds_nothing_of_it(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError):  # its tokens are outside the toy's vocabulary
+            await run_all(create(Prompt(text=SECRET), tokenizer, setting.ingress))
+        (line,) = lines(caplog)
+        assert line.group(8) == "invalid_request_error"
+        assert "xylophone" not in caplog.text
+
+
+async def test_the_switch_keeps_the_log_empty(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        await run_all(create(tokens(1), tokenizer, setting.ingress, is_logged=False))
+        assert lines(caplog) == []
+
+
+async def test_a_client_that_went_and_an_error_are_told_apart(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage() as setting, house(max_queued_requests=1, max_running_sequences=1) as only:
+        setting.add("a", only)
+        toy = ToyTarget()
+        toy.gate.clear()
+        only.add_target(toy)
+        await asyncio.sleep(0)
+        gone = create(tokens(1, 2), tokenizer, setting.ingress)
+        await gone.start()
+        refused = create(tokens(3), tokenizer, setting.ingress)
+        with pytest.raises(DrafthouseError) as raised:
+            await run_all(refused)
+        gone.close()
+        codes = [line.group(6, 8) for line in lines(caplog)]
+        assert codes == [("-", raised.value.code), ("-", "cancelled")]
+
+
+async def test_a_line_says_what_stop_strings_have_left(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with stage() as setting, house() as only:
+        setting.add("a", only)
+        await asyncio.sleep(0)
+        generation = create(tokens(1, 2, 3), tokenizer, setting.ingress)
+        whole = await run_all(generation)
+        text = tokenizer.decode(whole[0])
+        stop = next(char for char in text if char.isprintable() and char.isascii())
+        asked = GenerationSpec(
+            (tokens(1, 2, 3),), dataclasses.replace(PARAMS), seed=5, ignore_eos=True, stop=(stop,)
+        )
+        stopped = Generation("other", asked, tokenizer, setting.ingress, 16.0, is_logged=True)
+        await run_all(stopped)
+        line = lines(caplog)[-1]
+        assert line.group(1, 8) == ("other", "stop")
+        assert int(line.group(4)) == stopped.num_output_tokens < 12

@@ -1,0 +1,171 @@
+"""`drafthouse try`: what it asks, what it shows, and that it does not keep quiet about a fault."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.errors import WorkerError
+from deployments.cli import main
+from deployments.try_command import Question, try_server
+from tests.deployments.conftest import Served
+
+URL = "http://server:8000"
+STATISTICS = {
+    "num_spec_steps": 2, "num_accepted_draft_tokens": 3, "num_draft_tokens": 10,
+    "mean_acceptance_length": 2.5, "accepted_by_drafter": {"lm": 3, "suffix": 1},
+    "idle_because": None,
+}  # fmt: skip
+IDLE = {"num_spec_steps": 0, "accepted_by_drafter": {}, "idle_because": "paused"}
+
+Answering = Callable[[dict[str, Any]], tuple[list[tuple[str, list[str]]], dict[str, Any]]]
+
+
+class Server:
+    """Speaks the streamed chat API; `answering` says, for a body, the tokens and statistics."""
+
+    def __init__(self, answering: Answering, *, has_template: bool = True) -> None:
+        self._answering = answering
+        self._has_template = has_template
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[httpx.Headers] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "the-model"}]})
+        is_chat = request.url.path == "/v1/chat/completions"
+        if is_chat and not self._has_template:
+            message = "the model has no chat template; use the completions endpoint"
+            return httpx.Response(400, json={"error": {"message": message}})
+        body = json.loads(request.content)
+        self.bodies.append(body)
+        self.headers.append(request.headers)
+        tokens, statistics = self._answering(body)
+        chunks = []
+        for text, drafters in tokens:
+            source = {"token": text, "bytes": list(text.encode()), "drafters": drafters}
+            content = {"delta": {"content": text}} if is_chat else {"text": text}
+            chunks.append({"choices": [{**content, "draft_sources": [source]}]})
+        last = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+        chunks.append({**last, "metrics": {"speculative_decoding": statistics}})
+        lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+        return httpx.Response(200, text="".join(lines) + "data: [DONE]\n\n")
+
+
+class Clock:
+    """A second passes between two looks at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def honest(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str, Any]]:
+    if not body["speculation"]["enabled"]:
+        return [("a", []), (" b", []), (" c", [])], IDLE | {"idle_because": "disabled"}
+    return [("a", []), (" b", ["lm"]), (" c", ["suffix", "lm"])], STATISTICS
+
+
+def ask(server: Server, question: Question | None = None) -> tuple[int, str]:
+    out = io.StringIO()
+    transport = httpx.MockTransport(server)
+    asked = question or Question("why?")
+    return try_server(URL, asked, out, transport=transport, clock=Clock()), out.getvalue()
+
+
+def test_both_answers_are_asked_for_alike_and_neither_helps_the_other() -> None:
+    server = Server(honest)
+    assert ask(server, Question("why?", seed=7, temperature=0.5, api_key="key"))[0] == 0
+    _, drafted, plain = server.bodies
+    assert drafted.pop("speculation") == {"enabled": True}
+    assert plain.pop("speculation") == {"enabled": False}
+    assert drafted.pop("cache_salt") != plain.pop("cache_salt")
+    assert drafted == plain
+    assert (plain["seed"], plain["temperature"]) == (7, 0.5)
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer key"}
+
+
+def test_it_shows_the_text_with_its_drafters_and_what_they_brought() -> None:
+    status, text = ask(Server(honest))
+    assert status == 0
+    assert "a[lm| b c]" in text
+    assert "with speculation         1.0 tokens/s   first token after 1000 ms" in text
+    assert "ratio                   1.00" in text
+    assert "accepted 3 of 10 draft tokens, 2.50 tokens per step with drafts" in text
+    assert "lm                       3 tokens (100 % of the text)" in text
+    assert "both answers are the same text" in text
+    assert "\x1b" not in text
+
+
+def test_on_a_terminal_the_text_has_colours() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    transport = httpx.MockTransport(Server(honest))
+    assert try_server(URL, Question("why?"), out, transport=transport, clock=Clock()) == 0
+    assert "a\x1b[32m b c\x1b[0m" in out.getvalue()
+
+
+def test_answers_that_differ_are_said_loudly_and_are_a_failure() -> None:
+    def lying(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str, Any]]:
+        return ([("x", [])], IDLE) if body["speculation"]["enabled"] else honest(body)
+
+    status, text = ask(Server(lying))
+    assert status == 1
+    assert "THE TWO ANSWERS DIFFER" in text
+    assert "without speculation it was:\na b c" in text
+
+
+def test_a_request_without_a_draft_says_why() -> None:
+    def idle(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str, Any]]:
+        return [("a", [])], IDLE
+
+    status, text = ask(Server(idle))
+    assert status == 0
+    assert "no draft was verified (paused): drafts have cost more time than they saved" in text
+
+
+def test_a_model_that_takes_no_conversations_is_given_the_plain_text() -> None:
+    server = Server(honest, has_template=False)
+    assert ask(server)[0] == 0
+    assert all(body["prompt"] == "why?" for body in server.bodies)
+
+
+def test_a_server_that_is_not_there_or_refuses_is_named_with_the_remedy() -> None:
+    def refusing(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            return httpx.Response(200, json={"data": [{"id": "m"}]})
+        return httpx.Response(429, json={"error": {"message": "too many"}})
+
+    with pytest.raises(WorkerError, match=r"refuses the question \(HTTP status 429\): too many"):
+        try_server(URL, Question(), io.StringIO(), transport=httpx.MockTransport(refusing))
+
+    def absent(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    with pytest.raises(WorkerError, match="nothing answers at http://server:8000; start a server"):
+        try_server(URL, Question(), io.StringIO(), transport=httpx.MockTransport(absent))
+    stranger = httpx.MockTransport(lambda request: httpx.Response(200, text="hello"))
+    with pytest.raises(WorkerError, match="does not list a model"):
+        try_server(URL, Question(), io.StringIO(), transport=stranger)
+
+
+def test_a_real_server_gives_the_same_text_both_ways(
+    served: Served, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--prompt", "abc abc abc", "--max-tokens", "40", "--temperature", "0.7"]
+    assert main(["try", f"{served.http}/v1", *words]) == 0
+    text = capsys.readouterr().out
+    assert "both answers are the same text" in text
+    assert "tokens per step with drafts" in text
+    assert "[" in text

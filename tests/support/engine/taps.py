@@ -1,0 +1,89 @@
+"""Follows an engine's taps as a consumer does, and compares them with transformers' own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cluster.core import TokenArray, TokenTree
+from cluster.engine.engine import Engine, Output, Work
+from cluster.engine.work import StepSummary
+
+
+class TapLog:
+    """Every row that came, by request and position; a row that comes again replaces its former."""
+
+    def __init__(self, engine: Engine, taps: Sequence[int]) -> None:
+        self.engine = engine
+        self.taps = taps
+        self.context: dict[str, dict[int, torch.Tensor]] = {}
+        self.nodes: dict[str, torch.Tensor] = {}
+        self.chunks: list[tuple[str, int, int]] = []
+        self._step = engine.step
+        engine.step = self._logged  # type: ignore[method-assign, assignment]
+
+    def run(self, work: Work) -> Output:
+        """Submit one work and step until it is answered."""
+        self.engine.submit(work)
+        while self.engine.has_pending:
+            for output in self.engine.step():
+                if output.request_id == work.request_id:
+                    return output
+        raise AssertionError(f"{work.request_id} was never answered")
+
+    def _logged(self) -> list[Output]:
+        outputs = self._step(self.taps)
+        self._take(self.engine.last_step)
+        return outputs
+
+    def _take(self, summary: StepSummary) -> None:
+        if summary.taps is None:
+            assert summary.num_rows == 0, "a step without its taps"
+            return
+        assert len(summary.taps.rows) == summary.num_rows
+        for each in summary.taps.sequences:
+            found = summary.taps.of(each.request_id)
+            assert found is not None
+            assert found[0] is each
+            rows = found[1]
+            assert len(rows) == each.stop - each.start
+            self.chunks.append((each.request_id, each.first_position, each.num_context))
+            log = self.context.setdefault(each.request_id, {})
+            for index in range(each.num_context):
+                log[each.first_position + index] = rows[index]
+            self.nodes[each.request_id] = rows[each.num_context :]
+
+    def text(self, request_id: str, start: int, stop: int) -> torch.Tensor:
+        """[stop - start, taps, hidden] of those positions of the text."""
+        log = self.context[request_id]
+        return torch.stack([log[position] for position in range(start, stop)])
+
+
+def expected_taps(oracle: Any, token_ids: TokenArray, taps: Sequence[int]) -> torch.Tensor:
+    """[tokens, taps, hidden]: of one plain forward of the text."""
+    ids = torch.from_numpy(np.asarray(token_ids, dtype=np.int64)).unsqueeze(0)
+    with torch.inference_mode():
+        states = oracle(input_ids=ids, use_cache=False, output_hidden_states=True).hidden_states
+    return torch.stack([states[tap][0] for tap in taps], dim=1)
+
+
+def expected_nodes(
+    oracle: Any, context: TokenArray, tree: TokenTree, taps: Sequence[int]
+) -> torch.Tensor:
+    """[nodes, taps, hidden]: of one plain forward of each path, its last row."""
+    rows: list[torch.Tensor] = []
+    paths: list[list[int]] = []
+    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else ()), token])
+        rows.append(expected_taps(oracle, np.array([*context.tolist(), *paths[-1]]), taps)[-1])
+    return torch.stack(rows)
+
+
+def errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
+    """The relative error of each row of each tap: [rows, taps]."""
+    assert found.shape == expected.shape
+    found, expected = found.float(), expected.float()
+    return (found - expected).norm(dim=-1) / expected.norm(dim=-1)

@@ -1,0 +1,115 @@
+"""Which drafters run inside the target, and which in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from cluster.config import Config
+from cluster.config_file import parse_arguments
+from cluster.config_rules import check_in_pool
+from cluster.errors import ConfigError, NotFoundError
+from cluster.worker.priority import pin_to_cores
+from deployments.app import build
+from deployments.placement import total_resources
+from deployments.plan import plan
+
+
+def config(drafter: dict[str, Any], device: str = "auto") -> Config:
+    target = {"engine": {"model": "m", "device": device}}
+    return parse_arguments({"target": target, "drafters": {"a": {"kind": "suffix", **drafter}}})
+
+
+def engine(device: str) -> dict[str, Any]:
+    return {"kind": "lm", "options": {"engine": {"model": "d", "device": device}}}
+
+
+@pytest.mark.parametrize(
+    ("drafter", "device", "why"),
+    [
+        ({}, "auto", "inside the target, by turns with its steps (auto: "),
+        ({"placement": "auto"}, "cuda", "inside the target"),
+        ({"placement": {"with": "target"}}, "auto", "inside the target, by turns with its steps\n"),
+        (engine("auto"), "cuda:1", "inside the target"),
+        (engine("cpu"), "cpu", "inside the target"),
+        (engine("cuda:1") | {"placement": {"with": "target"}}, "cuda:0", "inside the target"),
+        (engine("cuda:1"), "cuda:0", "in the pool (auto: its engine is on cuda:1, the target's on"),
+        ({"replicas": 2}, "auto", "in the pool (auto: it has replicas"),
+        ({"nice": 19}, "auto", "in the pool (auto: it has replicas or nice"),
+        ({"placement": {"num_cpus": 1}}, "auto", "in the pool, as placed"),
+        ({"placement": {"cores": [1]}}, "auto", "in the pool, as placed"),
+    ],
+)
+def test_a_drafter_is_in_one_place_and_the_plan_says_why(
+    drafter: dict[str, Any], device: str, why: str
+) -> None:
+    checked = config(drafter, device)
+    is_resident = why.startswith("inside")
+    assert (checked.residents, checked.pool) == ((("a",), ()) if is_resident else ((), ("a",)))
+    text = plan(checked, {})
+    assert f"drafter a: {why}" in text
+    assert ("drafter-a" in text) != is_resident
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        ({"placement": "nowhere"}, "drafters.a.placement: 'nowhere' is not auto or a mapping"),
+        ({"placement": {"with": "me"}}, "drafters.a.placement.with: 'me' is none of"),
+        ({"placement": {"wiht": "target"}}, "placement.wiht: unknown key .did you mean with"),
+        (
+            {"placement": {"with": "target", "num_gpus": 1}},
+            "drafters.a.placement: the drafter runs inside the target",
+        ),
+        ({"placement": {"with": "target"}, "replicas": 2}, "drafters.a.replicas: the drafter runs"),
+        ({"placement": {"with": "target"}, "nice": 5}, "drafters.a.nice: the drafter runs inside"),
+        ({"placement": {"cores": [-1]}}, r"drafters.a.placement.cores\[0\]: -1 is out of range"),
+    ],
+)
+def test_a_placement_that_cannot_be_is_refused(drafter: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(drafter)
+
+
+def test_a_resident_reserves_nothing_and_has_no_deployment() -> None:
+    resident, pooled = config({}), config({"placement": {"num_cpus": 0.5}})
+    assert total_resources(pooled)["CPU"] - total_resources(resident)["CPU"] == 0.5
+    arguments: dict[str, Any] = {
+        "target": {"engine": {"model": "m"}}, "drafters": {"a": {"kind": "suffix"}},
+    }  # fmt: skip
+    coordinator = build(arguments)._bound_deployment.init_args[1]._bound_deployment
+    assert coordinator.init_args[2] == {}
+    arguments["drafters"]["a"]["placement"] = {"num_cpus": 0.5}
+    coordinator = build(arguments)._bound_deployment.init_args[1]._bound_deployment
+    assert list(coordinator.init_args[2]) == ["a"]
+
+
+def test_a_worker_by_hand_is_refused_for_a_drafter_inside_the_target() -> None:
+    with pytest.raises(NotFoundError, match=r"'a' runs inside the target.*drafters\.a\.placement"):
+        check_in_pool(config({}), "a")
+    with pytest.raises(NotFoundError, match="no drafter is named 'b'; the pool of the file has: a"):
+        check_in_pool(config({"nice": 1}), "b")
+
+
+def test_a_process_is_pinned_with_all_its_threads() -> None:
+    core = min(os.sched_getaffinity(0))
+    script = (
+        "import os, threading, time\n"
+        "from cluster.worker.priority import pin_to_cores\n"
+        "wait = threading.Event()\n"
+        "threading.Thread(target=wait.wait, daemon=True).start()\n"
+        f"pin_to_cores([{core}])\n"
+        "print([sorted(os.sched_getaffinity(int(t))) for t in os.listdir('/proc/self/task')])\n"
+        "wait.set()\n"
+    )
+    output = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert output.stdout.decode().strip() == str([[core], [core]])
+
+
+def test_a_core_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cores: 4096 is not one of the cores that this process"):
+        pin_to_cores([4096])
