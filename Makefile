@@ -30,7 +30,7 @@ serve: $(VENV)/.serve-installed ## serve the demonstration (or CONFIG=FILE)
 
 # Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.
 test: check ## every check, then every test
-	$(BIN)/python -m pytest --ignore=tests/deployments $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --ignore=tests/deployments $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/deployments
 
 check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files
