@@ -159,6 +159,12 @@ def create(
         ) from error
 
 
+def drafter_class(kind: str, kinds: Mapping[str, Kind] = KINDS) -> type[Any]:
+    """The class of a kind that `check` has passed."""
+    found: type[Any] = _resolve(kind if ":" in kind else kinds[kind].drafter)
+    return found
+
+
 def _resolve(location: str) -> Any:
     """Import the object at `location`: module:Class, or module:Class.attribute."""
     module, _, path = location.partition(":")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,10 @@ class LoadedModel:
                 if outputs is not None:
                     return outputs
         raise AssertionError(f"no path serves {inputs.needs}; the step's maker is to ask before")
+
+
+# Of a model, the layers to keep in its KV cache behind its own.
+ExtraLayers = Callable[[LoadedModel], Sequence[LayerSpec]]
 
 
 def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
