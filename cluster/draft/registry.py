@@ -58,6 +58,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "cluster.draft.ngram_cache:NgramCacheDrafter",
             "cluster.draft.ngram_cache:NgramCacheOptions",
         ),
+        "prediction": Kind(
+            "cluster.draft.prediction:PredictionDrafter",
+            "cluster.draft.prediction:PredictionOptions",
+        ),
     }
 )
 
