@@ -41,6 +41,7 @@ check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files
 	$(BIN)/python -m cluster.rpc.generate --check
 	@if command -v buf >/dev/null; then buf lint protos; else echo "buf is not installed: its lint of protos/ is left to \`make lint-protos\`"; fi
 	$(BIN)/python -m cluster.reference --check
+	$(BIN)/python -m deployments.api_reference --check
 
 # The interpreter is no sanitized program, so the library must be there before it; leaks at
 # its end are not checked.  ThreadSanitizer gets a program of its own.
@@ -63,8 +64,9 @@ format: $(VENV)/.dev-installed ## rewrite the sources in the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(VENV)/.dev-installed ## regenerate docs/configuration.md and docs/metrics.md
+docs: $(VENV)/.dev-installed ## regenerate docs/configuration.md, docs/metrics.md and docs/api.md
 	$(BIN)/python -m cluster.reference
+	$(BIN)/python -m deployments.api_reference
 
 # Buf is no Python package; npx fetches it where it is not installed, which no other target does.
 lint-protos: ## lint the gRPC contract with buf (fetched by npx where absent)

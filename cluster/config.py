@@ -1,8 +1,8 @@
 """One strict schema for everything an operator can set.  The defaults live here and nowhere else.
 
 A configuration file is an ordinary Ray Serve config file; ours sits in `applications[0].args`,
-with `http` taken from Serve's own `http_options`.  An unknown or
-mistyped key stops start-up with its path and the nearest known key.
+with `http` taken from Serve's own `http_options`.  An unknown or mistyped key stops start-up with
+its path and the nearest known key.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from cluster.config_api import ApiConfig, GrpcConfig, HttpConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,32 +247,6 @@ class IngressConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpConfig:
-    """The OpenAI-compatible endpoint: Ray Serve's `http_options`.
-
-    host: the interface to listen on; 0.0.0.0 = all.  port: TCP port.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 8000
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcConfig:
-    """The gRPC endpoint.
-
-    listener: ingress = every ingress replica listens at host and port of its own node. serve = Ray
-    Serve's proxies listen on every node, on all interfaces, at the port in Serve's own
-    `grpc_options`, which must also name the servicer functions.
-    host: the interface to listen on; 0.0.0.0 = all.  port: TCP port.
-    """
-
-    listener: Literal["ingress", "serve"] = "ingress"
-    host: str = "127.0.0.1"
-    port: int = 9000
-
-
-@dataclass(frozen=True, slots=True)
 class NetworkConfig:
     """How the parts reach each other: coordinators, targets, drafters, and Ray where `drafthouse
     serve` starts it.  Ray asks for a token; the others ask nobody who is calling.
@@ -312,6 +288,7 @@ class Config:
     tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     coordinator: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     ingress: IngressConfig = field(default_factory=IngressConfig)
+    api: ApiConfig = field(default_factory=ApiConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)

@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from cluster.config import Config, HttpConfig
+from cluster.config import Config
+from cluster.config_api import HttpConfig
 from cluster.config_parse import parse, unknown_key
 from cluster.config_rules import check_ports, check_rules
 from cluster.errors import ConfigError

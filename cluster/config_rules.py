@@ -19,12 +19,11 @@ from cluster.config import (
     DrafterConfig,
     DrafterPlacement,
     EngineConfig,
-    GrpcConfig,
-    HttpConfig,
     IngressConfig,
     PlacementConfig,
     TargetConfig,
 )
+from cluster.config_api import GrpcConfig, HttpConfig
 from cluster.errors import ConfigError, NotFoundError
 
 Range = tuple[float, float]

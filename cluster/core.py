@@ -53,6 +53,7 @@ class SamplingParams:
     stream: requests with one seed and different streams have independent noise.
     stop_token_ids end the text and are not part of it.
     logprobs: number of alternatives to report per token, None = no log-probabilities at all.
+    prediction: output tokens that the client expects; drafts may come from them, the text does not.
     """
 
     temperature: float = 1.0
@@ -69,6 +70,7 @@ class SamplingParams:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
+    prediction: tuple[int, ...] = ()
 
     @property
     def noise_key(self) -> int:

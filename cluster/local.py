@@ -74,11 +74,11 @@ class LLM:
     """
 
     def __init__(self, config: Config | str | Path) -> None:
-        from cluster.engine.engine import Engine
+        from cluster.worker.host import load_target_engine
 
         self.config = config if isinstance(config, Config) else load(config).config
         target = self.config.target
-        engine = Engine.load(target.engine)
+        engine = load_target_engine(self.config)
         folder = resolve(target.engine.model)
         self.tokenizer = _tokenizer(folder, target.generation_config)
         self.default_params = _default_params(folder, target.generation_config)

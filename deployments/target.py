@@ -70,8 +70,8 @@ class TargetDeployment:
 def _load(config: Config, ranks: RankGroup) -> Engine:
     # torch is imported in the replica only: the application is built without it.
     from cluster.engine.cpu.threads import configure_threads
-    from cluster.engine.engine import Engine
     from cluster.engine.parallel import init_rank
+    from cluster.worker.host import load_target_engine
 
     engine = config.target.engine
     pin_to_cores(config.target.placement.cores)
@@ -79,4 +79,4 @@ def _load(config: Config, ranks: RankGroup) -> Engine:
     if engine.tensor_parallel > 1:
         stay_on_this_node()
         init_rank(0, engine.tensor_parallel, ranks.address, local_rank=local_rank())
-    return Engine.load(engine)
+    return load_target_engine(config)

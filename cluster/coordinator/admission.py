@@ -28,6 +28,7 @@ def check_request(
     for name, token_ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
         _check_vocabulary(token_ids, limits.vocab_size, name)
     _check_sampling(request.params, limits.vocab_size)
+    _check_prediction(request, prompt_len, max_frame_tokens)
     options = request.speculation
     if options.max_draft_tokens is not None and options.max_draft_tokens < 0:
         raise RequestError(
@@ -62,6 +63,18 @@ def _check_length(prompt_len: int, limits: Limits, max_frame_tokens: int) -> Non
             f"the prompt has {prompt_len} tokens; one frame carries {max_frame_tokens}; "
             "shorten the prompt or raise coordinator.max_frame_bytes",
             param="prompt",
+        )
+
+
+def _check_prediction(request: Request, prompt_len: int, max_frame_tokens: int) -> None:
+    # It stands in the frame that opens the request, beside the prompt.
+    num_tokens = len(request.params.prediction)
+    if num_tokens and prompt_len + num_tokens > max_frame_tokens:
+        raise TooLargeError(
+            f"the prediction has {num_tokens} tokens and the prompt {prompt_len}; one frame "
+            f"carries {max_frame_tokens}; shorten the prediction or raise "
+            "coordinator.max_frame_bytes",
+            param="prediction",
         )
 
 

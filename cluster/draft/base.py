@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 
@@ -19,6 +19,7 @@ class DrafterContext:
     name: its name in the configuration, which it writes into its proposals.
     max_nodes: maximum size of a request's tree.  max_requests: maximum number of open requests.
     vocab_size, tokenizer_hash: the target's; 0 and "" while unknown.
+    target: the `cluster.draft.inside.Host` of a drafter inside the target, else None.
     """
 
     name: str
@@ -26,6 +27,7 @@ class DrafterContext:
     max_requests: int
     vocab_size: int = 0
     tokenizer_hash: str = ""
+    target: Any = None
 
 
 class Drafter(Protocol):

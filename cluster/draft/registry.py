@@ -58,6 +58,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "cluster.draft.ngram_cache:NgramCacheDrafter",
             "cluster.draft.ngram_cache:NgramCacheOptions",
         ),
+        "prediction": Kind(
+            "cluster.draft.prediction:PredictionDrafter",
+            "cluster.draft.prediction:PredictionOptions",
+        ),
     }
 )
 
@@ -157,6 +161,12 @@ def create(
         raise ConfigError(
             f"{path}: {config.kind!r} raised when it was created: {_told(error)}", param=path
         ) from error
+
+
+def drafter_class(kind: str, kinds: Mapping[str, Kind] = KINDS) -> type[Any]:
+    """The class of a kind that `check` has passed."""
+    found: type[Any] = _resolve(kind if ":" in kind else kinds[kind].drafter)
+    return found
 
 
 def _resolve(location: str) -> Any:

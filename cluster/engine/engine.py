@@ -31,7 +31,7 @@ from cluster.engine.growth import ResidentGrowth
 from cluster.engine.limits import Limits, unserved
 from cluster.engine.loading import self_check
 from cluster.engine.loading.identity import identify
-from cluster.engine.loading.model import LoadedModel, load_model
+from cluster.engine.loading.model import ExtraLayers, LoadedModel, load_model
 from cluster.engine.loading.profile import profile_steps
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pool_sizes import derive_num_pages
@@ -68,9 +68,10 @@ class Engine:
     ) -> None:
         """capture: how graphs are captured; None = by CUDA, where that can be.
 
-        extra_layers: caches to keep behind those of the model's layers, on the same pages: a draft
-        head's, which writes them itself (`slots`, `cache`).  With tensor parallelism every rank is
-        given as many with the same windows."""
+        extra_layers: caches behind those of the model's layers, on the same pages, for a draft head
+        that writes them itself (`slots`, `cache`).  With tensor parallelism rank 0's count."""
+        if group is not None:
+            extra_layers = group.share_layers(extra_layers, model.layers[0])
         layers = (*model.layers, *extra_layers)
         num_pages = derive_num_pages(
             config,
@@ -96,7 +97,7 @@ class Engine:
         self.model_hash = identity.model_hash
         self.tokenizer_hash = identity.tokenizer_hash
         self.last_step = StepSummary()
-        self._model = model
+        self.model = model
         self.cache = KVCache(layers, num_pages, config.page_size)
         self._residency = Residency(self.cache, config)
         self._scheduler = Scheduler(self._residency, config)
@@ -123,12 +124,12 @@ class Engine:
         self._group = group
 
     @classmethod
-    def load(cls, config: EngineConfig, *, extra_layers: Sequence[LayerSpec] = ()) -> Engine:
+    def load(cls, config: EngineConfig, extra_layers: ExtraLayers = lambda model: ()) -> Engine:
         """Load the model with transformers; with tensor_parallel > 1 on every rank, after
         `parallel.init_rank`.  Raises ConfigError, naming the architecture and the remedy."""
         model = load_model(config)
         group = RankGroup() if config.tensor_parallel > 1 else None
-        engine = cls(config, model, group=group, extra_layers=extra_layers)
+        engine = cls(config, model, group=group, extra_layers=extra_layers(model))
         engine.capture_ahead()
         return engine
 
@@ -154,7 +155,7 @@ class Engine:
         """Capture all graphs of steps that ask for these taps now, so that no step waits for it;
         nothing where there are none."""
         if self._forward.graphs is not None:
-            self._forward.graphs.capture_ahead(taps=self._model.resolve_taps(taps))
+            self._forward.graphs.capture_ahead(taps=self.model.resolve_taps(taps))
 
     @property
     def longest_context(self) -> int:
@@ -210,7 +211,7 @@ class Engine:
         """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""
         self._check_idle(work.request_id)
         self._blocked = False
-        error = unserved(work, self._model.abilities)
+        error = unserved(work, self.model.abilities)
         if error is None:
             self._tell(commands.Submit(work))
             error = self._limits.refusal(work)
@@ -237,7 +238,7 @@ class Engine:
         the engine should then be discarded.
         """
         start = self._clock()
-        wanted = self._model.resolve_taps(taps)
+        wanted = self.model.resolve_taps(taps)
         if self._group is not None and self._group.leads:
             self._group.send(commands.RunStep())
         sequences = self._residency.sequences
@@ -263,7 +264,7 @@ class Engine:
 
     @property
     def grower(self) -> TreeGrower | None:
-        """What `grow` runs on; None where the model's steps do not run in native code alone."""
+        """What `grow` runs on; None where steps do not run in native code alone."""
         return None if self._growth is None else self._growth.grower
 
     def grow(self, trees: Sequence[Growing], rules: GrowthRules) -> list[Output | Grown | None]:

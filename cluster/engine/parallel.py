@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -44,6 +45,7 @@ from cluster.engine.commands import (
     encode,
     header_of,
 )
+from cluster.engine.types import LayerSpec
 from cluster.engine.work import Work
 from cluster.errors import ConfigError, ProtocolError, WorkerError
 
@@ -142,6 +144,25 @@ class RankGroup:
             return decode(body)
         except ProtocolError as error:
             raise WorkerError(f"rank {self.rank} cannot follow: {error.message}") from error
+
+    def share_layers(self, layers: Sequence[LayerSpec], like: LayerSpec) -> list[LayerSpec]:
+        """Rank 0's layers; on the others as many with their windows, of the least size.
+
+        like: a layer of the rank's model, for device and dtype.  Every rank must call."""
+        header = np.array([len(layers)], np.int64)
+        count = int(np.frombuffer(self._broadcast(header.tobytes()), np.int64)[0])
+        if not count:
+            return []
+        windows = [-1 if each.window is None else each.window for each in layers]
+        own = np.resize(np.array([*windows, -1], np.int64), count)
+        if self.leads:
+            self._broadcast(own.tobytes())
+            return list(layers)
+        shared = np.frombuffer(self._broadcast(own.tobytes()), np.int64)
+        return [
+            replace(like, num_kv_heads=1, head_dim=1, window=None if each < 0 else each)
+            for each in shared.tolist()
+        ]
 
     def minimum(self, value: int) -> int:
         """The smallest of the ranks' values; every rank must call."""

@@ -94,6 +94,7 @@ def encode_params(params: SamplingParams) -> pb.SamplingParams:
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
         logprobs=params.logprobs,
+        prediction=params.prediction,
     )
 
 
@@ -119,6 +120,7 @@ def decode_params(message: pb.SamplingParams) -> SamplingParams:
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
+        prediction=tuple(message.prediction),
     )
 
 

@@ -7,6 +7,9 @@ import math
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
 
+# Of a request's prediction; it travels with every opening of the request, and is indexed there.
+MAX_PREDICTION_TOKENS = 32_768
+
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
     """Raise RequestError, naming the field, its value and its range, for what has no meaning."""
@@ -27,6 +30,24 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
                 param="logit_bias",
             )
         _check_range("logit_bias", value, -math.inf, math.inf)
+    _check_prediction(params.prediction, vocab_size)
+
+
+def _check_prediction(token_ids: tuple[int, ...], vocab_size: int) -> None:
+    if not token_ids:
+        return
+    if len(token_ids) > MAX_PREDICTION_TOKENS:
+        raise RequestError(
+            f"prediction has {len(token_ids)} tokens; at most {MAX_PREDICTION_TOKENS} are read; "
+            "send the part that the output begins with",
+            param="prediction",
+        )
+    worst = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+    if not 0 <= worst < vocab_size:
+        raise RequestError(
+            f"prediction names token {worst}; the vocabulary is 0..{vocab_size - 1}",
+            param="prediction",
+        )
 
 
 def _check_range(

@@ -43,12 +43,14 @@ class AnswerSettings:
     """How conversations are drawn.
 
     follow_up_share: of the conversations, how many have a second question and answer.
+    taps: hidden rows that are recorded with the answers (`cluster.engine.taps`), for draft heads.
     """
 
     conversations_per_shard: int = 96
     max_question_tokens: int = 192
     max_answer_tokens: int = 320
     follow_up_share: float = 0.3
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,19 +58,25 @@ class Answer:
     """A prompt as the template renders it, the model's answer, and its candidates at each place.
 
     candidates: int32[answer, k], best first; log_probs: float16[answer, k].
+    states: int16[prompt + answer - 1, taps, hidden], the bits of bfloat16 hidden rows; None where
+    none were recorded.
     """
 
     prompt: NDArray[np.int32]
     token_ids: NDArray[np.int32]
     candidates: NDArray[np.int32]
     log_probs: NDArray[np.float16]
+    states: NDArray[np.int16] | None = None
 
 
 class ChatModel:
     """A chat model that talks with itself."""
 
-    def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: PreTrainedTokenizerBase, taps: Sequence[int] = ()
+    ) -> None:
         self._engine = engine
+        self._taps = tuple(taps)
         self._tokenizer = tokenizer
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -86,8 +94,9 @@ class ChatModel:
             threads=torch.get_num_threads(),
             max_running_sequences=settings.conversations_per_shard,
             max_context_len=_context_len(source, settings),
+            prefix_cache=not settings.taps,
         )
-        return cls(Engine.load(config), load_pretrained_tokenizer(source))
+        return cls(Engine.load(config), load_pretrained_tokenizer(source), settings.taps)
 
     def answers(self, settings: AnswerSettings, generator: torch.Generator) -> list[Answer]:
         """Draw questions and answer them."""
@@ -128,13 +137,14 @@ class ChatModel:
         texts = [self._render(each, answers=True) for each in asked]
         asked, prompts = self._fitting(asked, texts, settings.max_answer_tokens)
         sampling = Sampling(settings.max_answer_tokens, self._stop_ids, _TEMPERATURES)
-        drawn = write_with(self._engine, prompts, sampling, generator, _NUM_CANDIDATES)
+        drawn = write_with(self._engine, prompts, sampling, generator, _NUM_CANDIDATES, self._taps)
         answers = [
             Answer(
                 np.array(prompt, np.int32),
                 np.array(each.token_ids, np.int32),
                 each.candidates,
                 each.log_probs,
+                None if each.states is None else each.states.view(torch.int16).numpy(),
             )
             for prompt, each in zip(prompts, drawn, strict=True)
         ]
@@ -209,13 +219,26 @@ def read_shards(folder: Path) -> list[Answer]:
 
 def _read(path: Path) -> list[Answer]:
     with np.load(path) as arrays:
-        prompts = np.split(arrays["prompts"], np.cumsum(arrays["prompt_lens"])[:-1])
-        ends = np.cumsum(arrays["answer_lens"])[:-1]
+        prompt_lens, answer_lens = arrays["prompt_lens"], arrays["answer_lens"]
+        prompts = np.split(arrays["prompts"], np.cumsum(prompt_lens)[:-1])
+        ends = np.cumsum(answer_lens)[:-1]
         parts = [np.split(arrays[name], ends) for name in ("answers", "candidates", "log_probs")]
-    return [Answer(*each) for each in zip(prompts, *parts, strict=True)]
+    states: Sequence[NDArray[np.int16] | None] = [None] * len(prompts)
+    if _states_of(path).exists():
+        # Mapped, because all shards together may be larger than the memory.
+        rows = np.load(_states_of(path), mmap_mode="r")
+        states = np.split(rows, np.cumsum(prompt_lens + answer_lens - 1)[:-1])
+    return [Answer(*each) for each in zip(prompts, *parts, states, strict=True)]
+
+
+def _states_of(path: Path) -> Path:
+    return path.with_suffix(".states.npy")
 
 
 def _write(path: Path, answers: Sequence[Answer]) -> None:
+    states = [each.states for each in answers if each.states is not None]
+    if states:
+        np.save(_states_of(path), np.concatenate(states))
     unfinished = path.with_name(f"{path.name}.unfinished")
     with unfinished.open("wb") as file:
         np.savez(

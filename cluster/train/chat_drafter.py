@@ -26,6 +26,7 @@ from cluster.fingerprint import folder_tokenizer_hash
 from cluster.models.resolve import resolve
 from cluster.train.acceptance import mean_acceptance_len
 from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, read_shards
+from cluster.train.chat_order import ConversationOrder
 from cluster.train.optimizer import Rates
 from cluster.train.processes import rank, wait_for_all
 from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings, mixed_precision
@@ -82,39 +83,15 @@ class AnswerBatch:
     probs: torch.Tensor
 
 
-class AnswerOrder:
-    """Answers in an order fixed by the seed; neighbours are of similar length, to pad little."""
+class AnswerOrder(ConversationOrder[AnswerBatch]):
+    """What a draft model learns of each conversation."""
 
     def __init__(
         self, answers: Sequence[Answer], vocabulary: DraftVocabulary, length: int, seed: int
     ) -> None:
-        self._answers = answers
+        super().__init__(answers, seed)
         self._vocabulary = vocabulary
         self._length = length
-        self._seed = seed
-
-    def read(self, first: int, count: int) -> AnswerBatch:
-        """See `Order`."""
-        chosen: list[Answer] = []
-        while len(chosen) < count:
-            epoch, index = divmod(first + len(chosen), len(self._answers))
-            order = self._epoch(epoch, count)[index : index + count - len(chosen)]
-            chosen += [self._answers[each] for each in order]
-        return self.batch(chosen)
-
-    def _epoch(self, epoch: int, count: int) -> NDArray[np.int64]:
-        generator = np.random.default_rng((self._seed, epoch))
-        order = generator.permutation(len(self._answers))
-        lengths = np.array([len(each.prompt) + len(each.token_ids) for each in self._answers])
-        pool = 16 * count
-        pools = [order[start : start + pool] for start in range(0, len(order), pool)]
-        by_length = [each[np.argsort(lengths[each], kind="stable")] for each in pools]
-        batches = [
-            each[start : start + count]
-            for each in by_length
-            for start in range(0, len(each), count)
-        ]
-        return np.concatenate([batches[index] for index in generator.permutation(len(batches))])
 
     def batch(self, answers: Sequence[Answer]) -> AnswerBatch:
         texts = [self._read(each) for each in answers]
@@ -170,15 +147,7 @@ def train_chat_drafter(
     if not known:
         raise ConfigError(f"{shards}: {len(answers)} answers are too few; raise --answer-tokens")
     network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    vocabulary = load_draft_vocabulary(work)
-    if vocabulary is None:
-        # Kept, because answers that are added later must not change what the network means.
-        vocabulary = frequent_vocabulary(
-            known, network, settings.vocab_size, folder_tokenizer_hash(source)
-        )
-        wait_for_all()
-        if rank() == 0:
-            vocabulary.save(work)
+    vocabulary = kept_vocabulary(work, known, network, settings.vocab_size, source)
     torch.manual_seed(seed)
     drafter = smaller_copy(network, vocabulary, settings.num_layers)
     del network
@@ -195,6 +164,21 @@ def train_chat_drafter(
     if rank() == 0:
         save_drafter(drafter, vocabulary, folder)
     return evaluate(drafter, AnswerOrder(held_out, vocabulary, _PHASE.length, seed), held_out)
+
+
+def kept_vocabulary(
+    work: Path, answers: Sequence[Answer], network: PreTrainedModel, size: int, source: Path
+) -> DraftVocabulary:
+    """The draft vocabulary of the run in `work`, chosen when it began: answers that are added later
+    must not change what the network means."""
+    vocabulary = load_draft_vocabulary(work)
+    if vocabulary is None:
+        vocabulary = frequent_vocabulary(answers, network, size, folder_tokenizer_hash(source))
+        wait_for_all()
+        if rank() == 0:
+            work.mkdir(parents=True, exist_ok=True)
+            vocabulary.save(work)
+    return vocabulary
 
 
 def frequent_vocabulary(

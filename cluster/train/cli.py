@@ -23,6 +23,8 @@ from cluster.train.corpus import (
 from cluster.train.dataset import STREAMS, write_streams
 from cluster.train.drafter import RECIPES, generate_streams, recipe_named, train_drafter
 from cluster.train.evaluate import evaluate_acceptance, evaluate_bits, evaluate_divergence
+from cluster.train.head_cli import HEADS, add_head, run_head
+from cluster.train.options import add_budget, add_folders, budget, positive_float, positive_int
 from cluster.train.processes import rank, run_together
 from cluster.train.target import train_target
 from cluster.train.tokenizer import train_tokenizer
@@ -38,18 +40,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="train_verb", metavar="STEP", required=True)
     corpus = verbs.add_parser("corpus", help="report the size of this machine's corpus")
     corpus.add_argument("--excerpts", type=Path, help="also write held-out excerpts to this file")
-    corpus.add_argument("--count", type=_positive_int, default=60, help="excerpts of each kind")
+    corpus.add_argument("--count", type=positive_int, default=60, help="excerpts of each kind")
     corpus.add_argument("--seed", type=int, default=0)
     tokenizer = verbs.add_parser("tokenizer", help="train the tokenizer and encode the corpus")
-    _add_folders(tokenizer)
+    add_folders(tokenizer)
     target = verbs.add_parser("target", help="train the target, or continue its training")
-    _add_folders(target)
-    _add_budget(target)
+    add_folders(target)
+    add_budget(target)
     generate = verbs.add_parser(
         "generate", help="generate text with the target to train its drafters on"
     )
-    _add_folders(generate)
-    generate.add_argument("--tokens", type=_positive_int, default=300_000, help="per kind")
+    add_folders(generate)
+    generate.add_argument("--tokens", type=positive_int, default=300_000, help="per kind")
     generate.add_argument(
         "--streams", nargs="+", choices=STREAMS, default=list(STREAMS), help="default: all"
     )
@@ -57,7 +59,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for verb in (target, drafter):
         verb.add_argument(
             "--processes",
-            type=_positive_int,
+            type=positive_int,
             default=1,
             help="divide each step among this many single-threaded processes (on busy cores)",
         )
@@ -67,27 +69,29 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"{', '.join(recipe.name for recipe in RECIPES)}; with --target the folder of a new one",
     )
     _add_chat_drafter(drafter)
-    _add_folders(drafter)
-    _add_budget(drafter)
+    add_folders(drafter)
+    add_budget(drafter)
+    for kind, told in HEADS.items():
+        add_head(verbs.add_parser(kind, help=told))
     evaluate = verbs.add_parser("evaluate", help="measure the models on held-out text")
     evaluate.add_argument("--models", type=Path, default=Path("models"))
     evaluate.add_argument("--excerpts", type=Path, default=Path("models/heldout.jsonl"))
     evaluate.add_argument(
-        "--max-bytes", type=_positive_int, help="held-out bytes of each kind (default: all)"
+        "--max-bytes", type=positive_int, help="held-out bytes of each kind (default: all)"
     )
     evaluate.add_argument(
         "--skip-bits", action="store_true", help="measure only the drafters (fast)"
     )
     evaluate.add_argument(
         "--prompts",
-        type=_positive_int,
+        type=positive_int,
         help="draw this many held-out prompts of each kind instead of reading the excerpts",
     )
     everything = verbs.add_parser("all", help="every step, in order")
-    _add_folders(everything)
-    everything.add_argument("--minutes", type=_positive_float, default=110.0)
+    add_folders(everything)
+    everything.add_argument("--minutes", type=positive_float, default=110.0)
     for verb in (target, generate, drafter, evaluate, everything):
-        verb.add_argument("--threads", type=_positive_int, help="default: one per core")
+        verb.add_argument("--threads", type=positive_int, help="default: one per core")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -101,6 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
         "target": _target,
         "generate": _generate,
         "drafter": _drafter,
+        "eagle3": run_head,
+        "medusa": run_head,
         "evaluate": _evaluate,
         "all": _all,
     }
@@ -152,7 +158,7 @@ def _target(arguments: argparse.Namespace) -> None:
         train_target,
         arguments.work,
         arguments.models / "demo-target",
-        _budget(arguments),
+        budget(arguments),
         arguments.seed,
     )
 
@@ -178,7 +184,7 @@ def _drafter(arguments: argparse.Namespace) -> None:
             arguments.work / arguments.name,
             arguments.models / arguments.name,
             ChatDrafterSettings(arguments.layers, arguments.vocab_size, arguments.answer_tokens),
-            _budget(arguments),
+            budget(arguments),
             arguments.seed,
             arguments.evaluate,
         )
@@ -190,7 +196,7 @@ def _drafter(arguments: argparse.Namespace) -> None:
         arguments.work,
         arguments.models,
         recipe,
-        _budget(arguments),
+        budget(arguments),
         arguments.seed,
     )
 
@@ -257,52 +263,17 @@ def _all(arguments: argparse.Namespace) -> None:
         train_drafter(work, models, recipe, Budget(minutes=minutes * share), seed)
 
 
-def _budget(arguments: argparse.Namespace) -> Budget:
-    return Budget(steps=arguments.steps, minutes=arguments.minutes)
-
-
 def _add_chat_drafter(parser: argparse.ArgumentParser) -> None:
     """How a drafter is distilled from a chat model's own answers."""
     defaults = ChatDrafterSettings()
     add = parser.add_argument_group("a drafter of any chat model").add_argument
     add("--target", help="the chat model: a folder, a hub model or one of `drafthouse models`")
-    add("--layers", type=_positive_int, default=defaults.num_layers, help="of the target")
-    add("--vocab-size", type=_positive_int, default=defaults.vocab_size, help="tokens it writes")
+    add("--layers", type=positive_int, default=defaults.num_layers, help="of the target")
+    add("--vocab-size", type=positive_int, default=defaults.vocab_size, help="tokens it writes")
     add(
         "--answer-tokens",
-        type=_positive_int,
+        type=positive_int,
         default=defaults.num_answer_tokens,
         help="tokens of answers that the target writes first",
     )
     add("--evaluate", action="store_true", help="measure it on answers kept out of training")
-
-
-def _add_folders(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--work", type=Path, default=Path("train-work"), help="streams, checkpoints, interim models"
-    )
-    # The default is not the published folder, which training must not overwrite by accident.
-    parser.add_argument(
-        "--models", type=Path, default=Path("train-work/models"), help="finished models"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-
-
-def _add_budget(parser: argparse.ArgumentParser) -> None:
-    budget = parser.add_mutually_exclusive_group(required=True)
-    budget.add_argument("--steps", type=_positive_int, help="repeatable on one machine")
-    budget.add_argument("--minutes", type=_positive_float, help="as many steps as fit")
-
-
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"{text} is not positive")
-    return value
-
-
-def _positive_float(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value

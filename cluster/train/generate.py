@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -14,6 +14,7 @@ from transformers import DynamicCache, LlamaForCausalLM
 
 from cluster.core import token_array
 from cluster.engine.engine import Engine
+from cluster.engine.taps import Taps
 from cluster.engine.work import Work
 from cluster.train.dataset import Tokens
 
@@ -83,11 +84,14 @@ class Continuation:
     """What a model wrote, and its most probable tokens at each place.
 
     candidates: int32[n, k], best first.  log_probs: float16[n, k], at temperature 1.
+    states: bfloat16[prompt + n - 1, taps, hidden], the hidden rows of all tokens but the last;
+    None where no taps were asked for.
     """
 
     token_ids: list[int]
     candidates: NDArray[np.int32]
     log_probs: NDArray[np.float16]
+    states: torch.Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -96,6 +100,7 @@ class _Writing:
 
     temperature: float
     length: int
+    states: torch.Tensor | None = None
     token_ids: list[int] = field(default_factory=list)
     candidates: list[NDArray[np.int32]] = field(default_factory=list)
     log_probs: list[NDArray[np.float16]] = field(default_factory=list)
@@ -107,10 +112,13 @@ def write_with(
     sampling: Sampling,
     generator: torch.Generator,
     num_candidates: int,
+    taps: Sequence[int] = (),
 ) -> list[Continuation]:
     """One continuation per prompt, as `continue_prompts`, by the engine that serves the model.
 
-    All prompts run at once; the engine shares what they have in common.
+    All prompts run at once; the engine shares what they have in common.  taps: hidden rows to
+    record (`cluster.engine.taps`); the engine must be without a prefix cache then, because rows
+    that it finds there have none.
     """
     temperatures = sampling.temperatures
     writing = {
@@ -120,7 +128,8 @@ def write_with(
     for name, prompt in zip(writing, prompts, strict=True):
         engine.submit(Work(name, 0, token_array(prompt)))
     while engine.has_pending:
-        outputs = engine.step()
+        outputs = engine.step(taps)
+        _record(engine.last_step.taps, writing, prompts, sampling.max_new_tokens)
         for output in outputs:
             if output.error is not None:
                 raise output.error
@@ -151,9 +160,32 @@ def write_with(
             engine.submit(Work(output.request_id, each.length, token_array([token])))
             each.length += 1
     return [
-        Continuation(each.token_ids, np.stack(each.candidates), np.stack(each.log_probs))
+        Continuation(
+            each.token_ids,
+            np.stack(each.candidates),
+            np.stack(each.log_probs),
+            None if each.states is None else each.states[: each.length].clone(),
+        )
         for each in writing.values()
     ]
+
+
+def _record(
+    taps: Taps | None,
+    writing: Mapping[str, _Writing],
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+) -> None:
+    """Put a step's rows where their positions say."""
+    if taps is None:
+        return
+    for rows in taps.sequences:
+        each = writing[rows.request_id]
+        found = taps.rows[rows.start : rows.stop]
+        if each.states is None:
+            size = len(prompts[int(rows.request_id)]) + max_new_tokens
+            each.states = torch.zeros(size, *found.shape[1:], dtype=torch.bfloat16)
+        each.states[rows.first_position : rows.first_position + len(found)] = found
 
 
 def generate_stream(

@@ -31,13 +31,14 @@ class Optimizers:
     """The two optimisers of one network, stepped together."""
 
     def __init__(self, network: nn.Module, rates: Rates) -> None:
+        trained = [each for each in network.named_parameters() if each[1].requires_grad]
         hidden = [
             parameter
-            for name, parameter in network.named_parameters()
+            for name, parameter in trained
             if parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
         ]
         hidden_ids = {id(parameter) for parameter in hidden}
-        others = [item for item in network.parameters() if id(item) not in hidden_ids]
+        others = [item for _, item in trained if id(item) not in hidden_ids]
         self._parameters = hidden + others
         self._rates = rates
         # Each Newton-Schulz iteration costs about 2 % of a step on two cores; four nearly converge.

@@ -118,7 +118,7 @@ class Trainer(Generic[Batch]):
         self._settings = settings
         self._checkpoint = checkpoint
         self._optimizers = Optimizers(network, settings.rates)
-        self._parameters = list(network.parameters())
+        self._parameters = [each for each in network.parameters() if each.requires_grad]
         self._orders = orders
         self.position = Position(windows_read=[0] * len(settings.phases))
         self.loss_nats = float("nan")

@@ -46,6 +46,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     is_asked = config.coordinator.budget == "adaptive"
     profile = engine.profile_steps() if is_asked else None
     residents, refused = _residents(engine, config)
+    engine.capture_ahead(residents.wants.taps)
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
         role="target",
@@ -65,7 +66,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         residents=residents.names,
         refused=refused,
     )
-    return TargetWorker(Verifier(engine), description, residents)
+    return TargetWorker(Verifier(engine, wants=residents.wants), description, residents)
 
 
 def _residents(engine: Engine, config: Config) -> tuple[Residents, dict[str, str]]:
@@ -87,17 +88,20 @@ def _residents(engine: Engine, config: Config) -> tuple[Residents, dict[str, str
 
 
 def _resident(engine: Engine, config: Config, name: str) -> ResidentDrafter:
+    from cluster.worker.host import EngineHost
     from cluster.worker.resident import ResidentDrafter
 
     settings, limits = _beside(engine, config.drafters[name], name), config.coordinator
     context = DrafterContext(
-        name, settings.max_nodes, settings.max_requests, engine.vocab_size, engine.tokenizer_hash
-    )
+        name, settings.max_nodes, settings.max_requests, engine.vocab_size, engine.tokenizer_hash,
+        EngineHost(engine, config, name),
+    )  # fmt: skip
     drafter = registry.create(name, settings, context)
     breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
     resident = ResidentDrafter(
         name, drafter, engine.vocab_size, breaker, limits.breaker_reset_s, time.perf_counter
     )
+    engine.model.resolve_taps(resident.wants.taps)  # refuses those that the target has not
     if getattr(drafter, "engine", None) is not None:
         resident.warm_up(engine.vocab_size)
     return resident

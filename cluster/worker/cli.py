@@ -84,7 +84,7 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
     pin_to_cores(config.target.placement.cores)
     ranks = await _start_ranks(config.target.engine, arguments)
     try:
-        engine = await asyncio.to_thread(_load, config.target.engine, ranks.leader)
+        engine = await asyncio.to_thread(_load, config, ranks.leader)
         worker = build_target(engine, config)
         if config.residents:
             shorten_switch_interval()
@@ -127,14 +127,15 @@ async def _draft(config: Config, arguments: argparse.Namespace) -> None:
         await asyncio.to_thread(worker.stop)
 
 
-def _load(config: EngineConfig, leader: str) -> Engine:
-    from cluster.engine.engine import Engine
+def _load(config: Config, leader: str) -> Engine:
     from cluster.engine.parallel import init_rank
+    from cluster.worker.host import load_target_engine
 
-    _configure_threads(config)
-    if config.tensor_parallel > 1:
-        init_rank(0, config.tensor_parallel, leader)
-    return Engine.load(config)
+    engine = config.target.engine
+    _configure_threads(engine)
+    if engine.tensor_parallel > 1:
+        init_rank(0, engine.tensor_parallel, leader)
+    return load_target_engine(config)
 
 
 def _follow(config: EngineConfig, rank: int, leader: str) -> None:

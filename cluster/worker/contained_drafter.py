@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.draft.base import Drafter, Interruptible
+from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows, StepWants
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import Refusal
 from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
@@ -53,11 +54,24 @@ class ContainedDrafter:
         self._drafter = drafter
         self._vocab_size = vocab_size
         self._pages = drafter if isinstance(drafter, HasPages) else None
+        self._reader: StepReader | None = None
+        self.wants = WANTS_NOTHING
         self._interruptible = drafter if isinstance(drafter, Interruptible) else None
         self._name = name
         self._clock = clock
         self.num_failures = 0
         self.busy_s = 0.0
+        self._ask_wants(drafter)
+
+    def _ask_wants(self, drafter: Drafter) -> None:
+        """Once: what is wanted of the target's steps decides how those are run."""
+        try:
+            if isinstance(drafter, StepReader):
+                wants = drafter.wants
+                self.wants = StepWants(tuple(map(index, wants.taps)), max(index(wants.num_top), 0))
+                self._reader = drafter
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            self._log("wants", error)
 
     @property
     def pages(self) -> tuple[int, int]:
@@ -92,6 +106,21 @@ class ContainedDrafter:
             _declined(commit, answer) or answer
             for commit, answer in zip(commits, answers, strict=True)
         ]
+
+    def read(self, rows: Sequence[StepRows]) -> bool:
+        """Hand it the rows of a step; False where it raised, which costs it those rows alone."""
+        if self._reader is None:
+            return True
+        started = self._clock()
+        try:
+            self._reader.read(rows)
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            self.num_failures += 1
+            self._log("rows", error)
+            return False
+        finally:
+            self.busy_s += self._clock() - started
+        return True
 
     def _observe(self, commits: Sequence[Commit]) -> list[Observation | Refusal]:
         """Repeats a batch that fails one commit at a time, so that only the faulty one is refused.

@@ -22,6 +22,7 @@ from cluster.core import (
     token_array,
 )
 from cluster.draft.base import Drafter
+from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import ProposalFrame, Refusal
 from cluster.spec.tree_check import problem_in_text
@@ -101,7 +102,7 @@ class ResidentDrafter:
         mine = [text for text in texts if self.name in text.residents]
         asked = [text for text in mine if text.draft_nodes]
         started = self._clock()
-        is_resting = self._debt(started) > _STALL_SLACK_S or not self._breaker.allows(started)
+        is_resting = self._is_resting(started)
         told = [] if is_resting else [text for text in mine if self._is_due(text, started)]
         if not told:
             return (self._frame(asked, {}, (), ()) if asked else None), False
@@ -117,11 +118,30 @@ class ResidentDrafter:
             longest_s = max(longest_s, now - began)
             if not is_growing or now >= deadline:
                 break
-        has_stalled = longest_s > max(_STALL_FACTOR * bound_s, _LEAST_STALL_S)
+        has_stalled = self._has_stalled(longest_s, bound_s)
         self._judge(refusals, longest_s if has_stalled else 0.0, has_drafted=bool(newest))
         self.mean_s += _TIME_WEIGHT * (self._clock() - started - self.mean_s)
         frame = self._frame(asked, newest, observations, refusals) if asked else None
         return frame, has_stalled
+
+    @property
+    def wants(self) -> StepWants:
+        """What it wants of the target's steps."""
+        return self._drafter.wants
+
+    def read(self, rows: Sequence[StepRows], union: StepWants, bound_s: float) -> None:
+        """Hand it what a step computed, unless it wants nothing or is left alone.
+
+        union: what all residents want.  bound_s: what they have together after the step."""
+        wants = self._drafter.wants
+        started = self._clock()
+        if wants == WANTS_NOTHING or self._is_resting(started):
+            return
+        if not self._drafter.read([each.seen_by(wants, union) for each in rows]):
+            self._breaker.record_failure(self._clock())
+        taken_s = self._clock() - started
+        if self._has_stalled(taken_s, bound_s):
+            self._owe(taken_s)
 
     def release(self, request_ids: Sequence[str]) -> None:
         known = [request_id for request_id in request_ids if self._told.pop(request_id, None)]
@@ -262,12 +282,21 @@ class ResidentDrafter:
         elif has_drafted:
             self._breaker.record_success()
         if stalled_s:
-            self._debt_s = self._debt(now) + stalled_s
-            rests_s = max(self._debt_s - _STALL_SLACK_S, 0.0) / _STALL_SHARE
-            log.warning(
-                "resident drafter stalled name=%s for_s=%.3f rests_s=%.1f",
-                self.name, stalled_s, rests_s,
-            )  # fmt: skip
+            self._owe(stalled_s)
+
+    def _is_resting(self, now: float) -> bool:
+        return self._debt(now) > _STALL_SLACK_S or not self._breaker.allows(now)
+
+    def _has_stalled(self, call_s: float, bound_s: float) -> bool:
+        return call_s > max(_STALL_FACTOR * bound_s, _LEAST_STALL_S)
+
+    def _owe(self, stalled_s: float) -> None:
+        self._debt_s = self._debt(self._clock()) + stalled_s
+        rests_s = max(self._debt_s - _STALL_SLACK_S, 0.0) / _STALL_SHARE
+        log.warning(
+            "resident drafter stalled name=%s for_s=%.3f rests_s=%.1f",
+            self.name, stalled_s, rests_s,
+        )  # fmt: skip
 
     def _debt(self, now: float) -> float:
         self._debt_s = max(self._debt_s - _STALL_SHARE * (now - self._debt_at), 0.0)

@@ -8,11 +8,14 @@ is over.  They see no frames: the commits are made here, from items and verdicts
 from __future__ import annotations
 
 import logging
+import operator
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import reduce
 
 from cluster.core import Completion, Verdict, VerifyItem
+from cluster.draft.inside import WANTS_NOTHING, StepRows
 from cluster.messages import DraftReport, ProposalFrame, StepReport
 from cluster.worker.draft_names import (
     renamed_observation,
@@ -45,14 +48,25 @@ class Residents:
         self._drafters = list(drafters)
         self._clock = clock
         self._texts: dict[str, ResidentText] = {}
+        # What all of them together want of the target's steps.
+        self.wants = reduce(operator.or_, (each.wants for each in drafters), WANTS_NOTHING)
 
     def draft(
-        self, answered: Sequence[Answered], step: StepReport | None
+        self,
+        answered: Sequence[Answered],
+        step: StepReport | None,
+        rows: Sequence[StepRows] = (),
     ) -> list[tuple[TargetLease, DraftReport]]:
-        """Draft for what a step has answered; returns what each link that asked is to be told."""
+        """Draft for what a step has answered; returns what each link that asked is to be told.
+
+        rows: what the step computed, for the drafters that read it."""
         if not self._drafters:
             return []
         started = self._clock()
+        if rows:
+            bound_s = _bound_s(step)
+            for drafter in self._drafters:
+                drafter.read(rows, self.wants, bound_s)
         leases: dict[str, TargetLease] = {}
         texts: list[ResidentText] = []
         for lease, item, verdict in answered:
@@ -61,7 +75,7 @@ class Residents:
                 texts.append(text)
             if item.draft_nodes:
                 leases[item.request_id] = lease
-        frames, stalled = self._grow(texts, started, step.step_time_s if step else 0.0)
+        frames, stalled = self._grow(texts, started, _bound_s(step))
         drafted_s = self._clock() - started
         asked = [item for _, item, _ in answered if item.draft_nodes]
         reports: list[tuple[TargetLease, DraftReport]] = []
@@ -90,9 +104,8 @@ class Residents:
                 drafter.release(known)
 
     def _grow(
-        self, texts: Sequence[ResidentText], started: float, step_time_s: float
+        self, texts: Sequence[ResidentText], started: float, bound_s: float
     ) -> tuple[list[tuple[str, ProposalFrame]], tuple[str, ...]]:
-        bound_s = max(_STEP_SHARE * step_time_s, _LEAST_BOUND_S)
         frames: list[tuple[str, ProposalFrame]] = []
         stalled: list[str] = []
         # Each gets one turn at least; the quick ones are not kept waiting by the others.
@@ -141,6 +154,11 @@ class Residents:
             for token in verdict.token_ids[max(text.params.min_tokens - first, 0) :].tolist()
         )
         return text
+
+
+def _bound_s(step: StepReport | None) -> float:
+    """What all of them may take after a step."""
+    return max(_STEP_SHARE * (step.step_time_s if step else 0.0), _LEAST_BOUND_S)
 
 
 def _share(lease: TargetLease, frame: ProposalFrame) -> ProposalFrame:

@@ -1,9 +1,9 @@
 """The target's process body: one engine thread, many links.
 
 The thread waits on a condition, never on a clock.  All items that have arrived run as one step
-together with a chunk of every long prefill; a link's state lives as long as the link.  Drafters
-that are resident here have their turn after each step, when its verdicts have left.  The items
-of a step that raised run again one by one, and only one that raises alone is refused.
+with a chunk of every long prefill; a link's state lives as long as the link.  Residents have their
+turn after each step, when its verdicts have left.  The items of a step that raised run again one by
+one, and only one that raises alone is refused.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from cluster.core import VerifyItem
+from cluster.draft.inside import StepRows
 from cluster.errors import WorkerError
 from cluster.messages import (
     CacheMiss,
@@ -51,6 +52,8 @@ class StepVerifier(Protocol):
     @property
     def has_pending(self) -> bool: ...
     def submit(self, items: Sequence[VerifyItem]) -> Sequence[Refusal | CacheMiss]: ...
+    @property
+    def last_rows(self) -> Sequence[StepRows]: ...
     def step(self) -> VerdictFrame: ...
     def release(self, request_ids: Iterable[str]) -> None: ...
     def idle_report(self) -> StepReport: ...
@@ -128,10 +131,8 @@ class TargetWorker:
             self._arrived(lease, frame)
 
     async def _say_in_hand(self, lease: TargetLease) -> None:
-        """Tell the peer, for ever, what it has not been answered yet.
-
-        From the event loop: the engine thread may be in a long step; a stopped process is silent.
-        """
+        """Tell the peer, for ever, what it has not been answered yet; from the event loop, for the
+        engine thread may be in a long step."""
         while True:
             await asyncio.sleep(_IN_HAND_INTERVAL_S)
             with self._condition:
@@ -264,14 +265,13 @@ class TargetWorker:
             self._grace_s = _NEXT_BATCH_GRACE_S
         answered = self._post(frame)
         # Only now: no token waits for drafts.
-        for lease, drafts in self._residents.draft(answered, frame.report):
+        rows = self._verifier.last_rows
+        for lease, drafts in self._residents.draft(answered, frame.report, rows):
             lease.post(VerdictFrame(drafts=drafts))
 
     def _post(self, frame: VerdictFrame) -> list[Answered]:
         """Send every lease its own answers; those still owed some get the report alone.
-
-        Returns the items that have a verdict.
-        """
+        Returns the items that have a verdict."""
         answered: list[Answered] = []
         answers = {lease: Answers() for lease in set(self._owners.values()) if lease.pending}
         for verdict in frame.verdicts:

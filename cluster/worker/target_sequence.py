@@ -34,6 +34,7 @@ class TargetSequence:
     ) -> None:  # fmt: skip
         self.generation = item.generation
         self.prompt_len = item.prompt_len
+        self.task, self.tenant = item.task, item.tenant
         self.params = params
         self.seed = params.noise_key
         self.packed = pack(params)

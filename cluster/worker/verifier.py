@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from cluster.core import TokenArray, TokenLogprob, Verdict, VerifyItem
+from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
@@ -29,6 +30,7 @@ from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.params import check_params
 from cluster.spec.tree_check import are_sound, check_tree
 from cluster.spec.verify import walk_draws
+from cluster.worker.step_rows import rows_of_step
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
 
 log = logging.getLogger(__name__)
@@ -54,7 +56,7 @@ class EngineLike(Protocol):
     @property
     def pages_total(self) -> int: ...
     def submit(self, work: Work) -> None: ...
-    def step(self) -> list[Output]: ...
+    def step(self, taps: Sequence[int] = ()) -> list[Output]: ...
     def retain(self, request_id: str, path: Sequence[int]) -> None: ...
     def release(self, request_id: str) -> None: ...
     def cached_len(self, request_id: str) -> int: ...
@@ -69,14 +71,21 @@ class _Pending:
 
 
 class Verifier:
-    """Turns items into verdicts.  Synchronous; one thread calls it."""
+    """Turns items into verdicts.  Synchronous; one thread calls it.
+
+    last_rows: what the last step computed for those who read it; empty where nobody does.
+    """
 
     def __init__(
         self,
         engine: EngineLike,
         clock: Callable[[], float] = time.perf_counter,
         open_hook: OpenHook = lambda item: None,
+        wants: StepWants = WANTS_NOTHING,
     ) -> None:
+        """wants: of every step, for the drafters inside the target."""
+        self.last_rows: Sequence[StepRows] = ()
+        self._wants = wants
         self._engine = engine
         self._open_hook = open_hook
         self._clock = clock
@@ -113,8 +122,9 @@ class Verifier:
     def step(self) -> VerdictFrame:
         """One forward over what the engine picks; answers every item that it completed."""
         started_at = self._clock()
-        outputs = self._engine.step()
-        answered: list[_Pending] = []
+        self.last_rows = ()
+        outputs = self._engine.step(self._wants.taps)
+        answered: list[tuple[_Pending, Output]] = []
         misses: list[CacheMiss] = []
         refusals: list[Refusal] = []
         batch: list[Evaluated] = []
@@ -125,7 +135,7 @@ class Verifier:
             sequence = self._sequences[output.request_id]
             item = pending.item
             if output.logits is not None:
-                answered.append(pending)
+                answered.append((pending, output))
                 batch.append(Evaluated(sequence, item.tree, output.logits))
             elif output.error is not None:
                 refusals.append(_refusal(item, output.error))
@@ -133,14 +143,19 @@ class Verifier:
             else:
                 misses.append(self._miss(item, sequence, output.have_len or 0))
         verdicts: list[Verdict] = []
+        concluded: list[tuple[VerifyItem, TargetSequence, Output, Verdict]] = []
         draws = draw_all(batch, self._noise, self._native, self._fused) if batch else []
-        for pending, entry, drawn in zip(answered, batch, draws, strict=True):
+        for (pending, output), entry, drawn in zip(answered, batch, draws, strict=True):
             try:
                 verdicts.append(self._conclude(pending.item, entry, drawn))
+                concluded.append((pending.item, entry.sequence, output, verdicts[-1]))
             except WorkerError as error:
                 refusals.append(_refusal(pending.item, error))
                 self._forget(pending.item.request_id)
-        report = self._report(started_at, answered, batch)
+        report = self._report(started_at, [pending for pending, _ in answered], batch)
+        unfinished = [(each.item, self._sequences[name]) for name, each in self._pending.items()]
+        taps = self._engine.last_step.taps
+        self.last_rows = rows_of_step(self._wants, taps, concluded, unfinished)
         return VerdictFrame(tuple(verdicts), tuple(misses), tuple(refusals), report)
 
     def idle_report(self) -> StepReport:
@@ -173,8 +188,9 @@ class Verifier:
             answers.append(CacheMiss(item.request_id, item.generation, have_len))
             return
         work = Work(
-            item.request_id, item.base_len, item.delta, item.tree, 0, item.prefix_hash, item.tenant
-        )
+            item.request_id, item.base_len, item.delta, item.tree, 0, item.prefix_hash, item.tenant,
+            self._wants.num_top,
+        )  # fmt: skip
         self._engine.submit(work)
         sequence.extend(item.base_len, item.delta)
         self._sequences[item.request_id] = sequence

@@ -9,10 +9,10 @@ from typing import Any
 
 from cluster.errors import RequestError
 from cluster.text.chat import text_of
+from deployments.ingress.api.table import MAX_MESSAGES
 from deployments.ingress.fields import Fields, encodable, json_kind
 from deployments.ingress.spec import Message
 
-_MAX_MESSAGES = 4096
 _TOOL_ROLES = ("tool", "function")
 
 
@@ -22,9 +22,9 @@ def parse_messages(value: Any) -> tuple[Message, ...]:
         raise RequestError(f"messages: {json_kind(value)}; send a list", param="messages")
     if not value:
         raise RequestError("messages: empty; send at least one message", param="messages")
-    if len(value) > _MAX_MESSAGES:
+    if len(value) > MAX_MESSAGES:
         raise RequestError(
-            f"messages: {len(value)} messages; send at most {_MAX_MESSAGES}", param="messages"
+            f"messages: {len(value)} messages; send at most {MAX_MESSAGES}", param="messages"
         )
     return tuple(_message(item, f"messages[{i}]") for i, item in enumerate(value))
 
@@ -37,11 +37,6 @@ def _message(value: Any, path: str) -> Message:
         raise RequestError(
             f"{path}.role: {remedy}; send system, user or assistant", param=f"{path}.role"
         )
-    for key in value:
-        # Clients send an answer back with its empty fields (`tool_calls: null` and the like).
-        if key not in ("role", "content", "name") and value[key] not in (None, [], {}):
-            name = f"{path}.{key[:40]}"
-            raise RequestError(f"{name}: not supported; remove it", param=name)
     content = f"{path}.content"
     message = {"role": role, "content": encodable(text_of(fields.get("content"), content), content)}
     author = fields.string("name", "")

@@ -6,8 +6,7 @@ prompt text are described only by their type, so that no text reaches a log.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.errors import RequestError
@@ -60,17 +59,6 @@ class Fields:
     def get(self, key: str) -> Any:
         """The raw value, None if absent."""
         return self._values.get(key)
-
-    def refuse_unknown(self, known: Iterable[str]) -> None:
-        """Raise for the first key that is not in `known`; the message suggests the nearest one."""
-        names = list(known)
-        for key in self._values:
-            if key in names:
-                continue
-            near = difflib.get_close_matches(key[:40], names, n=1, cutoff=0.6)
-            hint = f"did you mean {near[0]}?" if near else "remove it"
-            name = self.name(key[:40])
-            raise RequestError(f"{name}: unknown field; {hint}", param=name)
 
     def number(self, key: str, default: float, low: float, high: float) -> float:
         """A number in [low, high]; NaN is refused."""

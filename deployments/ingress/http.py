@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import logging
 import time
 import traceback
@@ -18,6 +19,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import DrafthouseError, NotFoundError, RequestError
+from deployments.ingress.api.contract import warning_header
+from deployments.ingress.api.openapi import openapi
 from deployments.ingress.body import read_object
 from deployments.ingress.generation import Delta, Generation
 from deployments.ingress.ingress import Ingress
@@ -60,6 +63,10 @@ def create_app(ingress: Ingress) -> FastAPI:
     async def metrics(request: Request) -> Response:
         return Response(await ingress.render_metrics(), media_type=CONTENT_TYPE_LATEST)
 
+    async def document(request: Request) -> Response:
+        return JSONResponse(openapi(ingress.limits, importlib.metadata.version("drafthouse")))
+
+    app.add_route("/openapi.json", _answering(document), methods=["GET"])
     app.add_route("/v1/completions", _answering(completions), methods=["POST"])
     app.add_route("/v1/chat/completions", _answering(chat_completions), methods=["POST"])
     app.add_route("/v1/models", _answering(models), methods=["GET"])
@@ -117,11 +124,15 @@ async def _generate(ingress: Ingress, request: Request, prefix: str, parse: Pars
         # Send the status line with the first text: until then the request can be refused.
         first: list[Delta] = await anext(pieces, [])
         if asked.stream:
-            return _EventStream(generation, answer, first, pieces)
+            return _EventStream(generation, answer, first, pieces, warning_header(asked.ignored))
         collected = list(first)
         async for deltas in pieces:
             collected += deltas
-        return Response(await _whole(answer, collected), media_type="application/json")
+        return Response(
+            await _whole(answer, collected),
+            media_type="application/json",
+            headers=warning_header(asked.ignored),
+        )
     except BaseException:
         generation.close()
         raise
@@ -147,11 +158,12 @@ class _EventStream(Response):
         answer: Answer,
         first: list[Delta],
         pieces: AsyncIterator[list[Delta]],
+        headers: Mapping[str, str],
     ) -> None:
         super().__init__(
             media_type="text/event-stream",
             # Proxies must forward every event at once.
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
         )
         del self.headers["content-length"]
         self._generation = generation

@@ -66,6 +66,7 @@ class Ingress:
             max_stop_strings=config.ingress.max_stop_strings,
             max_draft_tokens=settings.max_draft_tokens,
             latency_classes=config.public_latency_classes,
+            compatibility=config.api.compatibility,
             defaults=dataclasses.replace(
                 defaults, max_tokens=config.ingress.default_max_tokens or defaults.max_tokens
             ),

@@ -12,62 +12,28 @@ from typing import Any
 import numpy as np
 
 from cluster.errors import NotFoundError, RequestError
+from deployments.ingress.api.contract import Opened
+from deployments.ingress.api.table import CHAT, COMPLETIONS, MAX_TOKENS
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, encodable, json_kind, shown
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
 
-_MAX_TOKENS = 2**31 - 1
 # OpenAI's default for completions without max_tokens.
 _COMPLETION_MAX_TOKENS = 16
-
-_SHARED = (
-    "model", "temperature", "top_p", "top_k", "min_p", "n", "stream", "stream_options", "stop",
-    "stop_token_ids", "max_tokens", "min_tokens", "ignore_eos", "presence_penalty",
-    "frequency_penalty", "repetition_penalty", "logit_bias", "seed", "user", "metadata",
-    "speculation", "logprobs", "return_token_ids", "return_draft_sources", "add_special_tokens",
-    "cache_salt",
-)  # fmt: skip
-_COMPLETION = (*_SHARED, "prompt", "echo", "best_of")
-_CHAT = (*_SHARED, "messages", "max_completion_tokens", "top_logprobs")
-
-# Accepted with any value: they affect billing, caching or safety at OpenAI, never the text.
-_HARMLESS = (
-    "service_tier", "store", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
-    "parallel_tool_calls",
-)  # fmt: skip
-
-# Not supported: accepted only with these values, which ask for the default behaviour.
-_UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
-    "suffix": ((None, ""), "remove it; the model only continues text"),
-    "tools": ((None, []), "remove it; tool calls are not served"),
-    "tool_choice": ((None, "none", "auto"), "remove it; tool calls are not served"),
-    "functions": ((None, []), "remove it; tool calls are not served"),
-    "function_call": ((None, "none", "auto"), "remove it; tool calls are not served"),
-    "response_format": ((None, {"type": "text"}), 'send {"type": "text"} or remove it'),
-    "prediction": ((None,), "remove it; predicted outputs are not served"),
-    "modalities": ((None, ["text"]), 'send ["text"] or remove it'),
-    "audio": ((None,), "remove it; only text is served"),
-    "reasoning_effort": ((None,), "remove it; the model has no reasoning mode"),
-    "verbosity": ((None, "medium"), "remove it"),
-    "web_search_options": ((None,), "remove it; there is no web search"),
-    "skip_special_tokens": ((None, True), "remove it; special tokens are never part of the text"),
-    "include_stop_str_in_output": ((None, False), "remove it; the stop string is never part of it"),
-    "add_generation_prompt": ((None, True), "remove it; the answer's header is always added"),
-    "continue_final_message": ((None, False), "remove it"),
-    "chat_template": ((None,), "remove it; the tokenizer's own template is used"),
-}
 
 
 def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
     """Parse the body of POST /v1/completions."""
+    opened = COMPLETIONS.open(values, limits.compatibility)
     fields = Fields(values)
-    _check_known(fields, _COMPLETION)
     model = _model(fields, limits)
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
-    best_of = fields.integer("best_of", num_choices, 1, limits.max_choices)
-    if best_of != num_choices:
-        raise RequestError(f"best_of: {best_of} is not n={num_choices}; remove it", param="best_of")
+    best_of = fields.integer("best_of", num_choices, 1, limits.max_choices) or num_choices
+    if best_of < num_choices:
+        raise RequestError(
+            f"best_of: {best_of} is less than n={num_choices}; raise it", param="best_of"
+        )
     echo = fields.boolean("echo", default=False)
     logprobs = fields.integer("logprobs", None, 0, limits.max_logprobs)
     if echo and logprobs is not None:
@@ -76,16 +42,26 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
             param="logprobs",
         )
     prompts = _prompts(fields, limits)
-    max_tokens = fields.integer("max_tokens", 0, 1, _MAX_TOKENS) or 0
-    spec = read_spec(fields, limits, prompts, num_choices, max_tokens, logprobs)
+    max_tokens = fields.integer("max_tokens", 0, 1, MAX_TOKENS) or 0
+    is_ranked = best_of > num_choices
+    # Samples are ranked by their tokens' log-probabilities.
+    reported = 0 if is_ranked and logprobs is None else logprobs
+    spec = read_spec(fields, limits, prompts, best_of, max_tokens, reported)
     spec = dataclasses.replace(spec, default_max_tokens=_COMPLETION_MAX_TOKENS)
-    return _request(fields, spec, model, is_chat=False, echo=echo)
+    asked = _request(fields, opened, spec, model, is_chat=False, echo=echo)
+    if is_ranked and asked.stream:
+        raise RequestError(
+            f"best_of: {best_of} exceeds n={num_choices}, which cannot be streamed; send stream: "
+            "false",
+            param="best_of",
+        )
+    return dataclasses.replace(asked, num_kept=num_choices, shows_logprobs=logprobs is not None)
 
 
 def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
     """Parse the body of POST /v1/chat/completions."""
+    opened = CHAT.open(values, limits.compatibility)
     fields = Fields(values)
-    _check_known(fields, _CHAT)
     model = _model(fields, limits)
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
     wants_logprobs = fields.boolean("logprobs", default=False)
@@ -95,15 +71,16 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
             f"top_logprobs: {top} needs logprobs; send logprobs: true", param="top_logprobs"
         )
     prompt = Prompt(messages=parse_messages(fields.get("messages")))
-    old = fields.integer("max_tokens", 0, 1, _MAX_TOKENS) or 0
-    max_tokens = fields.integer("max_completion_tokens", old, 1, _MAX_TOKENS) or 0
+    old = fields.integer("max_tokens", 0, 1, MAX_TOKENS) or 0
+    max_tokens = fields.integer("max_completion_tokens", old, 1, MAX_TOKENS) or 0
     logprobs = (top or 0) if wants_logprobs else None
     spec = read_spec(fields, limits, (prompt,), num_choices, max_tokens, logprobs)
-    return _request(fields, spec, model, is_chat=True, echo=False)
+    asked = _request(fields, opened, spec, model, is_chat=True, echo=False)
+    return dataclasses.replace(asked, num_kept=num_choices, shows_logprobs=wants_logprobs)
 
 
 def _request(
-    fields: Fields, spec: GenerationSpec, model: str, *, is_chat: bool, echo: bool
+    fields: Fields, opened: Opened, spec: GenerationSpec, model: str, *, is_chat: bool, echo: bool
 ) -> OpenAIRequest:
     stream = fields.boolean("stream", default=False)
     include_usage = False
@@ -114,9 +91,7 @@ def _request(
                 param="stream_options",
             )
         options = Fields.of(fields.get("stream_options"), "stream_options")
-        options.refuse_unknown(("include_usage", "include_obfuscation"))
         include_usage = options.boolean("include_usage", default=False)
-        options.boolean("include_obfuscation", default=False)
     return OpenAIRequest(
         spec=spec,
         model=model,
@@ -125,16 +100,8 @@ def _request(
         include_usage=include_usage,
         echo=echo,
         return_token_ids=fields.boolean("return_token_ids", default=False),
+        ignored=tuple(opened.ignored),
     )
-
-
-def _check_known(fields: Fields, known: tuple[str, ...]) -> None:
-    fields.refuse_unknown((*known, *_HARMLESS, *_UNSUPPORTED))
-    for key, (accepted, remedy) in _UNSUPPORTED.items():
-        value = fields.get(key)
-        # `1 == True` in Python, so types are compared as well.
-        if not any(type(value) is type(option) and value == option for option in accepted):
-            raise RequestError(f"{key}: {shown(value)} is not supported; {remedy}", param=key)
 
 
 def _model(fields: Fields, limits: Limits) -> str:

@@ -119,9 +119,8 @@ class Answer:
         self._tokenizer = tokenizer
         self._created = created
         count = len(request.spec.prompts) * request.spec.num_choices
-        wants_logprobs = request.spec.params.logprobs is not None
         self._writers = [
-            LogprobWriter(tokenizer, is_chat=request.is_chat) if wants_logprobs else None
+            LogprobWriter(tokenizer, is_chat=request.is_chat) if request.shows_logprobs else None
             for _ in range(count)
         ]
         self._open = count
@@ -144,7 +143,10 @@ class Answer:
         collected: list[list[Delta]] = [[] for _ in self._writers]
         for delta in deltas:
             collected[delta.choice].append(delta)
-        choices = [self._whole_choice(index, parts) for index, parts in enumerate(collected)]
+        choices = [
+            {"index": place, **self._whole_choice(sample, collected[sample])}
+            for place, sample in enumerate(self._kept(collected))
+        ]
         body: dict[str, Any] = {"choices": choices}
         if self._request.return_token_ids and self._request.is_chat:
             body["prompt_token_ids"] = self._generation.prompt_ids[0].tolist()
@@ -154,11 +156,29 @@ class Answer:
         tail = json.dumps(body, separators=(",", ":"))
         return f"{self._head(kind)},{tail[1:]}".encode()
 
+    def _kept(self, collected: Sequence[Sequence[Delta]]) -> list[int]:
+        """The samples that are answered with: all, or the likeliest of each prompt."""
+        count, kept = self._request.spec.num_choices, self._request.num_kept
+        samples = range(len(collected))
+        if kept == count:
+            return list(samples)
+
+        def mean_logprob(sample: int) -> float:
+            values = [one.logprob for part in collected[sample] for one in part.logprobs]
+            return sum(values) / max(len(values), 1)
+
+        groups = (samples[start : start + count] for start in range(0, len(collected), count))
+        return [
+            sample
+            for group in groups
+            for sample in sorted(group, key=mean_logprob, reverse=True)[:kept]
+        ]
+
     def _whole_choice(self, index: int, parts: Sequence[Delta]) -> dict[str, Any]:
         text = "".join(part.text for part in parts)
         token_ids = [int(token) for part in parts for token in part.token_ids]
         last = parts[-1] if parts else Delta(index, "")
-        choice: dict[str, Any] = {"index": index}
+        choice: dict[str, Any] = {}
         if self._request.is_chat:
             choice["message"] = {"role": "assistant", "content": text, "refusal": None}
         else:

@@ -9,17 +9,17 @@ from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
 from cluster.seeds import asked_seed
 from cluster.tenant import DEFAULT_TENANT, tenant_of
+from deployments.ingress.api.table import (
+    MAX_LOGIT_BIAS,
+    MAX_METADATA,
+    MAX_METADATA_KEY_LEN,
+    MAX_METADATA_VALUE_LEN,
+    MAX_SALT_LEN,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKENS,
+)
 from deployments.ingress.fields import Fields, encodable, shown
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
-
-_MAX_TOKENS = 2**31 - 1
-_MAX_STOP_TOKEN_IDS = 64
-_MAX_LOGIT_BIAS = 1024
-# OpenAI's limits.
-_MAX_METADATA = 16
-_MAX_METADATA_KEY_LEN = 64
-# A key of 256 bytes in hexadecimal, or a long name.
-_MAX_SALT_LEN = 512
 
 
 def read_spec(
@@ -33,7 +33,7 @@ def read_spec(
     """Read everything except the prompts and the format of the answer."""
     fields.string("user", "")
     _check_sequences(len(prompts), num_choices, limits)
-    min_tokens = fields.integer("min_tokens", 0, 0, _MAX_TOKENS) or 0
+    min_tokens = fields.integer("min_tokens", 0, 0, MAX_TOKENS) or 0
     if max_tokens and min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens: {min_tokens} exceeds max_tokens={max_tokens}; lower it",
@@ -52,7 +52,7 @@ def read_spec(
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop_token_ids=fields.integers(
-            "stop_token_ids", _MAX_STOP_TOKEN_IDS, 0, limits.vocab_size - 1
+            "stop_token_ids", MAX_STOP_TOKEN_IDS, 0, limits.vocab_size - 1
         ),
         logprobs=logprobs,
     )
@@ -94,7 +94,7 @@ def _tenant(fields: Fields) -> bytes:
             "cache_salt: it must be text that is not empty; send some or remove it",
             param="cache_salt",
         )
-    return tenant_of(fields.string("cache_salt", "", _MAX_SALT_LEN))
+    return tenant_of(fields.string("cache_salt", "", MAX_SALT_LEN))
 
 
 def _top_p(fields: Fields, default: float) -> float:
@@ -127,9 +127,9 @@ def _logit_bias(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]
         return ()
     bias = Fields.of(fields.get("logit_bias"), "logit_bias")
     keys = list(fields.get("logit_bias"))
-    if len(keys) > _MAX_LOGIT_BIAS:
+    if len(keys) > MAX_LOGIT_BIAS:
         raise RequestError(
-            f"logit_bias: {len(keys)} entries; send at most {_MAX_LOGIT_BIAS}", param="logit_bias"
+            f"logit_bias: {len(keys)} entries; send at most {MAX_LOGIT_BIAS}", param="logit_bias"
         )
     entries = []
     for key in keys:
@@ -159,18 +159,18 @@ def _task(fields: Fields) -> str:
         return "default"
     metadata = Fields.of(fields.get("metadata"), "metadata")
     keys = list(fields.get("metadata"))
-    if len(keys) > _MAX_METADATA:
+    if len(keys) > MAX_METADATA:
         raise RequestError(
-            f"metadata: {len(keys)} keys; send at most {_MAX_METADATA}", param="metadata"
+            f"metadata: {len(keys)} keys; send at most {MAX_METADATA}", param="metadata"
         )
     for key in keys:
-        if len(key) > _MAX_METADATA_KEY_LEN:
+        if len(key) > MAX_METADATA_KEY_LEN:
             raise RequestError(
-                f"metadata: a key of {len(key)} characters; send at most {_MAX_METADATA_KEY_LEN}",
+                f"metadata: a key of {len(key)} characters; send at most {MAX_METADATA_KEY_LEN}",
                 param="metadata",
             )
         encodable(key, "metadata")
-        metadata.string(key, "", max_len=512)
+        metadata.string(key, "", max_len=MAX_METADATA_VALUE_LEN)
     return metadata.string("task", "", max_len=64) or "default"
 
 
@@ -179,7 +179,6 @@ def parse_speculation(value: Any, limits: Limits) -> SpeculationOptions:
     if value is None:
         return SpeculationOptions()
     fields = Fields.of(value, "speculation")
-    fields.refuse_unknown(("enabled", "max_draft_tokens", "drafters", "latency_class"))
     drafters = fields.strings("drafters", 64)
     if drafters is not None:
         drafters = tuple(dict.fromkeys(drafters))

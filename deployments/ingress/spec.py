@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
 from cluster.tenant import DEFAULT_TENANT
+from deployments.ingress.api.contract import Compatibility
 
 Message = Mapping[str, str]  # role, content and perhaps name, as chat templates read them
 
@@ -56,7 +57,12 @@ class Resumption:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OpenAIRequest:
-    """A GenerationSpec and the format of its answer."""
+    """A GenerationSpec and the format of its answer.
+
+    num_kept: how many of a prompt's samples are answered with, the likeliest first where there are
+    more (`best_of`).  shows_logprobs: whether their log-probabilities are.
+    ignored: names of fields that had no effect.
+    """
 
     spec: GenerationSpec
     model: str
@@ -65,6 +71,9 @@ class OpenAIRequest:
     include_usage: bool = False
     echo: bool = False
     return_token_ids: bool = False
+    num_kept: int = 1
+    shows_logprobs: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +81,7 @@ class Limits:
     """The ingress's limits and defaults, from the configuration and the loaded model.
 
     max_sequences: limit on prompts times samples of one request.
-    latency_classes: those that requests may use.
+    latency_classes: those that requests may use.  compatibility: `api.compatibility`.
     defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
     """
 
@@ -86,7 +95,12 @@ class Limits:
     max_stop_strings: int
     max_draft_tokens: int
     latency_classes: tuple[str, ...]
+    compatibility: Compatibility = "strict"
     defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
+
+    @property
+    def max_token_id(self) -> int:
+        return self.vocab_size - 1
 
     def task_class(self, name: str) -> str:
         """`name` if it is configured, else the default class.

@@ -40,6 +40,7 @@ from tests.support.coordinator.toys import ToyTarget, plain_text
         (request(params=replace(GREEDY, temperature=-1.0)), RequestError, "temperature is -1"),
         (request(params=replace(GREEDY, top_p=float("nan"))), RequestError, "top_p is nan"),
         (request(params=replace(GREEDY, logit_bias=((40, 1.0),))), RequestError, "token 40"),
+        (request(params=replace(GREEDY, prediction=(3, 41))), RequestError, "token 41"),
         (
             request(speculation=SpeculationOptions(drafters=("z",))),
             NotFoundError,
@@ -74,6 +75,15 @@ async def test_a_prompt_that_no_frame_can_carry_is_too_large() -> None:
         stage.add_target(ToyTarget(), max_context_len=0)
         with pytest.raises(TooLargeError, match="max_frame_bytes"):
             await collect(stage.coordinator, request([1] * 9000))
+
+
+async def test_a_prediction_that_no_frame_can_carry_beside_its_prompt_is_too_large() -> None:
+    async with house(max_frame_bytes=65536) as stage:
+        stage.add_target(ToyTarget(), max_context_len=0)
+        asked = request([1] * 100, params=replace(GREEDY, prediction=(1,) * 8100))
+        with pytest.raises(TooLargeError, match=r"prediction has 8100 .* prompt 100") as raised:
+            await collect(stage.coordinator, asked)
+        assert raised.value.param == "prediction"
 
 
 async def test_an_id_that_is_running_is_refused() -> None:

@@ -149,14 +149,6 @@ def test_an_unconfigured_task_is_served_as_the_default_one() -> None:
     assert parse_chat(chat(metadata={"task": "never-heard-of"}), LIMITS).spec.task == "default"
 
 
-def test_fields_that_cannot_change_the_text_are_accepted() -> None:
-    parse_chat(
-        chat(service_tier="auto", store=True, user="u", parallel_tool_calls=False,
-             response_format={"type": "text"}, tool_choice="auto", modalities=["text"]),
-        LIMITS,
-    )  # fmt: skip
-
-
 BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": ""}, "prompt"),
@@ -193,7 +185,8 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     ({"n": 0}, "n"),
     ({"n": 5}, "n"),
-    ({"best_of": 2}, "best_of"),
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
     ({"seed": 2**70}, "seed"),
     ({"seed": "x"}, "seed"),
     ({"stop": ["a", "b", "c"]}, "stop"),

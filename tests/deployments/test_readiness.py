@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config, HttpConfig
+from cluster.config import Config
+from cluster.config_api import HttpConfig
 from cluster.errors import WorkerError
 from deployments.readiness import base_url, health, wait_until_connected
 

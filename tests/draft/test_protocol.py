@@ -17,6 +17,7 @@ from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_arra
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.lm import LMDrafter
 from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
+from cluster.draft.prediction import PredictionDrafter, PredictionOptions
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
@@ -28,6 +29,7 @@ VOCAB = 288
 MAX_NODES = 12
 MAX_REQUESTS = 2
 NAMES = ("a", "b", "c")
+PREDICTION = (4, 5, 6, 7, 8, 9, 4, 5, 5, 6, 6, 7, 9, 8)
 tokens = st.lists(st.integers(4, 9), min_size=1, max_size=7)
 
 
@@ -45,8 +47,9 @@ class Conversation(RuleBasedStateMachine):
 
     def commit(self, name: str, generation: int, base_len: int, text: list[int]) -> Commit:
         params = SamplingParams(
-            temperature=0.0 if name == "a" else 0.8, seed=generation, max_tokens=200
-        )
+            temperature=0.0 if name == "a" else 0.8, seed=generation, max_tokens=200,
+            prediction=PREDICTION,
+        )  # fmt: skip
         return Commit(
             name, generation, base_len, prefix_hash(text[:base_len]), token_array(text[base_len:]),
             2, MAX_NODES, name, params if base_len == 0 else None,
@@ -177,6 +180,11 @@ class LookupConversation(Conversation):
         return PromptLookupDrafter(CONTEXT, PromptLookupOptions(min_ngram=1, max_ngram=3))
 
 
+class PredictionConversation(Conversation):
+    def make(self) -> Drafter:
+        return PredictionDrafter(CONTEXT, PredictionOptions(max_places=3))
+
+
 class NgramConversation(Conversation):
     def make(self) -> Drafter:
         return NgramCacheDrafter(CONTEXT, NgramCacheOptions(max_contexts=64))
@@ -189,6 +197,8 @@ class SuffixConversation(Conversation):
 
 TestPromptLookup = LookupConversation.TestCase
 TestPromptLookup.settings = MANY
+TestPrediction = PredictionConversation.TestCase
+TestPrediction.settings = MANY
 TestSuffix = SuffixConversation.TestCase
 TestSuffix.settings = MANY
 TestNgramCache = NgramConversation.TestCase

@@ -79,13 +79,13 @@ def test_a_native_forward_serves_them_itself(
 ) -> None:
     folder = checkpoint_factory("llama", head_dim=16)
     engine = load_engine(folder)
-    assert engine._model.native is not None
-    assert Ability.TAPS in engine._model.native.abilities
+    assert engine.model.native is not None
+    assert Ability.TAPS in engine.model.native.abilities
 
     def fails(*_: Any, **__: Any) -> Any:
         raise AssertionError("transformers' forward was called")
 
-    monkeypatch.setattr(engine._model.module, "forward", fails)
+    monkeypatch.setattr(engine.model.module, "forward", fails)
     log = TapLog(engine, TAPS)
     text = prompt(30)
     log.run(Work("a", 0, text, TREE))
@@ -196,7 +196,7 @@ def test_a_step_that_asks_for_none_has_none_and_leaves_nothing_behind(
     assert engine.last_step.taps is not None
     run(engine, Work("a", 9, prompt(1)))
     assert engine.last_step.taps is None
-    modules = list(engine._model.module.modules())
+    modules = list(engine.model.module.modules())
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in modules)
 
 
@@ -229,8 +229,8 @@ class Deaf:
 
 def test_a_step_takes_a_path_that_serves_what_it_needs(llama_folder: Path) -> None:
     engine = load_engine(llama_folder)
-    deaf = Deaf(engine._model.plain)
-    model: Any = replace(engine._model, native=None, compiled=deaf)
+    deaf = Deaf(engine.model.plain)
+    model: Any = replace(engine.model, native=None, compiled=deaf)
     engine._forward._model = model
     log = TapLog(engine, TAPS)
     text = prompt(12)
@@ -246,7 +246,7 @@ def test_a_step_takes_a_path_that_serves_what_it_needs(llama_folder: Path) -> No
 
 def test_a_model_whose_layers_are_not_found_says_so(llama_folder: Path) -> None:
     engine = load_engine(llama_folder)
-    object.__setattr__(engine._model.plain, "abilities", frozenset())
+    object.__setattr__(engine.model.plain, "abilities", frozenset())
     with pytest.raises(ConfigError, match="LlamaForCausalLM gives no hidden states"):
         engine.step((1,))
     run(engine, Work("a", 0, prompt(5)))

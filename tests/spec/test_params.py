@@ -8,7 +8,7 @@ import pytest
 
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
-from cluster.spec.params import check_params
+from cluster.spec.params import MAX_PREDICTION_TOKENS, check_params
 
 VOCAB_SIZE = 100
 TINY = 5e-324
@@ -27,6 +27,7 @@ TINY = 5e-324
         ("min_tokens", (0, 1, 10**9)),
         ("logprobs", (None, 0, VOCAB_SIZE)),
         ("logit_bias", ((), ((0, -100.0),), ((VOCAB_SIZE - 1, 1e300),))),
+        ("prediction", ((), (0, VOCAB_SIZE - 1), (1,) * MAX_PREDICTION_TOKENS)),
     ],
 )
 def test_what_has_a_meaning_is_accepted(field: str, values: tuple[object, ...]) -> None:
@@ -80,3 +81,19 @@ def test_a_bias_that_is_no_finite_number_is_refused(value: float) -> None:
         check_params(SamplingParams(logit_bias=((3, value),)), VOCAB_SIZE)
 
     assert raised.value.param == "logit_bias"
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB_SIZE])
+def test_a_predicted_token_that_does_not_exist_is_refused(token: int) -> None:
+    with pytest.raises(RequestError) as raised:
+        check_params(SamplingParams(prediction=(3, token, 4)), VOCAB_SIZE)
+
+    assert raised.value.param == "prediction"
+    assert raised.value.message == f"prediction names token {token}; the vocabulary is 0..99"
+
+
+def test_a_prediction_beyond_the_limit_is_refused_with_both_lengths() -> None:
+    with pytest.raises(RequestError, match="has 32769 tokens; at most 32768") as raised:
+        check_params(SamplingParams(prediction=(1,) * (MAX_PREDICTION_TOKENS + 1)), VOCAB_SIZE)
+
+    assert raised.value.param == "prediction"

@@ -100,7 +100,7 @@ class LossyEngine(ToyEngine):
         super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE, works_per_step=2)
         self._random = np.random.default_rng(3)
 
-    def step(self) -> list[Any]:
+    def step(self, taps: Sequence[int] = ()) -> list[Any]:
         for name in list(self.contexts):
             if self._random.random() < 0.2 and name not in self._queue:
                 self.lose(name)

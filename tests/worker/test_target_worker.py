@@ -38,7 +38,7 @@ class FragileEngine(ToyEngine):
         self.gate = threading.Event()  # cleared, it holds steps up
         self.gate.set()
 
-    def step(self) -> list[Output]:
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
         self.stepping.set()
         self.gate.wait(10)
         if self.failures:

@@ -8,6 +8,7 @@ compared with the original: one that computes anything else stays as it is.
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any, NamedTuple
 
@@ -121,6 +122,14 @@ class NativeLayer:
             hidden_states, *args, position_embeddings=position_embeddings, plan=plan, **kwargs
         )
         return output
+
+    def moved(self, layer: Any, index: int, scratch: Scratch) -> NativeLayer:
+        """The same computation for a copy of the layer, at another place of another model."""
+        other = copy.copy(self)
+        other._original = layer.forward
+        other._index = index
+        other.scratch = scratch
+        return other
 
     def take_formats(self) -> None:
         """Multiply as the packed weights now say."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path as Folder
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from cluster.config import EngineConfig
 from cluster.engine.attention import seam
@@ -36,6 +38,7 @@ from cluster.engine.paths import Path, StepInputs, StepOutputs
 from cluster.engine.taps import resolve_taps
 from cluster.engine.types import Ability, LayerSpec
 from cluster.errors import ConfigError
+from cluster.models.int8 import load_int8
 from cluster.models.resolve import resolve
 
 log = logging.getLogger(__name__)
@@ -100,6 +103,10 @@ class LoadedModel:
                 if outputs is not None:
                     return outputs
         raise AssertionError(f"no path serves {inputs.needs}; the step's maker is to ask before")
+
+
+# Of a model, the layers to keep in its KV cache behind its own.
+ExtraLayers = Callable[[LoadedModel], Sequence[LayerSpec]]
 
 
 def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
@@ -217,9 +224,15 @@ def _load_module(
     else:
         arguments["device_map"] = {"": device}
     try:
-        module, report = AutoModelForCausalLM.from_pretrained(
-            source, output_loading_info=True, **arguments
-        )
+        state = load_int8(Folder(source))
+        if state is None:
+            loader, wanted = AutoModelForCausalLM, source
+        else:
+            arguments["config"] = AutoConfig.from_pretrained(source)
+            arguments["state_dict"] = state
+            # The automatic classes want a folder with weights of a kind that they know.
+            loader, wanted = getattr(transformers, arguments["config"].architectures[0]), None
+        module, report = loader.from_pretrained(wanted, output_loading_info=True, **arguments)
     except _LOADING_ERRORS as error:
         raise ConfigError(
             f"model {config.model!r} cannot be loaded: {error}", param="model"

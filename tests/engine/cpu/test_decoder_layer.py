@@ -26,7 +26,7 @@ Factory = Callable[..., Path]
 
 
 def native_layers(engine: Engine) -> list[bool]:
-    modules = engine._model.module.modules()
+    modules = engine.model.module.modules()
     return [isinstance(each.forward, NativeLayer) for each in modules if hasattr(each, "self_attn")]
 
 
@@ -69,7 +69,7 @@ def test_a_class_that_nobody_compared_takes_the_ordinary_path_and_says_so(
     with caplog.at_level(logging.INFO):
         engine = load_engine(checkpoint_factory("ministral3"))
     assert native_layers(engine) == [False] * 3
-    assert engine._model.native is None
+    assert engine.model.native is None
     assert caplog.text.count("none are made for Ministral3ForCausalLM") == 1
 
 
@@ -180,7 +180,7 @@ def test_the_whole_forward_is_native_where_all_layers_are(
     architecture: str, fields: dict[str, int], is_native: bool, checkpoint_factory: Factory
 ) -> None:
     engine = load_engine(checkpoint_factory(architecture, **fields))
-    assert (engine._model.native is not None) == is_native
+    assert (engine.model.native is not None) == is_native
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_rotations_are_the_models_own(
         "llama", head_dim=16, rope_parameters={"rope_theta": 10000.0, **rope}
     )
     native = load_engine(folder)
-    assert native._model.native is not None
+    assert native.model.native is not None
     monkeypatch.setattr(model, "native_forward", lambda module, comparison, kernels: None)
     other = load_engine(folder)
     for length in (5, 70, 9):

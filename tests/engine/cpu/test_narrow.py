@@ -45,7 +45,7 @@ def rounded(rows: torch.Tensor) -> torch.Tensor:
 
 
 def formats(engine: Engine) -> set[Format]:
-    modules = engine._model.module.modules()
+    modules = engine.model.module.modules()
     return {each.format for each in modules if isinstance(each, PackedLinear)}
 
 
@@ -114,7 +114,7 @@ def test_a_bfloat16_model_is_served_by_our_kernels_and_computes_the_same(
     folder = checkpoint_factory(architecture, dtype=torch.bfloat16, **fields)
     narrow, wide = load_engine(folder, dtype="bfloat16"), load_engine(folder, dtype="float32")
     assert {layer.dtype for layer in narrow.layers} == {torch.bfloat16}
-    assert (narrow._model.native is not None) == is_native
+    assert (narrow.model.native is not None) == is_native
     assert formats(narrow) == {Format.BF16_PRODUCTS if kernels.multiplies_bf16 else Format.BF16}
     assert formats(wide) == {Format.BF16}
     for work in varied_works():
@@ -147,7 +147,7 @@ def test_what_other_kernels_are_to_serve_is_not_widened(
 def test_weights_that_are_no_plain_linear_layers_would_take_twice_the_memory(
     checkpoint_factory: Factory,
 ) -> None:
-    dense = load_engine(checkpoint_factory("llama"), compile=True)._model.module
+    dense = load_engine(checkpoint_factory("llama"), compile=True).model.module
     assert linear_share(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))) == 1.0
     mixed = torch.nn.Module()
     mixed.experts = torch.nn.Parameter(torch.randn(4, 64, 64))

@@ -20,8 +20,8 @@ def test_a_compiled_forward_gives_the_same_logits_for_prompts_trees_and_batches(
     llama_folder: Path,
 ) -> None:
     plain, compiled = load_engine(llama_folder), load_engine(llama_folder, compile=True)
-    assert compiled._model.compiled is not None
-    assert not compiled._model.compiled.has_failed
+    assert compiled.model.compiled is not None
+    assert not compiled.model.compiled.has_failed
     tree = TokenTree.of([3, 4, 5, 6], [-1, -1, 0, 2])
     works = [
         Work("a", 0, prompt(100)),  # two chunks

@@ -361,7 +361,7 @@ def test_graphs_can_be_turned_off(llama_folder: Path) -> None:
 def test_a_model_on_a_cpu_has_no_graphs_of_its_own(llama_folder: Path) -> None:
     engine = build(llama_folder, None, cuda_graphs=True)
     assert not engine.uses_graphs
-    assert forward.reserved_bytes(engine.config, engine._model) == 0
+    assert forward.reserved_bytes(engine.config, engine.model) == 0
 
 
 def test_the_areas_of_the_host_take_turns_and_only_what_was_written_is_sent() -> None:

@@ -21,33 +21,33 @@ TRAINED = Path("models/demo-target")
 
 
 def decoder_layers(engine: Engine) -> list[Any]:
-    return list(engine._model.module.model.layers)
+    return list(engine.model.module.model.layers)
 
 
 @pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_native_layer_with_anothers_weights_is_refused(dtype: str) -> None:
     engine = load_engine(TRAINED, dtype=dtype)
-    assert engine._model.native is not None
-    self_check.check(engine, engine._model)
+    assert engine.model.native is not None
+    self_check.check(engine, engine.model)
     wrong, other = (decoder_layers(engine)[index].forward for index in (3, 2))
     assert isinstance(wrong, NativeLayer)
     wrong.weights.out, wrong.weights.down = other.weights.out, other.weights.down
     with pytest.raises(ConfigError, match="logits are off by"):
-        self_check.check(engine, engine._model)
+        self_check.check(engine, engine.model)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_step_that_skips_a_layer_is_refused(dtype: str) -> None:
     engine = load_engine(TRAINED, dtype=dtype, attention="sdpa")
-    self_check.check(engine, engine._model)
+    self_check.check(engine, engine.model)
 
     def skip(module: Any, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
         return given[0] if named.get("plan") is not None else output  # the reference has none
 
     decoder_layers(engine)[3].register_forward_hook(skip, with_kwargs=True)
     with pytest.raises(ConfigError, match="logits are off by"):
-        self_check.check(engine, engine._model)
+        self_check.check(engine, engine.model)
 
 
 @pytest.mark.parametrize("attention", ["auto", "sdpa"])

@@ -94,14 +94,14 @@ class Head:
 
 def head_engine(folder: Path, **settings: object) -> Head:
     plain = load_engine(folder, **settings)
-    return Head(Engine(plain.config, plain._model, extra_layers=HEAD))
+    return Head(Engine(plain.config, plain.model, extra_layers=HEAD))
 
 
 def test_its_pages_cost_memory_like_the_others(llama_folder: Path) -> None:
     engine = head_engine(llama_folder).engine
     own, both = (
         layer_groups(layers, PAGE_SIZE)[0].bytes_per_page()
-        for layers in (engine._model.layers, engine.layers)
+        for layers in (engine.model.layers, engine.layers)
     )
     assert both - own == PAGE_SIZE * 2 * 4 * (1 * 6 + 3 * 2)
     assert sum(kv.nbytes for kv in engine.cache.layers) == both * (engine.pages_total + 1)
@@ -169,7 +169,7 @@ def test_a_head_with_a_window_lets_the_models_pages_go(
     folder = checkpoint_factory("mistral-sliding")
     plain = load_engine(folder, num_pages=18, max_batch_tokens=16)
     near = LayerSpec(1, 6, torch.float32, CPU, window=30)
-    engine = Engine(plain.config, plain._model, extra_layers=(near, near))
+    engine = Engine(plain.config, plain.model, extra_layers=(near, near))
     assert [group.reach for group in engine.cache.groups] == [Reach(30, PAGE_SIZE)]
     head = Head(engine)
     rows(run(engine, Work("a", 0, prompt(150))))
@@ -186,7 +186,7 @@ def test_the_native_forward_leaves_the_heads_layers_alone(
     folder = checkpoint_factory(architecture, head_dim=16)
     head = head_engine(folder)
     found = rows(run(head.engine, Work("a", 0, prompt(21))))
-    native = head.engine._model.native
+    native = head.engine.model.native
     assert native is not None
     assert native.grows_on(head.engine.cache)
     torch.testing.assert_close(

@@ -215,7 +215,7 @@ def test_native_layers_with_windows_and_without_read_their_own_pages(
     )
     oracle, engine = load_oracle(folder), load_engine(folder, max_batch_tokens=16)
     assert [layer.window for layer in engine.layers] == [None, SLIDING_WINDOW, SLIDING_WINDOW]
-    assert engine._model.native is None
+    assert engine.model.native is None
     assert engine.grower is None
     texts = {"a": generate(oracle, prompt(43), 60)}
     decoder = GreedyDecoder(engine, {"a": prompt(43)}, 60, np.random.default_rng(3), texts)

@@ -55,6 +55,7 @@ params = st.builds(
     max_tokens=lengths,
     min_tokens=lengths,
     stop_token_ids=st.lists(token_ids, max_size=4).map(tuple),
+    prediction=st.lists(token_ids, max_size=4).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
 )
 

@@ -110,7 +110,7 @@ def worker_of(
         residents=tuple(drafters),
     )  # fmt: skip
     residents = Residents([resident(each, name, clock) for name, each in drafters.items()], clock)
-    return TargetWorker(Verifier(engine), description, residents)
+    return TargetWorker(Verifier(engine, wants=residents.wants), description, residents)
 
 
 @asynccontextmanager

@@ -60,7 +60,7 @@ class ToyEngine:
         assert work.request_id not in self._queue
         self._queue[work.request_id] = work
 
-    def step(self) -> list[Output]:
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
         picked = [self._queue.popitem(last=False)[1] for _ in range(self._num_picked())]
         outputs = [self._evaluate(work) for work in picked]
         num_nodes = sum(len(work.tree) for work in picked)
@@ -87,7 +87,8 @@ class ToyEngine:
         for node in range(len(work.tree)):
             path = [int(work.tree.token_ids[i]) for i in path_to(work.tree.parents, node)]
             rows.append(self.law(context + path))
-        return Output(work.request_id, logits=torch.from_numpy(np.stack(rows)))
+        logits = torch.from_numpy(np.stack(rows))
+        return Output(work.request_id, logits=logits, top=work.top(logits))
 
     def retain(self, request_id: str, path: Sequence[int]) -> None:
         tree = self._trees.pop(request_id)

@@ -1,0 +1,166 @@
+"""For drafters inside the target that draft from what its steps compute: hidden rows, top tokens.
+
+Such a drafter is a `Drafter` that is also a `StepReader`: it says what it wants of every step, and
+is handed the rows of every step, before it hears of what was committed and is asked for trees.
+`DrafterContext.target` is the `Host` that it runs in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import TokenArray
+from cluster.errors import ConfigError
+
+if TYPE_CHECKING:  # drafters of the pool run without torch
+    import torch
+
+    from cluster.engine.types import LayerSpec
+    from cluster.spec.logprobs import TopTokens
+
+IndexArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepWants:
+    """What is wanted of each of the target's steps; nothing by default, which costs nothing.
+
+    taps: hidden states of all rows, see `cluster.engine.taps`; -1 = after the final norm.
+    num_top: most probable tokens of each row that has logits.
+    """
+
+    taps: tuple[int, ...] = ()
+    num_top: int = 0
+
+    def __or__(self, other: StepWants) -> StepWants:
+        taps = tuple(dict.fromkeys((*self.taps, *other.taps)))
+        return StepWants(taps, max(self.num_top, other.num_top))
+
+
+WANTS_NOTHING = StepWants()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepRows:
+    """What one step computed for one sequence: first rows of its text, then all nodes of its tree.
+
+    first_position: where in the text the first row's token stands.
+    token_ids: int32[rows].  num_context: rows of the text; the nodes follow in the tree's order.
+    parents: int32[nodes], -1 = the last context row.  path: the nodes that were accepted; they are
+    text now.  next_token: drawn behind the text, without a row; None while the prompt is being
+    read, whose chunks have no nodes either.
+    taps: [rows, taps, hidden], in the order of the reader's `wants`; None where it wants none: then
+    of the text only the last row is here, and chunks of prompts are not.
+    top: of the last rows, so many as it has: the last context row and the nodes; None for chunks.
+    task, tenant: the request's.
+    """
+
+    request_id: str
+    generation: int
+    task: str
+    tenant: bytes
+    first_position: int
+    token_ids: TokenArray
+    num_context: int
+    parents: TokenArray
+    path: TokenArray
+    next_token: int | None
+    taps: torch.Tensor | None = None
+    top: TopTokens | None = None
+
+    @property
+    def text_rows(self) -> IndexArray:
+        """The rows whose tokens are text, which stand at first_position and behind it: int64[n]."""
+        return np.concatenate((np.arange(self.num_context), self.num_context + self.path))
+
+    def seen_by(self, wants: StepWants, union: StepWants) -> StepRows:
+        """These rows, of which one reader wants `wants` and all together `union`."""
+        taps, top = self.taps, self.top
+        if taps is not None and wants.taps != union.taps:
+            columns = [union.taps.index(tap) for tap in wants.taps]
+            taps = taps[:, columns] if columns else None
+        if top is not None and wants.num_top != union.num_top:
+            top = _cut(top, wants.num_top) if wants.num_top else None
+        if taps is self.taps and top is self.top:
+            return self
+        return replace(self, taps=taps, top=top)
+
+
+def _cut(top: TopTokens, num_top: int) -> TopTokens:
+    return replace(top, token_ids=top.token_ids[:, :num_top], logprobs=top.logprobs[:, :num_top])
+
+
+@runtime_checkable
+class StepReader(Protocol):
+    """Optional protocol for drafters inside the target.
+
+    One with layers of its own in the target's KV cache has a class method `kv_layers(options, like)
+    -> Sequence[LayerSpec]` too; `Host.caches` are those layers.
+    """
+
+    @property
+    def wants(self) -> StepWants:
+        """The same at all times."""
+        ...
+
+    def read(self, rows: Sequence[StepRows]) -> None:
+        """Take what a step computed, of all sequences, drafted for or not.
+
+        Positions that come again replace what came before.  Some may be missing: what a sequence
+        found in the prefix cache, and what came while the drafter was left alone.
+        """
+        ...
+
+
+class Host(Protocol):
+    """The target as a drafter inside it sees it.  name: as the configuration names the model."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def caches(self) -> Sequence[torch.Tensor]:
+        """Of the drafter's own layers: [slots, 2, kv_heads, head_dim] each."""
+        ...
+
+    def slots(self, request_id: str) -> IndexArray:
+        """The slot of each token of the request's text that the cache holds: int64[tokens].
+
+        Of the first of `caches`; the others have the same where their windows are the same.  They
+        hold until the next step.
+        """
+        ...
+
+    def weight(self, name: str) -> torch.Tensor:
+        """The model's "embedding" or "output" weights, [vocab, hidden], which must not be changed.
+
+        Raises ConfigError where the checkpoint does not have them in one piece."""
+        ...
+
+
+def host_of(target: Any, name: str, kind: str) -> Host:
+    """The drafter's host; raises ConfigError outside of a target."""
+    if target is None:
+        path = f"drafters.{name}.placement"
+        raise ConfigError(
+            f"{path}: {kind} drafts from the target's hidden rows and cannot run in a process of "
+            "its own; set it to {with: target}",
+            param=path,
+        )
+    host: Host = target
+    return host
+
+
+def kv_layers_of(drafter: type, options: Any, like: LayerSpec) -> tuple[LayerSpec, ...]:
+    """The layers that a drafter class wants in the target's KV cache."""
+    asked = getattr(drafter, "kv_layers", None)
+    return tuple(asked(options, like)) if callable(asked) else ()

@@ -1,0 +1,107 @@
+"""Some layers of a loaded model as a model of their own, which shares its weights.
+
+What is copied is the tree of module objects, so that layers can have other indices and another
+configuration; every tensor, packed weights included, is the whole model's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from cluster.engine.cpu.causal_lm import NativeForward
+from cluster.engine.cpu.decoder_layer import NativeLayer, Scratch
+from cluster.engine.loading.model import LoadedModel
+from cluster.engine.module_forward import decoder_layers
+from cluster.errors import ConfigError
+
+
+def part_of(model: LoadedModel, layers: Sequence[int]) -> LoadedModel:
+    """The model that consists of the embedding, these layers (ascending), the final norm and the
+    output layer of `model`; raises ConfigError where its layers cannot be taken apart."""
+    whole = decoder_layers(model.module, len(model.layers))
+    if whole is None:
+        raise _refusal(model, "they do not stand in one list")
+    if any(hasattr(each, "_hf_hook") for each in model.module.modules()):
+        raise _refusal(model, "a device map spreads them over devices")
+    config = _config_of(model.module.config, layers)
+    module = _copy(model.module, model.module.config, config)
+    scratch = Scratch()
+    kept = []
+    for place, index in enumerate(layers):
+        layer = _copy(whole[index], model.module.config, config)
+        _renumber(layer, place)
+        native = layer.__dict__.pop("forward", None)
+        if isinstance(native, NativeLayer):
+            layer.forward = native.moved(layer, place, scratch)
+        kept.append(layer)
+    _replace(module, whole, torch.nn.ModuleList(kept))
+    natives = [each.forward for each in kept if isinstance(each.forward, NativeLayer)]
+    forward = None
+    if model.native is not None and len(natives) == len(kept):
+        forward = NativeForward(module, natives, model.native.kernels)
+    return replace(
+        model,
+        module=module,
+        layers=tuple(model.layers[index] for index in layers),
+        compiled=None,
+        native=forward,
+    )
+
+
+def _copy(module: Any, old_config: Any, config: Any) -> Any:
+    """The same module, and those in it, as other objects around the same tensors."""
+    copied = copy.copy(module)
+    for name, value in vars(module).items():
+        if isinstance(value, dict):  # of parameters, buffers, hooks
+            copied.__dict__[name] = value.copy()
+    for name, child in module._modules.items():
+        if child is not None:
+            copied._modules[name] = _copy(child, old_config, config)
+    own = copied.__dict__.get("config")
+    if own is old_config or own is old_config.get_text_config():
+        copied.config = config if own is old_config else config.get_text_config()
+    return copied
+
+
+def _renumber(layer: torch.nn.Module, place: int) -> None:
+    for each in layer.modules():
+        if isinstance(getattr(each, "layer_idx", None), int):
+            each.layer_idx = place  # type: ignore[assignment]
+
+
+def _replace(
+    module: torch.nn.Module, whole: torch.nn.ModuleList, part: torch.nn.ModuleList
+) -> None:
+    """Put `part` where the copy of `whole` stands: the first list of its length."""
+    for parent in module.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, torch.nn.ModuleList) and len(child) == len(whole):
+                parent._modules[name] = part
+                return
+    raise AssertionError("the copy has the lists of the original")
+
+
+def _config_of(config: Any, layers: Sequence[int]) -> Any:
+    """The configuration of these layers alone: models ask it for their number, and for what each of
+    them is."""
+    changed = copy.deepcopy(config)
+    text = changed.get_text_config()
+    count = text.num_hidden_layers
+    text.num_hidden_layers = len(layers)
+    for name, value in vars(text).copy().items():
+        if isinstance(value, list) and len(value) == count:
+            setattr(text, name, [value[index] for index in layers])
+    return changed
+
+
+def _refusal(model: LoadedModel, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{model.architecture}: some of its layers cannot draft for all of them: {reason}; remove "
+        "the drafter",
+        param="model",
+    )

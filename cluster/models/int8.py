@@ -1,0 +1,57 @@
+"""Weights in half the space: int8 with one scale a row, beside an ordinary Hugging Face config.
+
+    NAME          int8[out, in] for matrices, bfloat16 for all else
+    NAME.scale    float32[out], of matrices: the weight is its int8 row times this
+
+They are unpacked while they are loaded, so that a model computes with them as with any others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from cluster.errors import ConfigError
+
+FILE_NAME = "model.int8.safetensors"
+_SCALE = ".scale"
+_LARGEST = 127.0
+
+
+def save_int8(state: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Write a state dict into `folder`; each weight changes by half a step of its row at most."""
+    packed: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        if tensor.ndim != 2:
+            packed[name] = tensor.to(torch.bfloat16).contiguous()
+            continue
+        rows = tensor.float()
+        scale = (rows.abs().amax(dim=1) / _LARGEST).clamp(min=1e-12)
+        packed[name] = (rows / scale[:, None]).round().to(torch.int8)
+        packed[name + _SCALE] = scale
+    save_file(packed, folder / FILE_NAME)
+
+
+def load_int8(folder: Path) -> dict[str, torch.Tensor] | None:
+    """The state dict in `folder`, in float32; None where it holds no such file.
+
+    Raises ConfigError for a matrix without a scale for each of its rows.
+    """
+    path = folder / FILE_NAME
+    if not path.is_file():
+        return None
+    packed = load_file(path)
+    state: dict[str, torch.Tensor] = {}
+    for name, tensor in packed.items():
+        if name.endswith(_SCALE):
+            continue
+        if tensor.dtype == torch.int8:
+            scale = packed.get(name + _SCALE)
+            if scale is None or scale.shape != tensor.shape[:1]:
+                raise ConfigError(f"{path}: {name} lacks a scale for each row; copy the file again")
+            tensor = tensor.float() * scale[:, None]
+        state[name] = tensor.float()
+    return state

@@ -1,0 +1,257 @@
+"""Trains draft heads on a chat model's own answers: `drafthouse train eagle3 | medusa`.
+
+The target is frozen and does not run: its hidden rows and its laws were recorded while it answered
+(`cluster.train.chat_answers`).  What is trained is the module that serves, and what is written is
+the public format of its kind.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from cluster.errors import ConfigError
+from cluster.train.chat_answers import Answer, AnswerSettings
+from cluster.train.chat_order import ConversationOrder
+from cluster.train.trainer import mixed_precision
+
+log = logging.getLogger(__name__)
+
+
+LOSSES = ("kl", "acceptance")
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """depth: drafts in a chain that training looks at.  loss: see `draft_loss`."""
+
+    depth: int = 4
+    vocab_size: int = 8192
+    loss: str = LOSSES[0]
+    num_answer_tokens: int = 600_000
+    answers: AnswerSettings = field(default_factory=AnswerSettings)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadBatch:
+    """Conversations with what the target computed along them.
+
+    token_ids: int64[rows, width], the target's ids.  states: bfloat16[rows, width, taps, hidden].
+    candidates: int64[rows, width, k], draft ids, best first, of the law after each token.
+    probs: float32[rows, width, k], 0 outside the draft vocabulary and where no law was recorded.
+    is_known: bool[rows, width], whether one was.  is_greedy: bool[rows], whether every token of the
+    answer is the law's most probable one.
+    """
+
+    token_ids: torch.Tensor
+    states: torch.Tensor
+    candidates: torch.Tensor
+    probs: torch.Tensor
+    is_known: torch.Tensor
+    is_greedy: torch.Tensor
+
+
+class Learner(Protocol):
+    """A head and what it drafts along conversations."""
+
+    @property
+    def module(self) -> nn.Module: ...
+
+    @property
+    def depth(self) -> int:
+        """Drafts in a chain."""
+        ...
+
+    def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
+        """For each depth d what `logits` reads, [rows, width - 1 - d - first, hidden]: row t, from
+        `first` on, drafts token t + d + 2, by the law after token t + d + 1."""
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[n, hidden] -> [n, draft vocabulary]."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write the public format."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A head along answers that it did not learn from.
+
+    loss_nats: per depth.  agreement: per depth, places where the most likely tokens are the same,
+    given that all drafts before are right.  chain_len: mean acceptance length of greedy chains
+    along greedy answers.
+    """
+
+    num_answers: int
+    loss_nats: list[float]
+    agreement: list[float]
+    chain_len: float
+
+
+class HeadOrder(ConversationOrder[HeadBatch]):
+    """What a head learns of each conversation."""
+
+    def __init__(
+        self,
+        answers: Sequence[Answer],
+        target_ids: NDArray[np.int32],
+        vocab_size: int,
+        length: int,
+        seed: int,
+    ) -> None:
+        """target_ids: of the draft vocabulary.  vocab_size: the target's."""
+        super().__init__(answers, seed)
+        self._draft_ids = np.full(vocab_size, -1, np.int64)
+        self._draft_ids[target_ids] = np.arange(len(target_ids))
+        self._length = length
+
+    def batch(self, answers: Sequence[Answer]) -> HeadBatch:
+        """Conversations side by side, cut to the order's length and padded to the longest."""
+        lens = [min(len(each.prompt) + len(each.token_ids), self._length) for each in answers]
+        shape = (len(answers), max(lens))
+        k = answers[0].candidates.shape[1]
+        token_ids = np.zeros(shape, np.int64)
+        candidates = np.zeros((*shape, k), np.int64)
+        probs = np.zeros((*shape, k), np.float32)
+        is_known = np.zeros(shape, np.bool_)
+        is_greedy = np.zeros(len(answers), np.bool_)
+        states: NDArray[np.int16] | None = None
+        for row, (answer, length) in enumerate(zip(answers, lens, strict=True)):
+            if answer.states is None:
+                raise ConfigError("the answers were drawn without hidden rows; draw them anew")
+            if states is None:
+                states = np.zeros((*shape, *answer.states.shape[1:]), np.int16)
+            token_ids[row, :length] = np.concatenate([answer.prompt, answer.token_ids])[:length]
+            states[row, : min(length, len(answer.states))] = answer.states[:length]
+            # The answer's first token was drawn by the law after the prompt's last.
+            start = len(answer.prompt) - 1
+            known = slice(start, length - 1)
+            num_known = max(length - 1 - start, 0)
+            ids = self._draft_ids[answer.candidates[:num_known]]
+            law = np.exp(answer.log_probs[:num_known].astype(np.float32))
+            candidates[row, known] = np.maximum(ids, 0)
+            probs[row, known] = law * (ids >= 0)
+            is_known[row, known] = True
+            is_greedy[row] = np.array_equal(answer.candidates[:, 0], answer.token_ids)
+        return HeadBatch(
+            torch.from_numpy(token_ids),
+            torch.from_numpy(states).view(torch.bfloat16),
+            torch.from_numpy(candidates),
+            torch.from_numpy(probs),
+            torch.from_numpy(is_known),
+            torch.from_numpy(is_greedy),
+        )
+
+
+# A draft counts so much less than the one before it: it matters only where that one was right.
+_DEPTH_WEIGHT = 0.8
+
+
+class HeadLoss:
+    """The mean loss over the places of answers, summed over depths.
+
+    kl: cross-entropy with the target's law over the draft vocabulary; without that law's constant
+    entropy it is the Kullback-Leibler divergence.  acceptance: -log of the probability that
+    rejection sampling accepts, sum min(p, q).
+    """
+
+    def __init__(self, learner: Learner, loss: str) -> None:
+        if loss not in LOSSES:
+            raise ConfigError(f"loss {loss!r}: unknown; known: {', '.join(LOSSES)}")
+        self._learner = learner
+        self._loss = loss
+        self._precision = mixed_precision()
+
+    def __call__(self, batch: HeadBatch) -> torch.Tensor:
+        total = torch.zeros(())
+        with self._precision:
+            for depth, (hidden, known) in enumerate(known_drafts(self._learner, batch)):
+                if len(hidden):
+                    logits = self._learner.logits(hidden)
+                    total = total + _DEPTH_WEIGHT**depth * self.of(logits, batch, known)
+        return total
+
+    def of(self, logits: torch.Tensor, batch: HeadBatch, known: torch.Tensor) -> torch.Tensor:
+        """Of the drafts for the laws at `known`, bool[rows, width]."""
+        probs, ids = batch.probs[known], batch.candidates[known]
+        picked = torch.gather(torch.log_softmax(logits.float(), dim=-1), 1, ids)
+        if self._loss == "kl":
+            return -(probs * picked).sum() / len(probs)
+        accepted = torch.minimum(probs, picked.exp()).sum(dim=-1)
+        # Where nothing would be accepted, the gradient must stay finite.
+        return -(accepted + 1e-4).log().mean()
+
+
+def known_drafts(learner: Learner, batch: HeadBatch) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """For each depth the rows that draft by a recorded law, [n, hidden], and which laws these are,
+    bool[rows, width]."""
+    depth = learner.depth
+    first_known = int(batch.is_known.any(dim=0).int().argmax())
+    first = max(first_known - depth, 0)
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for ahead, hidden in enumerate(learner.drafts(batch, first), 1):
+        known = batch.is_known.clone()
+        known[:, : first + ahead] = False
+        found.append((hidden[known[:, first + ahead :]], known))
+    return found
+
+
+@torch.no_grad()
+def evaluate(learner: Learner, order: HeadOrder, answers: Sequence[Answer]) -> HeldOut:
+    """Measure a head along answers that it did not learn from."""
+    loss = HeadLoss(learner, "kl")
+    losses: list[list[float]] = []
+    matches: list[list[NDArray[np.bool_]]] = []
+    chains: list[float] = []
+    for answer in answers:
+        batch = order.batch([answer])
+        losses.append([])
+        matches.append([])
+        for hidden, known in known_drafts(learner, batch):
+            logits = learner.logits(hidden)
+            losses[-1].append(float(loss.of(logits, batch, known)))
+            is_written = batch.probs[..., 0][known] > 0.0
+            is_first = logits.argmax(dim=-1) == batch.candidates[..., 0][known]
+            matches[-1].append((is_first & is_written).numpy())
+        if bool(batch.is_greedy[0]):
+            chains.append(mean_chain_len(matches[-1]))
+    depths = range(len(losses[0]))
+    return HeldOut(
+        len(answers),
+        [float(np.mean([each[depth] for each in losses])) for depth in depths],
+        [float(np.concatenate([each[depth] for each in matches]).mean()) for depth in depths],
+        float(np.mean(chains)) if chains else float("nan"),
+    )
+
+
+def mean_chain_len(matches: Sequence[NDArray[np.bool_]]) -> float:
+    """Tokens a step when a chain of as many drafts as there are depths is verified each time.
+
+    matches[d][i]: whether the draft for the answer's token i + shift is right at depth d, where
+    each depth lacks the first tokens that are too early for it; all end with the last token.
+    """
+    depth, num_tokens = len(matches), min(map(len, matches))
+    level = [each[len(each) - num_tokens :] for each in matches]
+    place, num_steps = 0, 0
+    while place < num_tokens:
+        num_right = 0
+        while (
+            num_right < depth
+            and place + num_right < num_tokens
+            and level[num_right][place + num_right]
+        ):
+            num_right += 1
+        place += num_right + 1
+        num_steps += 1
+    return num_tokens / max(num_steps, 1)

@@ -1,0 +1,188 @@
+"""EAGLE-3 as it is trained: chains of its own rows, as deep as it will draft (Li et al. 2025)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from transformers import LlamaConfig, PreTrainedModel
+
+from cluster.draft.heads.eagle3 import Eagle3Head, Eagle3Spec
+from cluster.train.chat_heads import HeadBatch
+
+# Keys of the target's configuration that its draft layer shares.
+_SHARED = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "rms_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "max_position_embeddings",
+    "hidden_act", "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
+
+
+_NOT_SAVED = ("embed_tokens.weight", "token_map", "mask_hidden")
+_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_OUTSIDE_THE_LAYER = ("fc", "fc_norm", "input_norm", "norm", "lm_head")
+
+
+class Eagle3Learner:
+    """The head that serves, with the attention of training."""
+
+    def __init__(self, head: Eagle3Head, depth: int, columns: tuple[int, ...]) -> None:
+        """depth: drafts in a chain.  columns: where its taps stand in the recorded states."""
+        self.module = head
+        self._head = head
+        self.depth = depth
+        self._columns = list(columns)
+
+    def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
+        """See `Learner`: the training-time test, in which each draft reads the one before it."""
+        head = self._head
+        num_rows, width = batch.token_ids.shape
+        width -= 1
+        states = batch.states[:, :width, self._columns].flatten(2)
+        hidden = head.fuse(states.flatten(0, 1).to(head.fc.weight.dtype))
+        positions = torch.arange(width)
+        attention = _ChainAttention(num_rows, first)
+        found: list[torch.Tensor] = []
+        for depth in range(self.depth):
+            # Rows near the end have no token left to read: what they give is cut away.
+            token_ids = batch.token_ids[:, 1:].roll(-depth, dims=1)
+            if depth:  # no loss and no later draft reads the rows before
+                token_ids = token_ids[:, first:]
+            output = head(
+                token_ids.flatten(), hidden, positions.repeat(num_rows) + depth, attention
+            ).view(num_rows, len(positions), -1)
+            if not depth:
+                output, positions = output[:, first:], positions[first:]
+            found.append(output[:, : width - first - depth])
+            hidden = head.handed_on(output.flatten(0, 1))
+        return found
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Learner`."""
+        return self._head.logits(hidden)
+
+    def save(self, folder: Path) -> None:
+        """See `Learner`: the authors' format."""
+        save_eagle3(self._head, folder)
+
+
+class _ChainAttention:
+    """Attention of row t: the first drafts' rows up to t, then its own later ones.
+
+    first: from the second draft on, the rows begin there.
+    """
+
+    def __init__(self, num_rows: int, first: int) -> None:
+        self._num_rows = num_rows
+        self._first = first
+        self._keys: list[torch.Tensor] = []
+        self._values: list[torch.Tensor] = []
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """See `Attend`; the rows are those of all conversations, flattened."""
+        shared = query.shape[1] // key.shape[1]
+        query, key, value = (
+            each.view(self._num_rows, -1, *each.shape[1:]).transpose(1, 2)
+            for each in (query, key, value)
+        )  # [rows, heads, width, dim]
+        self._keys.append(key.repeat_interleave(shared, dim=1))
+        self._values.append(value.repeat_interleave(shared, dim=1))
+        if len(self._keys) == 1:
+            result = nn.functional.scaled_dot_product_attention(
+                query, self._keys[0], self._values[0], is_causal=True
+            )
+            return result.transpose(1, 2).flatten(0, 1)
+        query = query * query.shape[-1] ** -0.5
+        width = self._keys[0].shape[2]
+        later = torch.ones(query.shape[2], width, dtype=torch.bool).triu(self._first + 1)
+        first = (query @ self._keys[0].transpose(2, 3)).masked_fill(later, float("-inf"))
+        own = [(query * each).sum(-1, keepdim=True) for each in self._keys[1:]]
+        scores = torch.softmax(torch.cat([first, *own], dim=-1).float(), dim=-1).to(value.dtype)
+        result = scores[..., :width] @ self._values[0]
+        for index, each in enumerate(self._values[1:]):
+            result = result + scores[..., width + index, None] * each
+        return result.transpose(1, 2).flatten(0, 1)
+
+
+def new_head(
+    network: PreTrainedModel, taps: tuple[int, ...], target_ids: torch.Tensor
+) -> Eagle3Head:
+    """A head that begins as the target's last layer on its last tap.
+
+    target_ids: int64[draft vocabulary].
+    """
+    config = network.config
+    shared = {name: getattr(config, name, None) for name in _SHARED}
+    known = {name: value for name, value in shared.items() if value is not None}
+    layer = LlamaConfig(**known, vocab_size=config.vocab_size, num_hidden_layers=1)
+    hidden = layer.hidden_size
+    spec = Eagle3Spec(layer, hidden, len(target_ids), taps)
+    embedding = network.get_input_embeddings().weight.detach()
+    head = Eagle3Head(spec, embedding)
+    weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+    prefix = f"model.layers.{config.num_hidden_layers - 1}."
+    with torch.no_grad():
+        head.token_map.copy_(target_ids)
+        head.lm_head.weight.copy_(network.get_output_embeddings().weight[target_ids])
+        head.norm.weight.copy_(weights["model.norm.weight"])
+        head.fc.weight.zero_()
+        head.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
+        for part in ("q_proj", "k_proj", "v_proj"):
+            mine, theirs = getattr(head, part).weight, weights[f"{prefix}self_attn.{part}.weight"]
+            mine.zero_()
+            mine[:, hidden:].copy_(theirs)
+            mine[:, :hidden].copy_(theirs)
+        head.o_proj.weight.copy_(weights[f"{prefix}self_attn.o_proj.weight"])
+        for part in ("gate_proj", "up_proj", "down_proj"):
+            getattr(head.mlp, part).weight.copy_(weights[f"{prefix}mlp.{part}.weight"])
+        for mine, theirs in (
+            (head.hidden_norm, "input_layernorm"),
+            (head.input_layernorm, "input_layernorm"),
+            (head.post_attention_layernorm, "post_attention_layernorm"),
+        ):
+            mine.weight.copy_(weights[f"{prefix}{theirs}.weight"])
+    return head.train()
+
+
+def save_eagle3(head: Eagle3Head, folder: Path) -> None:
+    """Write the authors' folder: config.json and model.safetensors in bfloat16.
+
+    The embedding is left out: it is the target's.
+    """
+    spec, layer = head.spec, head.spec.layer
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        _file_name(name): tensor.to(torch.bfloat16).contiguous()
+        for name, tensor in head.state_dict().items()
+        if name not in _NOT_SAVED
+    }
+    ids = head.token_map
+    tensors["d2t"] = ids - torch.arange(len(ids))
+    tensors["t2d"] = torch.zeros(layer.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+    save_file(tensors, folder / "model.safetensors")
+    config = {
+        **{key: value for key, value in layer.to_diff_dict().items() if not key.startswith("_")},
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "draft_vocab_size": spec.draft_vocab_size,
+        "target_hidden_size": spec.target_hidden_size,
+        "torch_dtype": "bfloat16",
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(spec.taps),
+            "use_aux_hidden_state": True,
+        },
+    }
+    text = json.dumps(config, indent=2, sort_keys=True)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+
+
+def _file_name(name: str) -> str:
+    """The authors' name of a tensor of the head."""
+    part = name.partition(".")[0]
+    if part in _OUTSIDE_THE_LAYER:
+        return name
+    return f"midlayer.self_attn.{name}" if part in _ATTENTION else f"midlayer.{name}"

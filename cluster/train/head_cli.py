@@ -1,0 +1,79 @@
+"""`drafthouse train eagle3 | medusa`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from cluster.train.chat_heads import LOSSES, HeadSettings
+from cluster.train.heads import train_head
+from cluster.train.options import add_budget, add_folders, budget, positive_int
+from cluster.train.processes import rank, run_together
+from cluster.train.trainer import Budget
+
+HEADS = {
+    "eagle3": "train an EAGLE-3 head on a chat model's own answers",
+    "medusa": "train Medusa heads on a chat model's own answers",
+}
+
+
+def add_head(parser: argparse.ArgumentParser) -> None:
+    """How a draft head is trained on a chat model's own answers."""
+    defaults = HeadSettings()
+    add = parser.add_argument
+    add("name", help="the folder of the new head")
+    add(
+        "--target",
+        required=True,
+        help="the chat model: a folder, a hub model or one of `drafthouse models`",
+    )
+    add("--depth", type=positive_int, default=defaults.depth, help="drafts in a chain, or heads")
+    add("--vocab-size", type=positive_int, default=defaults.vocab_size, help="tokens it drafts")
+    add("--loss", choices=LOSSES, default=defaults.loss)
+    add(
+        "--answer-tokens",
+        type=positive_int,
+        default=defaults.num_answer_tokens,
+        help="tokens of answers that the target writes first",
+    )
+    add("--processes", type=positive_int, default=1, help="divide each step among so many")
+    add("--threads", type=positive_int, help="default: one per core")
+    add_folders(parser)
+    add_budget(parser)
+
+
+def run_head(arguments: argparse.Namespace) -> None:
+    settings = HeadSettings(
+        arguments.depth, arguments.vocab_size, arguments.loss, arguments.answer_tokens
+    )
+    run_together(
+        arguments.processes,
+        _train_head,
+        arguments.train_verb,
+        arguments.target,
+        arguments.work,
+        arguments.models / arguments.name,
+        settings,
+        budget(arguments),
+        arguments.seed,
+    )
+
+
+def _train_head(
+    kind: str,
+    target: str,
+    work: Path,
+    folder: Path,
+    settings: HeadSettings,
+    budget: Budget,
+    seed: int,
+) -> None:
+    """In each process of the training."""
+    found = train_head(kind, target, work, folder, settings, budget, seed)
+    if rank() == 0:
+        print(f"held-out answers\t{found.num_answers}")
+        for depth, (loss, agreement) in enumerate(
+            zip(found.loss_nats, found.agreement, strict=True), 1
+        ):
+            print(f"draft {depth}\t{loss:.3f} nats per token\tagreement {agreement:.3f}")
+        print(f"mean acceptance length of greedy chains of {settings.depth}\t{found.chain_len:.3f}")

@@ -1,0 +1,102 @@
+"""Draft heads of a chat model: `drafthouse train eagle3 | medusa`.
+
+The target is frozen and runs only to answer questions that it asks itself; its hidden rows are
+recorded meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from cluster.draft.heads.eagle3 import default_taps
+from cluster.errors import ConfigError
+from cluster.models.resolve import resolve
+from cluster.train.chat_answers import draw_shards, read_shards
+from cluster.train.chat_drafter import kept_vocabulary
+from cluster.train.chat_heads import (
+    HeadLoss,
+    HeadOrder,
+    HeadSettings,
+    HeldOut,
+    Learner,
+    evaluate,
+)
+from cluster.train.eagle3 import Eagle3Learner, new_head
+from cluster.train.medusa import MedusaLearner, new_heads
+from cluster.train.optimizer import Rates
+from cluster.train.processes import rank, wait_for_all
+from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings
+
+_RATES = Rates(muon=0.015, adamw=0.003, warmup=0.03, decay=0.97)
+# Conversations one by one, cut to so many tokens: nothing is padded.
+_PHASE = Phase(0.0, length=768, rows=1)
+_CONVERSATIONS_PER_STEP = 4
+# Every so many-th answer is kept out of training.
+_HELD_OUT = 20
+
+
+def train_head(
+    kind: str,
+    target: str,
+    work: Path,
+    folder: Path,
+    settings: HeadSettings,
+    budget: Budget,
+    seed: int = 0,
+) -> HeldOut:
+    """Let `target` answer, train a head in `work` or resume it, and save it in `folder`.
+
+    kind: eagle3 or medusa.  Answers are shared by all heads of one `work`.  Returns how the head
+    does along answers that were kept out of training.
+    """
+    source = resolve(target)
+    network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    num_layers = network.config.num_hidden_layers
+    taps = (*default_taps(num_layers), num_layers)
+    shards = work / "answers"
+    drawn = replace(settings.answers, taps=taps)
+    draw_shards(source, shards, settings.num_answer_tokens, seed, drawn)
+    wait_for_all()
+    answers = [each for each in read_shards(shards) if len(each.prompt) < _PHASE.length - 1]
+    held_out = answers[::_HELD_OUT]
+    known = [each for index, each in enumerate(answers) if index % _HELD_OUT]
+    if not known:
+        raise ConfigError(f"{shards}: {len(answers)} answers are too few; raise --answer-tokens")
+    vocabulary = kept_vocabulary(work / kind, known, network, settings.vocab_size, source)
+    torch.manual_seed(seed)
+    target_ids = torch.from_numpy(vocabulary.target_ids).long()
+    learner = _learner(kind, network, target_ids, taps, settings.depth)
+    orders = [
+        HeadOrder(each, vocabulary.target_ids, len(vocabulary.draft_ids), _PHASE.length, seed)
+        for each in (known, held_out)
+    ]
+    del network
+    trainer = Trainer(
+        learner.module,
+        HeadLoss(learner, settings.loss),
+        orders[:1],
+        TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
+        checkpoint=work / kind / "head.pt",
+    )
+    trainer.resume()
+    trainer.run()
+    if rank() == 0:
+        learner.save(folder)
+    return evaluate(learner, orders[1], held_out)
+
+
+def _learner(
+    kind: str,
+    network: PreTrainedModel,
+    target_ids: torch.Tensor,
+    taps: tuple[int, ...],
+    depth: int,
+) -> Learner:
+    if kind == "medusa":
+        return MedusaLearner(new_heads(network, depth), target_ids, len(taps) - 1)
+    head = new_head(network, taps[:-1], target_ids)
+    return Eagle3Learner(head, depth, tuple(range(len(taps) - 1)))

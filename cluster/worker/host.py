@@ -1,0 +1,117 @@
+"""The target's engine as the drafters inside it see it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cluster.config import Config
+from cluster.draft import registry
+from cluster.draft.inside import IndexArray, kv_layers_of
+from cluster.engine.engine import Engine
+from cluster.engine.loading.model import ExtraLayers, LoadedModel
+from cluster.engine.types import LayerSpec
+from cluster.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# What checkpoints call the weights that heads share with their target; the last part of the name.
+_STORED = {
+    "embedding": ("embed_tokens.weight", "wte.weight", "embed_in.weight"),
+    "output": ("lm_head.weight", "embed_out.weight"),
+}
+
+
+def load_target_engine(config: Config) -> Engine:
+    """The target's engine, on its only or first rank, with the layers that its residents want."""
+    return Engine.load(config.target.engine, extra_layers=resident_layers(config))
+
+
+def resident_layers(config: Config) -> ExtraLayers:
+    """The layers that the residents want in the target's KV cache, in the order of residents."""
+
+    def layers(model: LoadedModel) -> list[LayerSpec]:
+        return [
+            layer for name in config.residents for layer in _layers(config, name, model.layers[0])
+        ]
+
+    return layers
+
+
+def _layers(config: Config, name: str, like: LayerSpec) -> tuple[LayerSpec, ...]:
+    """One resident's; none where it cannot be made, which is said when it is made."""
+    settings = config.drafters[name]
+    try:
+        options = registry.check(name, settings)
+        return kv_layers_of(registry.drafter_class(settings.kind), options, like)
+    except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+        log.debug("no layers for drafter name=%s error=%s", name, type(error).__name__)
+        return ()
+
+
+class EngineHost:
+    """See `cluster.draft.inside.Host`."""
+
+    def __init__(self, engine: Engine, config: Config, drafter: str) -> None:
+        model = engine.model
+        before = 0
+        for name in config.residents:
+            count = len(_layers(config, name, model.layers[0]))
+            if name == drafter:
+                break
+            before += count
+        else:
+            count = 0
+        first = len(model.layers) + before
+        self.name = config.target.engine.model
+        self.num_layers = len(model.layers)
+        self.vocab_size = engine.vocab_size
+        self.device = engine.device
+        self.dtype = model.layers[0].dtype
+        self._engine = engine
+        self._first = first
+        # An engine that was loaded without them has none.
+        self.caches: Sequence[torch.Tensor] = engine.cache.layers[first : first + count]
+        self.hidden_size = int(_text_config(model.module).hidden_size)
+
+    def slots(self, request_id: str) -> IndexArray:
+        length = self._engine.cached_len(request_id)
+        return self._engine.slots(request_id, self._first)[:length]
+
+    def weight(self, name: str) -> torch.Tensor:
+        model = self._engine.model
+        shape = (self.vocab_size, self.hidden_size)
+        is_tied = bool(getattr(_text_config(model.module), "tie_word_embeddings", False))
+        if name == "embedding" or is_tied:
+            held = model.module.get_input_embeddings().weight
+            # A rank of several may hold a part of it.
+            if type(held) in (torch.Tensor, torch.nn.Parameter) and held.shape == shape:
+                shared: torch.Tensor = held.detach()
+                return shared
+            name = "embedding"
+        return _stored(Path(model.source), _STORED[name], shape).to(self.device, self.dtype)
+
+
+def _text_config(module: Any) -> Any:
+    return module.config.get_text_config()
+
+
+def _stored(folder: Path, names: Sequence[str], shape: tuple[int, int]) -> torch.Tensor:
+    """The tensor of a checkpoint whose name ends so."""
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as held:
+            for key in held.keys():  # noqa: SIM118 - the file is no mapping
+                if key.endswith(tuple(names)) and tuple(held.get_slice(key).get_shape()) == shape:
+                    found: torch.Tensor = held.get_tensor(key)
+                    return found
+    raise ConfigError(
+        f"{folder} has no tensor {' or '.join(names)} of {shape[0]} x {shape[1]} in safetensors, "
+        "which the draft head takes from its target; use a head that brings its own",
+        param="model",
+    )

@@ -1,0 +1,115 @@
+"""Writes the OpenAPI document of /openapi.json, from the same table that the parsers read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.errors import SURFACES
+from deployments.ingress.api.contract import Endpoint, Rule, Status, resolved
+from deployments.ingress.api.table import ENDPOINTS, PAGES, Page
+from deployments.ingress.spec import Limits
+
+_ERROR = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string", "description": "the value and the remedy"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"], "description": "the field at fault"},
+                "code": {"type": "string", "enum": sorted(one.error.code for one in SURFACES)},
+            },
+        }
+    },
+}
+
+
+def openapi(limits: Limits, version: str) -> dict[str, Any]:
+    """The document, for one served model and its limits."""
+    paths: dict[str, Any] = {}
+    for page in PAGES:
+        paths[page.path] = {"get": _page(page)}
+    for endpoint in ENDPOINTS:
+        paths[endpoint.path] = {"post": _endpoint(endpoint, limits)}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Drafthouse",
+            "version": version,
+            "description": "OpenAI's HTTP API, with vLLM's extensions and speculation per request.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "paths": paths,
+        "components": {"schemas": {"Error": _ERROR}},
+    }
+
+
+def _page(page: Page) -> dict[str, Any]:
+    names = [part[1:-1] for part in page.path.split("/") if part.startswith("{")]
+    answers: dict[str, Any] = {
+        "200": {"description": page.summary, "content": {page.media_type: {}}},
+        "default": _error(),
+    }
+    found: dict[str, Any] = {"summary": page.summary, "responses": answers}
+    if names:
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    return found
+
+
+def _endpoint(endpoint: Endpoint, limits: Limits) -> dict[str, Any]:
+    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
+    if "stream" in endpoint.below(""):
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    schema = body_schema(endpoint, limits)
+    return {
+        "summary": endpoint.summary,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {
+            "200": {"description": "the answer", "content": content},
+            "default": _error(),
+        },
+    }
+
+
+def _error() -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/Error"}
+    return {"description": "why not", "content": {"application/json": {"schema": schema}}}
+
+
+def body_schema(endpoint: Endpoint, limits: Limits, prefix: str = "") -> dict[str, Any]:
+    """JSON Schema of the body of `endpoint`, or of the objects at `prefix` in it."""
+    rules = endpoint.below(prefix)
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {name: _field(endpoint, rule, limits) for name, rule in rules.items()},
+        # Unknown fields of messages are refused too, unless they are empty.
+        "additionalProperties": limits.compatibility == "lenient" or "[" in prefix,
+    }
+    required = [name for name, rule in rules.items() if rule.is_required]
+    return schema | ({"required": required} if required else {})
+
+
+def _field(endpoint: Endpoint, rule: Rule, limits: Limits) -> dict[str, Any]:
+    if rule.status is Status.IGNORED:
+        return {"description": f"Has no effect: {rule.note}."}
+    if rule.status is Status.REFUSED:
+        return {"description": f"Refused: {rule.note}.", "enum": [None, *rule.harmless]}
+    schema = resolved(rule.schema or {}, limits)
+    for level, place in ((rule.name, schema), (f"{rule.name}[]", _items(schema))):
+        if place is not None and endpoint.below(level):
+            place |= body_schema(endpoint, limits, level)
+    if rule.is_required:
+        return schema | {"description": rule.note}
+    return {"description": rule.note, "anyOf": [schema, {"type": "null"}]}
+
+
+def _items(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    items = schema.get("items")
+    return items if isinstance(items, dict) else None

@@ -1,0 +1,257 @@
+"""The contract: every field of every request body, field by field.  docs/api.md is this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deployments.ingress.api.contract import (
+    BOOLEAN,
+    OBJECT,
+    Endpoint,
+    Rule,
+    array,
+    ignored,
+    integer,
+    number,
+    one_of,
+    refused,
+    supported,
+    text,
+)
+
+MAX_TOKENS = 2**31 - 1
+MAX_STOP_LEN = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGIT_BIAS = 1024
+MAX_MESSAGES = 4096
+# OpenAI's limits.
+MAX_METADATA = 16
+MAX_METADATA_KEY_LEN = 64
+MAX_METADATA_VALUE_LEN = 512
+# A key of 256 bytes in hexadecimal, or a long name.
+MAX_SALT_LEN = 512
+MAX_NAME_LEN = 256
+
+_TOKEN = integer(0, "max_token_id")
+_TOKENS = array(_TOKEN, min_items=1)
+_STOP = text(MAX_STOP_LEN, 1)
+
+MODEL = supported("model", text(MAX_NAME_LEN, 1), "a name that /v1/models lists", is_required=True)
+
+_SPECULATION = (
+    supported("speculation", OBJECT, "this request's say over drafting; never over its text"),
+    supported("speculation.enabled", BOOLEAN, "false = plain decoding"),
+    supported(
+        "speculation.max_draft_tokens",
+        integer(0, "max_draft_tokens"),
+        "draft tokens checked per step, at most",
+    ),
+    supported(
+        "speculation.drafters", array(text(MAX_NAME_LEN), 64), "names of those that may help"
+    ),
+    supported("speculation.latency_class", text(64), "one of ingress.public_latency_classes"),
+    supported("return_draft_sources", BOOLEAN, "whose drafts each token was"),
+)
+
+# Of all endpoints that generate from OpenAI's sampling fields.
+_SAMPLING = (
+    supported("temperature", number(0, 2), "0 = greedy"),
+    supported("top_p", {**number(0, 1), "exclusiveMinimum": 0}, "nucleus sampling"),
+    supported("top_k", integer(-1, MAX_TOKENS), "candidates kept; 0 and -1 = all"),
+    supported("min_p", number(0, 1), "least probability, relative to the greatest"),
+    supported("presence_penalty", number(-2, 2), "counts output tokens"),
+    supported("frequency_penalty", number(-2, 2), "counts output tokens"),
+    supported(
+        "repetition_penalty",
+        {**number(0, 10), "exclusiveMinimum": 0},
+        "counts prompt and output tokens",
+    ),
+    supported(
+        "logit_bias",
+        {
+            "type": "object",
+            "additionalProperties": number(-100, 100),
+            "maxProperties": MAX_LOGIT_BIAS,
+        },
+        "token id to shift of its logit",
+    ),
+    supported(
+        "seed", integer(-(2**63), 2**64 - 1), "with it the same request has the same text; "
+        "absent or negative = one is drawn, and reported by each choice"
+    ),
+    supported("n", integer(1, "max_choices"), "samples per prompt"),
+    supported(
+        "stop",
+        one_of(_STOP, array(_STOP, "max_stop_strings")),
+        "the text ends before the first of these strings",
+    ),
+    supported(
+        "stop_token_ids", array(_TOKEN, MAX_STOP_TOKEN_IDS), "tokens that end the text"
+    ),
+    supported("min_tokens", integer(0, MAX_TOKENS), "output tokens before the text may end"),
+    supported("ignore_eos", BOOLEAN, "end-of-sequence tokens are ordinary ones"),
+    supported("stream", BOOLEAN, "server-sent events"),
+    supported("stream_options", OBJECT, "only with stream"),
+    supported("stream_options.include_usage", BOOLEAN, "a last chunk with the usage"),
+    refused("stream_options.continuous_usage_stats", "send include_usage", False),
+    ignored("stream_options.include_obfuscation", "chunks are never padded"),
+    supported("user", text(MAX_NAME_LEN), "checked and not kept"),
+    supported(
+        "metadata",
+        {
+            "type": "object",
+            "additionalProperties": text(MAX_METADATA_VALUE_LEN),
+            "maxProperties": MAX_METADATA,
+        },
+        "`task` names the task class, which selects drafters; other keys are not kept",
+    ),
+    supported("cache_salt", text(MAX_SALT_LEN, 1), "only texts under the same salt help this one"),
+    supported("add_special_tokens", BOOLEAN, "whether text prompts get the model's own"),
+    supported("return_token_ids", BOOLEAN, "token ids of prompt and output"),
+    *_SPECULATION,
+    # vLLM's, of its sampling.
+    refused("skip_special_tokens", "remove it; special tokens are never part of the text", True),
+    refused(
+        "include_stop_str_in_output", "remove it; the stop string is never part of it", False
+    ),
+    ignored("spaces_between_special_tokens", "the tokenizers served do not use it"),
+    refused("use_beam_search", "remove it; beam search is not served", False),
+    refused("length_penalty", "remove it; it belongs to beam search", 1, 1.0),
+    refused("allowed_token_ids", "remove it; use logit_bias", []),
+    refused("bad_words", "remove it; use logit_bias", []),
+    refused("logits_processors", "remove it; no code is taken from requests", []),
+    refused("truncate_prompt_tokens", "remove it; send a shorter prompt"),
+    refused("prompt_logprobs", "remove it; not served for the prompt's tokens"),
+    refused("return_tokens_as_token_ids", "remove it; use return_token_ids", False),
+    refused("priority", "remove it; use speculation.latency_class", 0),
+    refused("request_id", "send the header X-Request-Id"),
+    refused("structured_outputs", "remove it; structured outputs are not served"),
+    refused("kv_transfer_params", "remove it; caches are not handed over"),
+    refused("repetition_detection", "remove it; use max_tokens or penalties"),
+    ignored("vllm_xargs", "arguments of vLLM's own plug-ins"),
+)  # fmt: skip
+
+# OpenAI's: they affect billing, caching or safety there, never the text.
+_HARMLESS = (
+    ignored("service_tier", "there is one tier"),
+    ignored("store", "answers of this endpoint are never kept"),
+    ignored("safety_identifier", "not kept"),
+    ignored("prompt_cache_key", "prefixes are found by their tokens; see cache_salt"),
+    ignored("prompt_cache_retention", "prefixes are kept as long as there is room"),
+    ignored("prompt_cache_options", "prefixes are found by their tokens"),
+    refused("moderation", "remove it; no moderation is served"),
+)
+
+_CHAT_TEMPLATE = (
+    refused("add_generation_prompt", "remove it; the answer's header is always added", True),
+    refused("continue_final_message", "remove it", False),
+    refused("chat_template", "remove it; the tokenizer's own template is used"),
+    refused("chat_template_kwargs", "remove it", {}),
+    refused("documents", "remove it; write them into a message", []),
+    refused("mm_processor_kwargs", "remove it; only text is served", {}),
+    refused("media_io_kwargs", "remove it; only text is served", {}),
+)
+
+# Structured output, tools and reasoning.
+_FORMAT = (
+    refused("response_format", 'send {"type": "text"} or remove it', {"type": "text"}),
+    refused("tools", "remove it; tool calls are not served", []),
+    refused("tool_choice", "remove it; tool calls are not served", "none", "auto"),
+    ignored("parallel_tool_calls", "tool calls are not served"),
+    refused("functions", "remove it; tool calls are not served", []),
+    refused("function_call", "remove it; tool calls are not served", "none", "auto"),
+    refused("reasoning_effort", "remove it; the model has no reasoning mode"),
+    ignored("include_reasoning", "the model has no reasoning mode"),
+    refused("thinking_token_budget", "remove it; the model has no reasoning mode"),
+)
+
+_MESSAGES: tuple[Rule, ...] = (
+    supported(
+        "messages", array(OBJECT, MAX_MESSAGES, 1), "the conversation", is_required=True
+    ),
+    supported("messages[].role", text(64, 1), "system, developer, user or assistant, and what "
+              "else the model's template names", is_required=True),
+    supported(
+        "messages[].content",
+        one_of(text(), array(OBJECT)),
+        "a text, or text parts",
+        is_required=True,
+    ),
+    supported("messages[].name", text(MAX_NAME_LEN), "for templates that use it"),
+    refused("messages[].audio", "remove it; only text is served"),
+    refused("messages[].function_call", "remove it; tool calls are not served"),
+    ignored("messages[].refusal", "what an earlier answer declined is no part of a prompt"),
+    refused("messages[].tool_calls", "remove it; tool calls are not served", []),
+    refused("messages[].tool_call_id", "remove it; tool calls are not served"),
+)  # fmt: skip
+
+COMPLETIONS = Endpoint(
+    "/v1/completions",
+    "Continue a prompt",
+    (
+        MODEL,
+        supported(
+            "prompt",
+            one_of(text(min_len=1), array(text(min_len=1), None, 1), _TOKENS,
+                   array(_TOKENS, None, 1)),
+            "a text, token ids, or a list of either",
+            is_required=True,
+        ),
+        supported("max_tokens", integer(1, MAX_TOKENS), "output tokens, at most; absent = 16"),
+        supported(
+            "logprobs", integer(0, "max_logprobs"), "log-probabilities, with so many alternatives"
+        ),
+        supported("echo", BOOLEAN, "the prompt comes before the text"),
+        supported("best_of", integer(1, "max_choices"),
+                  "samples per prompt, of which the likeliest n per token are "
+                  "answered with; not for streams"),
+        refused("suffix", "remove it; the model only continues text", ""),
+        refused("prompt_embeds", "remove it; send text or token ids"),
+        refused("response_format", 'send {"type": "text"} or remove it', {"type": "text"}),
+        *_SAMPLING,
+        *_HARMLESS,
+    ),
+)  # fmt: skip
+
+CHAT = Endpoint(
+    "/v1/chat/completions",
+    "Answer a conversation",
+    (
+        MODEL,
+        *_MESSAGES,
+        supported("max_completion_tokens", integer(1, MAX_TOKENS), "output tokens, at most"),
+        supported("max_tokens", integer(1, MAX_TOKENS), "the older name of max_completion_tokens"),
+        supported("logprobs", BOOLEAN, "log-probabilities of the output"),
+        supported("top_logprobs", integer(0, "max_logprobs"), "alternatives; needs logprobs"),
+        refused("echo", "remove it; it belongs to /v1/completions", False),
+        refused("prediction", "remove it; predicted outputs are not served"),
+        refused("modalities", 'send ["text"] or remove it', ["text"]),
+        refused("audio", "remove it; only text is served"),
+        refused("verbosity", "remove it", "medium"),
+        refused("web_search_options", "remove it; there is no web search"),
+        *_CHAT_TEMPLATE,
+        *_FORMAT,
+        *_SAMPLING,
+        *_HARMLESS,
+    ),
+)
+
+ENDPOINTS = (COMPLETIONS, CHAT)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One GET endpoint."""
+
+    path: str
+    summary: str
+    media_type: str = "application/json"
+
+
+PAGES = (
+    Page("/v1/models", "The served models"),
+    Page("/v1/models/{model}", "One model"),
+    Page("/health", "Who serves, and whether that suffices"),
+    Page("/metrics", "Prometheus' metrics", "text/plain"),
+    Page("/openapi.json", "This document"),
+)

@@ -1,0 +1,189 @@
+"""The table of fields: complete, read by the parsers, told by /openapi.json and docs/api.md."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jsonschema
+import pytest
+from openapi_spec_validator import validate
+
+from cluster.errors import RequestError
+from deployments import api_reference
+from deployments.ingress.api.contract import Endpoint, Rule, Status, resolved, warning_header
+from deployments.ingress.api.openapi import body_schema, openapi
+from deployments.ingress.api.table import CHAT, COMPLETIONS, ENDPOINTS
+from deployments.ingress.openai_request import parse_chat, parse_completion
+from tests.deployments.test_openai_request import LIMITS, chat, completion
+
+LENIENT = dataclasses.replace(LIMITS, compatibility="lenient")
+# A body that each endpoint serves, and its parser.
+PARSERS: Mapping[Endpoint, tuple[dict[str, Any], Callable[..., Any]]] = {
+    COMPLETIONS: (completion(), parse_completion),
+    CHAT: (chat(), parse_chat),
+}
+# What a field needs beside it.
+NEEDS: Mapping[str, dict[str, Any]] = {
+    "top_logprobs": {"logprobs": True},
+    "stream_options": {"stream": True},
+}
+ALL_RULES = [
+    pytest.param(endpoint, rule, id=f"{endpoint.path} {rule.name}")
+    for endpoint in ENDPOINTS
+    for rule in endpoint.rules
+]
+
+
+def rules(status: Status) -> list[Any]:
+    return [each for each in ALL_RULES if each.values[1].status is status]  # type: ignore[union-attr]
+
+
+def body_with(endpoint: Endpoint, name: str, value: Any) -> dict[str, Any]:
+    """A good body with `value` at the path `name`."""
+    body: dict[str, Any] = {**PARSERS[endpoint][0], **NEEDS.get(name.partition(".")[0], {})}
+    place, parts = body, name.replace("[]", ".[]").split(".")
+    for part in parts[:-1]:
+        if part == "[]":
+            continue
+        if part == "messages":
+            body["messages"] = [{"role": "user", "content": "x"}]
+            place = body["messages"][0]
+        else:
+            place = place.setdefault(part, {})
+    place[parts[-1]] = value
+    return body
+
+
+def parse(endpoint: Endpoint, body: Mapping[str, Any], limits: Any = LIMITS) -> Any:
+    return PARSERS[endpoint][1](body, limits)
+
+
+def shown(name: str) -> str:
+    return name.replace("[]", "[0]")
+
+
+def test_the_table_has_every_field_of_the_packages_and_the_page_is_fresh() -> None:
+    assert api_reference.missing() == []
+    assert api_reference.main(["--check"]) == 0, "run `make docs` and commit the result"
+
+
+def test_a_field_that_a_new_version_adds_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = api_reference.fields_of
+    monkeypatch.setattr(api_reference, "fields_of", lambda path: known(path) | {"brand_new": "x"})
+    assert api_reference.main(["--check"]) == 1
+    assert "/v1/completions: brand_new is not in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+def test_no_field_has_two_rules(endpoint: Endpoint) -> None:
+    names = [rule.name for rule in endpoint.rules]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(("endpoint", "rule"), rules(Status.REFUSED))
+def test_a_refused_field_is_refused_by_name_however_lenient(endpoint: Endpoint, rule: Rule) -> None:
+    for limits in (LIMITS, LENIENT):
+        for value in (None, *rule.harmless):
+            parse(endpoint, body_with(endpoint, rule.name, value), limits)
+        with pytest.raises(RequestError) as caught:
+            parse(endpoint, body_with(endpoint, rule.name, "something else"), limits)
+        assert caught.value.param == shown(rule.name)
+        assert rule.note in caught.value.message
+
+
+@pytest.mark.parametrize(("endpoint", "rule"), rules(Status.IGNORED))
+def test_an_ignored_field_is_named_in_the_answer(endpoint: Endpoint, rule: Rule) -> None:
+    asked = parse(endpoint, body_with(endpoint, rule.name, "anything"))
+    assert shown(rule.name) in asked.ignored
+    assert parse(endpoint, body_with(endpoint, rule.name, None)).ignored == ()
+
+
+def test_an_unknown_field_is_an_error_or_a_warning() -> None:
+    for name in ("temprature", "speculation.depth", "messages[].mood", "stream_options.usage"):
+        with pytest.raises(RequestError, match="unknown field") as caught:
+            parse_chat(body_with(CHAT, name, 5), LIMITS)
+        assert caught.value.param == shown(name)
+        assert parse_chat(body_with(CHAT, name, 5), LENIENT).ignored == (shown(name),)
+
+
+def test_the_warning_holds_no_more_of_a_name_than_a_header_may() -> None:
+    assert warning_header(()) == {}
+    header = warning_header(["a\r\nb: c", "é"])["Warning"]
+    assert header == '299 drafthouse "fields without effect: a??b??c, ?"'
+    assert warning_header(["x"] * 20)["Warning"].endswith('x and 4 more"')
+
+
+class Watched(dict[str, Any]):
+    """Remembers which keys were read."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def __getitem__(self, key: str) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+def test_the_parser_reads_what_is_supported_and_nothing_else(endpoint: Endpoint) -> None:
+    body = Watched({**PARSERS[endpoint][0], "stream": True, "stream_options": {}, "metadata": {}})
+    parse(endpoint, body)
+    known = {name for name, rule in endpoint.below("").items() if rule.status is Status.SUPPORTED}
+    assert body.read == known
+
+
+def bounds(schema: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
+    """Values at and beyond the bounds of a schema, and whether it allows them."""
+    schema = resolved(schema, LIMITS)
+    step = 1 if schema.get("type") == "integer" else 0.25
+    if "minimum" in schema and "exclusiveMinimum" not in schema:
+        yield from ((schema["minimum"], True), (schema["minimum"] - step, False))
+    if "exclusiveMinimum" in schema:
+        yield schema["exclusiveMinimum"], False
+    if "maximum" in schema:
+        yield from ((schema["maximum"], True), (schema["maximum"] + step, False))
+    if schema.get("type") == "string" and "maxLength" in schema:
+        yield "x" * (schema["maxLength"] + 1), False
+    if schema.get("type") == "integer":
+        yield 1.5, False
+    if schema.get("type") == "array" and "maxItems" in schema:
+        item = 1 if schema["items"].get("type") == "integer" else "x"
+        yield [item] * (schema["maxItems"] + 1), False
+    if schema.get("type") not in ("string", None):
+        yield "x" * 3, False
+    for one in schema.get("anyOf", ()):
+        yield from ((value, good) for value, good in bounds(one) if good)
+
+
+@pytest.mark.parametrize(("endpoint", "rule"), rules(Status.SUPPORTED))
+def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: Endpoint, rule: Rule) -> None:
+    whole = jsonschema.Draft202012Validator(body_schema(endpoint, LIMITS))
+    for value, is_good in bounds(rule.schema or {}):
+        body = body_with(endpoint, rule.name, value)
+        if rule.name == "min_tokens" and is_good:
+            body["max_tokens"] = 2**31 - 1
+        assert whole.is_valid(body) == is_good, value
+        if is_good:
+            parse(endpoint, body)
+            continue
+        with pytest.raises(RequestError) as caught:
+            parse(endpoint, body)
+        assert (caught.value.param or "").startswith(shown(rule.name))
+
+
+def test_the_openapi_document_is_one() -> None:
+    document = openapi(LIMITS, "1.0")
+    validate(document)
+    schema = document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]
+    fields = schema["application/json"]["schema"]["properties"]
+    assert fields["n"]["anyOf"][0]["maximum"] == LIMITS.max_choices
+    assert fields["suffix"]["enum"] == [None, ""]

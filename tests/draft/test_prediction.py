@@ -1,0 +1,146 @@
+"""Drafts along the output that the client expects, and comes back to it after every edit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from cluster.core import Proposal, token_array
+from cluster.draft.base import DrafterContext
+from cluster.draft.prediction import PredictionDrafter, PredictionOptions
+from cluster.draft.replay import Recording, ReplayStats, replay
+from cluster.spec.tree import walk
+from tests.support.draft.author import GREEDY, Author, write
+
+NEWLINE, INDENT = 0, 1
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def drafter(max_nodes: int = 12, **options: object) -> PredictionDrafter:
+    context = DrafterContext("prediction", max_nodes, 8)
+    return PredictionDrafter(context, PredictionOptions(**options))  # type: ignore[arg-type]
+
+
+def lines(count: int, seed: int) -> list[list[int]]:
+    """Lines that share many words, as those of a program do: few words, often the same ones."""
+    random = np.random.default_rng(seed)
+    return [
+        [INDENT] * int(random.integers(0, 3))
+        + (2 + random.zipf(1.5, int(random.integers(5, 16))) % 60).tolist()
+        + [NEWLINE]
+        for _ in range(count)
+    ]
+
+
+def joined(parts: Sequence[Sequence[int]]) -> list[int]:
+    return [token for part in parts for token in part]
+
+
+def along(
+    predicted: Sequence[Sequence[int]], output: Sequence[Sequence[int]], temperature: float = 0.0
+) -> tuple[ReplayStats, list[int]]:
+    """The replay of `output` with `predicted`, and how many drafts each round accepted."""
+    params = dataclasses.replace(
+        GREEDY, prediction=tuple(joined(predicted)), temperature=temperature, max_tokens=10_000
+    )
+    output_ids = token_array(joined(output))
+    accepted: list[int] = []
+
+    def judge(proposal: Proposal, node: int) -> None:
+        start = proposal.base_len - len(PROMPT)
+        accepted.append(walk(proposal.tree, output_ids[start:].tolist())[1])
+
+    recording = Recording(token_array(PROMPT), output_ids, params)
+    return replay(drafter(), recording, 12, judge=judge), accepted
+
+
+def test_a_right_prediction_is_drafted_from_its_first_token_to_its_last() -> None:
+    predicted = lines(20, 0)
+    stats, accepted = along(predicted, predicted)
+    assert stats.num_accepted >= len(joined(predicted)) - stats.num_rounds - 1
+    assert accepted[0] == 12
+    assert stats.mean_acceptance_length > 12
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_nine_tenths_unchanged_give_more_than_six_tokens_a_step(temperature: float) -> None:
+    total = ReplayStats()
+    for seed in range(8):
+        predicted, fresh = lines(60, seed), lines(60, seed + 100)
+        output = list(predicted)
+        for place in np.random.default_rng(seed).choice(60, 6, replace=False):
+            output[place] = fresh[place]
+        total += along(predicted, output, temperature)[0]
+    assert total.mean_acceptance_length > 6.0
+
+
+@pytest.mark.parametrize("edit", ["inserted", "deleted", "replaced"])
+def test_drafts_recover_fully_after_an_edited_line(edit: str) -> None:
+    for seed in range(8):
+        predicted, fresh = lines(30, seed), lines(3, seed + 100)
+        after = 15 if edit == "inserted" else 16
+        new = [] if edit == "deleted" else [fresh[0]]
+        output = [*predicted[:15], *new, *predicted[after:]]
+        stats, accepted = along(predicted, output)
+        # Beside the rounds of unchanged text, no more than one per word of the new line, and two
+        # that find the place behind it.
+        full = len(joined(predicted)) // 13 + 1
+        assert stats.num_rounds <= full + len(joined(new)) + 3
+        assert accepted[-3:-1] == [12, 12]
+
+
+def test_a_shifted_line_is_found_again_where_it_went() -> None:
+    predicted = lines(40, 1)
+    output = [*predicted[20:30], *predicted[:20]]
+    stats, accepted = along(predicted, output)
+    assert stats.mean_acceptance_length > 6.0
+    assert accepted[-2] == 12
+
+
+def test_a_wrong_prediction_claims_less_than_a_token_a_step_although_words_recur() -> None:
+    predicted, output = lines(60, 2), lines(60, 3)
+    stats, _ = along(predicted, output)
+    assert stats.num_predicted < stats.num_rounds
+
+
+def test_without_a_prediction_there_is_no_draft() -> None:
+    assert write(drafter(), Author(PROMPT), []) is None
+
+
+def test_each_side_of_an_edit_is_a_branch_while_it_is_unclear_which_one_it_is() -> None:
+    """After an unknown word the next predicted one may follow, or the one behind it."""
+    params = dataclasses.replace(GREEDY, prediction=(10, 11, 12, 13, 14, 15))
+    author, drafts = Author(PROMPT, params), drafter()
+    write(drafts, author, [])
+    proposal = write(drafts, author, [10, 11, 50])
+    assert proposal is not None
+    roots = proposal.tree.token_ids[proposal.tree.parents == -1]
+    assert set(roots.tolist()) == {12, 13}
+
+
+def test_a_text_that_is_cut_is_followed_anew() -> None:
+    params = dataclasses.replace(GREEDY, prediction=tuple(range(20, 40)))
+    author, drafts = Author(PROMPT, params), drafter(max_nodes=4)
+    write(drafts, author, [])
+    write(drafts, author, [20, 21, 22, 50, 51])
+    author.tokens = author.tokens[: len(PROMPT)]
+    author.tokens += [20, 21, 22, 23, 24, 25]
+    drafts.observe([author.commit_of(len(PROMPT))])
+    (proposal,) = drafts.propose([author.task()])
+    assert proposal.tree.token_ids.tolist() == [26, 27, 28, 29]
+
+
+def test_another_generation_may_bring_another_prediction() -> None:
+    params = dataclasses.replace(GREEDY, prediction=(20, 21, 22))
+    author, drafts = Author(PROMPT, params), drafter()
+    write(drafts, author, [])
+    author.generation = 2
+    again = author.commit_of(0)
+    drafts.observe(
+        [dataclasses.replace(again, params=dataclasses.replace(params, prediction=(7,)))]
+    )
+    (proposal,) = drafts.propose([author.task()])
+    assert proposal.tree.token_ids.tolist() == [7]

@@ -1,0 +1,112 @@
+"""Some layers of a model compute what a model of them alone would, with the same tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.config import EngineConfig
+from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
+from cluster.engine.engine import Engine
+from cluster.engine.loading.model import LoadedModel, load_model
+from cluster.engine.loading.part import part_of
+from cluster.engine.work import Work
+from cluster.errors import ConfigError
+
+ARCHITECTURES = [
+    "llama", "qwen3", "mistral-sliding", "mixtral", "starcoder2", "gemma2", "gemma3", "gpt-oss",
+]  # fmt: skip
+LAYERS = {"early exit": (0, 1), "layer skip": (0, 2), "last alone": (2,)}
+TEXT = token_array((np.arange(40) * 31 + 7) % 280)
+
+
+def settings(folder: Path) -> EngineConfig:
+    return EngineConfig(
+        model=str(folder), dtype="float32", device="cpu", num_pages=64, page_size=8, threads=1
+    )
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def folder(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory(request.param)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Iterator[LoadedModel]:
+    threads = torch.get_num_threads()
+    yield load_model(settings(folder))
+    torch.set_num_threads(threads)
+
+
+def plain(folder: Path, layers: tuple[int, ...], text: TokenArray) -> torch.Tensor:
+    """The last row's logits of transformers' own model, whose other layers were deleted."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    config, decoder = model.config, model.model
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[index] for index in layers]
+    config.num_hidden_layers = len(layers)
+    decoder.layers = torch.nn.ModuleList(decoder.layers[index] for index in layers)
+    with torch.no_grad():
+        ids = torch.from_numpy(text.astype(np.int64)).unsqueeze(0)
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0, -1]
+    return logits
+
+
+def stepped(engine: Engine, text: TokenArray, tree: TokenTree = EMPTY_TREE) -> torch.Tensor:
+    engine.submit(Work("a", 0, text, tree))
+    (output,) = engine.step()
+    engine.release("a")
+    assert output.logits is not None
+    return output.logits.clone()
+
+
+@pytest.mark.parametrize("layers", LAYERS.values(), ids=LAYERS)
+def test_it_is_the_model_whose_other_layers_were_deleted(
+    folder: Path, whole: LoadedModel, layers: tuple[int, ...]
+) -> None:
+    part = part_of(whole, layers)
+    engine = Engine(settings(folder), part)
+    tree = TokenTree.of([9, 10, 11], [-1, 0, -1])
+    logits = stepped(engine, TEXT, tree)
+    for row, path in enumerate(([], [9], [9, 10], [11])):
+        expected = plain(folder, layers, token_array([*TEXT.tolist(), *path]))
+        torch.testing.assert_close(logits[row], expected, rtol=1e-4, atol=1e-4)
+    assert (part.native is None) == (whole.native is None)
+
+
+def test_the_whole_model_goes_on_as_before_by_turns(folder: Path, whole: LoadedModel) -> None:
+    all_of_it = tuple(range(len(whole.layers)))
+    engine = Engine(settings(folder), whole)
+    before = stepped(engine, TEXT)
+    part = Engine(settings(folder), part_of(whole, (0, 2)))
+    for _ in range(2):
+        first = stepped(part, TEXT)
+        torch.testing.assert_close(stepped(engine, TEXT), before, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(stepped(part, TEXT), first, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(before[0], plain(folder, all_of_it, TEXT), rtol=1e-4, atol=1e-4)
+
+
+def test_no_tensor_is_copied(whole: LoadedModel) -> None:
+    part = part_of(whole, (0, 2))
+    held = {each.data_ptr() for each in tensors(whole.module)}
+    assert {each.data_ptr() for each in tensors(part.module)} <= held
+    assert len(list(part.module.parameters())) < len(list(whole.module.parameters()))
+
+
+def tensors(module: torch.nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def test_a_model_whose_layers_stand_nowhere_together_is_refused(whole: LoadedModel) -> None:
+    hidden = LoadedModel(
+        torch.nn.Linear(2, 2), whole.source, "Odd", whole.layers, whole.device, 8, 8, (), 0
+    )
+    with pytest.raises(ConfigError, match=r"Odd: some of its layers .* one list; remove"):
+        part_of(hidden, (0,))

@@ -1,0 +1,68 @@
+"""Weights that are kept in int8 are those that were saved, up to half a step of their row."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from cluster.config import EngineConfig
+from cluster.engine.loading.model import load_model
+from cluster.errors import ConfigError
+from cluster.models.int8 import FILE_NAME, load_int8, save_int8
+
+
+@pytest.fixture
+def folder(checkpoint_factory: Callable[..., Path], tmp_path: Path) -> Path:
+    """A tiny Llama in int8."""
+    source = checkpoint_factory("llama")
+    packed = tmp_path / "packed"
+    shutil.copytree(source, packed, ignore=shutil.ignore_patterns("*.safetensors"))
+    network = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    save_int8(network.state_dict(), packed)
+    return packed
+
+
+def test_every_weight_is_within_half_a_step_of_its_row(folder: Path, llama_folder: Path) -> None:
+    state = load_int8(folder)
+    assert state is not None
+    network = AutoModelForCausalLM.from_pretrained(llama_folder, dtype=torch.float32)
+    assert state.keys() == network.state_dict().keys()
+    for name, tensor in network.state_dict().items():
+        if tensor.ndim == 2:
+            step = tensor.abs().amax(dim=1, keepdim=True) / 127
+            assert ((state[name] - tensor).abs() <= 0.501 * step).all(), name
+        else:
+            torch.testing.assert_close(state[name], tensor, rtol=8e-3, atol=0)
+    assert load_int8(llama_folder) is None
+
+
+def test_a_model_in_int8_is_served_as_the_weights_say(folder: Path) -> None:
+    loaded = load_model(EngineConfig(model=str(folder), dtype="float32", device="cpu"))
+    state = load_int8(folder)
+    assert state is not None
+    embedding = loaded.module.get_input_embeddings().weight
+    torch.testing.assert_close(embedding, state["model.embed_tokens.weight"])
+    norm = loaded.module.state_dict()["model.norm.weight"]
+    torch.testing.assert_close(norm, state["model.norm.weight"])
+
+
+def test_a_file_without_its_scales_is_refused(folder: Path) -> None:
+    packed = load_file(folder / FILE_NAME)
+    del packed["model.embed_tokens.weight.scale"]
+    save_file(packed, folder / FILE_NAME)
+    with pytest.raises(ConfigError, match=r"embed_tokens.weight lacks a scale for each row"):
+        load_int8(folder)
+
+
+def test_a_file_that_lacks_a_weight_is_refused(folder: Path) -> None:
+    packed = load_file(folder / FILE_NAME)
+    del packed["model.norm.weight"]
+    save_file(packed, folder / FILE_NAME)
+    with pytest.raises(ConfigError, match=r"lacks 1 of its weights, model.norm.weight"):
+        load_model(EngineConfig(model=str(folder), dtype="float32", device="cpu"))

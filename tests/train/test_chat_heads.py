@@ -1,0 +1,258 @@
+"""Heads learn from recorded rows: what training computes is what serving will."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from cluster.draft.heads.checkpoint import TargetShape
+from cluster.draft.heads.eagle3 import Eagle3Head
+from cluster.draft.heads.load import load_draft_head
+from cluster.draft.vocabulary import load_draft_vocabulary
+from cluster.errors import ConfigError
+from cluster.train import heads
+from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, read_shards
+from cluster.train.chat_heads import (
+    HeadBatch,
+    HeadLoss,
+    HeadOrder,
+    HeadSettings,
+    evaluate,
+    mean_chain_len,
+)
+from cluster.train.eagle3 import Eagle3Learner, new_head
+from cluster.train.heads import train_head
+from cluster.train.medusa import MedusaLearner, new_heads
+from cluster.train.trainer import Budget
+
+VOCAB, TAPS = 288, (2, 1, 0, 3)
+ANSWERS = AnswerSettings(
+    6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5, taps=TAPS
+)
+SETTINGS = HeadSettings(depth=3, vocab_size=150, num_answer_tokens=200, answers=ANSWERS)
+IDS = torch.arange(0, VOCAB, 2)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory("llama")
+
+
+@pytest.fixture(scope="module")
+def network(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
+    work = tmp_path_factory.mktemp("answers")
+    draw_shards(folder, work, 200, 0, ANSWERS)
+    return read_shards(work)
+
+
+def order_of(answers: list[Answer]) -> HeadOrder:
+    return HeadOrder(answers, IDS.numpy().astype(np.int32), VOCAB, 512, 0)
+
+
+def target_shape(network: PreTrainedModel) -> TargetShape:
+    config = network.config
+    return TargetShape(config.hidden_size, VOCAB, config.num_hidden_layers)
+
+
+def drafted_one_by_one(head: Eagle3Head, batch: HeadBatch, row: int, depth: int) -> torch.Tensor:
+    """The outputs of a chain behind token row + 1, row by row: [depth, hidden]."""
+    keys: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        keys.append(key)
+        values.append(value)
+        shared = query.shape[1] // key.shape[1]
+        past = torch.cat(keys).repeat_interleave(shared, 1).float()  # [past, heads, dim]
+        scores = torch.einsum("qhd,khd->hqk", query, past) / query.shape[-1] ** 0.5
+        weighed = torch.cat(values).repeat_interleave(shared, 1)
+        return torch.einsum("hqk,khd->qhd", scores.softmax(-1), weighed)
+
+    tokens, states = batch.token_ids[0], batch.states[0]
+    found: list[torch.Tensor] = []
+    hidden = torch.zeros(0)
+    for position in range(row + depth):
+        if position <= row:
+            hidden = head.fuse(states[position : position + 1, :3].flatten(1).float())
+        output = head(tokens[position + 1 : position + 2], hidden, torch.tensor([position]), attend)
+        hidden = head.handed_on(output)
+        if position >= row:
+            found.append(output[0])
+    return torch.stack(found)
+
+
+def test_recorded_rows_are_the_hidden_states_of_the_target(
+    network: PreTrainedModel, answers: list[Answer]
+) -> None:
+    for answer in answers[:5]:
+        text = np.concatenate([answer.prompt, answer.token_ids])[:-1]
+        with torch.no_grad():
+            states = network.model(
+                torch.from_numpy(text).long()[None], output_hidden_states=True
+            ).hidden_states
+        expected = torch.stack([states[tap][0] for tap in TAPS], dim=1)
+        assert answer.states is not None
+        found = torch.from_numpy(np.array(answer.states)).view(torch.bfloat16)
+        torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("first", [0, 4])
+def test_training_sees_the_chains_that_serving_drafts(
+    network: PreTrainedModel, answers: list[Answer], first: int
+) -> None:
+    head = new_head(network, TAPS[:3], IDS).eval()
+    for parameter in head.parameters():
+        parameter += 0.05 * torch.randn(parameter.shape)
+    learner = Eagle3Learner(head, 3, (0, 1, 2))
+    longest = max(answers, key=lambda each: len(each.prompt))
+    batch = order_of(answers).batch([longest])
+    drafts = learner.drafts(batch, first)
+    num_tokens = batch.token_ids.shape[1]
+    assert [each.shape[1] for each in drafts] == [num_tokens - 1 - first - d for d in range(3)]
+    for row in (first, first + 3, num_tokens - 5):
+        expected = drafted_one_by_one(head, batch, row, 3)
+        for depth in range(3):
+            torch.testing.assert_close(
+                drafts[depth][0, row - first], expected[depth], rtol=1e-4, atol=1e-4
+            )
+
+
+@torch.no_grad()
+def test_padding_changes_nothing(network: PreTrainedModel, answers: list[Answer]) -> None:
+    head = new_head(network, TAPS[:3], IDS).eval()
+    learner = Eagle3Learner(head, 2, (0, 1, 2))
+    order = order_of(answers)
+    short, long = (f(answers, key=lambda each: len(each.prompt)) for f in (min, max))
+    together, alone = (learner.drafts(order.batch(each), 0) for each in ([short, long], [short]))
+    for one, other in zip(together, alone, strict=True):
+        torch.testing.assert_close(one[0, : other.shape[1]], other[0], rtol=1e-4, atol=1e-4)
+
+
+def test_the_law_stands_where_the_token_that_it_drew_was_read_last(answers: list[Answer]) -> None:
+    answer = next(each for each in answers if len(each.token_ids) > 5)
+    batch = order_of(answers).batch([answer])
+    start = len(answer.prompt) - 1
+    assert batch.is_known[0].nonzero()[:, 0].tolist() == list(
+        range(start, start + len(answer.token_ids))
+    )
+    law = np.exp(answer.log_probs.astype(np.float32))
+    inside = answer.candidates % 2 == 0
+    np.testing.assert_allclose(batch.probs[0, start:-1].numpy(), law * inside, rtol=1e-6)
+    ids = IDS[batch.candidates[0, start:-1]].numpy()
+    assert (ids[inside] == answer.candidates[inside]).all()
+
+
+def test_chains_are_counted_as_they_would_be_verified() -> None:
+    right, wrong = np.ones(9, bool), np.zeros(9, bool)
+    assert mean_chain_len([right, right]) == 3.0
+    assert mean_chain_len([wrong, right]) == 1.0
+    assert mean_chain_len([right, wrong]) == pytest.approx(9 / 5)
+    # The second draft of the first chain is right, of all others wrong.
+    once = np.arange(9) == 1
+    assert mean_chain_len([right, once]) == pytest.approx(9 / 4)
+
+
+def test_what_is_saved_is_what_was_trained(
+    network: PreTrainedModel, answers: list[Answer], tmp_path: Path
+) -> None:
+    shape, output = target_shape(network), network.get_output_embeddings().weight.detach()
+    embedding = network.get_input_embeddings().weight.detach()
+    eagle = Eagle3Learner(new_head(network, TAPS[:3], IDS), 2, (0, 1, 2))
+    eagle.save(tmp_path / "eagle")
+    loaded = load_draft_head(tmp_path / "eagle", shape, embedding, output)
+    assert isinstance(loaded, Eagle3Head)
+    assert (loaded.spec.taps, loaded.token_map.tolist()) == (TAPS[:3], IDS.tolist())
+    for name, tensor in eagle.module.state_dict().items():
+        torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=8e-3, atol=1e-3)
+    assert "embed_tokens.weight" not in load_file(tmp_path / "eagle" / "model.safetensors")
+
+    medusa = MedusaLearner(new_heads(network, 3), IDS, 3)
+    with torch.no_grad():
+        for parameter in medusa.module.parameters():
+            if parameter.requires_grad:
+                parameter.normal_()
+    medusa.save(tmp_path / "medusa")
+    found = load_draft_head(tmp_path / "medusa", shape, embedding, output)
+    rows = order_of(answers).batch(answers[:1]).states[0, :, 3].float()
+    expected = [medusa.logits(each[0]) for each in medusa.drafts(HeadBatchOf(rows), 0)]
+    logits = found(rows)[..., IDS]
+    for depth, each in enumerate(expected):
+        torch.testing.assert_close(logits[: len(each), depth], each, rtol=3e-2, atol=3e-1)
+
+
+class HeadBatchOf:
+    """One conversation's last hidden rows."""
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.states = rows[None, :, None].expand(-1, -1, 4, -1)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_training_lowers_the_loss_and_resumes_to_the_bit(
+    folder: Path,
+    network: PreTrainedModel,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    budget = Budget(steps=24)
+    target = folder.as_posix()
+    whole = train_head(kind, target, tmp_path / "a", tmp_path / "one", SETTINGS, budget)
+    held_out = read_shards(tmp_path / "a" / "answers")[::20]
+    vocabulary = load_draft_vocabulary(tmp_path / "a" / kind)
+    assert vocabulary is not None
+    ids = torch.from_numpy(vocabulary.target_ids).long()
+    untrained = (
+        Eagle3Learner(new_head(network, TAPS[:3], ids), 3, (0, 1, 2))
+        if kind == "eagle3"
+        else MedusaLearner(new_heads(network, 3), ids, 3)
+    )
+    order = HeadOrder(held_out, vocabulary.target_ids, VOCAB, 512, 0)
+    before = evaluate(untrained, order, held_out)
+    assert whole.num_answers == before.num_answers == len(held_out)
+    assert sum(whole.loss_nats) < sum(before.loss_nats)
+
+    run = heads.Trainer.run
+    monkeypatch.setattr(heads.Trainer, "run", lambda trainer: run(trainer, max_steps=7))
+    train_head(kind, target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
+    monkeypatch.setattr(heads.Trainer, "run", run)
+    train_head(kind, target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_loss_of_acceptance_is_minus_the_log_of_what_two_laws_share(
+    network: PreTrainedModel, answers: list[Answer]
+) -> None:
+    batch = order_of(answers).batch(answers[:2])
+    learner = MedusaLearner(new_heads(network, 1), IDS, 3)
+    known = batch.is_known.clone()
+    known[:, 0] = False
+    logits = torch.full((int(known.sum()), len(IDS)), -30.0)
+    most, place = batch.probs[known].max(dim=1, keepdim=True)
+    logits.scatter_(1, batch.candidates[known].gather(1, place), 0.0)
+    expected = -(most + 1e-4).log().mean()
+    found = HeadLoss(learner, "acceptance").of(logits, batch, known)
+    assert float(found) == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_answers_without_hidden_rows_and_unknown_losses_are_refused(
+    network: PreTrainedModel, answers: list[Answer]
+) -> None:
+    plain = Answer(*(getattr(answers[0], name) for name in Answer.__slots__[:4]))
+    with pytest.raises(ConfigError, match="draw them anew"):
+        order_of([plain]).batch([plain])
+    with pytest.raises(ConfigError, match="unknown; known: kl, acceptance"):
+        HeadLoss(MedusaLearner(new_heads(network, 1), IDS, 3), "least squares")
