@@ -23,6 +23,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.fingerprint import folder_tokenizer_hash
+from cluster.models.int8 import save_int8
 from cluster.models.resolve import resolve
 from cluster.train.acceptance import mean_acceptance_len
 from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, read_shards
@@ -42,6 +43,10 @@ _CONVERSATIONS_PER_STEP = 4
 _HELD_OUT = 20
 
 
+# How a drafter is written, the usual way first.
+WEIGHTS = ("bfloat16", "int8", "float32")
+
+
 @dataclass(frozen=True, slots=True)
 class ChatDrafterSettings:
     """How large the drafter is, and how many tokens of answers it learns from."""
@@ -49,6 +54,7 @@ class ChatDrafterSettings:
     num_layers: int = 2
     vocab_size: int = 10_240
     num_answer_tokens: int = 600_000
+    weights: str = WEIGHTS[0]
     answers: AnswerSettings = field(default_factory=AnswerSettings)
 
 
@@ -162,7 +168,7 @@ def train_chat_drafter(
     trainer.resume()
     trainer.run()
     if rank() == 0:
-        save_drafter(drafter, vocabulary, folder)
+        save_drafter(drafter, vocabulary, folder, settings.weights)
     return evaluate(drafter, AnswerOrder(held_out, vocabulary, _PHASE.length, seed), held_out)
 
 
@@ -318,13 +324,26 @@ def save_drafter(
     network: PreTrainedModel,
     vocabulary: DraftVocabulary,
     folder: Path,
-    dtype: torch.dtype = torch.bfloat16,
+    weights: str = WEIGHTS[0],
 ) -> None:
-    """Write a Hugging Face folder and its vocabulary; the network is not changed."""
+    """Write a Hugging Face folder and its vocabulary; the network is not changed.
+
+    weights: bfloat16 or float32, which transformers loads as well, or int8 (`cluster.models.int8`).
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    copy.deepcopy(network).to(dtype).save_pretrained(folder)
+    if weights == "int8":
+        state = network.state_dict()
+        if network.config.tie_word_embeddings:
+            del state["lm_head.weight"]
+        save_int8(state, folder)
+        network.config.save_pretrained(folder)
+        network.generation_config.save_pretrained(folder)
+    else:
+        copy.deepcopy(network).to(getattr(torch, weights)).save_pretrained(folder)
     vocabulary.save(folder)
     config = folder / "config.json"
     data = json.loads(config.read_text(encoding="utf-8"))
     data.pop("_name_or_path", None)  # a path of this machine
+    if weights == "int8":
+        data["dtype"] = "bfloat16"  # in which it computes
     config.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from cluster.errors import DrafthouseError
-from cluster.train.chat_drafter import ChatDrafterSettings, train_chat_drafter
+from cluster.train.chat_drafter import WEIGHTS, ChatDrafterSettings, train_chat_drafter
 from cluster.train.corpus import (
     KINDS,
     heldout_prompts,
@@ -183,7 +183,9 @@ def _drafter(arguments: argparse.Namespace) -> None:
             arguments.target,
             arguments.work / arguments.name,
             arguments.models / arguments.name,
-            ChatDrafterSettings(arguments.layers, arguments.vocab_size, arguments.answer_tokens),
+            ChatDrafterSettings(
+                arguments.layers, arguments.vocab_size, arguments.answer_tokens, arguments.weights
+            ),
             budget(arguments),
             arguments.seed,
             arguments.evaluate,
@@ -276,4 +278,5 @@ def _add_chat_drafter(parser: argparse.ArgumentParser) -> None:
         default=defaults.num_answer_tokens,
         help="tokens of answers that the target writes first",
     )
+    add("--weights", choices=WEIGHTS, default=defaults.weights, help="how they are written")
     add("--evaluate", action="store_true", help="measure it on answers kept out of training")

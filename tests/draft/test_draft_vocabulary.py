@@ -73,7 +73,7 @@ def folders(
     network.save_pretrained(whole)
     folder = tmp_path_factory.mktemp("reduced") / "drafter"
     smaller = smaller_copy(network, reduced, network.config.num_hidden_layers)
-    save_drafter(smaller, reduced, folder, torch.float32)
+    save_drafter(smaller, reduced, folder, "float32")
     return whole, folder
 
 

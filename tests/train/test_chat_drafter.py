@@ -24,6 +24,7 @@ from cluster.train.chat_drafter import (
     ChatDrafterSettings,
     evaluate,
     frequent_vocabulary,
+    save_drafter,
     smaller_copy,
     train_chat_drafter,
 )
@@ -192,3 +193,18 @@ def test_training_lowers_the_loss_resumes_to_the_bit_and_gives_a_drafter(
     params = dataclasses.replace(GREEDY, max_tokens=64)
     recording = Recording(token_array(greedy.prompt), token_array(greedy.token_ids), params)
     assert replay(drafter, recording, 8).num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_a_drafter_drafts_alike_however_it_is_written(
+    folder: Path, shards: Path, tmp_path: Path, weights: str
+) -> None:
+    model, answers = network(folder), read_shards(shards)
+    reduced = frequent_vocabulary(answers, model, VOCAB, "")
+    save_drafter(smaller_copy(model, reduced, 3), reduced, tmp_path / weights, weights)
+    answer = max(answers, key=lambda each: len(each.token_ids))
+    params = dataclasses.replace(GREEDY, max_tokens=64)
+    recording = Recording(token_array(answer.prompt), token_array(answer.token_ids), params)
+    drafted = replay(lm_drafter(draft_engine(tmp_path / weights)), recording, 4)
+    assert drafted.num_draft_tokens > 0
+    assert (tmp_path / weights / "model.int8.safetensors").exists() == (weights == "int8")
