@@ -62,6 +62,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "cluster.draft.prediction:PredictionDrafter",
             "cluster.draft.prediction:PredictionOptions",
         ),
+        "token_recycling": Kind(
+            "cluster.draft.token_recycling:TokenRecyclingDrafter",
+            "cluster.draft.token_recycling:TokenRecyclingOptions",
+        ),
     }
 )
 
