@@ -20,6 +20,7 @@ from cluster.errors import ConfigError
 if TYPE_CHECKING:  # drafters of the pool run without torch
     import torch
 
+    from cluster.engine.engine import Engine
     from cluster.engine.types import LayerSpec
     from cluster.spec.logprobs import TopTokens
 
@@ -144,6 +145,13 @@ class Host(Protocol):
         """The model's "embedding" or "output" weights, [vocab, hidden], which must not be changed.
 
         Raises ConfigError where the checkpoint does not have them in one piece."""
+        ...
+
+    def part(self, layers: Sequence[int], num_pages: int, memory_fraction: float) -> Engine:
+        """An engine of these layers alone, ascending, with the model's embedding and output layer:
+        with its weights, and a KV cache of its own.  num_pages, memory_fraction: as of any engine.
+
+        Raises ConfigError where the model cannot be taken apart."""
         ...
 
 

@@ -62,6 +62,18 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "cluster.draft.prediction:PredictionDrafter",
             "cluster.draft.prediction:PredictionOptions",
         ),
+        "token_recycling": Kind(
+            "cluster.draft.token_recycling:TokenRecyclingDrafter",
+            "cluster.draft.token_recycling:TokenRecyclingOptions",
+        ),
+        "early_exit": Kind(
+            "cluster.draft.own_layers:EarlyExitDrafter",
+            "cluster.draft.own_layers_options:EarlyExitOptions",
+        ),
+        "layer_skip": Kind(
+            "cluster.draft.own_layers:LayerSkipDrafter",
+            "cluster.draft.own_layers_options:LayerSkipOptions",
+        ),
     }
 )
 

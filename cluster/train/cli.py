@@ -24,6 +24,7 @@ from cluster.train.dataset import STREAMS, write_streams
 from cluster.train.drafter import RECIPES, generate_streams, recipe_named, train_drafter
 from cluster.train.evaluate import evaluate_acceptance, evaluate_bits, evaluate_divergence
 from cluster.train.head_cli import HEADS, add_head, run_head
+from cluster.train.layer_skip import SearchSettings, find_layer_skip
 from cluster.train.options import add_budget, add_folders, budget, positive_float, positive_int
 from cluster.train.processes import rank, run_together
 from cluster.train.target import train_target
@@ -87,10 +88,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         help="draw this many held-out prompts of each kind instead of reading the excerpts",
     )
+    skip = verbs.add_parser(
+        "layer-skip", help="find the layers that a target can leave out when it drafts for itself"
+    )
+    skip.add_argument("target", help="a folder, a hub model or one of `drafthouse models`")
+    skip.add_argument("--out", type=Path, help="write the drafter's options there, as YAML")
+    skip.add_argument(
+        "--tokens", type=positive_int, default=SearchSettings().num_tokens,
+        help="of the target's own answers that sets of layers are compared on",
+    )  # fmt: skip
+    skip.add_argument("--seed", type=int, default=0)
     everything = verbs.add_parser("all", help="every step, in order")
     add_folders(everything)
     everything.add_argument("--minutes", type=positive_float, default=110.0)
-    for verb in (target, generate, drafter, evaluate, everything):
+    for verb in (target, generate, drafter, evaluate, skip, everything):
         verb.add_argument("--threads", type=positive_int, help="default: one per core")
 
 
@@ -108,6 +119,7 @@ def run(arguments: argparse.Namespace) -> int:
         "eagle3": run_head,
         "medusa": run_head,
         "evaluate": _evaluate,
+        "layer-skip": _layer_skip,
         "all": _all,
     }
     try:
@@ -249,6 +261,14 @@ def _evaluate(arguments: argparse.Namespace) -> None:
                 f"[{value.low:.3f}, {value.high:.3f}]\tlead over the general drafter "
                 f"{lead.mean:+.3f} [{lead.low:+.3f}, {lead.high:+.3f}]\t{report.num_texts} texts"
             )
+
+
+def _layer_skip(arguments: argparse.Namespace) -> None:
+    settings = SearchSettings(num_tokens=arguments.tokens, seed=arguments.seed)
+    report, options = find_layer_skip(arguments.target, settings)
+    print(f"{report}\n\n{options}", end="")
+    if arguments.out is not None:
+        arguments.out.write_text(options)
 
 
 def _all(arguments: argparse.Namespace) -> None:

@@ -27,13 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Rows of one step of a resident on a CPU: enough to grow the widest trees, and a prompt is read in
-# such chunks, each of which steps of decoding wait for.
-_MAX_CHUNK_ROWS = 128
 # Of the reason for which a drafter is refused: it goes with the description of its target.
 _MAX_REFUSAL_LEN = 1000
-# Of a GPU's memory; the rest is for what comes and goes.
-_MAX_GPU_SHARE = 0.97
 
 
 def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
@@ -120,16 +115,9 @@ def _beside(engine: Engine, settings: DrafterConfig, name: str) -> DrafterConfig
             "set it to 1",
             param=f"{path}.tensor_parallel",
         )
-    changes: dict[str, Any] = {"device": str(engine.device)}
-    if engine.device.type == "cuda":
-        import torch
+    from cluster.worker.host import beside
 
-        # Its share is of the memory that the target has left.
-        free, total = torch.cuda.mem_get_info(engine.device)
-        share = 1.0 - (1.0 - parsed.memory_fraction) * free / total
-        changes["memory_fraction"] = min(share, _MAX_GPU_SHARE)
-    else:
-        changes["max_batch_tokens"] = min(parsed.max_batch_tokens, _MAX_CHUNK_ROWS)
+    changes = {"device": str(engine.device), **beside(parsed, engine.device)}
     return replace(settings, options={**settings.options, "engine": {**own, **changes}})
 
 

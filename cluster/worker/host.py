@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cluster.config import Config
+from cluster.config import Config, EngineConfig
 from cluster.draft import registry
 from cluster.draft.inside import IndexArray, kv_layers_of
 from cluster.engine.engine import Engine
 from cluster.engine.loading.model import ExtraLayers, LoadedModel
+from cluster.engine.loading.part import part_of
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+# Rows of one step of a resident on a CPU: enough to grow the widest trees, and a prompt is read in
+# such chunks, each of which steps of decoding wait for.
+_MAX_CHUNK_ROWS = 128
+# Of a GPU's memory; the rest is for what comes and goes.
+_MAX_GPU_SHARE = 0.97
 # What checkpoints call the weights that heads share with their target; the last part of the name.
 _STORED = {
     "embedding": ("embed_tokens.weight", "wte.weight", "embed_in.weight"),
@@ -94,6 +101,30 @@ class EngineHost:
                 return shared
             name = "embedding"
         return _stored(Path(model.source), _STORED[name], shape).to(self.device, self.dtype)
+
+    def part(self, layers: Sequence[int], num_pages: int, memory_fraction: float) -> Engine:
+        whole = self._engine.config
+        if whole.tensor_parallel > 1:
+            raise ConfigError(
+                "tensor_parallel: layers of a target on several ranks cannot draft for it; remove "
+                "the drafter",
+                param="kind",
+            )
+        config = replace(whole, num_pages=num_pages, memory_fraction=memory_fraction, compile=False)
+        config = replace(config, **beside(config, self.device))
+        engine = Engine(config, part_of(self._engine.model, layers))
+        engine.capture_ahead()
+        return engine
+
+
+def beside(config: EngineConfig, device: torch.device) -> dict[str, Any]:
+    """What of a draft model's settings is another one in the target's process."""
+    if device.type != "cuda":
+        return {"max_batch_tokens": min(config.max_batch_tokens, _MAX_CHUNK_ROWS)}
+    # Its share is of the memory that the target has left.
+    free, total = torch.cuda.mem_get_info(device)
+    share = 1.0 - (1.0 - config.memory_fraction) * free / total
+    return {"memory_fraction": min(share, _MAX_GPU_SHARE)}
 
 
 def _text_config(module: Any) -> Any:

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from cluster.config import EngineConfig
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
@@ -17,6 +16,7 @@ from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work
 from cluster.errors import ConfigError
+from tests.support.engine.parts import plain
 
 ARCHITECTURES = [
     "llama", "qwen3", "mistral-sliding", "mixtral", "starcoder2", "gemma2", "gemma3", "gpt-oss",
@@ -41,22 +41,6 @@ def whole(folder: Path) -> Iterator[LoadedModel]:
     threads = torch.get_num_threads()
     yield load_model(settings(folder))
     torch.set_num_threads(threads)
-
-
-def plain(folder: Path, layers: tuple[int, ...], text: TokenArray) -> torch.Tensor:
-    """The last row's logits of transformers' own model, whose other layers were deleted."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
-    config, decoder = model.config, model.model
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[index] for index in layers]
-    config.num_hidden_layers = len(layers)
-    decoder.layers = torch.nn.ModuleList(decoder.layers[index] for index in layers)
-    with torch.no_grad():
-        ids = torch.from_numpy(text.astype(np.int64)).unsqueeze(0)
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0, -1]
-    return logits
 
 
 def stepped(engine: Engine, text: TokenArray, tree: TokenTree = EMPTY_TREE) -> torch.Tensor:

@@ -1,0 +1,210 @@
+"""Searches the layers that a target can leave out when it drafts for itself.
+
+Layers are dropped one after another, each time the one without which the rest agrees most with the
+whole; then each dropped one is compared with its neighbours.  What is agreed with are the target's
+own answers, as `cluster.train.chat_answers` draws them.  A set is worth what a chain of its drafts
+would bring: tokens per step over what drafts and step cost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+import yaml
+from tqdm import tqdm
+
+from cluster.config import EngineConfig
+from cluster.core import TokenTree, token_array
+from cluster.engine.engine import Engine
+from cluster.engine.loading.model import LoadedModel, load_model
+from cluster.engine.loading.part import part_of
+from cluster.engine.work import Work
+from cluster.fingerprint import load_pretrained_tokenizer
+from cluster.models.resolve import resolve
+from cluster.train.chat_answers import Answer, AnswerSettings, ChatModel
+
+# Chains of drafts are no longer than that.
+_MAX_CHAIN = 8
+# Sets that agree less are worth nothing, and neither is what they lead to.
+_MIN_AGREEMENT = 0.3
+_TIMED_STEPS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSettings:
+    """num_tokens: of the answers that sets are compared on.  max_context_len: of these texts."""
+
+    num_tokens: int = 1024
+    max_context_len: int = 1024
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A set of layers that draft.
+
+    agreement: share of the answers' places where their most probable token is the whole model's.
+    cost: time of a draft over that of a plain step.
+    """
+
+    layers: tuple[int, ...]
+    agreement: float
+    cost: float
+
+    @property
+    def chain(self) -> tuple[float, int]:
+        """(speed-up over plain decoding, drafts per step) of the best chain length, where each
+        draft is accepted with the probability of the agreement."""
+        return max(
+            (sum(self.agreement**depth for depth in range(size + 1)) / (1 + size * self.cost), size)
+            for size in range(1, _MAX_CHAIN + 1)
+        )
+
+
+Measure = Callable[[Sequence[int]], Found]
+
+
+def search(num_layers: int, measure: Measure) -> list[Found]:
+    """The best sets found, one for each number of dropped layers, and last the best of all after
+    comparing its dropped layers with their neighbours."""
+    kept = tuple(range(num_layers))
+    rows: list[Found] = []
+    with tqdm(total=num_layers - 1, unit="layer") as bar:
+        while len(kept) > 1:
+            best = _best(measure, (_without(kept, layer) for layer in kept))
+            rows.append(best)
+            bar.update()
+            kept = best.layers
+            if best.agreement < _MIN_AGREEMENT:
+                break
+    best = max(rows, key=lambda row: row.chain)
+    return [*rows, _refined(best, num_layers, measure)]
+
+
+def _refined(best: Found, num_layers: int, measure: Measure) -> Found:
+    """Exchange dropped layers with neighbours that are kept, as long as that gains."""
+    for layer in range(num_layers):
+        if layer in best.layers:
+            continue
+        neighbours = [each for each in (layer - 1, layer + 1) if each in best.layers]
+        exchanged = (tuple(sorted({*best.layers, layer} - {each})) for each in neighbours)
+        best = max([best, *map(measure, exchanged)], key=lambda row: row.agreement)
+    return best
+
+
+def _best(measure: Measure, sets: Iterable[tuple[int, ...]]) -> Found:
+    return max(map(measure, sets), key=lambda row: row.agreement)
+
+
+def _without(layers: tuple[int, ...], layer: int) -> tuple[int, ...]:
+    return tuple(each for each in layers if each != layer)
+
+
+class Bench:
+    """Measures parts of one target."""
+
+    def __init__(self, source: str, settings: SearchSettings) -> None:
+        folder = resolve(source)
+        answering = AnswerSettings(
+            conversations_per_shard=8, max_question_tokens=96, max_answer_tokens=192,
+            follow_up_share=0.0,
+        )  # fmt: skip
+        self._config = EngineConfig(
+            model=str(folder),
+            threads=torch.get_num_threads(),
+            max_running_sequences=answering.conversations_per_shard,
+            max_context_len=settings.max_context_len,
+            prefix_cache=False,
+        )
+        self.model: LoadedModel = load_model(self._config)
+        engine = Engine(self._config, self.model)
+        chat = ChatModel(engine, load_pretrained_tokenizer(folder))
+        generator = torch.Generator().manual_seed(settings.seed)
+        self.answers: list[Answer] = []
+        while sum(len(each.token_ids) for each in self.answers) < settings.num_tokens:
+            self.answers += chat.answers(answering, generator)
+        layers = range(self.num_layers)
+        whole_s, half_s = _step_s(engine), _step_s(self._engine(layers[::2]))
+        # Both are measured once, so that sets of one size cost the same whatever the machine does.
+        self._layer_s = max(whole_s - half_s, 0.0) / (len(layers) - len(layers[::2]))
+        self._whole_s = whole_s
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.model.layers)
+
+    def measure(self, layers: Sequence[int]) -> Found:
+        """What this set of layers is worth."""
+        engine = self._engine(layers)
+        hits = [hit for answer in self.answers for hit in _hits(engine, answer)]
+        dropped_s = self._layer_s * (self.num_layers - len(layers))
+        return Found(tuple(layers), float(np.mean(hits)), 1.0 - dropped_s / self._whole_s)
+
+    def _engine(self, layers: Sequence[int]) -> Engine:
+        pages = -(-self._config.max_context_len // self._config.page_size) + 2
+        return Engine(replace(self._config, num_pages=pages), part_of(self.model, layers))
+
+
+def _hits(engine: Engine, answer: Answer) -> list[bool]:
+    """Where the engine's most probable token is the whole model's, along the answer."""
+    tree = TokenTree.chain(token_array(answer.token_ids[:-1]))
+    engine.submit(Work("answer", 0, answer.prompt, tree))
+    outputs = engine.step()
+    while not outputs:
+        outputs = engine.step()
+    engine.release("answer")
+    logits = outputs[0].logits
+    assert logits is not None, "the answers fit the context that they were drawn in"
+    return list(logits.argmax(dim=-1).cpu().numpy() == answer.candidates[:, 0])
+
+
+def _step_s(engine: Engine) -> float:
+    """The median time of a decoding step of one sequence."""
+    times: list[float] = []
+    tokens = token_array(np.arange(64) % engine.vocab_size)
+    engine.submit(Work("timed", 0, tokens))
+    engine.step()
+    for index in range(_TIMED_STEPS):
+        started = time.perf_counter()
+        engine.submit(Work("timed", 64 + index, tokens[:1]))
+        engine.step()
+        times.append(time.perf_counter() - started)
+    engine.release("timed")
+    return float(np.median(times))
+
+
+def table(rows: Sequence[Found], num_layers: int) -> str:
+    """The sets as a table, the greatest speed-up marked."""
+    best = max(row.chain for row in rows)
+    lines = ["skipped  agreement  cost  drafts  speed-up"]
+    for row in rows:
+        speed, size = row.chain
+        mark = "  *" if row.chain == best else ""
+        lines.append(
+            f"{num_layers - len(row.layers):7}  {row.agreement:9.3f}  {row.cost:.2f}  {size:6}  "
+            f"{speed:8.2f}{mark}"
+        )
+    return "\n".join(lines)
+
+
+def as_yaml(found: Found, num_layers: int) -> str:
+    """The drafter's part of a configuration."""
+    skipped = [layer for layer in range(num_layers) if layer not in found.layers]
+    return yaml.safe_dump({"kind": "layer_skip", "options": {"skip_layers": skipped}})
+
+
+def find_layer_skip(source: str, settings: SearchSettings) -> tuple[str, str]:
+    """Search; returns a report to read, and the best set as a drafter of a configuration."""
+    bench = Bench(source, settings)
+    num_layers = bench.num_layers
+    rows = search(num_layers, bench.measure)
+    exits = [bench.measure(range(num_layers * quarter // 4)) for quarter in (1, 2, 3)]
+    report = (
+        f"{table(rows, num_layers)}\n\nits first layers alone (early_exit), for comparison:\n"
+        f"{table(exits, num_layers)}"
+    )
+    return report, as_yaml(max(rows, key=lambda row: row.chain), num_layers)

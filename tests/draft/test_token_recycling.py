@@ -1,0 +1,159 @@
+"""What a step thought likely is drafted again after the same words, within tenant and task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.core import SamplingParams, token_array
+from cluster.draft.base import DrafterContext
+from cluster.draft.inside import StepRows
+from cluster.draft.token_recycling import (
+    Adjacency,
+    TokenRecyclingDrafter,
+    TokenRecyclingOptions,
+)
+from cluster.errors import ConfigError
+from cluster.spec.logprobs import TopTokens
+from tests.support.draft.author import GREEDY, Author, write
+
+HOST: Any = object()
+K = 3
+
+
+def drafter(max_nodes: int = 12, **options: Any) -> TokenRecyclingDrafter:
+    context = DrafterContext("recycling", max_nodes, 8, target=HOST)
+    return TokenRecyclingDrafter(context, TokenRecyclingOptions(num_top=K, **options))
+
+
+def rows(
+    text: Sequence[int],
+    top: Sequence[Sequence[int]],
+    nodes: Sequence[int] = (),
+    parents: Sequence[int] = (),
+    **changes: Any,
+) -> StepRows:
+    """A step after `text`, whose last token is its only row of text, and its nodes."""
+    log = np.log(np.array([0.7, 0.2, 0.1], np.float32))
+    found = TopTokens(np.array(top, np.int32), np.tile(log, (len(top), 1)))
+    held = StepRows(
+        "a", 1, "default", b"", len(text) - 1, token_array([text[-1], *nodes]), 1,
+        token_array(parents), token_array([]), 99, None, found,
+    )  # fmt: skip
+    return replace(held, **changes)
+
+
+def tree_of(recycling: TokenRecyclingDrafter, author: Author) -> dict[tuple[int, ...], float]:
+    """Paths of the proposal and their survival."""
+    proposal = write(recycling, author, [])
+    paths: list[tuple[int, ...]] = []
+    if proposal is None:
+        return {}
+    for token, parent in zip(
+        proposal.tree.token_ids.tolist(), proposal.tree.parents.tolist(), strict=True
+    ):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return dict(zip(paths, proposal.survival.tolist(), strict=True))
+
+
+def test_drafts_follow_what_was_likely_from_word_to_word() -> None:
+    recycling = drafter(max_words=1, min_survival=0.001)
+    recycling.read([rows([5], [[6, 20, 21], [7, 22, 23]], [6], [-1])])
+    tree = tree_of(recycling, Author([4, 5]))
+    assert (6, 7) in tree
+    assert {(6,), (20,), (21,)} <= tree.keys()
+    assert tree[(6,)] > tree[(20,)] > tree[(21,)]
+    assert tree[(6, 7)] < tree[(6,)]
+
+
+def test_rejected_drafts_teach_too_and_the_newest_word_counts() -> None:
+    recycling = drafter(max_words=1)
+    recycling.read([rows([5], [[6, 1, 2], [8, 1, 2], [9, 1, 2]], [30, 31], [-1, -1])])
+    recycling.read([rows([30], [[10, 1, 2]])])
+    assert (10,) in tree_of(recycling, Author([30]))
+    assert (8,) not in tree_of(recycling, Author([30], request_id="b"))
+    assert (9,) in tree_of(recycling, Author([31], request_id="c"))
+
+
+def test_two_words_are_preferred_to_one() -> None:
+    recycling = drafter()
+    # Nodes 2 and then 3 after text 1; then the same word 3 after another one.
+    recycling.read([rows([1], [[2, 0, 0], [3, 0, 0], [40, 41, 42]], [2, 3], [-1, 0])])
+    recycling.read([rows([7], [[3, 0, 0], [50, 51, 52]], [3], [-1])])
+    assert (40,) in tree_of(recycling, Author([2, 3]))
+    assert (50,) in tree_of(recycling, Author([7, 3], request_id="b"))
+    assert (50,) in tree_of(recycling, Author([8, 3], request_id="c"))
+
+
+def test_the_word_before_a_row_comes_from_the_text_that_it_was_told() -> None:
+    recycling, author = drafter(), Author([1, 2])
+    write(recycling, author, [])
+    recycling.read([rows([1, 2], [[9, 0, 0]])])
+    recycling.read([rows([2], [[8, 0, 0]], request_id="unknown")])
+    assert (9,) in tree_of(recycling, Author([1, 2], request_id="b"))
+    assert (8,) in tree_of(recycling, Author([5, 2], request_id="c"))
+
+
+@pytest.mark.parametrize("change", [{"tenant": b"x"}, {"task": "code"}])
+def test_no_other_tenants_or_tasks_words_are_drafted(change: dict[str, Any]) -> None:
+    recycling = drafter()
+    recycling.read([rows([5], [[6, 7, 8]], **change)])
+    assert tree_of(recycling, Author([5])) == {}
+    assert tree_of(recycling, Author([5], request_id="b", **change)) != {}
+
+
+def test_prompts_under_way_teach_nothing() -> None:
+    recycling = drafter()
+    recycling.read([replace(rows([5], [[6, 7, 8]]), top=None, next_token=None)])
+    assert tree_of(recycling, Author([5])) == {}
+
+
+def test_noise_decides_among_the_likely_ones() -> None:
+    recycling = drafter(max_words=1)
+    recycling.read([rows([5], [[6, 7, 8]])])
+    best = set()
+    for seed in range(40):
+        params = SamplingParams(temperature=1.0, seed=seed, max_tokens=50)
+        tree = tree_of(recycling, Author([5], params, request_id=str(seed), max_nodes=1))
+        best |= {path[0] for path in tree}
+        recycling.release([str(seed)])
+    assert best == {6, 7, 8}
+
+
+def test_it_learns_how_often_it_is_right() -> None:
+    recycling = drafter(max_words=1)
+    recycling.read([rows([token], [[token + 1, 0, 0]]) for token in range(100, 200)])
+    author = Author([100], GREEDY)
+    before = tree_of(recycling, author)[(101,)]
+    for token in range(101, 190):
+        write(recycling, author, [token])
+    other = Author([100], GREEDY, request_id="b")
+    assert tree_of(recycling, other)[(101,)] > before
+
+
+def test_a_store_keeps_no_more_than_its_bound_and_drops_the_oldest() -> None:
+    store = Adjacency(3)
+    for word in (1, 2, 3):
+        store.put((word,), b"\0" * 4, b"\0" * 4)
+    store.put((1,), b"\1\0\0\0", b"\0" * 4)
+    store.put((4,), b"\0" * 4, b"\0" * 4)
+    assert len(store) == 3
+    assert store.after((2,)) is None
+    found = store.after((1,))
+    assert found is not None
+    assert found[0] == [1]
+
+
+def test_it_is_refused_outside_of_a_target() -> None:
+    with pytest.raises(ConfigError, match="token_recycling"):
+        TokenRecyclingDrafter(DrafterContext("r", 8, 8), TokenRecyclingOptions())
+
+
+@pytest.mark.parametrize("name", ["num_top", "max_words", "max_contexts", "max_stores"])
+def test_options_out_of_range_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: 0 is below 1"):
+        TokenRecyclingOptions(**{name: 0})

@@ -1,0 +1,28 @@
+"""Some layers of a model by transformers alone: what parts of a loaded model are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.core import TokenArray
+
+
+def plain(folder: Path, layers: Sequence[int], text: TokenArray) -> torch.Tensor:
+    """The last row's logits of transformers' own model, whose other layers were deleted."""
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    config, decoder = model.config, model.model
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[index] for index in layers]
+    config.num_hidden_layers = len(layers)
+    decoder.layers = torch.nn.ModuleList(decoder.layers[index] for index in layers)
+    with torch.no_grad():
+        ids = torch.from_numpy(text.astype(np.int64)).unsqueeze(0)
+        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits[0, -1]
+    return logits

@@ -1,0 +1,77 @@
+"""The search drops the layers whose loss costs least agreement, and says what that is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import yaml
+
+from cluster.config import DrafterConfig
+from cluster.draft import registry
+from cluster.draft.own_layers_options import LayerSkipOptions
+from cluster.train.layer_skip import Found, as_yaml, search, table
+
+NUM_LAYERS = 8
+
+
+class Toy:
+    """A target in which each layer's loss costs a share of the agreement of its own."""
+
+    def __init__(self, losses: Sequence[float]) -> None:
+        self.losses = losses
+        self.asked: list[tuple[int, ...]] = []
+
+    def __call__(self, layers: Sequence[int]) -> Found:
+        self.asked.append(tuple(layers))
+        agreement = 1.0
+        for layer, loss in enumerate(self.losses):
+            agreement *= 1.0 if layer in layers else 1.0 - loss
+        return Found(tuple(layers), agreement, len(layers) / len(self.losses))
+
+
+def test_the_layers_that_cost_nothing_are_dropped() -> None:
+    toy = Toy([0.9, 0.9, 0.0, 0.9, 0.0, 0.0, 0.9, 0.0])
+    best = max(search(NUM_LAYERS, toy), key=lambda row: row.chain)
+    assert best.layers == (0, 1, 3, 6)
+    assert best.chain[0] > 1.3
+
+
+def test_a_target_without_such_layers_gains_nothing() -> None:
+    rows = search(NUM_LAYERS, Toy([0.9] * NUM_LAYERS))
+    assert max(row.chain for row in rows)[0] < 1.0
+    assert len(rows) <= 3, "sets that agree on nothing lead nowhere"
+
+
+def test_a_dropped_layer_is_exchanged_where_its_neighbour_is_the_better_one() -> None:
+    """Layer 2 is the cheapest one to lose first; with 3 and 4 lost, 1 would have been."""
+    toy = Toy([0.9, 0.05, 0.04, 0.0, 0.0, 0.9, 0.9, 0.9])
+
+    def measure(layers: Sequence[int]) -> Found:
+        found = toy(layers)
+        is_torn = not {2, 3, 4} & set(layers)
+        return Found(found.layers, found.agreement * (0.5 if is_torn else 1.0), 0.2)
+
+    best = search(NUM_LAYERS, measure)[-1]
+    assert not {2, 3, 4}.isdisjoint(best.layers)
+
+
+@pytest.mark.parametrize(
+    ("agreement", "cost", "speed", "size"), [(0.5, 0.25, 1.2, 1), (1.0, 0.1, 5.0, 8)]
+)
+def test_the_speed_up_is_that_of_the_best_chain(
+    agreement: float, cost: float, speed: float, size: int
+) -> None:
+    assert Found((0,), agreement, cost).chain == pytest.approx((speed, size))
+
+
+def test_the_options_are_those_of_a_drafter() -> None:
+    found = Found((0, 1, 3), 0.9, 0.5)
+    config = DrafterConfig(**yaml.safe_load(as_yaml(found, 5)))
+    assert registry.check("skip", config) == LayerSkipOptions(skip_layers=(2, 4))
+
+
+def test_the_table_marks_the_best_row() -> None:
+    rows = [Found((0, 1), 0.9, 0.3), Found((0,), 0.2, 0.1)]
+    lines = table(rows, 3).splitlines()
+    assert [line.endswith("*") for line in lines[1:]] == [True, False]
