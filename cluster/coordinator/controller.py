@@ -192,11 +192,13 @@ class Controller:
 
         is_model: it keeps what it has grown; look-ups would build a broad tree anew each time.
         """
-        most = text.max_draft_tokens * _SHADOW_FACTOR
-        if not is_model or self._config.budget == "fixed":
-            return min(most, _POOL_NODES)
+        most = min(text.max_draft_tokens * _SHADOW_FACTOR, _POOL_NODES)
+        if self._config.budget == "fixed":
+            return most
         share = min(_POOL_NODES_OF_ALL // max(num_sequences, 1), _POOL_NODES)
-        return max(min(most, _POOL_NODES), share) if most else 0
+        if not is_model:
+            return min(most, max(share, 1))
+        return max(most, share) if most else 0
 
     def committed(self, text: Text, drafter: str, now: float) -> None:
         """A pool drafter is about to be told of new tokens of `text`."""
