@@ -62,6 +62,12 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "cluster.draft.prediction:PredictionDrafter",
             "cluster.draft.prediction:PredictionOptions",
         ),
+        "eagle3": Kind(
+            "cluster.draft.eagle3:Eagle3Drafter", "cluster.draft.head_options:Eagle3Options"
+        ),
+        "medusa": Kind(
+            "cluster.draft.medusa:MedusaDrafter", "cluster.draft.head_options:MedusaOptions"
+        ),
     }
 )
 
