@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from typing import TypeVar
 
-from cluster.draft.lm_request import LMRequest
+from cluster.draft.tree_request import TreeRequest
+
+Request = TypeVar("Request", bound=TreeRequest)
 
 
 def choose_leaves(
-    requests: Sequence[tuple[LMRequest, int]], num_rows: int, min_survival: float
-) -> list[tuple[LMRequest, list[int]]]:
+    requests: Sequence[tuple[Request, int]], num_rows: int, min_survival: float
+) -> list[tuple[Request, list[int]]]:
     """The `num_rows` leaves with the highest survival over all requests.
 
     requests: each with the maximum number of expanded nodes of its tree.  Leaves with a survival

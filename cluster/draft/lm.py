@@ -20,11 +20,11 @@ from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import rank_rows
 from cluster.draft.committed_text import RequestTable, common_len
 from cluster.draft.leaves import choose_leaves
-from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.root_counts import RootCounts
 from cluster.draft.sharpness import Sharpness, conditionals
+from cluster.draft.tree_request import learn_draws
 from cluster.draft.vocabulary import load_draft_vocabulary, readable_vocabulary
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
@@ -127,7 +127,7 @@ class LMDrafter:
             return None
         token_ids = request.text.token_ids[request.root_len :].tolist()
         path = tree.walk(token_ids)
-        loss = self._learn(request, tree, path, token_ids)
+        loss = learn_draws([self._sharpness_of(request)], tree, path, token_ids)
         hit = len(path) == len(token_ids) and tree.rankings[path[-1]] is not None
         self.root_counts.record(hit=hit)
         cached = [node for node in path if tree.slots[node] >= 0]
@@ -145,20 +145,6 @@ class LMDrafter:
                 self._engine.retain(request.request_id, path_slots)
             request.forget_cache(request.cached_len + len(path_slots))
         return loss
-
-    def _learn(
-        self, request: LMRequest, tree: LiveTree, path: Sequence[int], token_ids: Sequence[int]
-    ) -> float | None:
-        """Fit the sharpness to the draws at the nodes on `path`; returns their mean loss."""
-        sharpness = self._sharpness_of(request)
-        losses: list[float] = []
-        for node, token in zip((ROOT, *path), token_ids, strict=False):
-            ranking = tree.rankings[node]
-            if ranking is None:
-                break
-            sharpness.learn(ranking.scores, ranking.rank_of(token))
-            losses.append(ranking.loss_of(token))
-        return float(np.mean(losses)) if losses else None
 
     def _sharpness_of(self, request: LMRequest) -> Sharpness:
         return self._sharpness.of((request.task, request.params.temperature == 0.0))

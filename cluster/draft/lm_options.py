@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.config import EngineConfig
 from cluster.errors import ConfigError
@@ -31,16 +32,21 @@ class LMOptions:
     min_survival: float = 0.004
 
     def __post_init__(self) -> None:
-        for name in ("num_candidates", "num_children", "width", "max_rows", "expanded_per_node"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} is below 1", param=name)
-        if self.num_children > self.num_candidates:
-            raise ConfigError(
-                f"num_children: {self.num_children} exceeds num_candidates, "
-                f"{self.num_candidates}; children are the best candidates",
-                param="num_children",
-            )
-        if not 0.0 < self.min_survival < 1.0:
-            raise ConfigError(
-                f"min_survival: {self.min_survival} is not between 0 and 1", param="min_survival"
-            )
+        check_growth(self)
+
+
+def check_growth(options: Any) -> None:
+    """Raise ConfigError for a bad value of those settings of growth that `options` has."""
+    for name in ("num_candidates", "num_children", "width", "max_rows", "expanded_per_node"):
+        if getattr(options, name, 1) < 1:
+            raise ConfigError(f"{name}: {getattr(options, name)} is below 1", param=name)
+    if options.num_children > options.num_candidates:
+        raise ConfigError(
+            f"num_children: {options.num_children} exceeds num_candidates, "
+            f"{options.num_candidates}; children are the best candidates",
+            param="num_children",
+        )
+    if not 0.0 < options.min_survival < 1.0:
+        raise ConfigError(
+            f"min_survival: {options.min_survival} is not between 0 and 1", param="min_survival"
+        )

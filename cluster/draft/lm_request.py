@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
-from cluster.core import (
-    EMPTY_FLOATS,
-    EMPTY_TREE,
-    FloatArray,
-    Proposal,
-    TokenArray,
-    TokenTree,
-    token_array,
-)
-from cluster.draft.candidates import Ranking, RowContext, are_unprocessed, ranked_draw
-from cluster.draft.committed_text import RequestState
-from cluster.draft.coupling import is_useful
+from cluster.core import TokenArray, TokenTree, token_array
+from cluster.draft.candidates import are_unprocessed, ranked_draw
 from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu.growth import Growing, Grown
 from cluster.engine.work import Output, Work
@@ -29,30 +19,25 @@ from cluster.token_log import TokenLog
 
 # The native code prefills at most this many missing tokens; the engine's scheduler does more.
 _MAX_NATIVE_DELTA = 16
-# While a tree grows, it is sent only if it gains this many expected accepted tokens.
-_MIN_NEWS = 0.1
 
 
 @dataclass(slots=True, eq=False)
-class LMRequest(RequestState):
+class LMRequest(TreeRequest):
     """The state of one request.
 
     Text and tree consist of the target's tokens; the engine is told those of `vocabulary`, where
     the model has one of its own.
 
     in_engine: the engine knows the request.  cached_len: committed tokens that the engine should
-    hold in its KV cache.  tree: its root is after root_len tokens; None while the logits at the end
-    of the text are missing.  root_len is behind the text only while work is pending.  pending: the
-    engine's current work: the text, or these leaves of the tree.  changed: the tree was re-rooted,
-    or grew without being asked for, and has not been proposed since.
+    hold in its KV cache.  tree: None while the logits at the end of the text are missing; its root
+    is behind the text only while work is pending.  pending: the engine's current work: the text, or
+    these leaves of the tree.  changed: the tree was re-rooted, or grew without being asked for, and
+    has not been proposed since.
     """
 
-    request_id: str = ""
     vocabulary: DraftVocabulary | None = None
     in_engine: bool = False
     cached_len: int = 0
-    tree: LiveTree | None = None
-    root_len: int = 0
     pending: Literal["text"] | list[int] | None = None
     changed: bool = False
     # The text in the model's own vocabulary.
@@ -62,18 +47,13 @@ class LMRequest(RequestState):
     _pending_len: int = 0  # the text's length when the work was submitted
     _foreign_at: int | None = None  # the first token outside the model's vocabulary
     _failed: bool = False  # the engine can never serve this text
-    _proposed: Proposal | None = None
-    _penalty_len: int = -1
-    _output_counts: Counter[int] | None = None
-    _seen: frozenset[int] = frozenset()
 
     def roll_back(self, length: int) -> None:
         """Cut the text to `length` tokens, fewer than it has."""
-        self.text.truncate(length)
+        self.cut(length)
         self._read_text.truncate(length)
         self._valid_len = min(self._valid_len, length)
         self._failed = False
-        self._penalty_len = -1
         if self._foreign_at is not None and self._foreign_at >= length:
             self._foreign_at = None
         self.forget_cache(min(self.cached_len, length))
@@ -210,89 +190,3 @@ class LMRequest(RequestState):
         elif self.tree is not None and isinstance(pending, list):
             return pending
         return ()
-
-    def position_after(self, node: int) -> int:
-        """Output position of the token that follows `node`."""
-        assert self.tree is not None
-        return self.root_len - self.prompt_len + self.tree.depths[node]
-
-    def row_context(self, node: int) -> RowContext:
-        """The conditions of the target's draw at `node`."""
-        position = self.position_after(node)
-        if not self.params.has_penalties:
-            return RowContext(self.params, position)
-        assert self.tree is not None
-        self._count_tokens()
-        path = self.tree.path_tokens(node)
-        counts = Counter(self._output_counts)
-        counts.update(path)
-        return RowContext(self.params, position, counts, self._seen)
-
-    def _count_tokens(self) -> None:
-        """Count tokens for the penalties if the root moved; microseconds per thousand tokens."""
-        if self._penalty_len == self.root_len:
-            return
-        text = self.text.token_ids[: self.root_len]
-        self._output_counts = Counter(text[self.prompt_len :].tolist())
-        self._seen = frozenset(text.tolist())
-        self._penalty_len = self.root_len
-
-    def expand(
-        self,
-        node: int,
-        ranking: Ranking,
-        candidates: Sequence[tuple[int, float]],
-        max_context_len: int,
-    ) -> None:
-        """Add children to `node`.  candidates: (token, conditional probability), best first."""
-        tree = self.tree
-        assert tree is not None
-        position = self.position_after(node)
-        survival = tree.survivals[node]
-        children = [
-            (token, survival * conditional)
-            for token, conditional in candidates
-            if conditional > 0.0 and is_useful(self.params, position, token)
-        ]
-        # The absolute position of a child; the model has none beyond the limit.
-        place = self.root_len + tree.depths[node]
-        grows = place < max_context_len and position + 2 < self.params.max_tokens
-        tree.expand(node, ranking, children, grows=grows)
-
-    def proposal(
-        self, max_nodes: int, min_survival: float, drafter: str, *, is_growing: bool = False
-    ) -> Proposal:
-        """The current tree as a proposal; the former object if nothing worth sending changed.
-
-        The tree is empty while the root is behind the text, as it does not continue that text.
-        The same nodes with different survivals are not worth a frame; nor is a small gain of a
-        tree that is_growing (_MIN_NEWS).
-        """
-        tree, survival = EMPTY_TREE, EMPTY_FLOATS
-        if self.tree is not None and self.root_len == len(self.text):
-            tree, survival = self.tree.best(max_nodes, min_survival)
-        former, base_len = self._proposed, len(self.text)
-        prefix_hash = self.text.hash_at(base_len)
-        continues = (
-            former is not None
-            and former.base_len == base_len
-            and former.prefix_hash == prefix_hash
-            and former.generation == self.generation
-        )
-        if former is None or not continues or _is_news(former, tree, survival, is_growing):
-            former = Proposal(
-                self.request_id, self.generation, base_len, prefix_hash, tree, survival, drafter,
-                is_complete=not is_growing and len(tree) > 0,
-            )  # fmt: skip
-            self._proposed = former
-        return former
-
-
-def _is_news(former: Proposal, tree: TokenTree, survival: FloatArray, is_growing: bool) -> bool:
-    """Whether `tree`, which continues the same text as `former`, is worth a frame."""
-    if is_growing and float(survival.sum() - former.survival.sum()) < _MIN_NEWS:
-        return False
-    return not (
-        np.array_equal(former.tree.token_ids, tree.token_ids)
-        and np.array_equal(former.tree.parents, tree.parents)
-    )

@@ -74,6 +74,12 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "cluster.draft.own_layers:LayerSkipDrafter",
             "cluster.draft.own_layers_options:LayerSkipOptions",
         ),
+        "eagle3": Kind(
+            "cluster.draft.eagle3:Eagle3Drafter", "cluster.draft.head_options:Eagle3Options"
+        ),
+        "medusa": Kind(
+            "cluster.draft.medusa:MedusaDrafter", "cluster.draft.head_options:MedusaOptions"
+        ),
     }
 )
 

@@ -102,6 +102,25 @@ def load_draft_vocabulary(folder: Path) -> DraftVocabulary | None:
         raise ConfigError(f"{path}: not a draft vocabulary: {error}") from error
 
 
+def written_vocabulary(
+    target_ids: Ids, vocab_size: int
+) -> tuple[DraftVocabulary | None, Ids | None]:
+    """The vocabulary that a head writes whose output i is the target's token target_ids[i].
+
+    Returns None where that is the target's own, and the order in which the head's outputs have to
+    stand, None = as they do.  A head reads every token of the target's.
+    """
+    size = len(target_ids)
+    if size == vocab_size and np.array_equal(target_ids, np.arange(size)):
+        return None, None
+    order = np.argsort(target_ids, kind="stable")
+    written = target_ids[order].astype(np.int32)
+    places = np.zeros(vocab_size, np.int32)
+    places[written] = np.arange(size)
+    is_ordered = np.array_equal(order, np.arange(size))
+    return DraftVocabulary(written, places), None if is_ordered else order
+
+
 def readable_vocabulary(
     context: DrafterContext, model_hash: str, model_size: int, reduced: DraftVocabulary | None
 ) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from cluster.models.sources import HubSource
 from cluster.models.weights import PICKLED, SAFETENSORS, missing_weights
 
 _TOKENIZER = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
+_HEAD_WEIGHTS = ["*.safetensors", "*.bin", "*.pt"]
 # Repositories also hold the same weights in other formats: what lies in folders is such.
 _OTHERS = ["*/*"]
 
@@ -45,6 +46,14 @@ def download(source: HubSource, *, only_tokenizer: bool = False) -> Path:
         f"the model {_shown(source)} holds no weights in transformers' format, or they cannot be "
         f"fetched now; with a network, run: drafthouse fetch {_shown(source)}"
     )
+
+
+def download_head(source: HubSource) -> Path:
+    """The folder of a draft head's snapshot, whose weights have names of their own."""
+    folder = _snapshot(source, ["config.json", *_HEAD_WEIGHTS])
+    if not any(list(folder.glob(pattern)) for pattern in _HEAD_WEIGHTS):
+        raise ConfigError(f"{_shown(source)} holds no weights of a draft head", param="model")
+    return folder
 
 
 def _snapshot(source: HubSource, patterns: list[str]) -> Path:

@@ -66,6 +66,21 @@ def resolve(model: str, *, only_tokenizer: bool = False) -> Path:
     return fetch(source)
 
 
+def resolve_head(model: str) -> Path:
+    """The folder of a draft head: a folder here, or a snapshot of `owner/name@revision`."""
+    source = source_of(model)
+    match source:
+        case FolderSource(path):
+            return path
+        case HubSource():
+            return hub.download_head(source)
+    raise ConfigError(
+        f"{model!r} is no draft head; name its folder, or owner/name@revision on the Hugging Face "
+        "hub",
+        param="model",
+    )
+
+
 def absolute(model: str) -> str:
     """`model`, as it must be written where the working directory is another one."""
     try:

@@ -17,8 +17,10 @@ import pytest
 from cluster.config import EngineConfig
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
+from tests.support.draft.heads import random_eagle3
+from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import GreedyDecoder, load_engine
-from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS
+from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS, drafted
 
 ARCHITECTURES = ("llama", "qwen3", "mixtral", "starcoder2")
 # Starting two interpreters that import torch on a busy core takes most of it.
@@ -95,6 +97,19 @@ def test_the_leader_reads_taps_of_which_the_others_know_nothing(llama_folder: Pa
     assert chunks == [["a", 0, 16], ["a", 16, 16], ["a", 32, 9]]
     assert error <= 1e-5
     assert "adapter 3" in refusal
+
+
+def test_a_draft_head_on_the_first_rank_drafts_as_on_the_only_one(
+    llama_folder: Path, tmp_path: Path
+) -> None:
+    """Its keys lie on pages that all ranks have, though the others keep nothing of it there."""
+    head = random_eagle3(tmp_path, llama_folder)
+    with two_ranks("head", [llama_folder, head]) as (leader, follower):
+        said, _ = leader.communicate(timeout=TIMEOUT_S)
+        assert follower.wait(TIMEOUT_S) == 0
+    alone = drafted(Inside(config_of(llama_folder, "eagle3", head, max_batch_tokens=16)))
+    assert json.loads(said) == alone
+    assert any(token_ids for token_ids, _ in alone[1])
 
 
 def test_ranks_that_differ_say_so_and_compute_nothing(llama_folder: Path) -> None:

@@ -184,9 +184,11 @@ def hub(llama_folder: Path, tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
 
 
-def resolved(model: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def resolved(
+    model: str, environment: dict[str, str], program: str = RESOLVE
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", RESOLVE, model],
+        [sys.executable, "-c", program, model],
         env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
     )  # fmt: skip
 
@@ -195,6 +197,21 @@ def resolved(model: str, environment: dict[str, str]) -> subprocess.CompletedPro
 def test_a_hub_model_is_taken_from_the_hubs_own_cache(model: str, hub: dict[str, str]) -> None:
     found = resolved(model, hub)
     assert found.stdout.strip().endswith(f"models--org--tiny/snapshots/{'a' * 40}"), found.stderr
+
+
+@pytest.mark.parametrize("name", ["medusa_lm_head.pt", "pytorch_model.bin", "model.safetensors"])
+def test_a_draft_head_is_taken_from_the_hub_whatever_its_weights_are_called(
+    name: str, hub: dict[str, str], tmp_path: Path
+) -> None:
+    snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / ("a" * 40)
+    for path in snapshot.iterdir():
+        if path.name != "config.json":
+            path.unlink()
+    program = RESOLVE.replace("import resolve;", "import resolve_head as resolve;")
+    assert "holds no weights of a draft head" in resolved("org/tiny@main", hub, program).stderr
+    (snapshot / name).write_text("")
+    found = resolved("org/tiny@main", hub, program)
+    assert found.stdout.strip() == str(snapshot), found.stderr
 
 
 @pytest.mark.parametrize("model", ["org/other", "org/tiny@v2"])

@@ -171,7 +171,9 @@ def test_what_is_saved_is_what_was_trained(
     embedding = network.get_input_embeddings().weight.detach()
     eagle = Eagle3Learner(new_head(network, TAPS[:3], IDS), 2, (0, 1, 2))
     eagle.save(tmp_path / "eagle")
-    loaded = load_draft_head(tmp_path / "eagle", shape, embedding, output)
+    loaded = load_draft_head(
+        tmp_path / "eagle", shape, {"embedding": embedding, "output": output}.__getitem__
+    )
     assert isinstance(loaded, Eagle3Head)
     assert (loaded.spec.taps, loaded.token_map.tolist()) == (TAPS[:3], IDS.tolist())
     for name, tensor in eagle.module.state_dict().items():
@@ -184,7 +186,9 @@ def test_what_is_saved_is_what_was_trained(
             if parameter.requires_grad:
                 parameter.normal_()
     medusa.save(tmp_path / "medusa")
-    found = load_draft_head(tmp_path / "medusa", shape, embedding, output)
+    found = load_draft_head(
+        tmp_path / "medusa", shape, {"embedding": embedding, "output": output}.__getitem__
+    )
     rows = order_of(answers).batch(answers[:1]).states[0, :, 3].float()
     expected = [medusa.logits(each[0]) for each in medusa.drafts(HeadBatchOf(rows), 0)]
     logits = found(rows)[..., IDS]

@@ -32,6 +32,10 @@ class TargetShape:
     name: str = ""
 
 
+# The target's "embedding" or "output" weights, [vocab, hidden], for what a folder leaves out.
+TargetWeight = Callable[[str], torch.Tensor]
+
+
 @dataclass(slots=True)
 class Tensors:
     """The tensors of a folder, taken one by one; what nobody has taken is left over."""

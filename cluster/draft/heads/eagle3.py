@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import (
 
 from cluster.draft.heads.checkpoint import (
     TargetShape,
+    TargetWeight,
     Tensors,
     check_size,
     check_verifier,
@@ -125,19 +126,40 @@ class Eagle3Head(nn.Module):
         hidden: fused taps, or `handed_on` of the row before.  positions: int64[rows] for the rotary
         embedding.
         """
-        layer, num_rows = self.spec.layer, len(token_ids)
-        normed = self.hidden_norm(hidden)
+        num_rows, normed = len(token_ids), self.hidden_norm(hidden)
         residual = normed if self.spec.norm_before_residual else hidden
-        both = torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)
-        query = self.q_proj(both).view(num_rows, -1, layer.head_dim)
-        key = self.k_proj(both).view(num_rows, -1, layer.head_dim)
-        value = self.v_proj(both).view(num_rows, -1, layer.head_dim)
-        cos, sin = self.rotary(both, positions[None])
-        query, key = apply_rotary_pos_emb(query[None], key[None], cos, sin, unsqueeze_dim=2)
-        attended = attend(query[0], key[0], value).reshape(num_rows, -1)
+        both = self._side_by_side(token_ids, normed)
+        query = self.q_proj(both).view(num_rows, -1, self.spec.layer.head_dim)
+        key, value = self._keys_values(both)
+        query, key = self._rotated(both, positions, query, key)
+        attended = attend(query, key, value).reshape(num_rows, -1)
         hidden = residual + self.o_proj(attended)
         found: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return found
+
+    def keys_values(
+        self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """What rows behind these attend to, without computing these: [rows, kv heads, dim] each.
+
+        The arguments are those of `forward`."""
+        both = self._side_by_side(token_ids, self.hidden_norm(hidden))
+        key, value = self._keys_values(both)
+        return self._rotated(both, positions, key, key)[1], value
+
+    def _side_by_side(self, token_ids: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)
+
+    def _keys_values(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (len(both), -1, self.spec.layer.head_dim)
+        return self.k_proj(both).view(shape), self.v_proj(both).view(shape)
+
+    def _rotated(
+        self, both: torch.Tensor, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        cos, sin = self.rotary(both, positions[None])
+        query, key = apply_rotary_pos_emb(query[None], key[None], cos, sin, unsqueeze_dim=2)
+        return query[0], key[0]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] as `forward` returned it -> [rows, draft_vocab]."""
@@ -152,13 +174,7 @@ class Eagle3Head(nn.Module):
 
 def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> Eagle3Spec:
     """The configuration of a head in either form; raises ConfigError where it does not fit."""
-    is_speculators = "speculators_model_type" in config
-    own = config.get("transformer_layer_config") if is_speculators else config
-    if not isinstance(own, Mapping):
-        raise refused(folder, "config.json has no transformer_layer_config")
-    known = {key: value for key, value in own.items() if key not in _NOT_OF_THE_LAYER}
-    layer = LlamaConfig(**known)
-    layer.num_hidden_layers = 1
+    own, layer = _own(folder, config), layer_of(folder, config)
     vocab_size = int(own.get("vocab_size", target.vocab_size))
     eagle = config.get("eagle_config") or {}
     taps = eagle.get(_TAP_KEY) or config.get(_TAP_KEY) or default_taps(target.num_layers)
@@ -186,23 +202,42 @@ def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> E
     return spec
 
 
+def layer_of(folder: Path, config: Mapping[str, Any]) -> LlamaConfig:
+    """Sizes, norms and rotary embedding of a head's layer, in either form of configuration."""
+    own = _own(folder, config)
+    layer = LlamaConfig(**{k: v for k, v in own.items() if k not in _NOT_OF_THE_LAYER})
+    layer.num_hidden_layers = 1
+    return layer
+
+
+def _own(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that is about the layer."""
+    is_speculators = "speculators_model_type" in config
+    own = config.get("transformer_layer_config") if is_speculators else config
+    if not isinstance(own, Mapping):
+        raise refused(folder, "config.json has no transformer_layer_config")
+    return own
+
+
 def load(
-    folder: Path, config: Mapping[str, Any], target: TargetShape, embedding: torch.Tensor
+    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight
 ) -> Eagle3Head:
-    """The head of a folder.  embedding: the target's, for a folder without one."""
+    """The head of a folder.  weight: the target's, whose embedding stands in for a missing one."""
     tensors = read_tensors(folder, _plain_name)
     spec = read_spec(folder, config, target)
     if "mask_hidden" in tensors.held and not spec.has_mask:
         spec = Eagle3Spec(**{**_fields(spec), "has_mask": True})
     hidden = spec.layer.hidden_size
-    own = tensors.take_if_there("embed_tokens.weight", (target.vocab_size, hidden))
-    if own is None and embedding.shape[1] != hidden:
-        raise refused(
-            folder,
-            f"it has no embedding, and its hidden size {hidden} is not the target's "
-            f"{embedding.shape[1]}",
-        )
-    head = Eagle3Head(spec, embedding if own is None else own)
+    embedding = tensors.take_if_there("embed_tokens.weight", (target.vocab_size, hidden))
+    if embedding is None:
+        embedding = weight("embedding")
+        if embedding.shape[1] != hidden:
+            raise refused(
+                folder,
+                f"it has no embedding, and its hidden size {hidden} is not the target's "
+                f"{embedding.shape[1]}",
+            )
+    head = Eagle3Head(spec, embedding)
     state = {}
     for name, tensor in head.state_dict().items():
         if name not in ("embed_tokens.weight", "token_map", "mask_hidden"):

@@ -17,6 +17,7 @@ from torch import nn
 
 from cluster.draft.heads.checkpoint import (
     TargetShape,
+    TargetWeight,
     Tensors,
     check_size,
     check_verifier,
@@ -53,8 +54,8 @@ class MedusaHead(nn.Module):
 
     token_map: torch.Tensor
 
-    def __init__(self, spec: MedusaSpec, target_head: torch.Tensor) -> None:
-        """target_head: [vocab, hidden], the target's output layer."""
+    def __init__(self, spec: MedusaSpec, target_head: torch.Tensor | None = None) -> None:
+        """target_head: [vocab, hidden], the target's output layer, where the spec uses it."""
         super().__init__()
         self.spec = spec
         size = spec.hidden_size
@@ -66,7 +67,7 @@ class MedusaHead(nn.Module):
         self.lm_heads = nn.ModuleList(
             nn.Linear(size, spec.draft_vocab_size, bias=False) for _ in range(num_outputs)
         )
-        if spec.uses_target_head:
+        if target_head is not None:
             self.lm_heads[0].weight = nn.Parameter(target_head, requires_grad=False)
         self.register_buffer("token_map", torch.arange(spec.draft_vocab_size))
 
@@ -78,9 +79,11 @@ class MedusaHead(nn.Module):
 
 
 def load(
-    folder: Path, config: Mapping[str, Any], target: TargetShape, target_head: torch.Tensor
+    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight
 ) -> MedusaHead:
-    """The heads of a folder; raises ConfigError where they do not fit the target."""
+    """The heads of a folder; raises ConfigError where they do not fit the target.
+
+    weight: the target's, whose output layer some files draft by."""
     check_verifier(folder, str(config.get("base_model_name_or_path") or ""), target)
     check_size(
         folder, "hidden_size", int(config.get("hidden_size", target.hidden_size)),
@@ -92,7 +95,7 @@ def load(
         if any(name.startswith("blocks.") for name in tensors.held)
         else _authors_form(folder, tensors, target)
     )
-    head = MedusaHead(spec, target_head)
+    head = MedusaHead(spec, weight("output") if spec.uses_target_head else None)
     state = {
         name: tensors.take(names.get(name, name), tuple(tensor.shape))
         for name, tensor in head.state_dict().items()

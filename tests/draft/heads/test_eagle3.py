@@ -65,7 +65,7 @@ def written(folder: Path, config: Mapping[str, Any], held: Mapping[str, torch.Te
 
 
 def loaded(folder: Path, target: TargetShape = TARGET) -> Eagle3Head:
-    head = load_draft_head(folder, target, EMBEDDING, torch.zeros(VOCAB, HIDDEN))
+    head = load_draft_head(folder, target, {"embedding": EMBEDDING}.__getitem__)
     assert isinstance(head, Eagle3Head)
     return head
 
@@ -217,6 +217,12 @@ def test_the_mask_row_of_p_eagle_is_read(tmp_path: Path) -> None:
         ),
         ({"architectures": ["DFlashDraftModel"]}, {}, "DFlash block drafter"),
         ({"architectures": ["LlamaForCausalLM"]}, {}, "no draft head that we know"),
+        (
+            {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 1}, {},
+            "EAGLE heads of the first and second kind",
+        ),
+        ({"architectures": ["EagleLlamaForCausalLM"]}, {}, "EAGLE head of the first or second"),
+        ({"speculators_model_type": "mtp"}, {}, "multi-token prediction"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_by_name(

@@ -57,7 +57,7 @@ def vllm_names(held: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def loaded(folder: Path, config: dict[str, Any], held: dict[str, torch.Tensor]) -> MedusaHead:
     (folder / "config.json").write_text(json.dumps(config))
     save_file(held, folder / "medusa_lm_head.safetensors")
-    head = load_draft_head(folder, TARGET, torch.zeros(VOCAB, HIDDEN), OUTPUT)
+    head = load_draft_head(folder, TARGET, {"output": OUTPUT}.__getitem__)
     assert isinstance(head, MedusaHead)
     return head
 

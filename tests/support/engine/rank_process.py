@@ -7,7 +7,8 @@ model it measures its steps before.  Then it goes on with the last one until the
 prints the error's code.  differ: the ranks are given other settings, and then rank 1 loses what it
 should hold; both ranks print the errors.  taps: rank 0 reads the hidden states of a text in chunks
 and of a tree, after an adapter that it alone knows of was refused, and prints a line of JSON: the
-chunks, the largest relative error, the refusal.
+chunks, the largest relative error, the refusal.  head: the folders are a target and a draft head of
+it; rank 0 drafts and prints a line of JSON, the text and the trees.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from cluster.config import EngineConfig
-from cluster.core import TokenTree, token_array
+from cluster.core import SamplingParams, TokenTree, token_array
 from cluster.engine import parallel
 from cluster.engine.engine import Engine, Work
 from cluster.errors import WorkerError
+from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import GreedyDecoder, load_engine, load_oracle, prompt, run
 from tests.support.engine.taps import TapLog, errors, expected_nodes, expected_taps
+from tests.support.worker.rounds import Session
 
 NUM_TOKENS = 16
 # "measured" begins like the text with which an engine measures its steps.
@@ -53,6 +57,8 @@ def main() -> None:
         _decode(folders, rank, world_size)
     elif scenario == "taps":
         _tap(folders[0], rank, world_size)
+    elif scenario == "head":
+        _draft(*folders, rank, world_size)
     else:
         _differ(folders[0], rank, world_size)
     parallel.leave_group()
@@ -118,6 +124,24 @@ def _tap(folder: Path, rank: int, world_size: int) -> None:
     reason = "" if refused.error is None else refused.error.message
     _say(json.dumps([log.chunks, float(error), reason]))
     engine.close()
+
+
+def _draft(target: Path, head: Path, rank: int, world_size: int) -> None:
+    config = config_of(target, "eagle3", head, tensor_parallel=world_size, max_batch_tokens=16)
+    if rank > 0:
+        Engine.load(config.target.engine).follow()
+        return
+    inside = Inside(config)
+    _say(json.dumps(drafted(inside)))
+    inside.engine.close()
+
+
+def drafted(inside: Inside) -> list[list[Any]]:
+    """A text and the trees that were drafted for it."""
+    session = Session("a", prompt(37, seed=3).tolist(), SamplingParams(seed=5, max_tokens=64))
+    inside.decode([session], 20)
+    trees = [[tree.token_ids.tolist(), tree.parents.tolist()] for tree in inside.trees]
+    return [session.output, trees]
 
 
 def _say(line: str) -> None:

@@ -1,0 +1,333 @@
+"""The EAGLE-3 drafter: a head of one layer on the target's hidden rows, inside the target.
+
+After every step the head's keys of the new tokens are written beside the target's own
+(`cluster.draft.head_cache`).  A round then grows a tree from the text's last token, best first by
+the survival that the shared noise gives; for a draft the head's own output stands in for the hidden
+row of the target, which has none yet.  The next round starts anew from the target's rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
+from cluster.draft.base import DrafterContext
+from cluster.draft.bounded import Bounded
+from cluster.draft.candidates import rank_rows
+from cluster.draft.committed_text import RequestTable, common_len
+from cluster.draft.head_cache import HeadCache, HeadContext, layers
+from cluster.draft.head_options import Eagle3Options
+from cluster.draft.heads.checkpoint import read_config
+from cluster.draft.heads.eagle3 import Eagle3Head, layer_of
+from cluster.draft.heads.load import load_draft_head, made_ready, target_shape
+from cluster.draft.inside import StepRows, StepWants, host_of
+from cluster.draft.leaves import choose_leaves
+from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.sharpness import Sharpness, conditionals
+from cluster.draft.tree_request import TreeRequest, learn_draws
+from cluster.draft.vocabulary import written_vocabulary
+from cluster.engine.types import LayerSpec
+from cluster.errors import ConfigError
+from cluster.models.resolve import resolve_head
+
+_NO_LIMIT = 1 << 62
+
+
+@dataclass(slots=True, eq=False)
+class _Growth:
+    """The head's rows of one request's round.
+
+    keys, values: [rows, kv_heads, head_dim]: num_context of the text, then those of the places: the
+    root is place 0, the node of slot i place i + 1.  first: [hidden], what the root takes.
+    handed_on: [hidden] by place, what its children take.  seen: the places that each one sees.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    num_context: int
+    first: torch.Tensor
+    handed_on: list[torch.Tensor]
+    seen: list[list[int]]
+
+
+@dataclass(slots=True, eq=False)
+class Eagle3Request(TreeRequest):
+    """growth: of the tree's round; None where there is no tree.  failed_len: the length of the text
+    of which the head made nothing but NaN."""
+
+    growth: _Growth | None = None
+    failed_len: int = -1
+
+    def drop_tree(self) -> None:
+        self.tree = self.growth = None
+
+
+class Eagle3Drafter:
+    """See `Drafter` and `StepReader`.  A slice of growth is one pass over all requests."""
+
+    def __init__(self, context: DrafterContext, options: Eagle3Options) -> None:
+        host = host_of(context.target, context.name, "eagle3")
+        head = load_draft_head(resolve_head(options.model), target_shape(host), host.weight)
+        if not isinstance(head, Eagle3Head):
+            raise ConfigError(
+                f"{options.model} holds no EAGLE-3 head; use another kind of drafter", param="model"
+            )
+        if len(host.caches) == 0:
+            raise ConfigError(
+                "the target's engine was loaded without the head's layers; load it by "
+                "cluster.worker.host.load_target_engine",
+                param="model",
+            )
+        self._vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
+        if order is not None:
+            head.lm_head.weight = torch.nn.Parameter(head.lm_head.weight[order], False)
+        self._head = made_ready(head, host)
+        self._dtype = torch.float32 if host.device.type == "cpu" else host.dtype
+        self.wants = StepWants(head.spec.taps)
+        self.vocab_size = host.vocab_size
+        self._cache = HeadCache(host, head, self._dtype)
+        self._options = options
+        self._name = context.name
+        self._max_nodes = context.max_nodes
+        self._requests: RequestTable[Eagle3Request] = RequestTable(
+            context.max_requests, self._opened
+        )
+        # Greedy and sampled requests of a task class are calibrated separately.
+        self._sharpness: Bounded[Sharpness] = Bounded(Sharpness)
+        self._warm_up(host.device)
+
+    @torch.inference_mode()
+    def _warm_up(self, device: torch.device) -> None:
+        """Draft once for nobody: first calls take longer than all that follow."""
+        spec = self._head.spec
+        layer, num_taps = spec.layer, len(spec.taps)
+        taps = torch.zeros(1, num_taps * spec.target_hidden_size, dtype=self._dtype, device=device)
+        nothing = taps.new_zeros(2, 0, layer.num_key_value_heads, layer.head_dim)
+        request = Eagle3Request(0, 1, "", SamplingParams(temperature=1.0, seed=0))
+        request.text.append(np.zeros(2, np.int32))
+        request.tree, request.root_len = LiveTree(), 2
+        request.growth = _growth_from(HeadContext(*nothing, self._head.fuse(taps)[0]))
+        self._expand([(request, ROOT)])
+
+    @classmethod
+    def kv_layers(cls, options: Eagle3Options, like: LayerSpec) -> Sequence[LayerSpec]:
+        """See `StepReader`."""
+        folder = resolve_head(options.model)
+        layer = layer_of(folder, read_config(folder))
+        return layers(layer.num_key_value_heads, layer.head_dim, layer.hidden_size, like)
+
+    def _opened(self, commit: Commit) -> Eagle3Request:
+        return Eagle3Request(
+            commit.generation, commit.prompt_len, commit.task, commit.params or SamplingParams(),
+            request_id=commit.request_id, tenant=commit.tenant,
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def read(self, rows: Sequence[StepRows]) -> None:
+        """See `StepReader`: everything is kept in the target's pages."""
+        self._cache.write(rows)
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        """See `Drafter.observe`."""
+        return [self._observe(commit) for commit in commits]
+
+    def _observe(self, commit: Commit) -> Observation:
+        request = self._requests.admit(commit)
+        if request is None:
+            return self._requests.declined(commit)
+        loss: float | None = None
+        if request.renewed:
+            request.renewed = False
+            request.drop_tree()
+        if not request.text.ends_with(commit.token_ids, commit.base_len):
+            kept = common_len(request.text, commit)
+            request.cut(kept)
+            request.text.append(commit.token_ids[kept - commit.base_len :])
+            loss = self._learn(request)
+            request.drop_tree()
+        return Observation(commit.request_id, commit.generation, len(request.text), loss)
+
+    def _learn(self, request: Eagle3Request) -> float | None:
+        """Fit the sharpness to the draws that the tree foresaw; returns their mean loss."""
+        tree = request.tree
+        if tree is None:
+            return None
+        token_ids = request.text.token_ids[request.root_len :].tolist()
+        return learn_draws([self._sharpness_of(request)], tree, tree.walk(token_ids), token_ids)
+
+    def _sharpness_of(self, request: Eagle3Request) -> Sharpness:
+        return self._sharpness.of((request.task, request.params.temperature == 0.0))
+
+    @torch.inference_mode()
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        """See `Drafter.propose`.  One pass expands the most likely leaves of all requests."""
+        wanted: dict[str, tuple[Eagle3Request, int]] = {}
+        for task in tasks:
+            request = self._requests.get(task.request_id, task.generation)
+            if request is not None and task.max_nodes > 0:
+                wanted[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
+        rows: list[tuple[Eagle3Request, int]] = []
+        growing: list[tuple[Eagle3Request, int]] = []
+        for request, num_asked in wanted.values():
+            if request.tree is None:
+                if self._begin(request):
+                    rows.append((request, ROOT))
+            elif request.tree.num_slots < self._num_expanded(num_asked):
+                growing.append((request, self._num_expanded(num_asked)))
+        num_rows = min(self._options.max_rows, self._options.width * len(growing))
+        for request, leaves in choose_leaves(growing, num_rows, self._options.min_survival):
+            assert request.tree is not None
+            request.tree.assign_slots(leaves)
+            rows += [(request, leaf) for leaf in leaves]
+        if not rows:
+            return []
+        self._expand(rows)
+        grown = {request.request_id for request, _ in rows}
+        return [
+            self._proposal(*entry)
+            for name, entry in wanted.items()
+            if name in grown and entry[0].tree is not None
+        ]
+
+    def _begin(self, request: Eagle3Request) -> bool:
+        """Start a tree behind the text, where the target's rows of it are there."""
+        text = request.text.token_ids
+        if not request.can_use_drafts or request.failed_len == len(text):
+            return False
+        context = self._cache.read(request.request_id, text, self._options.context)
+        if context is None:
+            return False
+        request.tree, request.root_len = LiveTree(), len(text)
+        request.growth = _growth_from(context)
+        return True
+
+    def _expand(self, rows: Sequence[tuple[Eagle3Request, int]]) -> None:
+        """Run the head on nodes and give them children."""
+        logits = self._run(rows)
+        rows, logits = self._sound(rows, logits)
+        if not rows:
+            return
+        options = self._options
+        ranked = rank_rows(
+            logits,
+            [request.row_context(node) for request, node in rows],
+            options.num_candidates,
+            self._vocabulary,
+        )
+        fits = [self._sharpness_of(request) for request, _ in rows]
+        shares = conditionals(
+            ranked.scores,
+            np.array([fit.tau for fit in fits]),
+            np.array([fit.coverage for fit in fits]),
+        )
+        count = options.num_children
+        for index, (request, node) in enumerate(rows):
+            children = zip(
+                ranked.token_ids[index, :count].tolist(), shares[index, :count].tolist(),
+                strict=True,
+            )  # fmt: skip
+            request.expand(node, ranked.row(index), list(children), _NO_LIMIT)
+
+    def _sound(
+        self, rows: Sequence[tuple[Eagle3Request, int]], logits: torch.Tensor
+    ) -> tuple[Sequence[tuple[Eagle3Request, int]], torch.Tensor]:
+        """Without the requests that have a row of NaN, whose round is over."""
+        is_finite = torch.isfinite(logits.sum(dim=1)).tolist()
+        if all(is_finite):
+            return rows, logits
+        for (request, _), is_sound in zip(rows, is_finite, strict=True):
+            if not is_sound:
+                request.drop_tree()
+                request.failed_len = len(request.text)
+        kept = [index for index, (request, _) in enumerate(rows) if request.tree is not None]
+        return [rows[index] for index in kept], logits[kept]
+
+    def _run(self, rows: Sequence[tuple[Eagle3Request, int]]) -> torch.Tensor:
+        """The head's rows of these nodes: their logits, float32[rows, draft_vocab]."""
+        token_ids: list[int] = []
+        hidden: list[torch.Tensor] = []
+        positions: list[int] = []
+        spans: list[tuple[_Growth, int]] = []
+        for request, node in rows:
+            tree, growth = request.tree, request.growth
+            assert tree is not None
+            assert growth is not None
+            is_root = node == ROOT
+            place = 0 if is_root else tree.slots[node] + 1
+            parent = 0 if is_root else tree.slots[tree.parents[node]] + 1
+            token_ids.append(int(request.text.token_ids[-1]) if is_root else tree.tokens[node])
+            hidden.append(growth.first if is_root else growth.handed_on[parent])
+            # The head's row of a token stands where the hidden row before it does.
+            positions.append(request.root_len - 2 + tree.depths[node])
+            growth.seen.append([place] if is_root else [*growth.seen[parent], place])
+            spans.append((growth, place))
+        device = hidden[0].device
+
+        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            return _attend(spans, query, key, value)
+
+        found = self._head(
+            torch.tensor(token_ids, device=device), torch.stack(hidden),
+            torch.tensor(positions, device=device), attend,
+        )  # fmt: skip
+        for (growth, _), row in zip(spans, self._head.handed_on(found), strict=True):
+            growth.handed_on.append(row)
+        return self._head.logits(found).float()
+
+    def _proposal(self, request: Eagle3Request, num_asked: int) -> Proposal:
+        tree, least = request.tree, self._options.min_survival
+        assert tree is not None
+        is_growing = (
+            tree.num_slots < self._num_expanded(num_asked) and tree.best_leaf_survival() >= least
+        )
+        return request.proposal(num_asked, least, self._name, is_growing=is_growing)
+
+    def _num_expanded(self, num_asked: int) -> int:
+        """How many nodes may be expanded for a task that asks for `num_asked` nodes."""
+        return min(self._options.expanded_per_node * num_asked, self._max_nodes)
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """See `Drafter.release`."""
+        for request_id in request_ids:
+            self._requests.pop(request_id)
+
+
+def _growth_from(context: HeadContext) -> _Growth:
+    return _Growth(context.keys, context.values, len(context.keys), context.hidden, [], [])
+
+
+def _attend(
+    spans: Sequence[tuple[_Growth, int]],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+) -> torch.Tensor:
+    """Each row over its text and its path.  spans: of each row, neighbours where they are of one
+    request, in the order of its places."""
+    found: list[torch.Tensor] = []
+    start = 0
+    while start < len(spans):
+        growth = spans[start][0]
+        stop = start
+        while stop < len(spans) and spans[stop][0] is growth:
+            stop += 1
+        growth.keys = torch.cat((growth.keys, key[start:stop]))
+        growth.values = torch.cat((growth.values, value[start:stop]))
+        mask = torch.zeros(stop - start, len(growth.keys), dtype=torch.bool)
+        mask[:, : growth.num_context] = True
+        for row, (_, place) in enumerate(spans[start:stop]):
+            mask[row, [growth.num_context + each for each in growth.seen[place]]] = True
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query[start:stop].transpose(0, 1)[None],
+            growth.keys.transpose(0, 1)[None],
+            growth.values.transpose(0, 1)[None],
+            attn_mask=mask.to(query.device),
+            enable_gqa=True,
+        )
+        found.append(attended[0].transpose(0, 1))
+        start = stop
+    return torch.cat(found)

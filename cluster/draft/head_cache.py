@@ -1,0 +1,145 @@
+"""What an EAGLE head keeps of a text, in layers of its own on the pages of the target's KV cache.
+
+In the slot of position p lie the target's fused hidden row of p, and the head's key and value of
+its row for p: that of token p and of the hidden row before it.  So all of it is there wherever the
+target's own keys are: after prefix hits, chunks, preemptions and accepted paths, with no state by
+request.  A stamp of token and position tells rows that were written from those that were not, or
+for another text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cluster.core import TokenArray
+from cluster.draft.heads.eagle3 import Eagle3Head
+from cluster.draft.inside import Host, IndexArray, StepRows
+from cluster.engine.types import LayerSpec
+
+# Stamps are numbers that every floating-point format holds exactly; 0 is what nobody wrote.
+_NUM_STAMPS = 255
+
+
+def layers(kv_heads: int, head_dim: int, hidden_size: int, like: LayerSpec) -> list[LayerSpec]:
+    """The head's keys and values; hidden rows, one half as key, one as value; stamps."""
+    half = (hidden_size + 1) // 2
+    shapes = ((kv_heads, head_dim), (1, half), (1, 1))
+    return [LayerSpec(heads, dim, like.dtype, like.device) for heads, dim in shapes]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadContext:
+    """What a head's rows behind a text attend to, and what the first of them takes.
+
+    keys, values: [rows, kv_heads, head_dim].  hidden: [hidden], of the last token that has a row.
+    """
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Places:
+    """Where rows of a text belong: int64[rows] each.  before: slot of the token before the first,
+    None at the beginning of the text."""
+
+    token_ids: IndexArray
+    positions: IndexArray
+    slots: IndexArray
+    before: int | None
+
+
+class HeadCache:
+    """Writes what steps computed, and reads what a text's drafts start from."""
+
+    def __init__(self, host: Host, head: Eagle3Head, dtype: torch.dtype) -> None:
+        """dtype: that the head computes in."""
+        self._host = host
+        self._head = head
+        self._dtype = dtype
+        self._hidden_size = head.spec.layer.hidden_size
+        self._kv, self._hidden, self._stamps = host.caches
+
+    def write(self, rows: Sequence[StepRows]) -> None:
+        """Keep the rows of texts that a step computed."""
+        taps = [
+            each.taps[torch.from_numpy(each.text_rows).to(each.taps.device)]
+            for each in rows
+            if each.taps is not None
+        ]
+        places = [self._places(each) for each in rows if each.taps is not None]
+        if not places:
+            return
+        fused = self._head.fuse(torch.cat(taps).flatten(1).to(self._dtype))
+        parts = torch.split(fused, [len(each.slots) for each in places])
+        before = torch.cat(
+            [
+                torch.cat((self._before(place, own), own[:-1]))
+                for place, own in zip(places, parts, strict=True)
+            ]
+        )
+        token_ids = np.concatenate([each.token_ids for each in places])
+        positions = np.concatenate([each.positions for each in places])
+        slots = self._index(np.concatenate([each.slots for each in places]))
+        keys, values = self._head.keys_values(
+            self._index(token_ids), before, self._index(np.maximum(positions - 1, 0))
+        )
+        half = self._hidden.shape[-1]
+        halves = torch.nn.functional.pad(fused, (0, 2 * half - self._hidden_size))
+        self._hidden[slots] = halves.view(-1, 2, 1, half).to(self._hidden.dtype)
+        self._kv[slots] = torch.stack((keys, values), dim=1).to(self._kv.dtype)
+        stamps = torch.from_numpy(_stamps(token_ids, positions)).to(self._stamps)
+        self._stamps[slots] = stamps.view(-1, 2, 1, 1)
+
+    def _places(self, rows: StepRows) -> _Places:
+        token_ids = rows.token_ids[rows.text_rows].astype(np.int64)
+        first, stop = rows.first_position, rows.first_position + len(token_ids)
+        slots = self._host.slots(rows.request_id)
+        assert len(slots) >= stop, "the target holds what its step computed"
+        before = int(slots[first - 1]) if first else None
+        return _Places(token_ids, np.arange(first, stop), slots[first:stop], before)
+
+    def _before(self, place: _Places, own: torch.Tensor) -> torch.Tensor:
+        """The hidden row before the first: [1, hidden]; any for the text's first token."""
+        return own[:1] if place.before is None else self._read_hidden(np.array([place.before]))
+
+    def read(self, request_id: str, token_ids: TokenArray, context: int) -> HeadContext | None:
+        """What drafts behind a text start from; None where its last row is missing.
+
+        token_ids: the text, of which the last token has no row yet.  context: of how many tokens
+        before that at most.  What is missing further up is left out.
+        """
+        length = len(token_ids) - 1
+        slots = self._host.slots(request_id)
+        if length < 1 or len(slots) != length:
+            return None
+        first = max(1, length - context)  # the first token has no key: no hidden row is before it
+        positions = np.arange(min(first, length - 1), length)
+        where = self._index(slots[positions])
+        stamps = self._stamps[where, :, 0, 0].float().cpu().numpy()
+        is_there = (stamps == _stamps(token_ids[positions], positions)).all(axis=1)
+        if not is_there[-1]:
+            return None
+        is_there[positions < first] = False
+        kv = self._kv[where[torch.from_numpy(is_there).to(where.device)]].to(self._dtype)
+        return HeadContext(kv[:, 0], kv[:, 1], self._read_hidden(slots[-1:])[0])
+
+    def _read_hidden(self, slots: IndexArray) -> torch.Tensor:
+        """[rows, hidden]."""
+        rows = self._hidden[self._index(slots)].flatten(1)
+        return rows[:, : self._hidden_size].to(self._dtype)
+
+    def _index(self, values: IndexArray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._kv.device)
+
+
+def _stamps(token_ids: TokenArray | IndexArray, positions: IndexArray) -> IndexArray:
+    """int64[rows, 2]."""
+    ids = token_ids.astype(np.int64)
+    first, second = ids + 7 * positions, ids // _NUM_STAMPS + positions // _NUM_STAMPS
+    return np.stack((first, second), axis=1) % _NUM_STAMPS + 1

@@ -1,0 +1,63 @@
+"""Settings of the drafters that run a draft head; no torch is needed to check them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.draft.lm_options import check_growth
+from cluster.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Eagle3Options:
+    """An EAGLE-3 head, and how its trees grow.
+
+    model: the head's folder, or its name on the Hugging Face hub, owner/name@revision.
+    num_candidates: the most probable tokens of a node that are ranked with the target's noise.
+    num_children: the best of them, which become nodes.
+    width: nodes expanded per pass and request.
+    max_rows: nodes expanded per pass over all requests.
+    expanded_per_node: nodes expanded for each node that is asked for.
+    min_survival: nodes less likely than this are neither expanded nor proposed.
+    context: last tokens of a text that the head attends to; it was trained on texts about as long.
+    """
+
+    model: str = ""
+    num_candidates: int = 32
+    num_children: int = 4
+    width: int = 8
+    max_rows: int = 64
+    expanded_per_node: int = 2
+    min_survival: float = 0.01
+    context: int = 2048
+
+    def __post_init__(self) -> None:
+        _check_model(self.model)
+        check_growth(self)
+        if self.context < 1:
+            raise ConfigError(f"context: {self.context} is below 1", param="context")
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaOptions:
+    """Medusa heads, and the trees of their products.
+
+    model: the heads' folder, or its name on the Hugging Face hub, owner/name@revision.
+    num_candidates: the most probable tokens of a head that are ranked with the target's noise.
+    num_children: the best of them, which become children of every node before it.
+    min_survival: less likely nodes are left out.
+    """
+
+    model: str = ""
+    num_candidates: int = 32
+    num_children: int = 6
+    min_survival: float = 0.01
+
+    def __post_init__(self) -> None:
+        _check_model(self.model)
+        check_growth(self)
+
+
+def _check_model(model: str) -> None:
+    if not model:
+        raise ConfigError("model: missing; name the draft head's folder", param="model")

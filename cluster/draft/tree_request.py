@@ -1,0 +1,148 @@
+"""A request whose tree grows from a network's logits: what the nodes' draws depend on, what they
+become in the tree, and which part of it is worth proposing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, Proposal, TokenTree
+from cluster.draft.candidates import Ranking, RowContext
+from cluster.draft.committed_text import RequestState
+from cluster.draft.coupling import is_useful
+from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.sharpness import Sharpness
+
+# While a tree grows, it is sent only if it gains this many expected accepted tokens.
+_MIN_NEWS = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class TreeRequest(RequestState):
+    """tree: its root is after root_len tokens of the text; None while there is none."""
+
+    request_id: str = ""
+    tree: LiveTree | None = None
+    root_len: int = 0
+    _proposed: Proposal | None = None
+    _penalty_len: int = -1
+    _output_counts: Counter[int] | None = None
+    _seen: frozenset[int] = frozenset()
+
+    def position_after(self, node: int) -> int:
+        """Output position of the token that follows `node`."""
+        assert self.tree is not None
+        return self.root_len - self.prompt_len + self.tree.depths[node]
+
+    def row_context(self, node: int) -> RowContext:
+        """The conditions of the target's draw at `node`."""
+        position = self.position_after(node)
+        if not self.params.has_penalties:
+            return RowContext(self.params, position)
+        assert self.tree is not None
+        self._count_tokens()
+        path = self.tree.path_tokens(node)
+        counts = Counter(self._output_counts)
+        counts.update(path)
+        return RowContext(self.params, position, counts, self._seen)
+
+    def _count_tokens(self) -> None:
+        """Count tokens for the penalties if the root moved; microseconds per thousand tokens."""
+        if self._penalty_len == self.root_len:
+            return
+        text = self.text.token_ids[: self.root_len]
+        self._output_counts = Counter(text[self.prompt_len :].tolist())
+        self._seen = frozenset(text.tolist())
+        self._penalty_len = self.root_len
+
+    @property
+    def can_use_drafts(self) -> bool:
+        """Whether a draft behind the text could still save a step."""
+        return len(self.text) > 0 and 0 <= self.next_position < self.params.max_tokens - 1
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` tokens of the text; where that cuts it, the tree goes too."""
+        if length < len(self.text):
+            self.text.truncate(length)
+            self._penalty_len = -1
+            self.tree = None
+
+    def expand(
+        self,
+        node: int,
+        ranking: Ranking,
+        candidates: Sequence[tuple[int, float]],
+        max_context_len: int,
+    ) -> None:
+        """Add children to `node`.  candidates: (token, conditional probability), best first."""
+        tree = self.tree
+        assert tree is not None
+        position = self.position_after(node)
+        survival = tree.survivals[node]
+        children = [
+            (token, survival * conditional)
+            for token, conditional in candidates
+            if conditional > 0.0 and is_useful(self.params, position, token)
+        ]
+        # The absolute position of a child; the model has none beyond the limit.
+        place = self.root_len + tree.depths[node]
+        grows = place < max_context_len and position + 2 < self.params.max_tokens
+        tree.expand(node, ranking, children, grows=grows)
+
+    def proposal(
+        self, max_nodes: int, min_survival: float, drafter: str, *, is_growing: bool = False
+    ) -> Proposal:
+        """The current tree as a proposal; the former object if nothing worth sending changed.
+
+        The tree is empty while the root is behind the text, as it does not continue that text.
+        The same nodes with different survivals are not worth a frame; nor is a small gain of a
+        tree that is_growing (_MIN_NEWS).
+        """
+        tree, survival = EMPTY_TREE, EMPTY_FLOATS
+        if self.tree is not None and self.root_len == len(self.text):
+            tree, survival = self.tree.best(max_nodes, min_survival)
+        former, base_len = self._proposed, len(self.text)
+        prefix_hash = self.text.hash_at(base_len)
+        continues = (
+            former is not None
+            and former.base_len == base_len
+            and former.prefix_hash == prefix_hash
+            and former.generation == self.generation
+        )
+        if former is None or not continues or _is_news(former, tree, survival, is_growing):
+            former = Proposal(
+                self.request_id, self.generation, base_len, prefix_hash, tree, survival, drafter,
+                is_complete=not is_growing and len(tree) > 0,
+            )  # fmt: skip
+            self._proposed = former
+        return former
+
+
+def learn_draws(
+    fits: Sequence[Sharpness], tree: LiveTree, path: Sequence[int], token_ids: Sequence[int]
+) -> float | None:
+    """Fit to the draws that a tree foresaw; returns their mean loss.
+
+    path: the tree's nodes of these tokens, as far as it has them.  fits: of the draws at the root
+    and below it, the last of them for all that follow."""
+    losses: list[float] = []
+    for depth, (node, token) in enumerate(zip((ROOT, *path), token_ids, strict=False)):
+        ranking = tree.rankings[node]
+        if ranking is None:
+            break
+        fits[min(depth, len(fits) - 1)].learn(ranking.scores, ranking.rank_of(token))
+        losses.append(ranking.loss_of(token))
+    return float(np.mean(losses)) if losses else None
+
+
+def _is_news(former: Proposal, tree: TokenTree, survival: FloatArray, is_growing: bool) -> bool:
+    """Whether `tree`, which continues the same text as `former`, is worth a frame."""
+    if is_growing and float(survival.sum() - former.survival.sum()) < _MIN_NEWS:
+        return False
+    return not (
+        np.array_equal(former.tree.token_ids, tree.token_ids)
+        and np.array_equal(former.tree.parents, tree.parents)
+    )

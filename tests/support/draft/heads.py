@@ -1,0 +1,149 @@
+"""Draft heads for tiny targets, in the published forms: random ones, and ones that are right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+VOCAB_SIZE = 24
+HIDDEN = 32
+# How sure the target is of each next token, in units of its logits.
+SURENESS = 6.0
+
+
+def cyclic_target(folder: Path) -> Path:
+    """A target that goes on with the next token's number, most of the time: its layers do nothing,
+    and its hidden row after the final norm says which token stands there."""
+    config = LlamaConfig(
+        hidden_size=HIDDEN, intermediate_size=32, num_hidden_layers=3, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=VOCAB_SIZE, max_position_embeddings=512,
+        tie_word_embeddings=False, bos_token_id=0, eos_token_id=None, pad_token_id=1,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    model.model.embed_tokens.weight.data = torch.eye(VOCAB_SIZE, HIDDEN)
+    model.lm_head.weight.data = _after(1)
+    model.save_pretrained(folder)
+    return folder
+
+
+def right_eagle3(folder: Path, *, reduced: int = VOCAB_SIZE) -> Path:
+    """The head that knows how `cyclic_target` goes on: its layer turns each token's row into the
+    next one's.  reduced: it writes only the tokens from there on."""
+    scale, sharp = HIDDEN**0.5, 4.0
+    shift = torch.zeros(HIDDEN, HIDDEN)
+    for token in range(VOCAB_SIZE):
+        shift[(token + 1) % VOCAB_SIZE, token] = 1.0
+        shift[token, token] -= 1.0
+    # silu(sharp * scale) * scale is what the inner layer makes of a row that is normed.
+    inner = float(torch.nn.functional.silu(torch.tensor(sharp * scale))) * scale
+    kept = torch.arange(VOCAB_SIZE)[-reduced:]
+    tensors = _zeros(HIDDEN, HIDDEN, reduced)
+    tensors["fc.weight"] = torch.cat((torch.eye(HIDDEN), torch.zeros(HIDDEN, 2 * HIDDEN)), dim=1)
+    tensors["lm_head.weight"] = _after(1)[kept]
+    tensors["midlayer.mlp.gate_proj.weight"] = sharp * torch.eye(HIDDEN)
+    tensors["midlayer.mlp.up_proj.weight"] = torch.eye(HIDDEN)
+    tensors["midlayer.mlp.down_proj.weight"] = shift * scale / inner
+    if reduced < VOCAB_SIZE:
+        tensors["d2t"] = kept - torch.arange(reduced)
+    config = _eagle3_config(HIDDEN, HIDDEN, VOCAB_SIZE, reduced)
+    config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": [3, 3, 3]}
+    return _written(folder, config, tensors, "model.safetensors")
+
+
+def right_medusa(folder: Path, num_heads: int = 3) -> Path:
+    """Heads that know how `cyclic_target` goes on."""
+    tensors: dict[str, torch.Tensor] = {}
+    for head in range(num_heads):
+        tensors[f"{head}.0.linear.weight"] = torch.zeros(HIDDEN, HIDDEN)
+        tensors[f"{head}.1.weight"] = _after(head + 2)
+    return _written(folder, {"medusa_num_heads": num_heads}, tensors, "medusa_lm_head.safetensors")
+
+
+def random_eagle3(folder: Path, target: Path, *, fill: float | None = None) -> Path:
+    """A head of random weights for a target's sizes, with a vocabulary of every third token.
+
+    fill: what all of its output layer holds in place of random numbers."""
+    config = AutoConfig.from_pretrained(target)
+    size, vocab_size = config.hidden_size, config.vocab_size
+    reduced = vocab_size // 3
+    generator = torch.Generator().manual_seed(1)
+    tensors = {
+        name: torch.randn(each.shape, generator=generator) / each.shape[-1] ** 0.5
+        if each.dim() == 2
+        else each
+        for name, each in _zeros(size, 2 * size, reduced).items()
+    }
+    tensors["lm_head.weight"] *= 4
+    tensors["d2t"] = 2 * torch.arange(reduced)
+    if fill is not None:
+        tensors["lm_head.weight"].fill_(fill)
+    return _written(
+        folder, _eagle3_config(size, 2 * size, vocab_size, reduced), tensors, "model.safetensors"
+    )
+
+
+def random_medusa(folder: Path, target: Path, *, fill: float | None = None) -> Path:
+    """Three heads of random weights for a target's sizes."""
+    config = AutoConfig.from_pretrained(target)
+    generator = torch.Generator().manual_seed(1)
+    tensors: dict[str, torch.Tensor] = {}
+    for head in range(3):
+        size = config.hidden_size
+        tensors[f"{head}.0.linear.weight"] = torch.randn(size, size, generator=generator) / 8
+        tensors[f"{head}.0.linear.bias"] = torch.zeros(size)
+        tensors[f"{head}.1.weight"] = torch.randn(config.vocab_size, size, generator=generator)
+        if fill is not None:
+            tensors[f"{head}.1.weight"].fill_(fill)
+    return _written(folder, {"medusa_num_heads": 3}, tensors, "medusa_lm_head.safetensors")
+
+
+def _after(distance: int) -> torch.Tensor:
+    """An output layer: of the row that says `token`, most likely token + distance."""
+    output = torch.zeros(VOCAB_SIZE, HIDDEN)
+    for token in range(VOCAB_SIZE):
+        output[(token + distance) % VOCAB_SIZE, token] = SURENESS / HIDDEN**0.5
+    return output
+
+
+def _zeros(size: int, inner: int, draft_vocab: int) -> dict[str, torch.Tensor]:
+    """All tensors of a head with heads as `_eagle3_config` has them; its norms do nothing more."""
+    half = size // 2
+    shapes = {
+        "self_attn.q_proj": (size, 2 * size), "self_attn.k_proj": (half, 2 * size),
+        "self_attn.v_proj": (half, 2 * size), "self_attn.o_proj": (size, size),
+        "mlp.gate_proj": (inner, size), "mlp.up_proj": (inner, size),
+        "mlp.down_proj": (size, inner),
+    }  # fmt: skip
+    tensors = {f"midlayer.{name}.weight": torch.zeros(shape) for name, shape in shapes.items()}
+    for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
+        tensors[f"midlayer.{name}.weight"] = torch.ones(size)
+    tensors["norm.weight"] = torch.ones(size)
+    tensors["fc.weight"] = torch.zeros(size, 3 * size)
+    tensors["lm_head.weight"] = torch.zeros(draft_vocab, size)
+    return tensors
+
+
+def _eagle3_config(size: int, inner: int, vocab_size: int, draft_vocab: int) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
+        "hidden_size": size, "intermediate_size": inner, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": vocab_size, "draft_vocab_size": draft_vocab,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 512,
+    }  # fmt: skip
+
+
+def _written(
+    folder: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor], name: str
+) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({key: each.contiguous() for key, each in tensors.items()}, folder / name)
+    return folder

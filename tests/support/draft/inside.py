@@ -1,0 +1,79 @@
+"""A drafter inside a target, driven by hand: it reads every step and drafts for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster.config import Config, DrafterConfig, EngineConfig, TargetConfig
+from cluster.core import EMPTY_TREE, Commit, DraftTask, TokenTree, token_array
+from cluster.draft import registry
+from cluster.draft.base import DrafterContext
+from cluster.draft.inside import StepRows
+from cluster.worker.host import EngineHost, load_target_engine
+from cluster.worker.verifier import Verifier
+from tests.support.worker.rounds import Session, decode_all
+
+
+def config_of(target: Path, kind: str, head: Path, **settings: Any) -> Config:
+    """A float32 target with small pages and one drafter, `head`, inside.  settings: of the engine;
+    options: of the drafter."""
+    options = settings.pop("options", {})
+    engine: dict[str, Any] = {
+        "dtype": "float32", "device": "cpu", "page_size": 4, "num_pages": 256,
+        "max_batch_tokens": 64, **settings,
+    }  # fmt: skip
+    return Config(
+        target=TargetConfig(engine=EngineConfig(model=str(target), **engine)),
+        drafters={"head": DrafterConfig(kind=kind, options={"model": str(head), **options})},
+    )
+
+
+class Inside:
+    """engine, verifier, drafter: of a configuration with one drafter inside the target."""
+
+    def __init__(self, config: Config) -> None:
+        self.engine = load_target_engine(config)
+        (name,) = config.residents
+        host = EngineHost(self.engine, config, name)
+        context = DrafterContext(name, 32, 64, self.engine.vocab_size, "", host)
+        self.drafter: Any = registry.create(name, config.drafters[name], context)
+        self.verifier = Verifier(self.engine, wants=self.drafter.wants)
+        self.after_step: Callable[[Sequence[StepRows]], None] = self.drafter.read
+        self.trees: list[TokenTree] = []
+        self._step = self.verifier.step
+        self.verifier.step = self._stepped  # type: ignore[method-assign]
+
+    def _stepped(self) -> Any:
+        frame = self._step()
+        self.after_step(self.verifier.last_rows)
+        return frame
+
+    def decode(self, sessions: Sequence[Session], num_tokens: int, max_nodes: int = 8) -> None:
+        """Rounds over all sessions until each has num_tokens tokens of output; then they end."""
+        drafters = [self._drafts_for(session, max_nodes) for session in sessions]
+        decode_all(self.verifier, sessions, drafters, num_tokens, release=True)
+        self.drafter.release([session.request_id for session in sessions])
+
+    def _drafts_for(self, session: Session, max_nodes: int) -> Callable[[Sequence[int]], TokenTree]:
+        return lambda tokens: self.tree(session, max_nodes)
+
+    def tree(self, session: Session, max_nodes: int) -> TokenTree:
+        """Its tree for the session's text as it stands."""
+        commit = Commit(
+            session.request_id, session.generation, 0, 0, token_array(session.tokens),
+            session.prompt_len, max_nodes, "default", session.params, b"",
+        )  # fmt: skip
+        (observed,) = self.drafter.observe([commit])
+        assert observed.have_len == len(session.tokens)
+        tree = EMPTY_TREE
+        task = DraftTask(session.request_id, session.generation, max_nodes)
+        while proposals := self.drafter.propose([task]):
+            (proposal,) = proposals
+            assert proposal.base_len == len(session.tokens)
+            tree = proposal.tree
+            if proposal.is_complete:
+                break
+        self.trees.append(tree)
+        return tree
