@@ -24,7 +24,8 @@ from cluster.draft.head_options import Eagle3Options
 from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.eagle3 import Eagle3Head, layer_of
 from cluster.draft.heads.load import load_draft_head, made_ready, target_shape
-from cluster.draft.inside import StepRows, StepWants, host_of
+from cluster.draft.heads.mtp import MtpHead
+from cluster.draft.inside import Host, StepRows, StepWants, host_of
 from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import Sharpness, conditionals
@@ -69,13 +70,11 @@ class Eagle3Request(TreeRequest):
 class Eagle3Drafter:
     """See `Drafter` and `StepReader`.  A slice of growth is one pass over all requests."""
 
+    kind = "eagle3"
+
     def __init__(self, context: DrafterContext, options: Eagle3Options) -> None:
-        host = host_of(context.target, context.name, "eagle3")
-        head = load_draft_head(resolve_head(options.model), target_shape(host), host.weight)
-        if not isinstance(head, Eagle3Head):
-            raise ConfigError(
-                f"{options.model} holds no EAGLE-3 head; use another kind of drafter", param="model"
-            )
+        host = host_of(context.target, context.name, self.kind)
+        head = self._load(options, host)
         if len(host.caches) == 0:
             raise ConfigError(
                 "the target's engine was loaded without the head's layers; load it by "
@@ -112,6 +111,14 @@ class Eagle3Drafter:
         request.tree, request.root_len = LiveTree(), 2
         request.growth = _growth_from(HeadContext(*nothing, self._head.fuse(taps)[0]))
         self._expand([(request, ROOT)])
+
+    def _load(self, options: Eagle3Options, host: Host) -> Eagle3Head | MtpHead:
+        head = load_draft_head(resolve_head(options.model), target_shape(host), host.weight)
+        if not isinstance(head, Eagle3Head):
+            raise ConfigError(
+                f"{options.model} holds no EAGLE-3 head; use another kind of drafter", param="model"
+            )
+        return head
 
     @classmethod
     def kv_layers(cls, options: Eagle3Options, like: LayerSpec) -> Sequence[LayerSpec]:

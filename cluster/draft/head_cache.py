@@ -17,6 +17,7 @@ import torch
 
 from cluster.core import TokenArray
 from cluster.draft.heads.eagle3 import Eagle3Head
+from cluster.draft.heads.mtp import MtpHead
 from cluster.draft.inside import Host, IndexArray, StepRows
 from cluster.engine.types import LayerSpec
 
@@ -57,7 +58,7 @@ class _Places:
 class HeadCache:
     """Writes what steps computed, and reads what a text's drafts start from."""
 
-    def __init__(self, host: Host, head: Eagle3Head, dtype: torch.dtype) -> None:
+    def __init__(self, host: Host, head: Eagle3Head | MtpHead, dtype: torch.dtype) -> None:
         """dtype: that the head computes in."""
         self._host = host
         self._head = head
@@ -93,7 +94,7 @@ class HeadCache:
         halves = torch.nn.functional.pad(fused, (0, 2 * half - self._hidden_size))
         self._hidden[slots] = halves.view(-1, 2, 1, half).to(self._hidden.dtype)
         self._kv[slots] = torch.stack((keys, values), dim=1).to(self._kv.dtype)
-        stamps = torch.from_numpy(_stamps(token_ids, positions)).to(self._stamps)
+        stamps = torch.from_numpy(stamps_of(token_ids, positions)).to(self._stamps)
         self._stamps[slots] = stamps.view(-1, 2, 1, 1)
 
     def _places(self, rows: StepRows) -> _Places:
@@ -122,7 +123,7 @@ class HeadCache:
         positions = np.arange(min(first, length - 1), length)
         where = self._index(slots[positions])
         stamps = self._stamps[where, :, 0, 0].float().cpu().numpy()
-        is_there = (stamps == _stamps(token_ids[positions], positions)).all(axis=1)
+        is_there = (stamps == stamps_of(token_ids[positions], positions)).all(axis=1)
         if not is_there[-1]:
             return None
         is_there[positions < first] = False
@@ -138,7 +139,7 @@ class HeadCache:
         return torch.from_numpy(values).to(self._kv.device)
 
 
-def _stamps(token_ids: TokenArray | IndexArray, positions: IndexArray) -> IndexArray:
+def stamps_of(token_ids: TokenArray | IndexArray, positions: IndexArray) -> IndexArray:
     """int64[rows, 2]."""
     ids = token_ids.astype(np.int64)
     first, second = ids + 7 * positions, ids // _NUM_STAMPS + positions // _NUM_STAMPS

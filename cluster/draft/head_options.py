@@ -39,6 +39,21 @@ class Eagle3Options:
 
 
 @dataclass(frozen=True, slots=True)
+class MtpOptions(Eagle3Options):
+    """The multi-token-prediction layer in the target's checkpoint, and how its trees grow.
+
+    model: the target's folder or name, as target.engine.model says it.
+    num_candidates: the most probable tokens of a node that are ranked with the target's noise.
+    num_children: the best of them, which become nodes.
+    width: nodes expanded per pass and request.
+    max_rows: nodes expanded per pass over all requests.
+    expanded_per_node: nodes expanded for each node that is asked for.
+    min_survival: nodes less likely than this are neither expanded nor proposed.
+    context: last tokens of a text that the layer attends to.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class MedusaOptions:
     """Medusa heads, and the trees of their products.
 
@@ -56,6 +71,26 @@ class MedusaOptions:
     def __post_init__(self) -> None:
         _check_model(self.model)
         check_growth(self)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOptions:
+    """A DFlash or DSpark drafter, which drafts a block in one pass.
+
+    model: the drafter's folder, or its name on the Hugging Face hub, owner/name@revision.
+    num_candidates: the most probable tokens of a row that are ranked with the target's noise.
+    context: last tokens of a text that the block attends to.
+    """
+
+    model: str = ""
+    num_candidates: int = 32
+    context: int = 4096
+
+    def __post_init__(self) -> None:
+        _check_model(self.model)
+        for name in ("num_candidates", "context"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: {getattr(self, name)} is below 1", param=name)
 
 
 def _check_model(model: str) -> None:

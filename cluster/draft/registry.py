@@ -80,6 +80,10 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "medusa": Kind(
             "cluster.draft.medusa:MedusaDrafter", "cluster.draft.head_options:MedusaOptions"
         ),
+        "block": Kind(
+            "cluster.draft.block:BlockDrafter", "cluster.draft.head_options:BlockOptions"
+        ),
+        "mtp": Kind("cluster.draft.mtp:MtpDrafter", "cluster.draft.head_options:MtpOptions"),
     }
 )
 

@@ -56,7 +56,7 @@ def test_an_unknown_kind_is_named_with_the_nearest_one() -> None:
 def test_every_kind_has_an_options_dataclass_with_defaults() -> None:
     for kind in KINDS:
         # A draft head has to be named.
-        options = {"model": "h"} if kind in ("eagle3", "medusa") else {}
+        options = {"model": "h"} if kind in ("eagle3", "medusa", "block", "mtp") else {}
         assert dataclasses.is_dataclass(check("x", DrafterConfig(kind=kind, options=options)))
     assert isinstance(check("x", DrafterConfig(kind="lm")), LMOptions)
 
@@ -101,8 +101,9 @@ def test_checking_and_count_based_drafting_need_no_torch() -> None:
         "from cluster.config import DrafterConfig\n"
         "from cluster.draft.base import DrafterContext\n"
         "from cluster.draft.registry import KINDS, check, create\n"
+        "heads = ('eagle3', 'medusa', 'block', 'mtp')\n"
         "for kind in KINDS:\n"
-        "    options = {'model': 'h'} if kind in ('eagle3', 'medusa') else {}\n"
+        "    options = {'model': 'h'} if kind in heads else {}\n"
         "    check('x', DrafterConfig(kind=kind, options=options))\n"
         "for kind in ('prompt_lookup', 'suffix', 'ngram_cache'):\n"
         "    create('x', DrafterConfig(kind=kind), DrafterContext('x', 4, 4))\n"

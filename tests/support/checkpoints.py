@@ -91,6 +91,13 @@ SERVED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         _DENSE | {"head_dim": 16, "residual_multiplier": 0.5, "attention_multiplier": 0.25},
     ),
     "smollm3": ("smollm3", _DENSE | {"head_dim": 16, "no_rope_layers": [1, 0, 1]}),
+    # GLM-4.5: every layer behind the first has experts.
+    "glm4-moe": (
+        "glm4_moe",
+        _DENSE | {"head_dim": 16, "attention_bias": True, "use_qk_norm": True,
+                  "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+                  "routed_scaling_factor": 1.5},
+    ),
     # Beyond its original length its queries are scaled by their positions.
     "ministral3": (
         "ministral3",

@@ -31,6 +31,7 @@ from cluster.draft.heads.checkpoint import (
     read_tensors,
     refused,
 )
+from cluster.draft.heads.precision import PreciseBuffers
 
 # attend(query [rows, heads, dim], key, value [rows, kv heads, dim]) -> [rows, heads, dim]: over the
 # rows' own past, wherever that is kept.
@@ -60,7 +61,7 @@ class Eagle3Spec:
     has_mask: bool = False
 
 
-class Eagle3Head(nn.Module):
+class Eagle3Head(PreciseBuffers):
     """The head's weights and its forward.  token_map: int64[draft_vocab], target ids of its rows.
 
     embedding: [vocab, hidden], the target's own where the file has none.
@@ -243,7 +244,7 @@ def load(
         if name not in ("embed_tokens.weight", "token_map", "mask_hidden"):
             state[name] = tensors.take(name, tuple(tensor.shape))
     state["embed_tokens.weight"] = head.embed_tokens.weight
-    state["token_map"] = _token_map(folder, tensors, spec, target)
+    state["token_map"] = token_map(folder, tensors, spec.draft_vocab_size, target)
     if spec.has_mask:
         state["mask_hidden"] = tensors.take("mask_hidden", (hidden,))
     tensors.check()
@@ -271,11 +272,8 @@ def _plain_name(name: str) -> str:
     return name.removeprefix("self_attn.")
 
 
-def _token_map(
-    folder: Path, tensors: Tensors, spec: Eagle3Spec, target: TargetShape
-) -> torch.Tensor:
-    """Target ids of the head's rows: `d2t` holds offsets, target id = i + d2t[i]."""
-    size = spec.draft_vocab_size
+def token_map(folder: Path, tensors: Tensors, size: int, target: TargetShape) -> torch.Tensor:
+    """Target ids of a head's `size` outputs: `d2t` holds offsets, target id = i + d2t[i]."""
     offsets = tensors.take_if_there("d2t", (size,))
     tensors.take_if_there("t2d", (target.vocab_size,))  # says the same the other way round
     ids = torch.arange(size)

@@ -8,32 +8,37 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from cluster.draft.heads import eagle3, medusa
+from cluster.draft.heads import block_files, eagle3, medusa
+from cluster.draft.heads.block import BlockHead
 from cluster.draft.heads.checkpoint import TargetShape, TargetWeight, read_config, refused
 from cluster.draft.inside import Host
 from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
 
 Head = TypeVar("Head", bound=nn.Module)
-DraftHead = eagle3.Eagle3Head | medusa.MedusaHead
+DraftHead = eagle3.Eagle3Head | medusa.MedusaHead | BlockHead
 
 # Architectures and keys of heads that we know by name and do not serve.
 _REFUSED = {
-    "dflash": "a DFlash block drafter",
-    "dspark": "a DSpark block drafter",
+    "dflash2": "a DFlash-2 block drafter",
     "domino": "a Domino block drafter",
     "jetspec": "a JetSpec block drafter",
 }
+_OF_DFLASH_2 = ("candidate_selector", "selector_rank")
 
 
 def format_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """What a folder is: eagle3 or medusa; raises ConfigError for anything else, by its name."""
+    """What a folder is: eagle3, medusa or block; raises ConfigError for others, by their names."""
     architectures = " ".join(map(str, config.get("architectures") or ()))
     said = f"{architectures} {config.get('speculators_model_type', '')}".lower()
+    block = config.get("dflash_config") or {}
+    said += f" {config.get('projector_type', block.get('projector_type', ''))}".lower()
     for word, name in _REFUSED.items():
         if word in said or f"{word}_config" in config:
             raise refused(folder, f"it is {name}, which is not served")
-    if "candidate_selector" in config or "selector_rank" in config:
+    if any(key in each for key in _OF_DFLASH_2 for each in (config, block)):
         raise refused(folder, "it is a DFlash-2 block drafter, which is not served")
+    if "dflash" in said or "dspark" in said:
+        return "block"
     if "eagle3" in said or "peagle" in said:
         return "eagle3"
     if "eagle" in said:
@@ -42,8 +47,8 @@ def format_of(folder: Path, config: Mapping[str, Any]) -> str:
         )
     if config.get("speculators_model_type") == "mtp" or "mtp_num_hidden_layers" in config:
         raise refused(
-            folder, "it is a layer for multi-token prediction, which is not served; draft with an "
-            "EAGLE-3 or Medusa head of the same target",
+            folder, "it is a layer for multi-token prediction apart from its target; such a layer "
+            "is drafted from (kind: mtp) where it lies in the target's own checkpoint",
         )  # fmt: skip
     if "medusa_num_heads" in config or "medusa" in said or config.get("model_type") == "medusa":
         return "medusa"
@@ -55,8 +60,8 @@ def format_of(folder: Path, config: Mapping[str, Any]) -> str:
         )  # fmt: skip
     raise refused(
         folder,
-        f"it is no draft head that we know (architectures: {architectures or 'none'}); EAGLE-3 "
-        "and Medusa folders are",
+        f"it is no draft head that we know (architectures: {architectures or 'none'}); "
+        "EAGLE-3, Medusa, DFlash and DSpark folders are",
     )
 
 
@@ -85,6 +90,9 @@ def load_draft_head(folder: Path, target: TargetShape, weight: TargetWeight) -> 
     made for.
     """
     config = read_config(folder)
-    if format_of(folder, config) == "eagle3":
+    form = format_of(folder, config)
+    if form == "eagle3":
         return eagle3.load(folder, config, target, weight)
+    if form == "block":
+        return block_files.load(folder, config, target, weight)
     return medusa.load(folder, config, target, weight)

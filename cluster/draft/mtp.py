@@ -1,0 +1,32 @@
+"""The multi-token-prediction drafter: the layer that the target's own checkpoint brings for it.
+
+It drafts as an EAGLE-3 head does, from the rows behind the target's final norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cluster.draft.eagle3 import Eagle3Drafter
+from cluster.draft.head_cache import layers
+from cluster.draft.head_options import Eagle3Options
+from cluster.draft.heads import mtp
+from cluster.draft.heads.load import target_shape
+from cluster.draft.inside import Host
+from cluster.engine.types import LayerSpec
+from cluster.models.resolve import resolve
+
+
+class MtpDrafter(Eagle3Drafter):
+    """See `Eagle3Drafter`."""
+
+    kind = "mtp"
+
+    def _load(self, options: Eagle3Options, host: Host) -> mtp.MtpHead:
+        return mtp.load(resolve(options.model), target_shape(host), host.weight)
+
+    @classmethod
+    def kv_layers(cls, options: Eagle3Options, like: LayerSpec) -> Sequence[LayerSpec]:
+        """See `StepReader`."""
+        layer = mtp.layer_of(resolve(options.model))
+        return layers(layer.num_key_value_heads, layer.head_dim, layer.hidden_size, like)
