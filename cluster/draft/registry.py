@@ -61,6 +61,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "prediction": Kind(
             "cluster.draft.prediction:PredictionDrafter",
             "cluster.draft.prediction:PredictionOptions",
+        ),
         "grammar": Kind(
             "cluster.draft.grammar:GrammarDrafter", "cluster.draft.grammar:GrammarOptions"
         ),
