@@ -7,6 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 from cluster.config_answers import AnswersConfig
 from cluster.core import GrammarSpec
@@ -69,6 +70,10 @@ class GrammarCompiler:
             future.set_exception(RequestError("the grammar cannot be compiled", param="grammar"))
             raise
 
+    def load(self) -> None:
+        """Load the backend now.  Raises RequestError where the folder has no tokenizer."""
+        self._loaded()
+
     def _loaded(self) -> Backend:
         with self._loading:
             if self._backend is None:
@@ -88,16 +93,18 @@ def check_size(spec: GrammarSpec, max_bytes: int) -> None:
 
 
 def create_compiler(
-    folder: Path, config: AnswersConfig, vocab_size: int, eos_token_ids: Sequence[int]
+    tokenizer: Path | Any, config: AnswersConfig, vocab_size: int, eos_token_ids: Sequence[int]
 ) -> GrammarCompiler:
-    """The compiler for a model's folder, with the library that the configuration names.
+    """The compiler for a model's vocabulary, with the library that the configuration names.
 
-    Loads nothing yet; the first grammar raises RequestError where the folder has no tokenizer.
+    tokenizer: that of transformers, or the folder that has it.  Loads nothing yet; the first
+    grammar raises RequestError where the folder has no tokenizer.
     """
 
     def load() -> Backend:
         try:
-            pretrained = load_pretrained_tokenizer(folder)
+            is_folder = isinstance(tokenizer, Path)
+            pretrained: Any = load_pretrained_tokenizer(tokenizer) if is_folder else tokenizer
         except ConfigError as error:
             raise RequestError(
                 f"grammars are not served: {error.message}", param="grammar"
