@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cluster.config_answers import AnswersConfig
 from cluster.config_api import ApiConfig, GrpcConfig, HttpConfig
 
 
@@ -164,8 +165,7 @@ class CoordinatorConfig:
     max_draft_tokens: draft tokens that one step may verify per sequence.
     budget: adaptive = verify as many draft tokens as pay, judged by measured step times and
     acceptance; fixed = always max_draft_tokens.
-    max_draft_wait_ms: longest time that a step waits for drafts that are about to arrive; 0 = no
-    waiting.
+    max_draft_wait_ms: longest wait of a step for drafts that are about to arrive; 0 = none.
     max_slowdown: share of plain decoding's time that speculation may cost while drafts are
     rejected.
     slowdown_slack: what speculation may cost beyond max_slowdown before it has saved anything, in
@@ -274,9 +274,8 @@ class DashboardConfig:
 class Config:
     """The keys beside the sections.
 
-    model_name: the name that clients ask for.  Empty = the model's own: the last part of a folder,
-    a GGUF file's name without its ending, or the name of a hub model or of one of `drafthouse
-    models`.
+    model_name: the name that clients ask for.  Empty = the model's own: a folder's last part, a
+    GGUF file's name without its ending, or the name on the hub or in `drafthouse models`.
     drafters: by name.
     tasks: for each task class, the drafters that serve it, best first.  The class `default` is for
     requests that name no class or an unknown one; without it, such requests have every drafter.
@@ -288,6 +287,7 @@ class Config:
     tasks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     coordinator: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     ingress: IngressConfig = field(default_factory=IngressConfig)
+    answers: AnswersConfig = field(default_factory=AnswersConfig)
     api: ApiConfig = field(default_factory=ApiConfig)
     http: HttpConfig = field(default_factory=HttpConfig)
     grpc: GrpcConfig = field(default_factory=GrpcConfig)

@@ -23,6 +23,7 @@ from cluster.config import (
     PlacementConfig,
     TargetConfig,
 )
+from cluster.config_answers import AnswersConfig
 from cluster.config_api import GrpcConfig, HttpConfig
 from cluster.errors import ConfigError, NotFoundError
 
@@ -86,6 +87,7 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
         "max_stop_strings": _OPTIONAL_COUNT,
         "default_max_tokens": _OPTIONAL_COUNT,
     },
+    AnswersConfig: {"max_grammar_bytes": _COUNT, "grammar_timeout_s": (0.01, 60)},
     HttpConfig: {"port": _PORT},
     GrpcConfig: {"port": _PORT},
     DashboardConfig: {"port": _PORT},

@@ -44,6 +44,22 @@ _SEED_MASK = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """What a text must be, as its author wrote it; `cluster.grammar` compiles it.
+
+    kind: "json_schema", "regex", "choice" (a JSON list of texts), "grammar" (Lark or GBNF) or
+    "structural_tag".  reasoning_end: the tokens that end the reasoning before the answer, which is
+    not constrained; () = there is none.  reasoning_start: the first token of a text that reasons;
+    () = the prompt has begun the reasoning already.
+    """
+
+    kind: str
+    source: str
+    reasoning_start: tuple[int, ...] = ()
+    reasoning_end: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the target draws; together with the prompt and the target it determines the text.
 
@@ -71,6 +87,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prediction: tuple[int, ...] = ()
+    grammar: GrammarSpec | None = None
 
     @property
     def noise_key(self) -> int:

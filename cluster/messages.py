@@ -20,7 +20,7 @@ from cluster.core import (
 )
 
 # Frames between peers carry this number; peers with another one refuse each other in Describe.
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)

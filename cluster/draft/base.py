@@ -5,11 +5,12 @@ docs/drafters.md shows how to write one; `cluster.draft.plugin` has what it need
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.core import Commit, DraftTask, GrammarSpec, Observation, Proposal
+from cluster.grammar.text import ConstrainedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,8 @@ class DrafterContext:
     max_nodes: maximum size of a request's tree.  max_requests: maximum number of open requests.
     vocab_size, tokenizer_hash: the target's; 0 and "" while unknown.
     target: the `cluster.draft.inside.Host` of a drafter inside the target, else None.
+    open_text: an empty text under a request's grammar, for drafters inside the target; it raises
+    RequestError.  None elsewhere.
     """
 
     name: str
@@ -28,6 +31,7 @@ class DrafterContext:
     vocab_size: int = 0
     tokenizer_hash: str = ""
     target: Any = None
+    open_text: Callable[[GrammarSpec], ConstrainedText] | None = None
 
 
 class Drafter(Protocol):

@@ -84,6 +84,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "cluster.draft.block:BlockDrafter", "cluster.draft.head_options:BlockOptions"
         ),
         "mtp": Kind("cluster.draft.mtp:MtpDrafter", "cluster.draft.head_options:MtpOptions"),
+        "grammar": Kind(
+            "cluster.draft.grammar:GrammarDrafter", "cluster.draft.grammar:GrammarOptions"
+        ),
     }
 )
 

@@ -18,6 +18,7 @@ from cluster.core import (
     EMPTY_TREE,
     FinishReason,
     FloatArray,
+    GrammarSpec,
     SamplingParams,
     TokenArray,
     TokenLogprob,
@@ -95,6 +96,25 @@ def encode_params(params: SamplingParams) -> pb.SamplingParams:
         stop_token_ids=params.stop_token_ids,
         logprobs=params.logprobs,
         prediction=params.prediction,
+        grammar=None if params.grammar is None else encode_grammar(params.grammar),
+    )
+
+
+def encode_grammar(grammar: GrammarSpec) -> pb.Grammar:
+    return pb.Grammar(
+        kind=grammar.kind,
+        source=grammar.source,
+        reasoning_start=grammar.reasoning_start,
+        reasoning_end=grammar.reasoning_end,
+    )
+
+
+def decode_grammar(message: pb.Grammar) -> GrammarSpec:
+    return GrammarSpec(
+        message.kind,
+        message.source,
+        tuple(message.reasoning_start),
+        tuple(message.reasoning_end),
     )
 
 
@@ -121,6 +141,7 @@ def decode_params(message: pb.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prediction=tuple(message.prediction),
+        grammar=decode_grammar(message.grammar) if message.HasField("grammar") else None,
     )
 
 

@@ -14,10 +14,12 @@ from cluster.errors import RequestError
 from cluster.rpc.codec import (
     decode_draft_sources,
     decode_finish,
+    decode_grammar,
     decode_logprobs,
     drafter_names,
     encode_draft_sources,
     encode_finish,
+    encode_grammar,
     encode_logprobs,
     read_tokens,
 )
@@ -94,6 +96,7 @@ def decode_request(message: generation_pb2.GenerateRequest) -> GenerationRequest
             include_stop=sampling.include_stop,
             stop_token_ids=tuple(sampling.stop_token_ids),
             ignore_eos=sampling.ignore_eos,
+            grammar=decode_grammar(sampling.grammar) if sampling.HasField("grammar") else None,
         ),
         n=message.n or 1,
         speculation=_decode_speculation(message.speculation),
@@ -181,6 +184,7 @@ def _encode_sampling(options: SamplingOptions) -> generation_pb2.SamplingOptions
         include_stop=options.include_stop,
         stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
+        grammar=None if options.grammar is None else encode_grammar(options.grammar),
     )
 
 

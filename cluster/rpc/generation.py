@@ -13,6 +13,7 @@ import numpy as np
 from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
+    GrammarSpec,
     SpeculationOptions,
     SpeculationStats,
     TokenArray,
@@ -63,6 +64,7 @@ class SamplingOptions:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: GrammarSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

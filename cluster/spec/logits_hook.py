@@ -3,6 +3,7 @@ masks, for instance."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -19,11 +20,24 @@ class LogitsHook(Protocol):
 
     def extend(self, base_len: int, token_ids: TokenArray) -> None:
         """The text, its prompt included, is now its first `base_len` tokens and these.  A smaller
-        base_len than before is a rollback; 0 begins anew."""
+        base_len than before is a rollback; 0 begins anew.
+
+        Raises RequestError where the text is none that the hook could have let through.
+        """
+        ...
+
+    def prepare(self, tree: TokenTree) -> Sequence[int] | None:
+        """The nodes of `tree` that may be drawn after the text, ascending, each with its parent;
+        None = all.  The others are not verified.
+
+        What takes long is begun here, and goes on beside the forward pass.
+        """
         ...
 
     def __call__(self, logits: torch.Tensor, tree: TokenTree) -> None:
-        """Edit in place; nothing may be raised.
+        """Edit in place; raises RequestError where the request cannot go on.
+
+        tree: what is left of the prepared one.
 
         logits: float32[1 + nodes, vocab], after the text and then after each node of the tree, with
         bias, penalties and bans applied, before temperature and truncation.  -inf makes a token

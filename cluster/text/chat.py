@@ -29,6 +29,11 @@ class ChatTemplate:
         self._source = "\n".join(template.values()) if isinstance(template, dict) else template
 
     @property
+    def source(self) -> str:
+        """The template's text, "" without one."""
+        return self._source or ""
+
+    @property
     def exists(self) -> bool:
         """Whether the model has a chat template."""
         return self._source is not None

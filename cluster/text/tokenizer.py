@@ -58,7 +58,7 @@ class Tokenizer:
     Thread-safe.  hash: over the token strings in id order.  vocab_size: highest id + 1.
     eos_token_ids: every token that ends a text, by generation config and tokenizer, ascending.
     special_ids: tokens without text.  is_byte_level: every token has fixed bytes.
-    backend: the `tokenizers.Tokenizer` itself.
+    backend: the `tokenizers.Tokenizer` itself.  pretrained: transformers' tokenizer around it.
     """
 
     def __init__(self, pretrained: Any, eos_token_ids: Sequence[int] = ()) -> None:
@@ -73,6 +73,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
+        self.pretrained = pretrained
         strings = token_strings(pretrained.get_vocab())
         self.vocab_size = len(strings)
         self.hash = tokenizer_hash(strings)
@@ -112,6 +113,11 @@ class Tokenizer:
 
     def _decode_all(self, token_ids: Sequence[int]) -> str:
         return str(self.backend.decode(token_ids, skip_special_tokens=False))
+
+    @property
+    def chat_template(self) -> str:
+        """The source of the chat template, "" without one."""
+        return self._chat.source
 
     @property
     def has_chat_template(self) -> bool:

@@ -15,12 +15,15 @@ from cluster.config_parse import parse
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.errors import ConfigError
+from cluster.grammar.compiler import create_compiler
 from cluster.messages import WorkerDescription
+from cluster.models.resolve import resolve
 from cluster.worker.devices import devices_of
 from cluster.worker.draft import DraftWorker
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
+    from cluster.worker.grammars import Grammars
     from cluster.worker.resident import ResidentDrafter
     from cluster.worker.residents import Residents
     from cluster.worker.target import TargetWorker
@@ -33,14 +36,21 @@ _MAX_REFUSAL_LEN = 1000
 
 def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
     """A target worker around a loaded engine, not yet started."""
-    from cluster.worker.target import TargetWorker
+    from cluster.worker.grammars import Grammars, GrammarTargetWorker
     from cluster.worker.verifier import Verifier
 
     settings = config.target.engine
     # A fixed budget does not use step times.
     is_asked = config.coordinator.budget == "adaptive"
     profile = engine.profile_steps() if is_asked else None
-    residents, refused = _residents(engine, config)
+    grammars = Grammars(
+        create_compiler(
+            resolve(settings.model), config.answers, engine.vocab_size, engine.eos_token_ids
+        ),
+        engine.vocab_size,
+        engine.eos_token_ids,
+    )
+    residents, refused = _residents(engine, config, grammars)
     engine.capture_ahead(residents.wants.taps)
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
@@ -61,10 +71,13 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         residents=residents.names,
         refused=refused,
     )
-    return TargetWorker(Verifier(engine, wants=residents.wants), description, residents)
+    verifier = Verifier(engine, open_hook=grammars.open_hook, wants=residents.wants)
+    return GrammarTargetWorker(verifier, description, residents, grammars)
 
 
-def _residents(engine: Engine, config: Config) -> tuple[Residents, dict[str, str]]:
+def _residents(
+    engine: Engine, config: Config, grammars: Grammars
+) -> tuple[Residents, dict[str, str]]:
     """The drafters inside the target, their models loaded beside its own.
 
     Returns those that can draft, and by name why the others cannot: the target serves without them.
@@ -75,14 +88,14 @@ def _residents(engine: Engine, config: Config) -> tuple[Residents, dict[str, str
     refused: dict[str, str] = {}
     for name in config.residents:
         try:
-            found.append(_resident(engine, config, name))
+            found.append(_resident(engine, config, name, grammars))
         except ConfigError as error:
             log.error("drafter refused name=%s: %s", name, error.message)
             refused[name] = error.message[:_MAX_REFUSAL_LEN]
     return Residents(found), refused
 
 
-def _resident(engine: Engine, config: Config, name: str) -> ResidentDrafter:
+def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> ResidentDrafter:
     from cluster.worker.host import EngineHost
     from cluster.worker.resident import ResidentDrafter
 
@@ -90,6 +103,7 @@ def _resident(engine: Engine, config: Config, name: str) -> ResidentDrafter:
     context = DrafterContext(
         name, settings.max_nodes, settings.max_requests, engine.vocab_size, engine.tokenizer_hash,
         EngineHost(engine, config, name),
+        grammars.text,
     )  # fmt: skip
     drafter = registry.create(name, settings, context)
     breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)

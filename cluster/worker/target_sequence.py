@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem
+from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem, token_array
 from cluster.engine.draw.native import DrawKernels, DrawShare
+from cluster.errors import RequestError
 from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.noise_torch import NoiseRows
@@ -41,6 +42,7 @@ class TargetSequence:
         self.truncated = is_truncated(params)
         self.context_len = 0
         self.hook = hook
+        self.failure: RequestError | None = None  # of the hook: the request ends with it
         self.bias = TokenBias.of(params.logit_bias, device) if params.logit_bias else None
         stops = [token for token in params.stop_token_ids if 0 <= token < vocab_size]
         self.banned = (
@@ -81,6 +83,17 @@ class TargetSequence:
     def output_len(self) -> int:
         """Output tokens in the context: the output position of the draw at the root."""
         return self.context_len - self.prompt_len
+
+
+def possible(sequence: TargetSequence, tree: TokenTree) -> tuple[TokenTree, TokenArray | None]:
+    """The nodes that the sequence's hook does not forbid, and their places; None = all."""
+    nodes = None if sequence.hook is None else sequence.hook.prepare(tree)
+    if nodes is None or len(nodes) == len(tree):
+        return tree, None
+    kept = token_array(nodes)
+    places = np.full(len(tree) + 1, -1, dtype=np.int32)  # the last one is the root's
+    places[kept] = np.arange(len(kept), dtype=np.int32)
+    return TokenTree(tree.token_ids[kept], places[tree.parents[kept]]), kept
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,4 +219,7 @@ def _adjust(
             ban(logits, (early + start).tolist(), entry.sequence.banned)
     for entry, (start, stop) in zip(batch, spans, strict=True):
         if entry.sequence.hook is not None:
-            entry.sequence.hook(logits[start:stop], entry.tree)
+            try:
+                entry.sequence.hook(logits[start:stop], entry.tree)
+            except RequestError as error:
+                entry.sequence.failure = error

@@ -11,7 +11,7 @@ import importlib.util
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -21,7 +21,7 @@ from cluster.core import TokenArray, TokenLogprob, Verdict, VerifyItem
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, StepSummary, Work
-from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.errors import DrafthouseError, ProtocolError, RequestError, WorkerError
 from cluster.messages import CacheMiss, Refusal, StepReport, VerdictFrame
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
@@ -31,7 +31,7 @@ from cluster.spec.params import check_params
 from cluster.spec.tree_check import are_sound, check_tree
 from cluster.spec.verify import walk_draws
 from cluster.worker.step_rows import rows_of_step
-from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
+from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all, possible
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,14 @@ class EngineLike(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pending:
-    """An item that the engine has not answered yet."""
+    """An item that the engine has not answered yet.
+
+    item: its tree has the nodes that may be drawn at all.  kept: their places in the tree that was
+    sent, None = all.
+    """
 
     item: VerifyItem
+    kept: TokenArray | None
     submitted_at: float
 
 
@@ -147,9 +152,12 @@ class Verifier:
         draws = draw_all(batch, self._noise, self._native, self._fused) if batch else []
         for (pending, output), entry, drawn in zip(answered, batch, draws, strict=True):
             try:
-                verdicts.append(self._conclude(pending.item, entry, drawn))
-                concluded.append((pending.item, entry.sequence, output, verdicts[-1]))
-            except WorkerError as error:
+                verdict = self._conclude(pending.item, entry, drawn)
+                concluded.append((pending.item, entry.sequence, output, verdict))
+                if pending.kept is not None:
+                    verdict = replace(verdict, path=pending.kept[verdict.path])
+                verdicts.append(verdict)
+            except (WorkerError, RequestError) as error:
                 refusals.append(_refusal(pending.item, error))
                 self._forget(pending.item.request_id)
         report = self._report(started_at, [pending for pending, _ in answered], batch)
@@ -187,14 +195,16 @@ class Verifier:
         if sequence is None or have_len < item.base_len:
             answers.append(CacheMiss(item.request_id, item.generation, have_len))
             return
+        sequence.extend(item.base_len, item.delta)
+        tree, kept = possible(sequence, item.tree)
         work = Work(
-            item.request_id, item.base_len, item.delta, item.tree, 0, item.prefix_hash, item.tenant,
+            item.request_id, item.base_len, item.delta, tree, 0, item.prefix_hash, item.tenant,
             self._wants.num_top,
         )  # fmt: skip
         self._engine.submit(work)
-        sequence.extend(item.base_len, item.delta)
         self._sequences[item.request_id] = sequence
-        self._pending[item.request_id] = _Pending(item, self._clock())
+        possible_item = item if kept is None else replace(item, tree=tree)
+        self._pending[item.request_id] = _Pending(possible_item, kept, self._clock())
 
     def _hand_over(self, item: VerifyItem, answers: list[Answer]) -> None:
         """Drop what an older generation of the item's request had here."""
@@ -249,7 +259,10 @@ class Verifier:
         return CacheMiss(item.request_id, item.generation, have_len)
 
     def _conclude(self, item: VerifyItem, entry: Evaluated, draws: TokenArray) -> Verdict:
-        """Walk, keep the accepted nodes' KV, and say so.  Raises WorkerError for broken logits."""
+        """Walk, keep the accepted nodes' KV, and say so.  Raises WorkerError for broken logits,
+        RequestError where the request's own hook cannot go on."""
+        if entry.sequence.failure is not None:
+            raise entry.sequence.failure
         path, token_ids = walk_draws(item.tree, draws)
         if token_ids[-1] < 0:
             raise WorkerError(

@@ -13,7 +13,8 @@ from deployments.ingress.api.table import MAX_MESSAGES
 from deployments.ingress.fields import Fields, encodable, json_kind
 from deployments.ingress.spec import Message
 
-_TOOL_ROLES = ("tool", "function")
+# The body's own limit comes first.
+_MAX_TEXT = 2**31
 
 
 def parse_messages(value: Any) -> tuple[Message, ...]:
@@ -32,12 +33,36 @@ def parse_messages(value: Any) -> tuple[Message, ...]:
 def _message(value: Any, path: str) -> Message:
     fields = Fields.of(value, path)
     role = fields.string("role", "", max_len=64)
-    if not role or role in _TOOL_ROLES:
-        remedy = f"{role!r}: tool calls are not served" if role else "missing"
+    if not role or role == "function":
+        remedy = f"{role!r}: the older form of tool" if role else "missing"
         raise RequestError(
-            f"{path}.role: {remedy}; send system, user or assistant", param=f"{path}.role"
+            f"{path}.role: {remedy}; send system, user, assistant or tool", param=f"{path}.role"
         )
+    message: dict[str, Any] = {"role": role}
+    calls = fields.get("tool_calls")
+    if calls:
+        message["tool_calls"] = _calls(calls, f"{path}.tool_calls")
     content = f"{path}.content"
-    message = {"role": role, "content": encodable(text_of(fields.get("content"), content), content)}
-    author = fields.string("name", "")
-    return {**message, "name": author} if author else message
+    if fields.get("content") is None and (calls or role == "tool"):
+        message["content"] = ""
+    else:
+        message["content"] = encodable(text_of(fields.get("content"), content), content)
+    for name, max_len in (("name", 256), ("tool_call_id", 256), ("reasoning_content", _MAX_TEXT)):
+        text = fields.string(name, "", max_len)
+        if text:
+            message[name] = text
+    return message
+
+
+def _calls(value: Any, path: str) -> list[Any]:
+    """The calls of an earlier answer; `cluster.text.chat` reads their arguments."""
+    if not isinstance(value, list):
+        raise RequestError(f"{path}: {json_kind(value)}; send a list", param=path)
+    for index, call in enumerate(value):
+        function = Fields.of(call, f"{path}[{index}]").get("function")
+        named = Fields.of(function, f"{path}[{index}].function")
+        if not named.string("name", "", max_len=64):
+            place = f"{path}[{index}].function.name"
+            raise RequestError(f"{place}: missing; send the tool's name", param=place)
+        encodable(str(named.get("arguments")), f"{path}[{index}].function.arguments")
+    return value

@@ -56,6 +56,10 @@ class Fields:
         """The key's full path, for messages and the error's `param`."""
         return f"{self._path}.{key}" if self._path else key
 
+    def values(self) -> Mapping[str, Any]:
+        """The object itself."""
+        return self._values
+
     def get(self, key: str) -> Any:
         """The raw value, None if absent."""
         return self._values.get(key)

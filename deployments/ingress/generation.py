@@ -21,10 +21,13 @@ from cluster.core import (
 )
 from cluster.errors import DrafthouseError, RequestError
 from cluster.seeds import draw_seed
+from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
+from cluster.text.tool_calls.base import CallPiece
 from deployments.ingress.coordinators import Coordinators, Ticket
 from deployments.ingress.prompts import check_lengths, encode_all
+from deployments.ingress.reading import Reading, skips_specials
 from deployments.ingress.request_log import RequestLine, RequestTimes
 from deployments.ingress.spec import GenerationSpec, Resumption
 
@@ -37,7 +40,7 @@ class Delta:
     """New text and tokens of one choice.  logprobs, draft_sources: of token_ids, if asked for.
 
     token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
-    with FinishReason.STOP.
+    with FinishReason.STOP.  reasoning, calls: of a chat; has_calls: some came, now or before.
     """
 
     choice: int
@@ -47,14 +50,20 @@ class Delta:
     finish_reason: FinishReason | None = None
     stop: str | None = None
     draft_sources: Sequence[Sequence[str]] = ()
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
+    has_calls: bool = False
 
 
 class _Choice:
     """One sample; turns its tokens into text until the sequence or a stop string ends it."""
 
-    def __init__(self, index: int, text: TextStream, ticket: Ticket | None) -> None:
+    def __init__(
+        self, index: int, text: TextStream, reading: Reading, ticket: Ticket | None
+    ) -> None:
         self.index = index
         self.text = text
+        self.reading = reading
         self.ticket = ticket
         self.done = ticket is None
         self.stats = SpeculationStats()
@@ -80,9 +89,10 @@ class _Choice:
         self.done, self.finish_reason = reason is not None, reason
         if not text and not kept and reason is None:
             return None
+        read = self.reading.push(text, is_last=reason is not None)
         return Delta(
-            self.index, text, event.token_ids[:kept], event.logprobs[:kept], reason, stop,
-            event.draft_sources[:kept],
+            self.index, read.text, event.token_ids[:kept], event.logprobs[:kept], reason, stop,
+            event.draft_sources[:kept], read.reasoning, read.calls, self.reading.has_calls,
         )  # fmt: skip
 
 
@@ -101,8 +111,9 @@ class Generation:
         max_chars_per_token: float,
         *,
         is_logged: bool = False,
+        dialect: Dialect | None = None,
     ) -> None:
-        """request_id: the id in the answer, possibly chosen by the client.
+        """request_id: the id in the answer, possibly chosen by the client.  dialect: the model's.
 
         max_chars_per_token: longer prompts are refused as too long without tokenising them.
         is_logged: its end has a line in the log.
@@ -121,6 +132,7 @@ class Generation:
         self._times = RequestTimes()
         self._error_code = ""
         self._is_logged = is_logged
+        self._dialect = dialect or Dialect()
 
     def seed_of(self, choice: int) -> int:
         """The seed of the choice, given or drawn."""
@@ -166,6 +178,7 @@ class Generation:
                 seed=self._seeds[number],
                 max_tokens=self._max_tokens(len(prompt_ids)),
                 stop_token_ids=self._stop_token_ids(),
+                grammar=self._dialect.held_to(spec.params.grammar, prompt_ids),
             )
             for sample in range(spec.num_choices):
                 index = number * spec.num_choices + sample
@@ -188,15 +201,17 @@ class Generation:
             self._tokenizer,
             self._spec.stop,
             include_stop=self._spec.include_stop,
+            skip_special_tokens=skips_specials(self._spec.chat, self._dialect),
             min_tokens=self._spec.params.min_tokens,
             prompt_ids=request.prompt_ids,
         )
+        reading = Reading(self._spec.chat, self._dialect, request.prompt_ids)
         if resumption is not None:
             # The text was delivered before the stream broke; only the position is needed.
-            text.push(resumption.token_ids)
+            reading.push(text.push(resumption.token_ids).text, is_last=False)
         is_over = resumption is not None and (resumption.finished or text.is_finished)
         ticket = None if is_over else await self._coordinators.submit(request, self._news)
-        self._choices.append(_Choice(index, text, ticket))
+        self._choices.append(_Choice(index, text, reading, ticket))
 
     def _max_tokens(self, prompt_len: int) -> int:
         """The request's max_tokens, which must fit, or as much of the default as fits."""

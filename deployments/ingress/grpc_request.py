@@ -9,14 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import TokenArray
+from cluster.core import GrammarSpec, TokenArray
 from cluster.errors import RequestError
 from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
 from deployments.ingress.chat import parse_messages
-from deployments.ingress.fields import Fields
+from deployments.ingress.fields import Fields, shown
 from deployments.ingress.openai_request import check_model
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
+from deployments.ingress.structured import parse_json
 
 _MAX_TOKENS = 2**31 - 1
 _MAX_NAME_LEN = 128
@@ -57,6 +58,7 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
         "speculation": _speculation(request),
         "return_draft_sources": request.speculation.return_draft_sources,
         "cache_salt": request.cache_salt or None,
+        "structured_outputs": _structured(sampling.grammar),
     }
     fields = Fields(values)
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
@@ -70,6 +72,23 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
     )
     _check_resume(request.resume, num_choices, limits)
     return dataclasses.replace(spec, include_stop=sampling.include_stop)
+
+
+def _structured(grammar: GrammarSpec | None) -> dict[str, Any] | None:
+    """The grammar under the names of HTTP."""
+    if grammar is None:
+        return None
+    kind = "json" if grammar.kind == "json_schema" else grammar.kind
+    if kind not in ("json", "regex", "choice", "grammar", "structural_tag"):
+        raise RequestError(
+            f"grammar.kind: {shown(grammar.kind)}; send json_schema, regex, choice, grammar or "
+            "structural_tag",
+            param="grammar.kind",
+        )
+    source: Any = grammar.source
+    if kind == "choice":
+        source = parse_json(source, "grammar.source")
+    return {kind: source}
 
 
 def _check_resume(resume: Sequence[ResumedChoice], num_choices: int, limits: Limits) -> None:

@@ -13,14 +13,17 @@ from cluster import metrics
 from cluster.config import Config
 from cluster.core import SamplingParams
 from cluster.errors import DrafthouseError, UnavailableError
+from cluster.grammar.compiler import create_compiler
 from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.channel import CoordinatorLink, Expectations, connect_coordinator
+from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
 from deployments.connections import Connections
 from deployments.endpoints import Endpoint, Endpoints
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
+from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody
 from deployments.ingress.spec import GenerationSpec, Limits, Resumption
 
@@ -52,6 +55,12 @@ class Ingress:
         settings = config.coordinator
         self.coordinators = Coordinators(max_frame_bytes=settings.max_frame_bytes)
         self._links: dict[str, CoordinatorLink] = {}
+        self._grammars = GrammarCheck(
+            create_compiler(
+                tokenizer.pretrained, config.answers, tokenizer.vocab_size, tokenizer.eos_token_ids
+            ),
+            config.answers,
+        )
         self.limits = Limits(
             model_name=config.model_name,
             drafters=tuple(config.drafters),
@@ -67,6 +76,9 @@ class Ingress:
             max_draft_tokens=settings.max_draft_tokens,
             latency_classes=config.public_latency_classes,
             compatibility=config.api.compatibility,
+            dialect=dialect_of(
+                tokenizer, config.answers.tool_parser, config.answers.reasoning_parser
+            ),
             defaults=dataclasses.replace(
                 defaults, max_tokens=config.ingress.default_max_tokens or defaults.max_tokens
             ),
@@ -108,10 +120,12 @@ class Ingress:
         self, request_id: str, spec: GenerationSpec, resumptions: Sequence[Resumption] = ()
     ) -> Generation:
         """Start a generation, which the caller must close; raises if it is refused."""
+        await self._grammars.check(spec.params.grammar)
         generation = Generation(
             request_id, spec, self.tokenizer, self.coordinators,
             self.config.ingress.max_chars_per_token,
             is_logged=self.config.ingress.log_requests,
+            dialect=self.limits.dialect,
         )  # fmt: skip
         try:
             await generation.start(resumptions)

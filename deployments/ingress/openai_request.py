@@ -18,6 +18,7 @@ from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, encodable, json_kind, shown
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
+from deployments.ingress.tools import ChatUse, read_chat_use
 
 # OpenAI's default for completions without max_tokens.
 _COMPLETION_MAX_TOKENS = 16
@@ -70,13 +71,35 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
         raise RequestError(
             f"top_logprobs: {top} needs logprobs; send logprobs: true", param="top_logprobs"
         )
-    prompt = Prompt(messages=parse_messages(fields.get("messages")))
+    use = read_chat_use(fields, limits.dialect)
+    prompt = Prompt(
+        messages=parse_messages(fields.get("messages")),
+        tools=use.tools,
+        template_arguments=use.template_arguments,
+    )
     old = fields.integer("max_tokens", 0, 1, MAX_TOKENS) or 0
     max_tokens = fields.integer("max_completion_tokens", old, 1, MAX_TOKENS) or 0
     logprobs = (top or 0) if wants_logprobs else None
     spec = read_spec(fields, limits, (prompt,), num_choices, max_tokens, logprobs)
+    spec = with_chat_use(spec, use)
     asked = _request(fields, opened, spec, model, is_chat=True, echo=False)
     return dataclasses.replace(asked, num_kept=num_choices, shows_logprobs=wants_logprobs)
+
+
+def with_chat_use(spec: GenerationSpec, use: ChatUse) -> GenerationSpec:
+    """`spec`, whose answers are read so, and held to the grammar of its tools.
+
+    Raises RequestError where a forced call and another form are asked for at once."""
+    params = spec.params
+    if use.grammar is not None:
+        if params.grammar is not None:
+            raise RequestError(
+                "response_format: the tools say what the answer must be, too; remove it, or send "
+                "tool_choice auto and tools that are not strict",
+                param="response_format",
+            )
+        params = dataclasses.replace(params, grammar=use.grammar)
+    return dataclasses.replace(spec, params=params, chat=use)
 
 
 def _request(

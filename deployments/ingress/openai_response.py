@@ -11,6 +11,7 @@ from typing import Any
 
 from cluster.core import SpeculationStats, TokenLogprob
 from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
 from deployments.ingress.generation import Delta, Generation
 from deployments.ingress.spec import OpenAIRequest
 
@@ -180,13 +181,13 @@ class Answer:
         last = parts[-1] if parts else Delta(index, "")
         choice: dict[str, Any] = {}
         if self._request.is_chat:
-            choice["message"] = {"role": "assistant", "content": text, "refusal": None}
+            choice["message"] = whole_message(parts)
         else:
             choice["text"] = self._echoed(index) + text
         writer = self._writers[index]
         logprobs = [one for part in parts for one in part.logprobs]
         choice["logprobs"] = writer.write(token_ids, logprobs) if writer else None
-        choice["finish_reason"] = last.finish_reason.value if last.finish_reason else None
+        choice["finish_reason"] = finish_reason(last)
         choice["stop_reason"] = last.stop
         choice["seed"] = self._generation.seed_of(index)
         if self._request.spec.speculation.return_draft_sources:
@@ -262,11 +263,8 @@ class Answer:
 
     def _choice(self, delta: Delta) -> str:
         text = json.dumps(delta.text)
-        reason = f'"{delta.finish_reason.value}"' if delta.finish_reason else "null"
-        if self._request.is_chat:
-            content = f'"delta":{{"content":{text}}}' if delta.text else '"delta":{}'
-        else:
-            content = f'"text":{text}'
+        reason = json.dumps(finish_reason(delta))
+        content = f'"delta":{delta_json(delta)}' if self._request.is_chat else f'"text":{text}'
         writer = self._writers[delta.choice]
         logprobs = "null"
         if writer is not None:

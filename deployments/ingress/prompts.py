@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 from cluster.core import TokenArray
@@ -44,7 +45,11 @@ async def encode_all(
         if prompt.token_ids is not None:
             return prompt.token_ids
         if prompt.messages is not None:
-            return tokenizer.apply_chat_template(prompt.messages)
+            return tokenizer.apply_chat_template(
+                prompt.messages,
+                tools=prompt.tools,
+                template_arguments=prompt.template_arguments,
+            )
         return tokenizer.encode(prompt.text or "", add_special_tokens=add_special_tokens)
 
     num_messages = sum(len(prompt.messages or ()) for prompt in prompts)
@@ -56,5 +61,7 @@ async def encode_all(
 
 def _num_characters(prompt: Prompt) -> int:
     if prompt.messages is not None:
-        return sum(len(message["content"]) for message in prompt.messages)
+        texts = sum(len(message["content"]) for message in prompt.messages)
+        others = [prompt.tools, *(message.get("tool_calls") for message in prompt.messages)]
+        return texts + sum(len(json.dumps(each)) for each in others if each)
     return len(prompt.text or "")

@@ -20,6 +20,7 @@ from deployments.ingress.api.table import (
 )
 from deployments.ingress.fields import Fields, encodable, shown
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
+from deployments.ingress.structured import read_grammar
 
 
 def read_spec(
@@ -55,6 +56,7 @@ def read_spec(
             "stop_token_ids", MAX_STOP_TOKEN_IDS, 0, limits.vocab_size - 1
         ),
         logprobs=logprobs,
+        grammar=read_grammar(fields),
     )
     return GenerationSpec(
         prompts=prompts,

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
 from cluster.tenant import DEFAULT_TENANT
+from cluster.text.dialect import Dialect
 from deployments.ingress.api.contract import Compatibility
+from deployments.ingress.tools import ChatUse
 
-Message = Mapping[str, str]  # role, content and perhaps name, as chat templates read them
+Message = Mapping[str, Any]  # role, content and perhaps more, as chat templates read them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """Exactly one of: a text to tokenise, token ids, or the messages of a conversation."""
+    """Exactly one of: a text to tokenise, token ids, or the messages of a conversation.
+
+    tools, template_arguments: for the template of a conversation.
+    """
 
     text: str | None = None
     token_ids: TokenArray | None = None
     messages: tuple[Message, ...] | None = None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    template_arguments: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +38,7 @@ class GenerationSpec:
     seed: of all choices, which use the stream of their index; None = the ingress draws one seed
     per prompt, whose samples use streams 0, 1, ...
     num_choices: samples per prompt.
+    chat: how the answers to a conversation are read; None = as plain text.
     """
 
     prompts: tuple[Prompt, ...]
@@ -44,6 +53,7 @@ class GenerationSpec:
     task: str = "default"
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     tenant: bytes = DEFAULT_TENANT
+    chat: ChatUse | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,6 +91,7 @@ class Limits:
     """The ingress's limits and defaults, from the configuration and the loaded model.
 
     max_sequences: limit on prompts times samples of one request.
+    dialect: how the model writes its reasoning and its tool calls.
     latency_classes: those that requests may use.  compatibility: `api.compatibility`.
     defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
     """
@@ -96,6 +107,7 @@ class Limits:
     max_draft_tokens: int
     latency_classes: tuple[str, ...]
     compatibility: Compatibility = "strict"
+    dialect: Dialect = field(default_factory=Dialect)
     defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
 
     @property

@@ -236,7 +236,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": ["hello"]}, "messages[0]"),
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     (
@@ -245,11 +245,11 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
-        "messages[0].tool_calls",
+        "messages[0].tool_calls[0]",
     ),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "poem"}}, "response_format.type"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logprobs": 2}, "logprobs"),
     ({"max_completion_tokens": 0}, "max_completion_tokens"),

@@ -45,6 +45,9 @@ class Allowed:
         assert base_len <= len(self.text)
         self.text = [*self.text[:base_len], *token_ids.tolist()]
 
+    def prepare(self, tree: TokenTree) -> None:
+        return None
+
     def __call__(self, logits: torch.Tensor, tree: TokenTree) -> None:
         texts = [self.text]
         for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):

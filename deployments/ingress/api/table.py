@@ -18,6 +18,7 @@ from deployments.ingress.api.contract import (
     supported,
     text,
 )
+from deployments.ingress.api.structured_table import STRUCTURED, TOOLS
 
 MAX_TOKENS = 2**31 - 1
 MAX_STOP_LEN = 256
@@ -125,7 +126,7 @@ _SAMPLING = (
     refused("return_tokens_as_token_ids", "remove it; use return_token_ids", False),
     refused("priority", "remove it; use speculation.latency_class", 0),
     refused("request_id", "send the header X-Request-Id"),
-    refused("structured_outputs", "remove it; structured outputs are not served"),
+    *STRUCTURED,
     refused("kv_transfer_params", "remove it; caches are not handed over"),
     refused("repetition_detection", "remove it; use max_tokens or penalties"),
     ignored("vllm_xargs", "arguments of vLLM's own plug-ins"),
@@ -146,31 +147,18 @@ _CHAT_TEMPLATE = (
     refused("add_generation_prompt", "remove it; the answer's header is always added", True),
     refused("continue_final_message", "remove it", False),
     refused("chat_template", "remove it; the tokenizer's own template is used"),
-    refused("chat_template_kwargs", "remove it", {}),
+    supported("chat_template_kwargs", OBJECT, "what else the model's template uses"),
     refused("documents", "remove it; write them into a message", []),
     refused("mm_processor_kwargs", "remove it; only text is served", {}),
     refused("media_io_kwargs", "remove it; only text is served", {}),
-)
-
-# Structured output, tools and reasoning.
-_FORMAT = (
-    refused("response_format", 'send {"type": "text"} or remove it', {"type": "text"}),
-    refused("tools", "remove it; tool calls are not served", []),
-    refused("tool_choice", "remove it; tool calls are not served", "none", "auto"),
-    ignored("parallel_tool_calls", "tool calls are not served"),
-    refused("functions", "remove it; tool calls are not served", []),
-    refused("function_call", "remove it; tool calls are not served", "none", "auto"),
-    refused("reasoning_effort", "remove it; the model has no reasoning mode"),
-    ignored("include_reasoning", "the model has no reasoning mode"),
-    refused("thinking_token_budget", "remove it; the model has no reasoning mode"),
 )
 
 _MESSAGES: tuple[Rule, ...] = (
     supported(
         "messages", array(OBJECT, MAX_MESSAGES, 1), "the conversation", is_required=True
     ),
-    supported("messages[].role", text(64, 1), "system, developer, user or assistant, and what "
-              "else the model's template names", is_required=True),
+    supported("messages[].role", text(64, 1), "system, developer, user, assistant or tool, and "
+              "what else the model's template names", is_required=True),
     supported(
         "messages[].content",
         one_of(text(), array(OBJECT)),
@@ -179,10 +167,13 @@ _MESSAGES: tuple[Rule, ...] = (
     ),
     supported("messages[].name", text(MAX_NAME_LEN), "for templates that use it"),
     refused("messages[].audio", "remove it; only text is served"),
-    refused("messages[].function_call", "remove it; tool calls are not served"),
+    refused("messages[].function_call", "send tool_calls"),
     ignored("messages[].refusal", "what an earlier answer declined is no part of a prompt"),
-    refused("messages[].tool_calls", "remove it; tool calls are not served", []),
-    refused("messages[].tool_call_id", "remove it; tool calls are not served"),
+    supported("messages[].tool_calls", array(OBJECT), "the calls of an earlier answer"),
+    supported("messages[].tool_call_id", text(MAX_NAME_LEN), "with the role tool: which call it "
+              "answers"),
+    supported("messages[].reasoning_content", text(), "the reasoning of an earlier answer, for "
+              "templates that use it"),
 )  # fmt: skip
 
 COMPLETIONS = Endpoint(
@@ -207,7 +198,6 @@ COMPLETIONS = Endpoint(
                   "answered with; not for streams"),
         refused("suffix", "remove it; the model only continues text", ""),
         refused("prompt_embeds", "remove it; send text or token ids"),
-        refused("response_format", 'send {"type": "text"} or remove it', {"type": "text"}),
         *_SAMPLING,
         *_HARMLESS,
     ),
@@ -230,7 +220,7 @@ CHAT = Endpoint(
         refused("verbosity", "remove it", "medium"),
         refused("web_search_options", "remove it; there is no web search"),
         *_CHAT_TEMPLATE,
-        *_FORMAT,
+        *TOOLS,
         *_SAMPLING,
         *_HARMLESS,
     ),

@@ -40,6 +40,14 @@ def survivals(tree: core.TokenTree) -> st.SearchStrategy[core.FloatArray]:
     return values.map(lambda numbers: monotone(tree.parents, np.array(numbers, np.float32)))
 
 
+grammars = st.builds(
+    core.GrammarSpec,
+    kind=texts,
+    source=texts,
+    reasoning_start=st.lists(token_ids, max_size=2).map(tuple),
+    reasoning_end=st.lists(token_ids, max_size=2).map(tuple),
+)
+
 params = st.builds(
     core.SamplingParams,
     temperature=doubles,
@@ -57,6 +65,7 @@ params = st.builds(
     stop_token_ids=st.lists(token_ids, max_size=4).map(tuple),
     prediction=st.lists(token_ids, max_size=4).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
+    grammar=st.none() | grammars,
 )
 
 speculation = st.builds(

@@ -1,0 +1,170 @@
+"""Answers under JSON schemas: are they valid, and what do they cost beside free text?
+
+    python -m benchmarks.structured --count 500
+
+Each question is answered under its schema with speculation on and off, and then, with as many
+tokens as the answer had, without a schema.  All in one process, over the whole stack but HTTP.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+from benchmarks.structured.schemas import Task, tasks
+from benchmarks.support.record import OUT, show_report
+from cluster.config import Config
+from cluster.config_file import load
+from cluster.core import FinishReason, GrammarSpec, SamplingParams, SpeculationOptions
+from cluster.local import LLM, Completion
+
+_PLAIN = SpeculationOptions(enabled=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.structured", description=__doc__)
+    parser.add_argument("--config", default="configs/local.yaml")
+    parser.add_argument("--count", type=int, default=500, help="questions")
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--backend", choices=("llguidance", "xgrammar"), default="llguidance")
+    parser.add_argument("--out", type=Path, default=OUT / "structured" / "structured.json")
+    options = parser.parse_args()
+    config = load(options.config).config
+    answers = replace(config.answers, grammar_backend=options.backend)
+    with LLM(_inside(replace(config, answers=answers))) as llm:
+        report = measure(llm, tasks(options.count, options.seed), options)
+    show_report(options.out, report)
+
+
+def _inside(config: Config) -> Config:
+    """The same with its residents alone: processes of their own belong to a cluster."""
+    drafters = {name: config.drafters[name] for name in config.residents}
+    return replace(config, drafters=drafters)
+
+
+def measure(llm: LLM, asked: Sequence[Task], options: argparse.Namespace) -> dict[str, Any]:
+    """Every way of answering, batch by batch in turns, so that all meet the same machine."""
+    ways = {name: _Way() for name in ("constrained", "constrained plain", "free", "free plain")}
+    params = SamplingParams(
+        temperature=options.temperature, seed=options.seed, max_tokens=options.max_tokens
+    )
+    unequal = 0
+    _warm_up(llm, params)
+    for start in range(0, len(asked), options.concurrency):
+        batch = asked[start : start + options.concurrency]
+        prompts = [_prompt(llm, task) for task in batch]
+        held = [
+            replace(params, grammar=GrammarSpec("json_schema", json.dumps(task.schema)))
+            for task in batch
+        ]
+        found = ways["constrained"].run(llm, prompts, held, batch)
+        plain = ways["constrained plain"].run(llm, prompts, held, batch, _PLAIN)
+        unequal += sum(a.token_ids != b.token_ids for a, b in zip(found, plain, strict=True))
+        # The end-of-sequence token was drawn too.
+        lengths = [
+            len(each.token_ids) + (each.finish_reason is FinishReason.STOP) for each in found
+        ]
+        free = [replace(params, max_tokens=length) for length in lengths]
+        ways["free"].run(llm, prompts, free, batch, ignore_eos=True)
+        ways["free plain"].run(llm, prompts, free, batch, _PLAIN, ignore_eos=True)
+    summary: dict[str, Any] = {name: way.summary() for name, way in ways.items()}
+    constrained, free_way = summary["constrained"], summary["free"]
+    return {
+        "settings": {
+            "model": llm.config.model_name or llm.config.target.engine.model,
+            "questions": len(asked), "concurrency": options.concurrency,
+            "max_tokens": options.max_tokens, "temperature": options.temperature,
+            "backend": llm.config.answers.grammar_backend,
+            "drafters": sorted(llm.config.drafters),
+        },
+        "valid": f"{ways['constrained'].valid} of {ways['constrained'].ended}",
+        "texts_changed_by_drafts": unequal,
+        "speed_of_constrained": constrained["tokens_per_s"] / free_way["tokens_per_s"],
+        "summary": summary,
+    }  # fmt: skip
+
+
+class _Way:
+    """One way of answering.  ended: answers that ended with stop; valid: those of them that are."""
+
+    def __init__(self) -> None:
+        self.valid = self.ended = self._tokens = self._steps = 0
+        self._seconds = 0.0
+        self._valid_by_family: Counter[str] = Counter()
+        self._ended_by_family: Counter[str] = Counter()
+        self._accepted: Counter[str] = Counter()
+
+    def run(
+        self,
+        llm: LLM,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        batch: Sequence[Task],
+        speculation: SpeculationOptions | None = None,
+        *,
+        ignore_eos: bool = False,
+    ) -> list[Completion]:
+        started = time.perf_counter()
+        found = llm.generate(list(prompts), params, speculation=speculation, ignore_eos=ignore_eos)
+        self._seconds += time.perf_counter() - started
+        for task, completion in zip(batch, found, strict=True):
+            has_ended = completion.finish_reason is FinishReason.STOP
+            self._tokens += len(completion.token_ids) + has_ended
+            self._steps += completion.stats.num_steps
+            self._accepted.update(completion.stats.accepted_by_drafter)
+            if has_ended:
+                self.ended += 1
+                self._ended_by_family[task.family] += 1
+                is_right = is_valid(completion.text, task)
+                self.valid += is_right
+                self._valid_by_family[task.family] += is_right
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "tokens": self._tokens,
+            "tokens_per_s": round(self._tokens / max(self._seconds, 1e-9), 1),
+            "tokens_per_step": round(self._tokens / max(self._steps, 1), 3),
+            "accepted_by_drafter": dict(self._accepted),
+            "ended": dict(self._ended_by_family),
+            "valid": dict(self._valid_by_family),
+        }
+
+
+def is_valid(text: str, task: Task) -> bool:
+    """Whether an answer obeys its schema, as `jsonschema` sees it."""
+    try:
+        jsonschema.validate(json.loads(text), task.schema)
+    except (ValueError, jsonschema.ValidationError):
+        return False
+    return True
+
+
+def _prompt(llm: LLM, task: Task) -> list[int]:
+    assert llm.tokenizer is not None
+    if not llm.tokenizer.has_chat_template:
+        return list(llm.tokenizer.encode(task.question + "\n").tolist())
+    message = {"role": "user", "content": f"{task.question} Schema: {json.dumps(task.schema)}"}
+    return list(llm.tokenizer.apply_chat_template([message]).tolist())
+
+
+def _warm_up(llm: LLM, params: SamplingParams) -> None:
+    """Step times and acceptance are learned from the first texts."""
+    for task in tasks(4, seed=0):
+        held = replace(params, grammar=GrammarSpec("json_schema", json.dumps(task.schema)))
+        llm.generate([_prompt(llm, task)] * 2, [held, replace(params, max_tokens=64)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Compiles the grammars of requests, once each, and keeps the last ones."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from cluster.config_answers import AnswersConfig
+from cluster.core import GrammarSpec
+from cluster.errors import ConfigError, DrafthouseError, RequestError
+from cluster.fingerprint import load_pretrained_tokenizer
+from cluster.grammar.base import Backend, Grammar
+
+# Compiled grammars that are kept; those of requests that run stay alive beside them.
+_MAX_KEPT = 128
+
+LoadBackend = Callable[[], Backend]
+
+
+class GrammarCompiler:
+    """Thread-safe: a grammar that several threads want at once is compiled by one of them.
+
+    A grammar that cannot be compiled is remembered as well.  The backend is loaded with the first
+    grammar.
+    """
+
+    def __init__(self, load: LoadBackend, max_bytes: int) -> None:
+        """max_bytes: longer sources are refused."""
+        self._load = load
+        self._max_bytes = max_bytes
+        self._backend: Backend | None = None
+        self._kept: OrderedDict[tuple[str, str], Future[Grammar]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._loading = threading.Lock()
+
+    def is_ready(self, spec: GrammarSpec) -> bool:
+        """Whether `compile` would return or raise at once."""
+        found = self._kept.get((spec.kind, spec.source))
+        return found is not None and found.done()
+
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        """Raises RequestError with the reason where the grammar cannot be used."""
+        check_size(spec, self._max_bytes)
+        key = spec.kind, spec.source
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+        if found is not None:
+            return found.result()
+        with self._lock:
+            future: Future[Grammar] = Future()
+            found = self._kept.setdefault(key, future)
+            if len(self._kept) > _MAX_KEPT:
+                self._kept.popitem(last=False)
+        if found is future:
+            self._settle(future, spec)
+        return found.result()
+
+    def _settle(self, future: Future[Grammar], spec: GrammarSpec) -> None:
+        try:
+            future.set_result(self._loaded().compile(spec))
+        except DrafthouseError as error:
+            future.set_exception(error)
+        except BaseException:
+            future.set_exception(RequestError("the grammar cannot be compiled", param="grammar"))
+            raise
+
+    def load(self) -> None:
+        """Load the backend now.  Raises RequestError where the folder has no tokenizer."""
+        self._loaded()
+
+    def _loaded(self) -> Backend:
+        with self._loading:
+            if self._backend is None:
+                self._backend = self._load()
+            return self._backend
+
+
+def check_size(spec: GrammarSpec, max_bytes: int) -> None:
+    """Raise RequestError for a source that is longer than max_bytes."""
+    size = len(spec.source.encode())
+    if size > max_bytes:
+        raise RequestError(
+            f"the grammar has {size} bytes, the limit is {max_bytes}; shorten it or raise "
+            "answers.max_grammar_bytes",
+            param="grammar",
+        )
+
+
+def create_compiler(
+    tokenizer: Path | Any, config: AnswersConfig, vocab_size: int, eos_token_ids: Sequence[int]
+) -> GrammarCompiler:
+    """The compiler for a model's vocabulary, with the library that the configuration names.
+
+    tokenizer: that of transformers, or the folder that has it.  Loads nothing yet; the first
+    grammar raises RequestError where the folder has no tokenizer.
+    """
+
+    def load() -> Backend:
+        try:
+            is_folder = isinstance(tokenizer, Path)
+            pretrained: Any = load_pretrained_tokenizer(tokenizer) if is_folder else tokenizer
+        except ConfigError as error:
+            raise RequestError(
+                f"grammars are not served: {error.message}", param="grammar"
+            ) from error
+        own = pretrained.eos_token_id
+        ends = sorted({*eos_token_ids, *(() if own is None else (own,))})
+        if config.grammar_backend == "xgrammar":
+            from cluster.grammar.xgrammar_backend import XgrammarBackend
+
+            return XgrammarBackend(pretrained, vocab_size, ends)
+        from cluster.grammar.llguidance_backend import LlguidanceBackend
+
+        return LlguidanceBackend(pretrained, vocab_size, ends)
+
+    return GrammarCompiler(load, config.max_grammar_bytes)

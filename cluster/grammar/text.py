@@ -1,0 +1,142 @@
+"""One text under a grammar: its reasoning, what the grammar says of the rest, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
+
+import numpy as np
+
+from cluster.core import GrammarSpec, TokenTree
+from cluster.grammar.base import Grammar, MaskRow
+
+
+class ConstrainedText:
+    """The output tokens of one text, which grow and shrink at the end.
+
+    After the end of the text only end-of-sequence tokens follow.
+    """
+
+    def __init__(
+        self,
+        grammar: Grammar,
+        spec: GrammarSpec,
+        eos_token_ids: Iterable[int],
+        vocab_size: int,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._matcher = grammar.matcher()
+        self._eos = frozenset(eos_token_ids)
+        self._start, self._end = spec.reasoning_start, spec.reasoning_end
+        self._tokens: list[int] = []
+        # Output tokens before the part that is constrained; None while the text reasons.
+        self._begins_at: int | None = None if self._end and not self._start else 0
+        self._ends_at: int | None = None  # where the first end-of-sequence token stands
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def push(self, token_id: int) -> bool:
+        """Append a token; False, and nothing has changed, where it may not stand here."""
+        if self._ends_at is not None:
+            if token_id not in self._eos:
+                return False
+        elif self._begins_at is None:
+            self._reason(token_id)
+            return True
+        elif not self._tokens and self._end and token_id in self._start[:1]:
+            self._begins_at = None
+        elif token_id in self._eos:
+            if not self._matcher.may_end():
+                return False
+            self._ends_at = len(self._tokens)
+        elif not self._matcher.push(token_id):
+            return False
+        self._tokens.append(token_id)
+        return True
+
+    def _reason(self, token_id: int) -> None:
+        self._tokens.append(token_id)
+        if tuple(self._tokens[-len(self._end) :]) == self._end:
+            self._begins_at = len(self._tokens)
+        elif token_id in self._eos:
+            # A text may end in the midst of its reasoning: a model cannot be made to conclude.
+            self._ends_at = len(self._tokens) - 1
+
+    def truncate(self, num_tokens: int) -> None:
+        """Only the first `num_tokens` are left."""
+        begins_at, ends_at = self._begins_at, self._ends_at
+        if begins_at is not None:
+            stop = len(self._tokens) if ends_at is None else ends_at
+            dropped = stop - max(num_tokens, begins_at)
+            if dropped > 0:
+                self._matcher.pop(dropped)
+        del self._tokens[num_tokens:]
+        if ends_at is not None and num_tokens <= ends_at:
+            self._ends_at = None
+        if num_tokens == 0:
+            self._begins_at = None if self._end and not self._start else 0
+        elif begins_at is not None and num_tokens < begins_at:
+            self._begins_at = None
+
+    def fill(self, row: MaskRow) -> None:
+        """The mask of what may follow.  Raises RequestError, as `Matcher.fill`."""
+        if self._ends_at is not None:
+            row[:] = 0
+            self._allow(row, self._eos)
+        elif self._begins_at is None:
+            row[:] = np.uint32(0xFFFFFFFF)
+        else:
+            self._matcher.fill(row)
+            for token in self._eos:
+                row[token >> 5] &= ~np.uint32(1 << (token & 31))
+            if self._matcher.may_end():
+                self._allow(row, self._eos)
+            if not self._tokens and self._end:
+                self._allow(row, self._start[:1])
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that must follow, as far as they are certain."""
+        if self._begins_at is None or self._ends_at is not None:
+            return []
+        return [] if not self._tokens and self._end else self._matcher.forced()
+
+    def possible(self, tree: TokenTree) -> list[int]:
+        """The nodes of `tree` that may stand after this text, ascending."""
+        with closing(self._walk(tree)) as walk:
+            return sorted(node for node in walk if node >= 0)
+
+    def fill_all(self, tree: TokenTree, rows: MaskRow) -> None:
+        """The masks after this text and after each node: uint32[1 + nodes, words].
+
+        The row of a node that may not stand there is left as it is.  Raises as `fill`.
+        """
+        with closing(self._walk(tree)) as walk:
+            for node in walk:
+                self.fill(rows[node + 1])
+
+    def _walk(self, tree: TokenTree) -> Generator[int, None, None]:
+        """-1 and then every possible node, each while this text is the path to it; afterwards the
+        text is as it was."""
+        base_len = len(self._tokens)
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(tree.parents.tolist()):
+            children.setdefault(parent, []).append(node)
+        token_ids = tree.token_ids.tolist()
+        try:
+            yield -1
+            pending = [(node, base_len) for node in reversed(children.get(-1, ()))]
+            while pending:
+                node, depth = pending.pop()
+                self.truncate(depth)
+                if self.push(token_ids[node]):
+                    yield node
+                    below = children.get(node, ())
+                    pending += [(child, depth + 1) for child in reversed(below)]
+        finally:
+            self.truncate(base_len)
+
+    @staticmethod
+    def _allow(row: MaskRow, token_ids: Iterable[int]) -> None:
+        for token in token_ids:
+            row[token >> 5] |= np.uint32(1 << (token & 31))

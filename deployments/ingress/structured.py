@@ -1,0 +1,121 @@
+"""Reads what an answer must be: `response_format` and `structured_outputs`."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Any
+
+from cluster.core import GrammarSpec
+from cluster.errors import RequestError
+from deployments.ingress.fields import Fields, encodable, json_kind, shown
+
+_MAX_CHOICES = 4096
+_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+_ANY_OBJECT = '{"type": "object"}'
+
+
+def read_grammar(fields: Fields) -> GrammarSpec | None:
+    """The grammar that the body asks for; raises RequestError where it names two."""
+    asked = fields.get("structured_outputs")
+    outputs = None if asked is None else _outputs(Fields.of(asked, "structured_outputs"))
+    wanted = fields.get("response_format")
+    format_ = None if wanted is None else _format(Fields.of(wanted, "response_format"))
+    if outputs is not None and format_ is not None:
+        raise RequestError(
+            "structured_outputs: response_format says what the answer must be, too; send one",
+            param="structured_outputs",
+        )
+    return outputs or format_
+
+
+def refuse_others(fields: Fields, *names: str) -> None:
+    """Raise RequestError for the first key that is not one of `names`."""
+    for key in fields.values():
+        if key not in names:
+            name = fields.name(key[:40])
+            near = difflib.get_close_matches(key[:40], names, n=1, cutoff=0.6)
+            hint = f"did you mean {near[0]}?" if near else "remove it"
+            raise RequestError(f"{name}: unknown field; {hint}", param=name)
+
+
+def _format(fields: Fields) -> GrammarSpec | None:
+    refuse_others(fields, "type", "json_schema", "format", "structures", "triggers")
+    kind = fields.string("type", "", max_len=64)
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return GrammarSpec("json_schema", _ANY_OBJECT)
+    if kind == "structural_tag":
+        return GrammarSpec("structural_tag", _dumped(dict(fields.values())))
+    if kind != "json_schema":
+        raise RequestError(
+            f"response_format.type: {shown(kind)}; send text, json_object, json_schema or "
+            "structural_tag",
+            param="response_format.type",
+        )
+    path = "response_format.json_schema"
+    if fields.get("json_schema") is None:
+        raise RequestError(f"{path}: missing; send a name and a schema", param=path)
+    named = Fields.of(fields.get("json_schema"), path)
+    refuse_others(named, "name", "description", "schema", "strict")
+    named.string("name", "", max_len=64)
+    named.string("description", "", max_len=65536)
+    # The schema holds either way: an answer that is not asked to be strict may be so too.
+    named.boolean("strict", default=False)
+    return schema_grammar(named.get("schema"), f"{path}.schema")
+
+
+def _outputs(fields: Fields) -> GrammarSpec | None:
+    kinds = [kind for kind in _KINDS if fields.get(kind) not in (None, False)]
+    if not kinds:
+        return None
+    if len(kinds) > 1:
+        raise RequestError(
+            f"structured_outputs: {' and '.join(kinds)} are set; send one of them",
+            param="structured_outputs",
+        )
+    (kind,) = kinds
+    path, value = f"structured_outputs.{kind}", fields.get(kind)
+    if kind == "json_object":
+        return (
+            GrammarSpec("json_schema", _ANY_OBJECT) if fields.boolean(kind, default=False) else None
+        )
+    if kind == "json":
+        return schema_grammar(_parsed(value, path), path)
+    if kind == "choice":
+        texts = fields.strings(kind, _MAX_CHOICES, max_len=65536)
+        if not texts:
+            raise RequestError(f"{path}: an empty list; send at least one text", param=path)
+        return GrammarSpec("choice", _dumped(list(dict.fromkeys(texts))))
+    if kind == "structural_tag":
+        return GrammarSpec("structural_tag", _dumped(_parsed(value, path)))
+    if not isinstance(value, str) or not value:
+        raise RequestError(f"{path}: {json_kind(value)}; send a text", param=path)
+    return GrammarSpec(kind, encodable(value, path))
+
+
+def schema_grammar(schema: Any, path: str) -> GrammarSpec:
+    """The grammar of a JSON schema; raises RequestError for what is none."""
+    if schema is None:
+        raise RequestError(f"{path}: missing; send a JSON schema", param=path)
+    if not isinstance(schema, dict):
+        raise RequestError(f"{path}: {json_kind(schema)}; send a JSON schema", param=path)
+    return GrammarSpec("json_schema", _dumped(schema))
+
+
+def _parsed(value: Any, path: str) -> Any:
+    """vLLM takes schemas as objects, and as texts of them."""
+    return parse_json(value, path) if isinstance(value, str) else value
+
+
+def parse_json(text: str, path: str) -> Any:
+    """The JSON value in a text of a request."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise RequestError(f"{path}: not valid JSON; send an object", param=path) from None
+
+
+def _dumped(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"))

@@ -1,0 +1,165 @@
+"""What requests may say of the form of their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from cluster.config_answers import AnswersConfig
+from cluster.core import GrammarSpec
+from cluster.errors import RequestError
+from cluster.grammar.compiler import GrammarCompiler
+from cluster.rpc.codec_generation import decode_request, encode_request
+from cluster.rpc.generation import GenerationRequest, SamplingOptions
+from deployments.ingress.grammar_check import GrammarCheck
+from deployments.ingress.grpc_request import to_spec
+from deployments.ingress.openai_request import parse_chat, parse_completion
+from tests.deployments.test_openai_request import LIMITS, chat, completion
+from tests.support.grammar.backends import SPECS, compiler
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
+ASKED: list[tuple[dict[str, Any], str | None, Any]] = [
+    ({"response_format": {"type": "text"}}, None, None),
+    ({"response_format": {"type": "json_object"}}, "json_schema", {"type": "object"}),
+    (
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "n", "strict": True, "schema": SCHEMA},
+            }
+        },
+        "json_schema",
+        SCHEMA,
+    ),
+    ({"response_format": TAG}, "structural_tag", TAG),
+    ({"structured_outputs": {"json": SCHEMA}}, "json_schema", SCHEMA),
+    ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, "json_schema", SCHEMA),
+    ({"structured_outputs": {"json_object": True}}, "json_schema", {"type": "object"}),
+    ({"structured_outputs": {"choice": ["b", "a", "b"]}}, "choice", ["b", "a"]),
+    ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, "structural_tag", TAG),
+    ({"structured_outputs": {"json": None}}, None, None),
+    ({"structured_outputs": {}, "response_format": {"type": "json_object"}}, "json_schema",
+     {"type": "object"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "kind", "source"), ASKED)
+def test_each_form_becomes_a_grammar(fields: dict[str, Any], kind: str, source: Any) -> None:
+    for request in (
+        parse_chat(chat(**fields), LIMITS),
+        parse_completion(completion(**fields), LIMITS),
+    ):
+        grammar = request.spec.params.grammar
+        if kind is None:
+            assert grammar is None
+            continue
+        assert grammar is not None
+        assert (grammar.kind, json.loads(grammar.source)) == (kind, source)
+
+
+@pytest.mark.parametrize("kind", ["regex", "grammar"])
+def test_texts_are_taken_as_they_are(kind: str) -> None:
+    request = parse_chat(chat(structured_outputs={kind: "[a-z]+"}), LIMITS)
+    assert request.spec.params.grammar == GrammarSpec(kind, "[a-z]+")
+
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"response_format": {"type": "poem"}}, "response_format.type", "json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+        "response_format.json_schema.schema", "missing",
+    ),
+    ({"response_format": {"typ": "text"}}, "response_format.typ", "did you mean type"),
+    ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs", "one of them"),
+    ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "not valid JSON"),
+    ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "JSON schema"),
+    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "at least one"),
+    ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "send a text"),
+    (
+        {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+        "structured_outputs", "send one",
+    ),
+    ({"guided_json": SCHEMA}, "guided_json", "send structured_outputs.json"),
+    ({"guided_regex": "a"}, "guided_regex", "send structured_outputs.regex"),
+    ({"guided_choice": ["a"]}, "guided_choice", "send structured_outputs.choice"),
+    ({"guided_grammar": "a"}, "guided_grammar", "send structured_outputs.grammar"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "param", "remedy"), REFUSED)
+def test_what_cannot_be_meant_is_refused_by_name(
+    fields: dict[str, Any], param: str, remedy: str
+) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_chat(chat(**fields), LIMITS)
+    assert caught.value.param == param
+    assert remedy in caught.value.message
+
+
+async def test_a_grammar_that_compiles_is_checked_once() -> None:
+    check = GrammarCheck(compiler("llguidance"), AnswersConfig())
+    await check.check(None)
+    await check.check(SPECS["regex"])
+    assert compiler("llguidance").is_ready(SPECS["regex"])
+    await check.check(SPECS["regex"])
+
+
+async def test_a_grammar_that_does_not_compile_is_refused_with_the_reason() -> None:
+    check = GrammarCheck(compiler("llguidance"), AnswersConfig(max_grammar_bytes=100))
+    for _ in range(2):
+        with pytest.raises(RequestError, match="the grammar cannot be used"):
+            await check.check(GrammarSpec("regex", "(a"))
+    with pytest.raises(RequestError, match="has 101 bytes"):
+        await check.check(GrammarSpec("regex", "a" * 101))
+
+
+class Endless:
+    """A backend that needs too long for one grammar."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+
+    def compile(self, spec: GrammarSpec) -> Any:
+        if spec.source == "endless":
+            self.stop.wait(20)
+        return object()
+
+
+async def test_a_grammar_that_takes_too_long_is_refused_and_others_are_not() -> None:
+    endless = Endless()
+    shared = GrammarCompiler(lambda: endless, 100)
+    check = GrammarCheck(shared, AnswersConfig(grammar_timeout_s=0.05))
+    try:
+        with pytest.raises(RequestError, match=r"has not compiled within 0\.05 s"):
+            await check.check(GrammarSpec("regex", "endless"))
+        patient = GrammarCheck(shared, AnswersConfig(grammar_timeout_s=10.0))
+        async with asyncio.timeout(10):
+            await patient.check(GrammarSpec("regex", "short"))
+    finally:
+        endless.stop.set()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        GrammarSpec("json_schema", json.dumps(SCHEMA, separators=(",", ":"))),
+        GrammarSpec("choice", '["a","b"]'),
+        GrammarSpec("regex", "a+"),
+        GrammarSpec("grammar", "start: /a/"),
+        GrammarSpec("structural_tag", json.dumps(TAG, separators=(",", ":"))),
+    ],
+    ids=lambda grammar: grammar.kind,
+)
+def test_grpc_carries_every_kind(grammar: GrammarSpec) -> None:
+    asked = GenerationRequest("demo", "hello", SamplingOptions(grammar=grammar))
+    carried = decode_request(encode_request(asked))
+    assert to_spec(carried, LIMITS).params.grammar == grammar
+    odd = GenerationRequest("demo", "hello", SamplingOptions(grammar=GrammarSpec("poem", "x")))
+    with pytest.raises(RequestError, match=r"grammar\.kind: 'poem'"):
+        to_spec(odd, LIMITS)

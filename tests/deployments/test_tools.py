@@ -1,0 +1,237 @@
+"""Tools and reasoning of chats: what requests may say, and how answers are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from cluster.core import FinishReason, GrammarSpec, token_array
+from cluster.errors import RequestError
+from cluster.text.dialect import Dialect
+from cluster.text.reasoning import ReasoningMarkers
+from cluster.text.tool_calls.registry import FORMATS
+from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
+from deployments.ingress.generation import Delta
+from deployments.ingress.openai_request import parse_chat
+from deployments.ingress.reading import Reading, skips_specials
+from deployments.ingress.spec import OpenAIRequest
+from deployments.ingress.tools import ChatUse
+from tests.deployments.test_openai_request import LIMITS, chat
+
+MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
+DIALECT = Dialect(FORMATS["hermes"], MARKERS, template="{{ tools }} {{ reasoning_effort }}")
+SERVED = dataclasses.replace(LIMITS, dialect=DIALECT)
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def tool(name: str, **more: Any) -> dict[str, Any]:
+    function = {"name": name, "description": "d", "parameters": SCHEMA, **more}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [tool("weather"), tool("time")]
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
+def asked(**fields: Any) -> OpenAIRequest:
+    return parse_chat(chat(**fields), SERVED)
+
+
+def grammar_of(request: OpenAIRequest) -> dict[str, Any] | None:
+    grammar = request.spec.params.grammar
+    if grammar is None:
+        return None
+    assert grammar.kind == "structural_tag"
+    found: dict[str, Any] = json.loads(grammar.source)["format"]
+    return found
+
+
+def test_tools_reach_the_template_and_leave_the_text_free() -> None:
+    for fields in ({}, {"tool_choice": "auto"}):
+        request = asked(tools=TOOLS, **fields)
+        assert list(request.spec.prompts[0].tools) == TOOLS
+        assert grammar_of(request) is None
+        assert request.spec.chat is not None
+        assert request.spec.chat.reads_calls
+
+
+@pytest.mark.parametrize("fields", [{"tools": TOOLS, "tool_choice": "none"}, {"tools": []}, {}])
+def test_without_a_choice_there_are_no_calls(fields: dict[str, Any]) -> None:
+    request = asked(**fields)
+    assert request.spec.prompts[0].tools == ()
+    assert request.spec.chat is not None
+    assert not request.spec.chat.reads_calls
+
+
+def test_a_forced_call_is_held_to_its_schema() -> None:
+    required = grammar_of(asked(tools=TOOLS, tool_choice="required"))
+    assert required is not None
+    assert required["type"] == "tags_with_separator"
+    assert required["at_least_one"]
+    assert not required["stop_after_first"]
+    assert [each["content"]["json_schema"] for each in required["tags"]] == [SCHEMA, SCHEMA]
+    one = grammar_of(asked(tools=TOOLS, tool_choice="required", parallel_tool_calls=False))
+    assert one is not None
+    assert one["stop_after_first"]
+    named = grammar_of(asked(tools=TOOLS, tool_choice=NAMED))
+    assert named is not None
+    assert named["stop_after_first"]
+    assert [each["begin"] for each in named["tags"]] == [
+        '<tool_call>\n{"name": "time", "arguments": '
+    ]
+
+
+def test_strict_tools_hold_the_calls_that_the_model_chooses() -> None:
+    found = grammar_of(asked(tools=[tool("weather", strict=True), tool("time")]))
+    assert found is not None
+    assert found["type"] == "triggered_tags"
+    schemas = [each["content"]["json_schema"] for each in found["tags"]]
+    assert schemas == [SCHEMA, {"type": "object"}]
+
+
+FORMAT = {"type": "json_object"}
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"tools": "x"}, "tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [tool("a b")]}, "tools[0].function.name"),
+    ({"tools": [tool("a", parameters=5)]}, "tools[0].function.parameters"),
+    ({"tools": [tool("a"), tool("a")]}, "tools"),
+    ({"tools": [tool("a", strict="yes")]}, "tools[0].function.strict"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice"),
+    (
+        {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+        "tool_choice.function.name",
+    ),
+    ({"tools": TOOLS, "tool_choice": "required", "response_format": FORMAT}, "response_format"),
+    ({"functions": [{"name": "a"}]}, "functions"),
+    ({"reasoning_effort": "huge"}, "reasoning_effort"),
+    ({"chat_template_kwargs": {"unknown_key": 1}}, "chat_template_kwargs.unknown_key"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), REFUSED)
+def test_what_cannot_be_served_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        asked(**fields)
+    assert caught.value.param == param
+
+
+def test_tools_are_refused_where_the_template_has_none() -> None:
+    with pytest.raises(RequestError, match=r"no known format.*answers\.tool_parser"):
+        parse_chat(chat(tools=TOOLS), LIMITS)
+    with pytest.raises(RequestError, match="chat template does not use it"):
+        parse_chat(chat(reasoning_effort="low"), LIMITS)
+
+
+def test_models_that_answer_in_channels_are_not_forced() -> None:
+    dialect = Dialect(FORMATS["harmony"], MARKERS, is_harmony=True, template="tools")
+    limits = dataclasses.replace(LIMITS, dialect=dialect)
+    parse_chat(chat(tools=TOOLS), limits)
+    with pytest.raises(RequestError, match="in channels"):
+        parse_chat(chat(tools=TOOLS, tool_choice="required"), limits)
+
+
+def test_reasoning_effort_reaches_the_template() -> None:
+    arguments = asked(reasoning_effort="low").spec.prompts[0].template_arguments
+    assert arguments == {"reasoning_effort": "low"}
+
+
+def test_turns_of_tools_are_messages() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "time", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "when?"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c", "content": "now"},
+    ]
+    found = asked(messages=messages).spec.prompts[0].messages
+    assert found is not None
+    assert found[1]["tool_calls"] == [call]
+    assert found[1]["reasoning_content"] == "hm"
+    assert found[2] == {"role": "tool", "content": "now", "tool_call_id": "c"}
+    nameless = [{"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}]
+    with pytest.raises(RequestError, match=r"tool_calls\[0\]\.function\.name"):
+        asked(messages=nameless)
+
+
+TEXT = (
+    '<think>hm</think>Yes.<tool_call>{"name": "time", "arguments": {"a": 1}}</tool_call>'
+    '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
+)
+
+
+def answer(use: ChatUse | None, text: str = TEXT) -> list[Delta]:
+    reading = Reading(use, DIALECT, token_array([1, 2]))
+    deltas = []
+    for place, character in enumerate(text):
+        is_last = place + 1 == len(text)
+        read = reading.push(character, is_last=is_last)
+        reason = FinishReason.STOP if is_last else None
+        deltas.append(
+            Delta(
+                0, read.text, finish_reason=reason, reasoning=read.reasoning, calls=read.calls,
+                has_calls=reading.has_calls,
+            )
+        )  # fmt: skip
+    return deltas
+
+
+def test_an_answer_has_its_calls_and_reasoning_beside_its_text() -> None:
+    parts = answer(ChatUse(reads_calls=True))
+    message = whole_message(parts)
+    assert message["content"] == "Yes."
+    assert message["reasoning_content"] == "hm"
+    functions = [call["function"] for call in message["tool_calls"]]
+    assert functions == [
+        {"name": "time", "arguments": '{"a": 1}'}, {"name": "weather", "arguments": "{}"}
+    ]  # fmt: skip
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    assert finish_reason(parts[-1]) == "tool_calls"
+    assert finish_reason(parts[0]) is None
+
+
+def test_a_stream_has_the_name_first_and_then_the_arguments() -> None:
+    chunks = [json.loads(delta_json(part)) for part in answer(ChatUse(reads_calls=True))]
+    assert "".join(chunk.get("content", "") for chunk in chunks) == "Yes."
+    pieces = [piece for chunk in chunks for piece in chunk.get("tool_calls", [])]
+    named = [piece for piece in pieces if "name" in piece["function"]]
+    assert [(p["index"], p["function"]["name"]) for p in named] == [(0, "time"), (1, "weather")]
+    assert all(p["type"] == "function" and p["id"] for p in named)
+    written = [p["function"]["arguments"] for p in pieces if p["index"] == 0]
+    assert "".join(written) == '{"a": 1}'
+    assert len(written) > 4
+
+
+def test_what_is_not_wanted_is_left_out() -> None:
+    one = whole_message(answer(ChatUse(reads_calls=True, is_parallel=False)))
+    assert [call["function"]["name"] for call in one["tool_calls"]] == ["time"]
+    silent = whole_message(answer(ChatUse(reads_calls=True, shows_reasoning=False)))
+    assert "reasoning_content" not in silent
+    parts = answer(ChatUse())
+    assert whole_message(parts)["content"].startswith("Yes.<tool_call>")
+    assert finish_reason(parts[-1]) == "stop"
+    assert whole_message(answer(None))["content"] == TEXT
+
+
+def test_the_grammar_begins_after_the_reasoning() -> None:
+    spec = GrammarSpec("regex", "a")
+    assert DIALECT.held_to(None, [1]) is None
+    free = DIALECT.held_to(spec, [1])
+    assert free == dataclasses.replace(spec, reasoning_start=(7,), reasoning_end=(8,))
+    begun = DIALECT.held_to(spec, [1, 7])
+    assert begun == dataclasses.replace(spec, reasoning_end=(8,))
+    assert DIALECT.held_to(spec, [7, 8]) == spec
+    assert Dialect().held_to(spec, [7]) == spec
+
+
+def test_special_tokens_are_shown_where_markers_are_such() -> None:
+    use = ChatUse(reads_calls=True)
+    assert skips_specials(use, DIALECT)
+    assert skips_specials(None, DIALECT)
+    special = dataclasses.replace(DIALECT, special_texts=frozenset({"<tool_call>"}))
+    assert not skips_specials(use, special)
+    assert skips_specials(ChatUse(), special)

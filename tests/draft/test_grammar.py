@@ -1,0 +1,88 @@
+"""The grammar drafter proposes what must follow, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from cluster.config import DrafterConfig, DrafterPlacement
+from cluster.core import GrammarSpec, SamplingParams
+from cluster.draft.base import DrafterContext
+from cluster.draft.grammar import GrammarDrafter, GrammarOptions
+from cluster.draft.registry import create
+from cluster.errors import ConfigError
+from cluster.grammar.text import ConstrainedText
+from tests.support.draft.author import Author, write
+from tests.support.grammar.backends import BACKENDS, SPECS, eos, ids_of, open_text, tokenizer
+
+PROMPT = [40, 50, 60]
+PARAMS = SamplingParams(0.0, max_tokens=100, grammar=SPECS["json_schema"])
+
+
+def drafter(backend: str = "llguidance") -> GrammarDrafter:
+    def open_one(spec: GrammarSpec) -> ConstrainedText:
+        return open_text(backend, spec)
+
+    return GrammarDrafter(DrafterContext("grammar", 64, 8, open_text=open_one), GrammarOptions())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forced_tokens_come_with_survival_one(backend: str) -> None:
+    ours, author = drafter(backend), Author(PROMPT, PARAMS)
+    proposal = write(ours, author, [])
+    assert proposal is not None
+    assert proposal.is_complete
+    assert proposal.survival.tolist() == [1.0] * len(proposal.tree)
+    assert '{"name": "'.startswith(tokenizer().decode(proposal.tree.token_ids.tolist()))
+    text = ids_of('{"name": "ab", ')
+    proposal = write(ours, author, text)
+    assert proposal is not None
+    assert proposal.base_len == len(PROMPT) + len(text)
+    assert '"kind": "'.startswith(tokenizer().decode(proposal.tree.token_ids.tolist()))
+
+
+def test_nothing_is_drafted_where_the_model_has_a_choice() -> None:
+    ours, author = drafter(), Author(PROMPT, PARAMS)
+    write(ours, author, [])
+    assert write(ours, author, ids_of('{"name": "a')) is None
+
+
+def test_a_text_without_a_grammar_gets_nothing() -> None:
+    author = Author(PROMPT, replace(PARAMS, grammar=None))
+    assert write(drafter(), author, []) is None
+
+
+def test_a_text_that_was_cut_is_followed() -> None:
+    ours, author = drafter(), Author(PROMPT, PARAMS)
+    first = write(ours, author, [])
+    write(ours, author, ids_of('{"name": "ab", "kind": "'))
+    del author.tokens[len(PROMPT) :]
+    ours.observe([author.commit_of(0)])
+    again = write(ours, author, ids_of("{"))
+    assert first is not None
+    assert again is not None
+    assert "{" + tokenizer().decode(again.tree.token_ids.tolist()) in '{"name": "'
+
+
+def test_after_the_end_and_after_what_does_not_fit_nothing_follows() -> None:
+    params = replace(PARAMS, grammar=GrammarSpec("choice", json.dumps(["yes", "no"])))
+    for output in ([*ids_of("yes"), *eos()], ids_of("what")):
+        ours, author = drafter(), Author(PROMPT, params)
+        write(ours, author, [])
+        assert write(ours, author, output) is None
+        assert write(ours, author, ids_of("y")) is None
+
+
+def test_a_released_request_is_forgotten() -> None:
+    ours, author = drafter(), Author(PROMPT, PARAMS)
+    assert write(ours, author, []) is not None
+    ours.release([author.request_id, "unknown"])
+    assert ours._followed == {}
+
+
+def test_outside_of_a_target_it_is_refused() -> None:
+    config = DrafterConfig(kind="grammar", placement=DrafterPlacement())
+    with pytest.raises(ConfigError, match=r"drafters\.g\.placement.*with: target"):
+        create("g", config, DrafterContext("g", 8, 8))

@@ -1,0 +1,112 @@
+"""What cannot be compiled is refused with its reason; what can is compiled once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import Any
+
+import pytest
+
+from cluster.config_answers import AnswersConfig
+from cluster.core import GrammarSpec
+from cluster.errors import RequestError
+from cluster.grammar.base import Backend
+from cluster.grammar.compiler import GrammarCompiler, create_compiler
+from tests.support.grammar.backends import BACKENDS, FOLDER, SPECS, compiler
+
+BAD = {
+    "no json": GrammarSpec("json_schema", "{"),
+    "no schema": GrammarSpec("json_schema", '{"type": 5}'),
+    "unclosed regex": GrammarSpec("regex", "(a"),
+    "no rule": GrammarSpec("grammar", "start: missing"),
+    "gbnf": GrammarSpec("grammar", "root ::= missing"),
+    "no kind": GrammarSpec("poem", "x"),
+    "no tag": GrammarSpec("structural_tag", '{"type": "structural_tag", "format": {"type": "z"}}'),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("spec", BAD.values(), ids=BAD)
+def test_a_bad_grammar_is_the_requests_fault(backend: str, spec: GrammarSpec) -> None:
+    for _ in range(2):
+        with pytest.raises(RequestError, match="the grammar cannot be used") as caught:
+            compiler(backend).compile(spec)
+        assert caught.value.param == "grammar"
+        assert len(caught.value.message) < 400
+
+
+def test_an_unsatisfiable_schema_is_refused() -> None:
+    schema = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+    with pytest.raises(RequestError, match="unsatisfiable"):
+        compiler("llguidance").compile(GrammarSpec("json_schema", json.dumps(schema)))
+
+
+def test_a_long_source_is_refused_before_it_is_read() -> None:
+    small = create_compiler(FOLDER, AnswersConfig(max_grammar_bytes=10), 5000, ())
+    with pytest.raises(RequestError, match=r"has 11 bytes, the limit is 10.*max_grammar_bytes"):
+        small.compile(GrammarSpec("regex", "é" * 5 + "a"))
+
+
+def test_a_folder_without_a_tokenizer_serves_no_grammars(tmp_path: Any) -> None:
+    with pytest.raises(RequestError, match="grammars are not served"):
+        create_compiler(tmp_path, AnswersConfig(), 5000, ()).compile(SPECS["regex"])
+
+
+class Slow:
+    """A backend that waits for a word."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.compiled: list[str] = []
+
+    def compile(self, spec: GrammarSpec) -> Any:
+        self.compiled.append(spec.source)
+        assert self.go.wait(10)
+        if spec.source == "broken":
+            raise ValueError("a defect")
+        return object()
+
+
+def test_a_grammar_that_many_want_is_compiled_once() -> None:
+    slow = Slow()
+    backend: Backend = slow
+    shared = GrammarCompiler(lambda: backend, 100)
+    spec = GrammarSpec("regex", "a")
+    assert not shared.is_ready(spec)
+    found: list[Any] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(shared.compile(spec))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    assert not shared.is_ready(spec)
+    slow.go.set()
+    for thread in threads:
+        thread.join()
+    assert slow.compiled == ["a"]
+    assert len(found) == 4
+    assert len(set(map(id, found))) == 1
+    assert shared.is_ready(spec)
+
+
+def test_only_so_many_are_kept() -> None:
+    slow = Slow()
+    slow.go.set()
+    shared = GrammarCompiler(lambda: slow, 100)
+    specs = [GrammarSpec("regex", str(number)) for number in range(200)]
+    for spec in specs:
+        shared.compile(spec)
+    assert sum(map(shared.is_ready, specs)) == 128
+    assert shared.is_ready(specs[-1])
+    assert not shared.is_ready(specs[0])
+
+
+def test_a_defect_of_the_library_leaves_nobody_waiting() -> None:
+    slow = Slow()
+    slow.go.set()
+    shared = GrammarCompiler(lambda: slow, 100)
+    with pytest.raises(ValueError, match="a defect"):
+        shared.compile(GrammarSpec("regex", "broken"))
+    with pytest.raises(RequestError, match="cannot be compiled"):
+        shared.compile(GrammarSpec("regex", "broken"))

@@ -1,0 +1,183 @@
+"""A text under a grammar grows and shrinks, and its masks depend on what it is alone."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from dataclasses import replace
+
+import jsonschema
+import numpy as np
+import pytest
+
+from cluster.core import GrammarSpec, TokenTree
+from cluster.grammar.base import mask_words
+from cluster.grammar.text import ConstrainedText
+from tests.support.grammar.backends import (
+    BACKENDS,
+    SCHEMA,
+    SPECS,
+    VOCAB_SIZE,
+    allowed,
+    eos,
+    ids_of,
+    open_text,
+    tokenizer,
+)
+
+CASES = [(backend, name) for backend in BACKENDS for name in SPECS]
+
+
+def walk_at_random(text: ConstrainedText, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    tokens: list[int] = []
+    while not tokens or tokens[-1] not in eos():
+        choices = sorted(allowed(text))
+        # Ends are one token of very many: take them where they are offered.
+        token = eos()[0] if eos()[0] in choices else generator.choice(choices)
+        assert text.push(token)
+        tokens.append(token)
+        assert len(tokens) < 400
+    return tokens
+
+
+def fits(name: str, text: str) -> bool:
+    match name:
+        case "json_schema":
+            jsonschema.validate(json.loads(text), SCHEMA)
+            return True
+        case "structural_tag":
+            inner = text.removeprefix("<tool_call>").removesuffix("</tool_call>")
+            jsonschema.validate(json.loads(inner), SCHEMA)
+            return len(inner) == len(text) - 23
+        case "choice":
+            return text in json.loads(SPECS["choice"].source)
+    pattern = {
+        "regex": SPECS["regex"].source, "lark": "a[0-9]{1,4}b", "gbnf": "x[0-9][0-9]y",
+    }[name]  # fmt: skip
+    return re.fullmatch(pattern, text) is not None
+
+
+@pytest.mark.parametrize(("backend", "name"), CASES)
+def test_every_walk_along_the_masks_belongs_to_the_grammar(backend: str, name: str) -> None:
+    for seed in range(6):
+        tokens = walk_at_random(open_text(backend, SPECS[name]), seed)
+        assert tokens[-1] in eos()
+        assert fits(name, tokenizer().decode(tokens[:-1]))
+
+
+@pytest.mark.parametrize(("backend", "name"), CASES)
+def test_a_text_that_was_cut_goes_on_as_one_that_never_was_longer(backend: str, name: str) -> None:
+    spec = SPECS[name]
+    tokens = walk_at_random(open_text(backend, spec), 1)
+    masks = []
+    text = open_text(backend, spec)
+    for token in tokens:
+        masks.append(allowed(text))
+        assert text.push(token)
+    masks.append(allowed(text))
+    assert masks[-1] == set(eos())
+    for length in [len(tokens) - 1, 0, 3 % len(tokens), 1]:
+        text.truncate(length)
+        assert allowed(text) == masks[length]
+        for token in tokens[length:]:
+            assert text.push(token)
+        assert allowed(text) == masks[-1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_the_mask_forbids_is_refused_and_changes_nothing(backend: str) -> None:
+    text = open_text(backend, SPECS["regex"])
+    for token in ids_of("ab"):
+        assert text.push(token)
+    before = allowed(text)
+    for token in range(0, VOCAB_SIZE, 7):
+        if token in before:
+            continue
+        assert not text.push(token)
+    assert not text.push(eos()[0])
+    assert allowed(text) == before
+    assert len(text) == len(ids_of("ab"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_after_the_end_only_ends_follow(backend: str) -> None:
+    text = open_text(backend, SPECS["choice"])
+    for token in [*ids_of("yes"), *eos(), *eos()]:
+        assert text.push(token)
+    assert allowed(text) == set(eos())
+    assert not text.push(ids_of("a")[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_tree_has_a_mask_per_node_and_leaves_the_text_as_it_was(backend: str) -> None:
+    spec = SPECS["json_schema"]
+    tokens = walk_at_random(open_text(backend, spec), 3)
+    text = open_text(backend, spec)
+    for token in tokens[:4]:
+        assert text.push(token)
+    right = tokens[4:9]
+    wrong = next(i for i in range(VOCAB_SIZE) if i not in allowed(text))
+    #  the right chain, a forbidden child of the root with one of its own, and an end too soon
+    tree = TokenTree.of([*right, wrong, right[0], eos()[0]], [-1, 0, 1, 2, 3, -1, 5, 0])
+    assert text.possible(tree) == [0, 1, 2, 3, 4]
+    rows = np.zeros((len(tree) + 1, mask_words(VOCAB_SIZE)), dtype=np.uint32)
+    text.fill_all(tree, rows)
+    assert len(text) == 4
+    expected = open_text(backend, spec)
+    for token in tokens[:4]:
+        expected.push(token)
+    for row in range(6):
+        bits = np.unpackbits(rows[row].view(np.uint8), bitorder="little")
+        assert set(np.flatnonzero(bits).tolist()) == allowed(expected)
+        if row < 5:
+            assert expected.push(right[row])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_forced_tokens_are_the_only_beginning_of_what_follows(backend: str) -> None:
+    text = open_text(backend, SPECS["json_schema"])
+    forced = list(text.forced())
+    assert '{"name": "'.startswith(tokenizer().decode(forced))
+    assert len(forced) >= 2
+    for token in forced:
+        assert text.push(token)
+
+
+REASONING = ids_of("</t>")
+
+
+def reasoned(*, opened: bool) -> GrammarSpec:
+    start = () if opened else tuple(ids_of("<"))[:1]
+    return replace(SPECS["choice"], reasoning_start=start, reasoning_end=tuple(REASONING))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_reasoning_is_free_and_what_follows_it_is_not(backend: str) -> None:
+    text = open_text(backend, reasoned(opened=True))
+    for token in ids_of("anything at all"):
+        assert len(allowed(text)) >= VOCAB_SIZE
+        assert text.push(token)
+    assert list(text.forced()) == []
+    for token in REASONING:
+        assert text.push(token)
+    assert allowed(text) == allowed(open_text(backend, SPECS["choice"]))
+    text.truncate(2)
+    assert len(allowed(text)) >= VOCAB_SIZE
+    for token in [*REASONING, *ids_of("yes"), *eos()]:
+        assert text.push(token)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_text_may_leave_its_reasoning_out(backend: str) -> None:
+    spec = reasoned(opened=False)
+    text, plain = open_text(backend, spec), open_text(backend, SPECS["choice"])
+    assert allowed(text) == allowed(plain) | set(spec.reasoning_start)
+    assert text.push(spec.reasoning_start[0])
+    assert len(allowed(text)) >= VOCAB_SIZE
+    text.truncate(0)
+    first = ids_of("yes")[0]
+    assert text.push(first)
+    assert plain.push(first)
+    assert allowed(text) == allowed(plain)

@@ -1,0 +1,93 @@
+"""Both libraries on the demonstration's vocabulary, and grammars of every kind for them."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cluster.config_answers import AnswersConfig
+from cluster.core import GrammarSpec
+from cluster.fingerprint import load_pretrained_tokenizer
+from cluster.grammar.base import MaskRow, mask_words
+from cluster.grammar.compiler import GrammarCompiler, create_compiler
+from cluster.grammar.text import ConstrainedText
+
+FOLDER = Path(__file__).resolve().parents[3] / "models" / "demo-target"
+BACKENDS = ("llguidance", "xgrammar")
+# Wider than the tokenizer's, as padded models have it.
+VOCAB_SIZE = 4096 + 40
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", "dog"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 20},
+        "tags": {"type": "array", "items": {"const": "x"}, "maxItems": 2},
+    },
+    "required": ["name", "kind", "age", "tags"],
+    "additionalProperties": False,
+}
+SPECS = {
+    "json_schema": GrammarSpec("json_schema", json.dumps(SCHEMA)),
+    "regex": GrammarSpec("regex", r"(ab|cd){2,4}-[0-9]{3}"),
+    "choice": GrammarSpec("choice", json.dumps(["yes", 'no "or"\n', "perhaps"])),
+    "lark": GrammarSpec("grammar", 'start: "a" NUMBER "b"\nNUMBER: /[0-9]{1,4}/\n'),
+    "gbnf": GrammarSpec("grammar", 'root ::= "x" digit digit "y"\ndigit ::= [0-9]\n'),
+    "structural_tag": GrammarSpec(
+        "structural_tag",
+        json.dumps(
+            {
+                "type": "structural_tag",
+                "format": {
+                    "type": "tags_with_separator",
+                    "tags": [
+                        {
+                            "type": "tag",
+                            "begin": "<tool_call>",
+                            "content": {"type": "json_schema", "json_schema": SCHEMA},
+                            "end": "</tool_call>",
+                        }
+                    ],
+                    "separator": "\n",
+                    "at_least_one": True,
+                    "stop_after_first": True,
+                },
+            }
+        ),
+    ),
+}
+
+
+@cache
+def tokenizer() -> Any:
+    return load_pretrained_tokenizer(FOLDER)
+
+
+@cache
+def compiler(backend: Any) -> GrammarCompiler:
+    return create_compiler(FOLDER, AnswersConfig(grammar_backend=backend), VOCAB_SIZE, ())
+
+
+def eos() -> tuple[int, ...]:
+    return (int(tokenizer().eos_token_id),)
+
+
+def open_text(backend: str, spec: GrammarSpec) -> ConstrainedText:
+    return ConstrainedText(compiler(backend).compile(spec), spec, eos(), VOCAB_SIZE)
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = tokenizer().encode(text, add_special_tokens=False)
+    return ids
+
+
+def allowed(text: ConstrainedText) -> set[int]:
+    row: MaskRow = np.zeros(mask_words(VOCAB_SIZE), dtype=np.uint32)
+    text.fill(row)
+    bits = np.unpackbits(row.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())

@@ -1,0 +1,87 @@
+"""`LLM` with grammars, end to end: valid answers, the same with speculation on and off."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, cast
+
+import jsonschema
+import pytest
+
+from cluster.config import Config, CoordinatorConfig, DrafterConfig, EngineConfig, TargetConfig
+from cluster.config_answers import AnswersConfig
+from cluster.core import FinishReason, GrammarSpec, SamplingParams, SpeculationOptions
+from cluster.errors import RequestError
+from cluster.local import LLM
+from tests.support.grammar.backends import BACKENDS, FOLDER, SCHEMA, SPECS
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=80, grammar=SPECS["json_schema"])
+LAWS = {
+    "greedy": GREEDY,
+    "seeded": replace(GREEDY, temperature=0.9, seed=11),
+    "top_p": replace(GREEDY, temperature=1.0, top_p=0.9, seed=3),
+    "penalties": replace(GREEDY, temperature=0.7, seed=5, repetition_penalty=1.2),
+    "min_tokens": replace(GREEDY, min_tokens=20),
+}
+PROMPTS = ["def names():\n    return ", "{", "import json\n\nanimal = "]
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def llm(request: pytest.FixtureRequest) -> Iterator[LLM]:
+    backend = cast(Any, request.param)
+    engine = EngineConfig(
+        model=str(FOLDER), dtype="float32", device="cpu", num_pages=256, max_context_len=256,
+        max_batch_tokens=128, threads=1,
+    )  # fmt: skip
+    drafters = {
+        "grammar": DrafterConfig(kind="grammar"),
+        "lookup": DrafterConfig(kind="prompt_lookup"),
+        "suffix": DrafterConfig(kind="suffix"),
+    }
+    config = Config(
+        target=TargetConfig(engine=engine, generation_config="none"),
+        drafters=drafters,
+        # A fixed budget verifies drafts in every step; the adaptive one may verify none here.
+        coordinator=CoordinatorConfig(budget="fixed", keep_learned=False),
+        answers=AnswersConfig(grammar_backend=backend),
+    )
+    with LLM(config) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("params", LAWS.values(), ids=LAWS)
+def test_answers_are_valid_and_do_not_depend_on_drafts(llm: LLM, params: SamplingParams) -> None:
+    plain = llm.generate(PROMPTS, params, speculation=SpeculationOptions(enabled=False))
+    drafted = llm.generate(PROMPTS, params)
+    for one, other in zip(plain, drafted, strict=True):
+        assert other.token_ids == one.token_ids
+        assert one.stats.num_draft_tokens == 0
+        assert other.finish_reason is FinishReason.STOP
+        jsonschema.validate(json.loads(other.text), SCHEMA)
+    # A resident that a busy machine has held up rests for a while: not every request has drafts.
+    assert sum(each.stats.num_accepted_draft_tokens for each in drafted) > 0
+
+
+def test_free_and_constrained_requests_share_their_steps(llm: LLM) -> None:
+    free = replace(GREEDY, grammar=None, max_tokens=24)
+    alone = [llm.generate(PROMPTS, each) for each in (free, GREEDY)]
+    both = llm.generate([*PROMPTS, *PROMPTS], [free] * 3 + [GREEDY] * 3)
+    assert [each.token_ids for each in both] == [c.token_ids for one in alone for c in one]
+
+
+@pytest.mark.parametrize("name", ["regex", "choice", "lark", "gbnf", "structural_tag"])
+def test_every_kind_of_grammar_ends_by_itself(llm: LLM, name: str) -> None:
+    params = replace(GREEDY, grammar=SPECS[name], temperature=0.8, seed=1, max_tokens=200)
+    for completion in llm.generate(PROMPTS, params):
+        assert completion.finish_reason is FinishReason.STOP
+        assert completion.text
+
+
+def test_a_bad_grammar_is_refused_and_others_go_on(llm: LLM) -> None:
+    bad = replace(GREEDY, grammar=GrammarSpec("regex", "(a"))
+    with pytest.raises(RequestError, match="the grammar cannot be used"):
+        llm.generate(PROMPTS[0], bad)
+    (fine,) = llm.generate(PROMPTS[0], GREEDY)
+    assert fine.finish_reason is FinishReason.STOP

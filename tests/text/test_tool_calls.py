@@ -1,0 +1,176 @@
+"""Every format of tool calls, read in any pieces."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from cluster.core import GrammarSpec
+from cluster.grammar.lark import structural_tag_to_lark
+from cluster.text.tool_calls.base import CallPiece, Parsed
+from cluster.text.tool_calls.registry import FORMATS, format_of
+from tests.support.grammar.backends import compiler
+
+ARGUMENTS = {"city": 'Köln "}{"', "days": [1, {"a": "\\"}]}
+WRITTEN = json.dumps(ARGUMENTS)
+BAR, BLOCK = "\uff5c", "\u2581"
+
+
+def deepseek(text: str) -> str:
+    return text.replace("|", BAR).replace("_", BLOCK)
+
+
+Calls = list[tuple[str, Any]]
+TWO: Calls = [("weather", ARGUMENTS), ("time", {})]
+CASES: list[tuple[str, str, str, Calls]] = [
+    (
+        "hermes",
+        f'Let me see.\n<tool_call>\n{{"name": "weather", "arguments": {WRITTEN}}}\n</tool_call>\n'
+        '<tool_call>{"name": "time", "arguments": {}}</tool_call>',
+        "Let me see.\n",
+        TWO,
+    ),
+    (
+        "hermes",
+        f'<tool_call>{{"arguments": {WRITTEN}, "name": "weather"}}</tool_call>',
+        "",
+        TWO[:1],
+    ),
+    ("hermes", "1 < 2 and <tool is no marker", "1 < 2 and <tool is no marker", []),
+    (
+        "llama3",
+        f'<|python_tag|>{{"name": "weather", "parameters": {WRITTEN}}}; '
+        '{"name": "time", "parameters": {}}',
+        "",
+        TWO,
+    ),
+    ("llama3", f'\n{{"name": "weather", "parameters": {WRITTEN}}}', "", TWO[:1]),
+    ("llama3", "The answer is {x}.", "The answer is {x}.", []),
+    ("llama3", '{"answer": 5}', '{"answer": 5}', []),
+    (
+        "mistral",
+        f'Well: [TOOL_CALLS][{{"name": "weather", "arguments": {WRITTEN}}}, '
+        '{"name": "time", "arguments": {}}]',
+        "Well: ",
+        TWO,
+    ),
+    ("mistral", f"[TOOL_CALLS]weather[ARGS]{WRITTEN}[TOOL_CALLS]time[ARGS]{{}}", "", TWO),
+    ("mistral", "[TOOL] is no marker", "[TOOL] is no marker", []),
+    (
+        "deepseek",
+        "Sure. " + deepseek("<|tool_calls_begin|><|tool_call_begin|>")
+        + "function" + deepseek("<|tool_sep|>") + f"weather\n```json\n{WRITTEN}\n```"
+        + deepseek("<|tool_call_end|>\n<|tool_call_begin|>")
+        + "function" + deepseek("<|tool_sep|>") + "time\n```json\n{}\n```"
+        + deepseek("<|tool_call_end|><|tool_calls_end|>"),
+        "Sure. ",
+        TWO,
+    ),
+    (
+        "deepseek",
+        deepseek("<|tool_calls_begin|><|tool_call_begin|>") + "weather" + deepseek("<|tool_sep|>")
+        + WRITTEN + deepseek("<|tool_call_end|><|tool_calls_end|>"),
+        "",
+        TWO[:1],
+    ),
+    ("deepseek", "a < b", "a < b", []),
+    (
+        "harmony",
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary "
+        f"to=functions.weather <|constrain|>json<|message|>{WRITTEN}<|call|>"
+        "<|start|>assistant to=functions.time<|channel|>commentary json<|message|>{}<|call|>"
+        "<|start|>assistant<|channel|>final<|message|>done",
+        "done",
+        TWO,
+    ),
+    ("harmony", "<|channel|>final<|message|>a < b<|return|>", "a < b", []),
+]  # fmt: skip
+
+
+def collect(parts: Sequence[Parsed]) -> tuple[str, Calls, str]:
+    calls: dict[int, tuple[str, str]] = {}
+    for piece in (piece for part in parts for piece in part.calls):
+        assert isinstance(piece, CallPiece)
+        if piece.name is not None:
+            assert piece.index == len(calls)
+            calls[piece.index] = piece.name, ""
+        name, written = calls[piece.index]
+        calls[piece.index] = name, written + piece.arguments
+    found = [(name, json.loads(written)) for name, written in calls.values()]
+    return "".join(p.text for p in parts), found, "".join(p.reasoning for p in parts)
+
+
+def read(name: str, pieces: Sequence[str]) -> tuple[str, Calls, str]:
+    parser = FORMATS[name].parser()
+    return collect([*map(parser.push, pieces), parser.finish()])
+
+
+@pytest.mark.parametrize(("name", "text", "answer", "calls"), CASES)
+def test_calls_are_found_in_any_pieces(name: str, text: str, answer: str, calls: Calls) -> None:
+    expected_reasoning = "hm" if "analysis" in text else ""
+    generator = random.Random(0)
+    divided: list[list[str]] = [[text], list(text)]
+    for size in (2, 3, 5, 8):
+        divided.append([text[at : at + size] for at in range(0, len(text), size)])
+    for _ in range(20):
+        cuts = sorted(generator.sample(range(len(text)), min(6, len(text))))
+        divided.append([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)])
+    for pieces in divided:
+        found = read(name, pieces)
+        assert found[1:] == (calls, expected_reasoning)
+        assert found[0].strip() == answer.strip()
+
+
+@pytest.mark.parametrize("name", ["hermes", "llama3", "harmony"])
+def test_arguments_come_while_they_are_written(name: str) -> None:
+    text = next(text for each, text, _, calls in CASES if each == name and calls)
+    parser = FORMATS[name].parser()
+    parts = [parser.push(character) for character in text]
+    written = [piece for part in parts for piece in part.calls if piece.arguments]
+    assert len(written) > len(WRITTEN) / 2
+
+
+@pytest.mark.parametrize(("name", "text", "answer", "calls"), CASES)
+def test_a_text_that_breaks_off_is_read_as_far_as_it_goes(
+    name: str, text: str, answer: str, calls: Calls
+) -> None:
+    for length in range(len(text)):
+        parser = FORMATS[name].parser()
+        parts = [parser.push(text[:length]), parser.finish()]
+        names = [p.name for part in parts for p in part.calls if p.name is not None]
+        assert names == [each for each, _ in calls][: len(names)]
+
+
+TEMPLATES = {
+    "hermes": "{% if tools %}<tool_call>{% endif %}",
+    "llama3": "{% if tools %}<|python_tag|>{% endif %}",
+    "mistral": "{% if tools %}[TOOL_CALLS]{% endif %}",
+    "deepseek": "{% if tools %}" + deepseek("<|tool_calls_begin|>") + "{% endif %}",
+    "harmony": "{% if tools %}<|channel|>commentary{% endif %}",
+}
+
+
+def test_the_format_is_known_by_the_template() -> None:
+    assert set(TEMPLATES) == set(FORMATS)
+    for name, template in TEMPLATES.items():
+        assert format_of(template) is FORMATS[name]
+    assert format_of("{{ messages }}") is None
+    assert format_of("<tool_call>") is None
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"harmony"}))
+@pytest.mark.parametrize("is_required", [False, True])
+def test_what_the_grammar_allows_is_what_the_parser_reads(name: str, is_required: bool) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
+    call = FORMATS[name]
+    source = call.grammar([("go", schema)], is_required=is_required, is_parallel=True)
+    compiler("llguidance").compile(GrammarSpec("structural_tag", source))
+    before, after = call.tags("go")
+    text = call.begin + before + '{"a": 1}' + after + call.end
+    assert read(name, [text])[:2] == ("", [("go", {"a": 1})])
+    specials = {} if name == "hermes" else {call.trigger: 7}
+    assert "start:" in structural_tag_to_lark(json.loads(source), specials)

@@ -1,0 +1,163 @@
+"""Texts under a grammar belong to it, and no draft changes them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import jsonschema
+import numpy as np
+import pytest
+import torch
+
+from cluster.core import GrammarSpec, SamplingParams, TokenTree
+from cluster.messages import Refusal
+from cluster.worker.grammar_hook import _forbidden, clear_bits
+from cluster.worker.grammars import Grammars
+from cluster.worker.verifier import Verifier
+from tests.support.grammar.backends import (
+    BACKENDS,
+    SCHEMA,
+    SPECS,
+    VOCAB_SIZE,
+    compiler,
+    eos,
+    ids_of,
+    tokenizer,
+)
+from tests.support.worker.rounds import (
+    Session,
+    chain_of_the_truth,
+    decode,
+    decode_all,
+    half_right,
+    random_drafts,
+)
+from tests.support.worker.toy_engine import ToyEngine, hashed_law
+
+PROMPT = [30, 10, 40, 10, 50]
+LAWS = {
+    "greedy": SamplingParams(0.0),
+    "seeded": SamplingParams(1.0, seed=3),
+    "top_p and penalties": SamplingParams(0.8, top_p=0.9, seed=5, frequency_penalty=0.4),
+}
+CASES = [(backend, name) for backend in BACKENDS for name in ("json_schema", "regex")]
+LAW = hashed_law(VOCAB_SIZE)
+
+
+def verifier(backend: str = "llguidance", engine: ToyEngine | None = None) -> Verifier:
+    grammars = Grammars(compiler(backend), VOCAB_SIZE, eos())
+    return Verifier(engine or ToyEngine(LAW, VOCAB_SIZE), open_hook=grammars.open_hook)
+
+
+def constrained(law: str, name: str) -> SamplingParams:
+    # A random law hardly ever ends a text by itself.
+    bias = tuple((token, 30.0) for token in [*eos(), *ids_of('"')])
+    return replace(LAWS[law], grammar=SPECS[name], stop_token_ids=eos(), logit_bias=bias)
+
+
+def until_end(tokens: list[int]) -> str:
+    return str(tokenizer().decode(tokens[: tokens.index(eos()[0])]))
+
+
+@pytest.mark.parametrize(("backend", "name"), CASES)
+@pytest.mark.parametrize("law", LAWS)
+def test_no_tree_changes_the_text(backend: str, name: str, law: str) -> None:
+    params = constrained(law, name)
+    plain = decode(verifier(backend), PROMPT, params, num_tokens=100)
+    if name == "json_schema":
+        jsonschema.validate(json.loads(until_end(plain)), SCHEMA)
+    text, length = PROMPT + plain, plain.index(eos()[0]) + 1
+    for drafter in (
+        chain_of_the_truth(text),
+        *(half_right(text, seed, VOCAB_SIZE) for seed in range(3)),
+        random_drafts(1, VOCAB_SIZE),
+    ):
+        assert decode(verifier(backend), PROMPT, params, drafter, length) == plain[:length]
+
+
+def test_another_target_goes_on_with_the_text_that_is_there() -> None:
+    params = constrained("seeded", "json_schema")
+    plain = decode(verifier(), PROMPT, params, num_tokens=60)
+    for length in (1, 7, 20, 59):
+        session = Session("r", PROMPT, params)
+        session.tokens += plain[:length]
+        decode_all(verifier(), [session], [half_right(PROMPT + plain, 2, VOCAB_SIZE)], 60)
+        assert session.output[:60] == plain
+
+
+def test_it_follows_the_text_through_lost_caches() -> None:
+    params = constrained("seeded", "json_schema")
+    plain = decode(verifier(), PROMPT, params, num_tokens=40)
+    engine = ToyEngine(LAW, VOCAB_SIZE)
+    target, session = verifier(engine=engine), Session("r", PROMPT, params)
+    for num_tokens in range(3, 41, 3):
+        decode_all(target, [session], [half_right(PROMPT + plain, 1, VOCAB_SIZE)], num_tokens)
+        engine.lose("r")
+    assert session.output[: len(plain)][:39] == plain[:39]
+    assert session.num_misses > 3
+
+
+def test_forbidden_drafts_are_not_verified() -> None:
+    params = constrained("greedy", "json_schema")
+    plain = decode(verifier(), PROMPT, params, num_tokens=12)
+    engine = ToyEngine(LAW, VOCAB_SIZE)
+    target = verifier(engine=engine)
+    session = Session("r", PROMPT, params)
+    wrong = ids_of("zz")[0]
+    #  nodes 0 and 2 are wrong; 1, 3 and 4 are the text, below each other
+    tree = TokenTree.of([wrong, plain[0], wrong, plain[1], plain[2]], [-1, -1, 1, 1, 3])
+    target.submit([session.item(tree)])
+    (verdict,) = target.step().verdicts
+    assert engine.last_step.num_nodes == 3
+    assert verdict.path.tolist() == [1, 3, 4]
+    assert verdict.token_ids.tolist() == plain[:4]
+
+
+def test_a_bad_grammar_costs_its_request_alone() -> None:
+    bad = replace(LAWS["greedy"], grammar=GrammarSpec("regex", "(a"))
+    target = verifier()
+    sessions = [Session("bad", PROMPT, bad), Session("good", PROMPT, LAWS["greedy"])]
+    (refusal,) = target.submit([session.item() for session in sessions])
+    assert isinstance(refusal, Refusal)
+    assert refusal.request_id == "bad"
+    assert refusal.code == "invalid_request_error"
+    assert [verdict.request_id for verdict in target.step().verdicts] == ["good"]
+
+
+def test_a_text_that_does_not_fit_its_grammar_is_refused() -> None:
+    session = Session("r", PROMPT, constrained("greedy", "regex"))
+    session.tokens += ids_of("no")
+    (refusal,) = verifier().submit([session.item()])
+    assert isinstance(refusal, Refusal)
+    assert "output token 0 is not one" in refusal.message
+
+
+def test_a_grammar_that_is_over_goes_before_min_tokens() -> None:
+    params = replace(constrained("greedy", "regex"), min_tokens=50)
+    text = decode(verifier(), PROMPT, params, num_tokens=30)
+    end = text.index(eos()[0])
+    assert set(text[end:]) == set(eos())
+    assert end < 25
+
+
+def test_reasoning_is_left_alone_and_the_answer_is_not() -> None:
+    end = tuple(ids_of("</t>"))
+    spec = replace(SPECS["json_schema"], reasoning_end=end)
+    bias = tuple((token, 30.0) for token in (*end[1:], *eos()))
+    free = replace(LAWS["seeded"], stop_token_ids=eos())
+    params = replace(free, grammar=spec)
+    plain = decode(verifier(), PROMPT, free, num_tokens=10)
+    assert decode(verifier(), PROMPT, params, num_tokens=10) == plain
+    session = Session("r", PROMPT, replace(params, logit_bias=bias))
+    session.tokens += [*plain[:3], *end]
+    decode_all(verifier(), [session], [random_drafts(0, VOCAB_SIZE)], 90)
+    answer = session.output[3 + len(end) :]
+    assert tokenizer().decode(answer[:12]).startswith('{"name": "')
+
+
+def test_the_mask_on_a_gpu_is_the_one_on_the_cpu() -> None:
+    rows = np.random.default_rng(0).integers(0, 2**32, (3, 3), dtype=np.uint32)
+    bits = [[not (int(row[i // 32]) >> (i % 32)) & 1 for i in range(77)] for row in rows]
+    assert _forbidden(rows, torch.zeros(3, 77)).tolist() == bits
+    assert clear_bits(torch.from_numpy(rows.view(np.int32)), 77).tolist() == bits
