@@ -134,6 +134,8 @@ def _fitted(name: str, layer: str, pair: LowRank, site: _Site) -> LowRank:
             f"{found[0]} to {found[1]}; it is another model's adapter",
         )
     weight: torch.Tensor = site.product.weight  # type: ignore[assignment]
+    if weight.device.type == "meta":
+        raise refused(name, f"layer {layer!r} is offloaded; give the whole model a device")
     # On a CPU our kernels widen what is kept in bfloat16.
     is_float = weight.device.type != "cpu" and weight.dtype.is_floating_point
     dtype = weight.dtype if is_float else torch.float32

@@ -67,6 +67,7 @@ class Ingress:
             max_draft_tokens=settings.max_draft_tokens,
             latency_classes=config.public_latency_classes,
             compatibility=config.api.compatibility,
+            adapters=tuple(config.target.engine.adapters),
             defaults=dataclasses.replace(
                 defaults, max_tokens=config.ingress.default_max_tokens or defaults.max_tokens
             ),
