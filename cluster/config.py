@@ -51,6 +51,9 @@ class EngineConfig:
     cuda_graphs: capture CUDA graphs at load and replay them in steps of up to 256 rows.  Only where
     the whole model is on one NVIDIA GPU and its code allows that.
     trust_remote_code: let transformers run Python code that comes with the checkpoint.
+    adapters: LoRA adapters of the target, name to folder as peft saves it.  A request chooses one
+    by its name in `model`.  Not together with tensor_parallel or reproducible.
+    max_adapter_rank: the largest rank that an adapter may have.
     """
 
     model: str = ""
@@ -72,6 +75,8 @@ class EngineConfig:
     compile: bool = False
     cuda_graphs: bool = True
     trust_remote_code: bool = False
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    max_adapter_rank: int = 64
 
 
 @dataclass(frozen=True, slots=True)

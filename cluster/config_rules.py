@@ -51,6 +51,7 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
         "max_context_len": _OPTIONAL_COUNT,
         "max_batch_tokens": _COUNT,
         "threads": _OPTIONAL_COUNT,
+        "max_adapter_rank": _COUNT,
     },
     PlacementConfig: _AMOUNTS,
     DrafterPlacement: _AMOUNTS,
@@ -92,6 +93,12 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
     GrpcConfig: {"port": _PORT},
     DashboardConfig: {"port": _PORT},
 }
+
+# All of them lie in memory beside the model.
+_MAX_ADAPTERS = 64
+
+# Adapters are asked for by name, as models are.
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
 
 # Names become parts of Serve deployment names and of metric labels.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -190,6 +197,7 @@ def _check_target(config: Config) -> None:
         raise ConfigError(
             f"{path}: no model is named; set it to a Hugging Face folder or hub name", param=path
         )
+    _check_adapters(config)
     if engine.device_map is not None and engine.tensor_parallel > 1:
         path = "target.engine.device_map"
         raise ConfigError(
@@ -197,6 +205,21 @@ def _check_target(config: Config) -> None:
             f"{engine.tensor_parallel}; a device map spreads one process over its devices",
             param=path,
         )
+
+
+def _check_adapters(config: Config) -> None:
+    adapters, path = config.target.engine.adapters, "target.engine.adapters"
+    if len(adapters) > _MAX_ADAPTERS:
+        raise ConfigError(
+            f"{path}: {len(adapters)} adapters; at most {_MAX_ADAPTERS} are served", param=path
+        )
+    for name in adapters:
+        if not _MODEL_NAME.fullmatch(name) or name == config.model_name:
+            raise ConfigError(
+                f"{path}.{name}: an adapter's name may hold up to 128 letters, digits, '.', '_', "
+                "'/' and '-', and may not be the model's own",
+                param=f"{path}.{name}",
+            )
 
 
 def _check_residents(config: Config) -> None:

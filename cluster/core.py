@@ -128,6 +128,7 @@ class Request:
     output_ids: tokens already emitted, which the output continues.
     was_admitted: a coordinator that is gone had let it in; it need not queue again.
     tenant: `cluster.tenant`; only its own earlier texts may help.
+    adapter: name of the LoRA adapter that the target runs with, "" = none.
     """
 
     id: str
@@ -138,6 +139,14 @@ class Request:
     output_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
     was_admitted: bool = False
     tenant: bytes = b""
+    adapter: str = ""
+
+    @property
+    def group(self) -> tuple[str, bool]:
+        """Requests alike in how well drafts fit them: by task class with adapter, and whether they
+        are sampled."""
+        task = f"{self.task}@{self.adapter}" if self.adapter else self.task
+        return task, self.params.temperature > 0.0
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -254,6 +263,7 @@ class VerifyItem:
     prompt_len: output position of a token at absolute position a is a - prompt_len.
     draft_nodes: how many nodes each of the target's resident drafters may grow after the verdict,
     0 = none.  task, residents: sent with params; residents: names of those that draft for it.
+    adapter: sent with params, as `Request.adapter`.
     """
 
     request_id: str
@@ -268,6 +278,7 @@ class VerifyItem:
     draft_nodes: int = 0
     task: str = ""
     residents: tuple[str, ...] = ()
+    adapter: str = ""
 
     @property
     def context_len(self) -> int:

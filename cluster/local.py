@@ -93,6 +93,7 @@ class LLM:
         *,
         task: str = "default",
         cache_salt: str | None = None,
+        adapter: str = "",
         speculation: SpeculationOptions | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
@@ -104,7 +105,7 @@ class LLM:
         draws its own.  With a shared seed, prompt i uses stream params.stream + i.  stop: strings
         that end a text and are not part of it.  ignore_eos: treat end-of-sequence tokens as
         ordinary text.  cache_salt: requests with different salts share no prefix cache and no
-        learned text.
+        learned text.  adapter: name of one in `target.engine.adapters`, "" = none.
         Raises the error of the first request that fails.
         """
         asked = _as_prompts(prompts)
@@ -120,6 +121,7 @@ class LLM:
                 self._request(prompt, each, speculation or SpeculationOptions(), ignore_eos),
                 task=task,
                 tenant=tenant_of(cache_salt),
+                adapter=adapter,
             )
             for prompt, each in zip(asked, params, strict=True)
         ]

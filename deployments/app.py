@@ -95,12 +95,14 @@ def _ingress(config: Config) -> Any:
 
 
 def resolved(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """`arguments` with the folders and files of models made absolute.
+    """`arguments` with the folders and files of models and adapters made absolute.
 
     Replicas run in other working directories, where a relative path would mean something else.
     """
 
     def walk(value: Any, key: str = "") -> Any:
+        if key == "adapters" and isinstance(value, Mapping):
+            return {name: str(Path(str(folder)).resolve()) for name, folder in value.items()}
         if isinstance(value, Mapping):
             return {name: walk(item, str(name)) for name, item in value.items()}
         if key == "model" and isinstance(value, str):

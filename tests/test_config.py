@@ -148,6 +148,18 @@ def test_the_minimal_configuration_obeys_the_rules() -> None:
             {"target": {"engine": {"model": "m", "tensor_parallel": 2, "device_map": "auto"}}},
             "cannot be combined with tensor_parallel 2",
         ),
+        (
+            {"target": {"engine": {"model": "m", "adapters": {"a b": "/x"}}}},
+            "target.engine.adapters.a b: an adapter's name may hold",
+        ),
+        (
+            {"model_name": "m", "target": {"engine": {"model": "m", "adapters": {"m": "/x"}}}},
+            "target.engine.adapters.m: an adapter's name may hold",
+        ),
+        (
+            {"target": {"engine": {"model": "m", "adapters": {f"a{i}": "/x" for i in range(65)}}}},
+            "target.engine.adapters: 65 adapters; at most 64 are served",
+        ),
         ({"drafters": {"lm": {"kind": "lm", "replicas": 0}}}, "drafters.lm.replicas: 0 is out of"),
         ({"drafters": {"l m": {"kind": "lm"}}}, "drafters.l m: a drafter's name may hold"),
         (

@@ -71,7 +71,7 @@ class Session(Text):
         resumed = np.concatenate([request.prompt_ids, request.output_ids])
         tokens = TokenLog(resumed, len(resumed) + min(request.params.max_tokens, 1024))
         # The id is unique at this coordinator: the wire's request id.
-        super().__init__(session_id, (request.task, request.params.temperature > 0.0), tokens)
+        super().__init__(session_id, request.group, tokens)
         self.request = request
         self.deliver = deliver
         self.arrival = arrival
@@ -129,6 +129,7 @@ class Session(Text):
             self.draft_nodes,
             self.request.task if opens else "",
             tuple(name for name in self.drafters if name in hosted) if hosted else (),
+            self.request.adapter if opens else "",
         )
 
     def cut(self, token_ids: TokenArray, limits: Limits) -> tuple[int, FinishReason | None]:

@@ -96,6 +96,8 @@ class Engine:
         self.layers = layers
         self.model_hash = identity.model_hash
         self.tokenizer_hash = identity.tokenizer_hash
+        # What `Work.adapter` i + 1 stands for.
+        self.adapter_names = () if model.adapters is None else model.adapters.names
         self.last_step = StepSummary()
         self.model = model
         self.cache = KVCache(layers, num_pages, config.page_size)
@@ -211,7 +213,7 @@ class Engine:
         """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""
         self._check_idle(work.request_id)
         self._blocked = False
-        error = unserved(work, self.model.abilities)
+        error = unserved(work, len(self.adapter_names))
         if error is None:
             self._tell(commands.Submit(work))
             error = self._limits.refusal(work)

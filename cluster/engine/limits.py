@@ -10,7 +10,6 @@ import numpy as np
 from cluster.config import EngineConfig
 from cluster.engine.loading.sizes import check_sizes
 from cluster.engine.memory.reach import LayerGroup, Reach
-from cluster.engine.types import Ability
 from cluster.engine.work import Work
 from cluster.errors import RequestError
 
@@ -80,13 +79,14 @@ class Limits:
         return None
 
 
-def unserved(work: Work, abilities: frozenset[Ability]) -> RequestError | None:
+def unserved(work: Work, num_adapters: int) -> RequestError | None:
     """The error for a work that asks for what no path serves, or for rows that it has not.
 
     Only the leading rank knows what is asked for, so only that one may refuse it."""
-    if work.adapter and Ability.ADAPTERS not in abilities:
+    if not 0 <= work.adapter <= num_adapters:
         return RequestError(
-            f"adapter {work.adapter} is asked for, but no adapter is served; use adapter 0"
+            f"adapter {work.adapter} is asked for, but {num_adapters} are served; use 0 for none "
+            f"or 1 to {num_adapters}"
         )
     wrong = [row for row in work.top_rows or () if not 0 <= row < work.num_logit_rows]
     if wrong or work.num_top < 0:

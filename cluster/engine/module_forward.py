@@ -4,24 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from cluster.engine.adapters import Adapters, LayerByLayer
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.types import Ability
 
 
 class ModuleForward:
     """Calls the module as it is.  Where its layers stand in one list, hooks copy what is tapped;
-    they are there during such a step alone."""
+    they are there during such a step alone, as are those of adapters."""
 
-    def __init__(self, module: Any, num_layers: int) -> None:
+    def __init__(self, module: Any, num_layers: int, adapters: Adapters | None = None) -> None:
         self._module = module
+        self._adapters = adapters
         self._layers = decoder_layers(module, num_layers)
-        self.abilities = frozenset() if self._layers is None else frozenset({Ability.TAPS})
+        served = {Ability.TAPS: self._layers is not None, Ability.ADAPTERS: adapters is not None}
+        self.abilities = frozenset(ability for ability, is_served in served.items() if is_served)
 
     def __call__(self, inputs: StepInputs) -> StepOutputs:
+        if inputs.adapters is None:
+            return self._run(inputs)
+        assert self._adapters is not None, "a step that needs adapters was sent here"
+        with self._adapters.applied(inputs):
+            return self._run(replace(inputs, plan=LayerByLayer(inputs.plan)))
+
+    def _run(self, inputs: StepInputs) -> StepOutputs:
         with self._recording(inputs) as states:
             output = self._module(
                 input_ids=inputs.token_ids.unsqueeze(0),

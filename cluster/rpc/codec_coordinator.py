@@ -87,6 +87,7 @@ def _encode_request(request: Request) -> pb.Request:
         output_ids=pack_tokens(request.output_ids),
         was_admitted=request.was_admitted,
         tenant=request.tenant,
+        adapter=request.adapter,
     )
 
 
@@ -107,6 +108,7 @@ def _decode_request(message: pb.Request) -> Request:
         output_ids=unpack_tokens(message.output_ids, "output_ids"),
         was_admitted=message.was_admitted,
         tenant=message.tenant,
+        adapter=message.adapter,
     )
 
 

@@ -46,6 +46,7 @@ def _encode_item(item: VerifyItem) -> pb.VerifyItem:
         draft_nodes=item.draft_nodes,
         task=item.task,
         residents=item.residents,
+        adapter=item.adapter,
     )
 
 
@@ -69,6 +70,7 @@ def _decode_item(message: pb.VerifyItem) -> VerifyItem:
         draft_nodes=message.draft_nodes,
         task=message.task,
         residents=tuple(message.residents),
+        adapter=message.adapter,
     )
 
 

@@ -31,8 +31,9 @@ class TargetSequence:
 
     def __init__(
         self, item: VerifyItem, params: SamplingParams, vocab_size: int, device: torch.device,
-        hook: LogitsHook | None = None,
+        hook: LogitsHook | None = None, adapter: int = 0,
     ) -> None:  # fmt: skip
+        """adapter: as in `Work`."""
         self.generation = item.generation
         self.prompt_len = item.prompt_len
         self.task, self.tenant = item.task, item.tenant
@@ -43,6 +44,7 @@ class TargetSequence:
         self.context_len = 0
         self.hook = hook
         self.failure: RequestError | None = None  # of the hook: the request ends with it
+        self.adapter = adapter
         self.bias = TokenBias.of(params.logit_bias, device) if params.logit_bias else None
         stops = [token for token in params.stop_token_ids if 0 <= token < vocab_size]
         self.banned = (

@@ -21,7 +21,13 @@ from cluster.core import TokenArray, TokenLogprob, Verdict, VerifyItem
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, StepSummary, Work
-from cluster.errors import DrafthouseError, ProtocolError, RequestError, WorkerError
+from cluster.errors import (
+    DrafthouseError,
+    NotFoundError,
+    ProtocolError,
+    RequestError,
+    WorkerError,
+)
 from cluster.messages import CacheMiss, Refusal, StepReport, VerdictFrame
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
@@ -49,6 +55,8 @@ class EngineLike(Protocol):
     def device(self) -> torch.device: ...
     @property
     def has_pending(self) -> bool: ...
+    @property
+    def adapter_names(self) -> Sequence[str]: ...
     @property
     def last_step(self) -> StepSummary: ...
     @property
@@ -199,7 +207,7 @@ class Verifier:
         tree, kept = possible(sequence, item.tree)
         work = Work(
             item.request_id, item.base_len, item.delta, tree, 0, item.prefix_hash, item.tenant,
-            self._wants.num_top,
+            self._wants.num_top, adapter=sequence.adapter,
         )  # fmt: skip
         self._engine.submit(work)
         self._sequences[item.request_id] = sequence
@@ -234,7 +242,8 @@ class Verifier:
             raise ProtocolError(f"prefix_hash is {item.prefix_hash}; that of no tokens is 0")
         check_params(item.params, self._engine.vocab_size)
         engine, hook = self._engine, self._open_hook(item)
-        return TargetSequence(item, item.params, engine.vocab_size, engine.device, hook)
+        adapter = adapter_index(engine.adapter_names, item.adapter)
+        return TargetSequence(item, item.params, engine.vocab_size, engine.device, hook, adapter)
 
     def _check(self, item: VerifyItem) -> None:
         """Raise ProtocolError for an item that makes no sense in itself."""
@@ -300,6 +309,16 @@ class Verifier:
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
         )
+
+
+def adapter_index(names: Sequence[str], name: str) -> int:
+    """What `Work.adapter` is for the adapter of that name, "" = none; raises NotFoundError."""
+    if not name:
+        return 0
+    if name not in names:
+        known = ", ".join(names) or "none"
+        raise NotFoundError(f"the target serves no adapter {name[:128]!r}; adapters: {known}")
+    return names.index(name) + 1
 
 
 def fused_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:

@@ -193,6 +193,7 @@ class Generation:
                     speculation=spec.speculation,
                     output_ids=resumed[index].token_ids if index in resumed else EMPTY_TOKENS,
                     tenant=spec.tenant,
+                    adapter=spec.adapter,
                 )
                 await self._open(index, request, resumed.get(index))
 

@@ -48,6 +48,7 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
     sampling = request.sampling
     values: dict[str, Any] = {name: getattr(sampling, name) for name in _SAME}
     values |= {
+        "model": request.model,
         "n": request.n,
         "max_tokens": sampling.max_tokens,
         "logprobs": sampling.logprobs,

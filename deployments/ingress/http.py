@@ -50,11 +50,13 @@ def create_app(ingress: Ingress) -> FastAPI:
         return await _generate(ingress, request, "chatcmpl", parse_chat)
 
     async def models(request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [_model_card(ingress, started)]})
+        cards = [_model_card(ingress, name, started) for name in ingress.limits.model_names]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def model(request: Request) -> Response:
-        check_model(request.path_params["model"], ingress.limits)
-        return JSONResponse(_model_card(ingress, started))
+        name = request.path_params["model"]
+        check_model(name, ingress.limits)
+        return JSONResponse(_model_card(ingress, name, started))
 
     async def health(request: Request) -> Response:
         state = await ingress.health()
@@ -97,9 +99,12 @@ def _answering(endpoint: Endpoint) -> Endpoint:
     return answer
 
 
-def _model_card(ingress: Ingress, created: int) -> dict[str, Any]:
+def _model_card(ingress: Ingress, name: str, created: int) -> dict[str, Any]:
+    """Of the model, or of an adapter, whose parent the model is."""
+    adapter = ingress.limits.adapter_of(name)
     return {
-        "id": ingress.config.model_name,
+        "id": name,
+        "parent": ingress.config.model_name if adapter else None,
         "object": "model",
         "created": created,
         "owned_by": "drafthouse",

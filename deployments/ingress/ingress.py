@@ -79,6 +79,7 @@ class Ingress:
             dialect=dialect_of(
                 tokenizer, config.answers.tool_parser, config.answers.reasoning_parser
             ),
+            adapters=tuple(config.target.engine.adapters),
             defaults=dataclasses.replace(
                 defaults, max_tokens=config.ingress.default_max_tokens or defaults.max_tokens
             ),

@@ -134,13 +134,12 @@ def _model(fields: Fields, limits: Limits) -> str:
 
 
 def check_model(model: str, limits: Limits) -> None:
-    """Raise NotFoundError or RequestError unless `model` is the served model."""
+    """Raise NotFoundError or RequestError unless `model` is a name of what is served."""
     if not model:
         raise RequestError(f"model: missing; send {limits.model_name!r}", param="model")
-    if model != limits.model_name:
-        raise NotFoundError(
-            f"model: {shown(model)} is not served; ask for {limits.model_name!r}", param="model"
-        )
+    if model not in limits.model_names:
+        served = " or ".join(map(repr, limits.model_names))
+        raise NotFoundError(f"model: {shown(model)} is not served; ask for {served}", param="model")
 
 
 def _prompts(fields: Fields, limits: Limits) -> tuple[Prompt, ...]:

@@ -73,6 +73,7 @@ def read_spec(
             return_draft_sources=fields.boolean("return_draft_sources", default=False),
         ),
         tenant=_tenant(fields),
+        adapter=limits.adapter_of(fields.string("model", "")),
     )
 
 

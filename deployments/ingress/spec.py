@@ -37,7 +37,7 @@ class GenerationSpec:
     output may fill the context.  logprobs None = not requested.
     seed: of all choices, which use the stream of their index; None = the ingress draws one seed
     per prompt, whose samples use streams 0, 1, ...
-    num_choices: samples per prompt.
+    num_choices: samples per prompt.  adapter: as `Request.adapter`.
     chat: how the answers to a conversation are read; None = as plain text.
     """
 
@@ -54,6 +54,7 @@ class GenerationSpec:
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     tenant: bytes = DEFAULT_TENANT
     chat: ChatUse | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,6 +94,7 @@ class Limits:
     max_sequences: limit on prompts times samples of one request.
     dialect: how the model writes its reasoning and its tool calls.
     latency_classes: those that requests may use.  compatibility: `api.compatibility`.
+    adapters: names that `model` may have beside model_name.
     defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
     """
 
@@ -108,11 +110,21 @@ class Limits:
     latency_classes: tuple[str, ...]
     compatibility: Compatibility = "strict"
     dialect: Dialect = field(default_factory=Dialect)
+    adapters: tuple[str, ...] = ()
     defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
 
     @property
     def max_token_id(self) -> int:
         return self.vocab_size - 1
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What requests may name as their model: the model itself, then its adapters."""
+        return (self.model_name, *self.adapters)
+
+    def adapter_of(self, model: str) -> str:
+        """The adapter that a served model's name stands for, "" for the model itself."""
+        return model if model in self.adapters else ""
 
     def task_class(self, name: str) -> str:
         """`name` if it is configured, else the default class.

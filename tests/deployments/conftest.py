@@ -18,9 +18,10 @@ import pytest
 
 from cluster.config import IngressConfig
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
+from tests.support.engine.adapters import write_adapter
 
 APPLICATION = "drafthouse"
-MODEL = "tiny"
+MODEL, ADAPTER = "tiny", "tiny/pirate"
 MAX_BODY_BYTES = 4_000_000
 # Generous: other work may share the two cores of the machine.
 DEADLINE_S = 300.0
@@ -130,10 +131,16 @@ def ray_session(dashboard_port: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def adapter_folder(long_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapter(long_folder, tmp_path_factory.mktemp("adapters") / ADAPTER)
+
+
+@pytest.fixture(scope="session")
 def served(
-    ray_session: None, dashboard_port: int, long_folder: Path, long_draft_folder: Path
-) -> Served:
-    """The application with a tiny target and three kinds of drafters."""
+    ray_session: None, dashboard_port: int, long_folder: Path, long_draft_folder: Path,
+    adapter_folder: Path,
+) -> Served:  # fmt: skip
+    """The application with a tiny target, an adapter of it and three kinds of drafters."""
     from ray import serve
 
     from deployments.app import build
@@ -151,7 +158,9 @@ def served(
         logging_config={"enable_access_log": False},
     )
     own = {"grpc": {"port": own_port}}
-    serve.run(build(arguments(long_folder, long_draft_folder) | own), name=APPLICATION)
+    settings = arguments(long_folder, long_draft_folder) | own
+    settings["target"]["engine"]["adapters"] = {ADAPTER: str(adapter_folder)}
+    serve.run(build(settings), name=APPLICATION)
     found = Served(
         http=f"http://127.0.0.1:{http_port}",
         grpc=f"127.0.0.1:{grpc_port}",

@@ -14,7 +14,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.deployments.conftest import MODEL, Served, wait_until
+from tests.deployments.conftest import ADAPTER, MODEL, Served, wait_until
 
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
 
@@ -36,7 +36,7 @@ def events(text: str) -> list[dict[str, Any]]:
 
 
 def test_the_model_is_listed_and_described(openai: OpenAI) -> None:
-    assert [model.id for model in openai.models.list()] == [MODEL]
+    assert [model.id for model in openai.models.list()] == [MODEL, ADAPTER]
     assert openai.models.retrieve(MODEL).object == "model"
 
 

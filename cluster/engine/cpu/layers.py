@@ -47,7 +47,20 @@ class NativeMLP(torch.nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """rows [..., size] -> the same shape."""
-        return self.down.product(self._kernels.silu_product(self.gate_up.product(rows)))
+        # By call, so that hooks see the products.
+        product: torch.Tensor = self.down(self._kernels.silu_product(self.gate_up(rows)))
+        return product
+
+    def part(self, name: str) -> tuple[PackedLinear, int, int, int]:
+        """Which product computes a layer of the original, from which column on, and the layer's
+        in_features and out_features.  Raises KeyError for a name that it has not."""
+        size = self.down.in_features
+        inner = self.gate_up.in_features
+        return {
+            "gate_proj": (self.gate_up, 0, inner, size),
+            "up_proj": (self.gate_up, size, inner, size),
+            "down_proj": (self.down, 0, size, self.down.out_features),
+        }[name]
 
 
 class _Siblings:

@@ -17,6 +17,7 @@ from transformers.quantizers.auto import AutoQuantizationConfig, get_hf_quantize
 from cluster.config import EngineConfig
 from cluster.engine.attention.backends import check_name
 from cluster.engine.device import resolve_device
+from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.refusals import check_servable, check_splittable, context_limit
 from cluster.engine.loading.sizes import check_sizes
 from cluster.errors import ConfigError
@@ -64,6 +65,7 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
     """
     described = describe(str(folder), config)
     check_name(config.attention)
+    read_adapters(config)
     if config.quantization is not None:
         quantization_of(config)
     if is_here:

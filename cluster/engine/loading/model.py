@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from cluster.config import EngineConfig
+from cluster.engine.adapters import Adapters
 from cluster.engine.attention import seam
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.comparison import Comparison
@@ -31,6 +32,7 @@ from cluster.engine.device import (
 )
 from cluster.engine.graphs.compiled import CompiledForward
 from cluster.engine.loading.inspection import check_compile, describe, quantization_of
+from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.probe import probe_layers
 from cluster.engine.loading.reproducible import check_reproducible
 from cluster.engine.module_forward import ModuleForward
@@ -55,7 +57,7 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
-    plain, compiled, native: its paths, see `paths`.
+    plain, compiled, native: its paths, see `paths`.  adapters: those that works may ask for.
     """
 
     module: Any
@@ -69,10 +71,12 @@ class LoadedModel:
     activation_bytes: int
     compiled: CompiledForward | None = None
     native: NativeForward | None = None
+    adapters: Adapters | None = None
     plain: ModuleForward = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "plain", ModuleForward(self.module, len(self.layers)))
+        plain = ModuleForward(self.module, len(self.layers), self.adapters)
+        object.__setattr__(self, "plain", plain)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -114,6 +118,7 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     seam.register()
     source = str(resolve(config.model))
     described = describe(source, config)
+    pairs = read_adapters(config)
     text_config, max_context_len = described.text_config, described.max_context_len
     device = resolve_device(config.device, rank)
     dtype = resolve_dtype(config.dtype, device, getattr(text_config, "dtype", None))
@@ -150,6 +155,7 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
         activation_bytes=activation_bytes,
         compiled=_compiled(module, config, device),
         native=forward,
+        adapters=Adapters(module, pairs) if pairs else None,
     )
     log.info(
         "model loaded model=%s architecture=%s layers=%d device=%s dtype=%s",

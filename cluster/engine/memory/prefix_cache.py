@@ -2,7 +2,8 @@
 
 One trie per tenant over full pages of committed tokens.  The key of an entry is (its parent's
 serial number, its tokens' bytes), so a hit compares the tokens themselves and never trusts a hash;
-below the root stands the tenant instead of a serial, so no tenant finds what others have computed.
+below the root stands the tenant with the adapter instead of a serial, so no tenant and no adapter
+finds what others have computed.
 An entry has a page in each group of layers.  Pages without holders are evicted least recently used,
 those of one group whatever becomes of the others'; a sequence lets go of its last page first, so
 children go before their parents.  Only where sequences release pages that left the window do

@@ -67,8 +67,11 @@ class Residency:
         Afterwards the sequence holds a prefix of the work's context: at least base_len tokens, and
         those tokens of the delta, but the last, that it held already.
         """
-        if work.base_len == 0 and work.tenant != sequence.tenant:
+        is_another = work.base_len == 0 and work.tenant != sequence.tenant
+        if is_another or work.adapter != sequence.adapter:
             self.evacuate(sequence)
+            sequence.adapter = work.adapter
+        if is_another:
             sequence.tenant = work.tenant
         if work.base_len > sequence.cached_len:
             return sequence.cached_len

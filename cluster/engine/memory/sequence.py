@@ -31,7 +31,7 @@ class Sequence:
     preemption.  tables: of each group of layers one, all of as many pages.  Nodes follow the
     context: node j lies at position cached_len + j of the same tables.
     shared: the prefix-cache entries of the first len(shared) pages; these pages are read-only.
-    tenant: whose prefixes it shares.
+    tenant, adapter: whose prefixes it shares.
     """
 
     request_id: str
@@ -43,6 +43,7 @@ class Sequence:
     tree: TokenTree = EMPTY_TREE  # the live nodes; all of them hold KV
     pending: Pending | None = None
     tenant: bytes = b""
+    adapter: int = 0
     _log: TokenLog = field(default_factory=lambda: TokenLog(capacity=_INITIAL_CAPACITY))
 
     def __post_init__(self) -> None:
@@ -66,7 +67,7 @@ class Sequence:
     @property
     def prefix_end(self) -> Parent:
         """What the prefix cache's entry of the next full page stands below."""
-        return self.shared[-1].serial if self.shared else self.tenant
+        return self.shared[-1].serial if self.shared else prefix_root(self.tenant, self.adapter)
 
     @property
     def num_slots_used(self) -> int:
@@ -85,3 +86,8 @@ class Sequence:
         """Keep the first `length` committed tokens; drops the nodes."""
         self._log.truncate(length)
         self.tree = EMPTY_TREE
+
+
+def prefix_root(tenant: bytes, adapter: int) -> bytes:
+    """What the first pages of a tenant's texts stand below, as an adapter computes them."""
+    return tenant + adapter.to_bytes(2, "little")

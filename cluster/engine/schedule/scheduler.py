@@ -146,7 +146,11 @@ class Scheduler:
         worthwhile = max(self._page_size, _num_delta_left(sequence) // 2)
         for pick in schedule.picks:
             other = pick.work
-            if other.base_len == 0 and pick.num_delta >= self._page_size:
+            if (
+                not other.base_len
+                and other.adapter == work.adapter
+                and (pick.num_delta >= self._page_size)
+            ):
                 common = common_prefix_len(work.delta[:-1], other.delta)
                 if common - sequence.cached_len >= worthwhile:
                     return True

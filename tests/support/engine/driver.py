@@ -115,8 +115,10 @@ class GreedyDecoder:
         num_tokens: int,
         generator: np.random.Generator | None = None,
         texts: Mapping[str, list[int]] | None = None,
+        adapters: Mapping[str, int] | None = None,
     ) -> None:
         self.engine = engine
+        self._adapters = adapters or {}
         self.num_tokens = num_tokens
         self.prompts = prompts
         self.num_misses = 0
@@ -153,6 +155,7 @@ class GreedyDecoder:
                 token_array(tokens[held:]),
                 self._trees[name],
                 prefix_hash=prefix_hash(tokens[:held]),
+                adapter=self._adapters.get(name, 0),
             )
         )
 

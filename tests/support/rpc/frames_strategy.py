@@ -91,7 +91,7 @@ def logprobs(size: int) -> st.SearchStrategy[tuple[core.TokenLogprob, ...]]:
 verify_items = st.builds(
     core.VerifyItem, ids, generations, lengths, hashes, tokens(1), trees(), lengths,
     st.none() | params, st.binary(max_size=16), lengths, texts,
-    st.lists(ids, max_size=3).map(tuple),
+    st.lists(ids, max_size=3).map(tuple), texts,
 )  # fmt: skip
 
 
@@ -135,6 +135,7 @@ requests = st.builds(
     tokens(),
     st.booleans(),
     st.binary(max_size=16),
+    texts,
 )
 stats = st.builds(
     core.SpeculationStats, lengths, lengths, lengths, lengths, lengths,

@@ -39,6 +39,7 @@ class ToyEngine:
     ) -> None:
         self.law = law
         self.vocab_size = vocab_size
+        self.adapter_names = ("sql",)
         self.max_context_len = max_context_len
         self.works_per_step = works_per_step
         self.device = torch.device("cpu")

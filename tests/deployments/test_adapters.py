@@ -1,0 +1,73 @@
+"""Adapters over HTTP: the request's `model` chooses one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.core import token_array
+from cluster.errors import NotFoundError
+from cluster.rpc.generation import GenerationRequest
+from deployments.ingress.grpc_request import to_spec
+from deployments.ingress.openai_request import parse_chat, parse_completion
+from tests.deployments.conftest import ADAPTER, MODEL, Served
+from tests.deployments.test_openai_request import LIMITS, chat, completion
+from tests.support.engine.adapters import merged_oracle
+from tests.support.engine.driver import generate, load_oracle
+
+PROMPT = [9, 8, 7, 6, 5] * 8
+GREEDY: dict[str, Any] = {
+    "prompt": PROMPT, "temperature": 0, "max_tokens": 16, "ignore_eos": True,
+    "return_token_ids": True,
+}  # fmt: skip
+
+
+def post(served: Served, model: str, **fields: Any) -> httpx.Response:
+    body = {"model": model, **GREEDY, **fields}
+    return httpx.post(f"{served.http}/v1/completions", json=body, timeout=120)
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["drafts", "plain"])
+def test_the_model_field_chooses_the_adapter(
+    served: Served, adapter_folder: Path, *, enabled: bool
+) -> None:
+    models = {
+        MODEL: load_oracle(served.target_folder),
+        ADAPTER: merged_oracle(served.target_folder, adapter_folder),
+    }
+    texts = {name: generate(each, token_array(PROMPT), 16) for name, each in models.items()}
+    assert texts[MODEL] != texts[ADAPTER]
+    # Twice each, by turns: what one has cached is of no use to the other.
+    for name in (MODEL, ADAPTER) * 2:
+        answer = post(served, name, speculation={"enabled": enabled}).json()
+        assert answer["model"] == name
+        assert answer["choices"][0]["token_ids"] == texts[name]
+
+
+def test_the_models_are_listed_with_their_parent(served: Served) -> None:
+    cards = httpx.get(f"{served.http}/v1/models", timeout=60).json()["data"]
+    assert [(card["id"], card["parent"]) for card in cards] == [(MODEL, None), (ADAPTER, MODEL)]
+    one = httpx.get(f"{served.http}/v1/models/{ADAPTER}", timeout=60).json()
+    assert one["parent"] == MODEL
+
+
+def test_an_unknown_model_is_answered_404_with_the_names_that_are_served(served: Served) -> None:
+    answer = post(served, "no-such-adapter")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["param"] == "model"
+    assert f"ask for '{MODEL}' or '{ADAPTER}'" in answer.json()["error"]["message"]
+
+
+def test_the_model_names_the_adapter() -> None:
+    limits = dataclasses.replace(LIMITS, adapters=("sql", "demo/pirate"))
+    for parse, make in ((parse_completion, completion), (parse_chat, chat)):
+        assert parse(make(), limits).spec.adapter == ""
+        assert parse(make(model="demo/pirate"), limits).spec.adapter == "demo/pirate"
+        with pytest.raises(NotFoundError, match="'demo' or 'sql' or 'demo/pirate'") as caught:
+            parse(make(model="pirate"), limits)
+        assert caught.value.param == "model"
+    assert to_spec(GenerationRequest("sql", "x"), limits).adapter == "sql"

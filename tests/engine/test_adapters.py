@@ -1,0 +1,285 @@
+"""Adapters: in any batch, the text of each is that of the model with it merged into its weights."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cluster.core import TokenTree
+from cluster.engine.cpu import kernels
+from cluster.engine.engine import Engine, Work
+from cluster.errors import ConfigError
+from tests.support.engine.adapters import ATTENTION, EVERYTHING, merged_oracle, write_adapter
+from tests.support.engine.driver import (
+    GreedyDecoder,
+    expected_rows,
+    generate,
+    load_engine,
+    load_oracle,
+    prompt,
+    rows,
+    run,
+)
+
+Factory = Callable[..., Path]
+TREE = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])
+NUM_TOKENS = 16
+NUM_PROMPTS = 50
+native = pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
+
+
+def three_adapters(base: Path, folder: Path) -> dict[str, str]:
+    """Of different layers, ranks and scalings."""
+    return {
+        "all": str(write_adapter(base, folder / "all", EVERYTHING, rank=4, seed=1)),
+        "attention": str(write_adapter(base, folder / "attention", ATTENTION, rank=2, seed=2)),
+        "scaled": str(
+            write_adapter(
+                base, folder / "scaled", ("q_proj", "up_proj", "fc1", "c_fc", "qkv_proj"), rank=9,
+                seed=3, lora_alpha=5, use_rslora=True,
+            )
+        ),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def base(checkpoint_factory: Factory) -> Path:
+    """Its layers are ones that native code computes."""
+    return checkpoint_factory("llama", head_dim=16)
+
+
+@pytest.fixture(scope="module")
+def adapters(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return three_adapters(base, tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture(scope="module")
+def engine(base: Path, adapters: dict[str, str]) -> Engine:
+    return load_engine(base, adapters=adapters)
+
+
+def oracles(base: Path, adapters: dict[str, str]) -> list[Any]:
+    """By the index of the adapter."""
+    return [load_oracle(base), *(merged_oracle(base, Path(each)) for each in adapters.values())]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "starcoder2", "gemma2", "phimoe"])
+def test_rows_of_three_adapters_and_of_none_in_one_step(
+    architecture: str, checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    folder = checkpoint_factory(architecture)
+    adapters = three_adapters(folder, tmp_path)
+    engine = load_engine(folder, adapters=adapters)
+    assert engine.adapter_names == ("all", "attention", "scaled")
+    for index in range(4):
+        engine.submit(Work(str(index), 0, prompt(11, seed=index), TREE, adapter=index))
+    found = {output.request_id: rows(output) for output in engine.step()}
+    assert engine.last_step.num_sequences == 4
+    for index, oracle in enumerate(oracles(folder, adapters)):
+        expected = expected_rows(oracle, prompt(11, seed=index), TREE)
+        torch.testing.assert_close(found[str(index)], expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("speculates", [False, True], ids=["plain", "speculative"])
+def test_greedy_texts_of_many_prompts_are_those_of_the_merged_models(
+    base: Path, adapters: dict[str, str], engine: Engine, *, speculates: bool
+) -> None:
+    prompts = {str(i): prompt(5 + i % 9, seed=i) for i in range(NUM_PROMPTS)}
+    chosen = {name: 1 + i % 3 for i, name in enumerate(prompts)}
+    models = oracles(base, adapters)
+    texts = {name: generate(models[chosen[name]], prompts[name], NUM_TOKENS) for name in prompts}
+    generator = np.random.default_rng(1) if speculates else None
+    decoder = GreedyDecoder(engine, prompts, NUM_TOKENS, generator, texts, chosen)
+    assert decoder.run() == texts
+    assert (decoder.num_accepted > 0) == speculates
+    plain = generate(models[0], prompts["0"], NUM_TOKENS)
+    assert texts["0"] != plain, "the adapter changes nothing: the test could not fail"
+
+
+@native
+def test_a_step_without_adapters_keeps_the_native_path(engine: Engine) -> None:
+    assert engine.model.native is not None
+    calls: list[str] = []
+    forward = engine.model.module.forward
+
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        calls.append("module")
+        return forward(*args, **kwargs)
+
+    engine.model.module.forward = noted
+    try:
+        run(engine, Work("plain", 0, prompt(5)))
+        assert calls == []
+        run(engine, Work("adapted", 0, prompt(5), adapter=1))
+        assert calls == ["module"]
+    finally:
+        engine.model.module.forward = forward
+        engine.release("plain")
+        engine.release("adapted")
+
+
+def test_no_adapter_uses_the_prefixes_of_another(base: Path, adapters: dict[str, str]) -> None:
+    engine = load_engine(base, adapters=adapters)
+    text = prompt(33)
+    for index, oracle in enumerate(oracles(base, adapters)):
+        name = f"first-{index}"
+        found = rows(run(engine, Work(name, 0, text, adapter=index)))
+        assert engine.last_step.num_prefix_hit_tokens == 0
+        torch.testing.assert_close(
+            found, expected_rows(oracle, text, TokenTree.empty()), atol=1e-4, rtol=1e-4
+        )
+        engine.release(name)
+    for index in range(4):
+        run(engine, Work(f"second-{index}", 0, text, adapter=index))
+        assert engine.last_step.num_prefix_hit_tokens == 32
+    engine.check_integrity()
+
+
+def test_prompts_that_begin_alike_do_not_wait_for_another_adapters(
+    base: Path, adapters: dict[str, str]
+) -> None:
+    engine = load_engine(base, adapters=adapters)
+    for index in (1, 2):
+        engine.submit(Work(str(index), 0, prompt(20), adapter=index))
+    assert len(engine.step()) == 2
+
+
+def test_a_request_that_changes_its_adapter_begins_anew(engine: Engine) -> None:
+    run(engine, Work("a", 0, prompt(9), adapter=1))
+    assert run(engine, Work("a", 9, prompt(1), adapter=2)).have_len == 0
+    engine.release("a")
+
+
+def test_an_adapter_that_is_not_there_is_refused(engine: Engine) -> None:
+    for index in (4, -1):
+        error = run_refused(engine, Work("bad", 0, prompt(5), adapter=index))
+        assert f"adapter {index}" in error
+        assert "1 to 3" in error
+
+
+def run_refused(engine: Engine, work: Work) -> str:
+    engine.submit(work)
+    (output,) = engine.step()
+    assert output.error is not None
+    return output.error.message
+
+
+def _settings(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        file = folder / "adapter_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def _tensors(change: Callable[[dict[str, torch.Tensor]], None]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        file = folder / "adapter_model.safetensors"
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file)
+
+    return changed
+
+
+def _first(tensors: dict[str, torch.Tensor], side: str) -> str:
+    return next(key for key in sorted(tensors) if key.endswith(f"lora_{side}.weight"))
+
+
+def _grow(tensors: dict[str, torch.Tensor]) -> None:
+    key = _first(tensors, "A")
+    tensors[key] = torch.zeros(tensors[key].shape[0], 7)
+
+
+def _rename(tensors: dict[str, torch.Tensor]) -> None:
+    for key in list(tensors):
+        tensors[key.replace("q_proj", "query")] = tensors.pop(key)
+
+
+def _break(tensors: dict[str, torch.Tensor]) -> None:
+    tensors[_first(tensors, "B")].fill_(float("nan"))
+
+
+MISFITS = {
+    "peft_type": (_settings(peft_type="IA3"), "peft_type is 'IA3'"),
+    "dora": (_settings(use_dora=True), "use_dora is True"),
+    "bias": (_settings(bias="all"), "bias is 'all'"),
+    "saved modules": (_settings(modules_to_save=["lm_head"]), "modules_to_save"),
+    "alpha pattern": (_settings(alpha_pattern={"q_proj": 3}), "alpha_pattern"),
+    "first weights": (_settings(init_lora_weights="pissa"), "'pissa'"),
+    "unknown setting": (_settings(use_magic=1), "use_magic is 1"),
+    "alpha": (_settings(lora_alpha="8"), "lora_alpha is '8'"),
+    "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "cannot be read"),
+    "no weights": (lambda folder: (folder / "adapter_model.safetensors").unlink(), "safetensors"),
+    "no tensors": (_tensors(lambda tensors: tensors.clear()), "no weights"),
+    "half a pair": (_tensors(lambda t: t.pop(_first(t, "B"))), "but one of lora_A"),
+    "another tensor": (_tensors(lambda t: t.update(x=torch.ones(1))), "'x' is no part"),
+    "not finite": (_tensors(_break), "not finite"),
+    "another size": (_tensors(_grow), "another model's adapter"),
+    "another name": (_tensors(_rename), "no linear layer"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "reason"), MISFITS.values(), ids=MISFITS.keys())
+def test_a_misfit_is_refused_by_name_and_reason(
+    base: Path, tmp_path: Path, spoil: Callable[[Path], None], reason: str
+) -> None:
+    folder = write_adapter(base, tmp_path / "bad", ATTENTION)
+    spoil(folder)
+    with pytest.raises(ConfigError, match="adapter 'bad' cannot be served") as caught:
+        load_engine(base, adapters={"bad": str(folder)})
+    assert reason in caught.value.message
+    assert caught.value.param == "adapters.bad"
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"max_adapter_rank": 3}, "has rank 4, the limit is 3"),
+        ({"reproducible": True}, "reproducible True"),
+        ({"tensor_parallel": 2}, "tensor_parallel 2"),
+    ],
+)
+def test_what_adapters_cannot_be_combined_with(
+    base: Path, adapters: dict[str, str], settings: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        load_engine(base, adapters=adapters, **settings)
+
+
+def test_taps_of_a_step_with_adapters_are_those_of_the_adapted_model(
+    base: Path, adapters: dict[str, str], engine: Engine
+) -> None:
+    text = prompt(9, seed=77)
+    engine.submit(Work("tapped", 0, text, adapter=1))
+    engine.step(taps=(1, -1))
+    taps = engine.last_step.taps
+    assert taps is not None
+    ids = torch.from_numpy(text.astype(np.int64)).unsqueeze(0)
+    with torch.inference_mode():
+        states = merged_oracle(base, Path(adapters["all"]))(ids, output_hidden_states=True)
+    expected = torch.stack([states.hidden_states[tap][0] for tap in (1, -1)], dim=1)
+    torch.testing.assert_close(taps.rows, expected, atol=1e-4, rtol=1e-4)
+    engine.release("tapped")
+
+
+def test_rows_of_an_adapter_do_not_depend_on_its_neighbours(engine: Engine) -> None:
+    alone = {}
+    for index in range(4):
+        alone[index] = rows(run(engine, Work("x", 0, prompt(7, seed=index), TREE, adapter=index)))
+        engine.release("x")
+    for order in itertools.permutations(range(4)):
+        for index in order:
+            engine.submit(Work(str(index), 0, prompt(7, seed=index), TREE, adapter=index))
+        for output in engine.step():
+            expected = alone[int(output.request_id)]
+            torch.testing.assert_close(rows(output), expected, atol=1e-4, rtol=1e-4)
+            engine.release(output.request_id)

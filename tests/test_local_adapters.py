@@ -1,0 +1,96 @@
+"""`LLM`: adapters through coordinator, drafters and target, beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.config import Config, CoordinatorConfig
+from cluster.core import SamplingParams, SpeculationOptions, token_array
+from cluster.errors import NotFoundError
+from cluster.local import LLM
+from tests.support.checkpoints import noisy_copy
+from tests.support.engine.adapters import ATTENTION, EVERYTHING, merged_oracle, write_adapter
+from tests.support.engine.driver import generate, load_oracle
+from tests.support.local_models import PROMPTS, drafters, target
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+SEEDED = SamplingParams(temperature=0.8, seed=5, max_tokens=20)
+PLAIN = SpeculationOptions(enabled=False)
+
+
+@pytest.fixture(scope="module")
+def folders(checkpoint_factory: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    root = tmp_path_factory.mktemp("adapters")
+    base = checkpoint_factory("llama", head_dim=16)
+    return base, {
+        "a": write_adapter(base, root / "a", EVERYTHING, seed=1),
+        "b": write_adapter(base, root / "b", ATTENTION, rank=3, seed=2),
+        "c": write_adapter(base, root / "c", ("up_proj",), rank=7, seed=3),
+    }
+
+
+@pytest.fixture(scope="module")
+def llm(
+    folders: tuple[Path, dict[str, Path]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LLM]:
+    base, adapters = folders
+    served = target(base)
+    named = {name: str(folder) for name, folder in adapters.items()}
+    draft = noisy_copy(base, tmp_path_factory.mktemp("draft") / "noisy")
+    config = Config(
+        target=replace(served, engine=replace(served.engine, adapters=named)),
+        drafters=drafters(draft),
+        coordinator=CoordinatorConfig(budget="fixed"),
+    )
+    with LLM(config) as running:
+        yield running
+
+
+@pytest.mark.parametrize("speculation", [SpeculationOptions(), PLAIN], ids=["drafts", "plain"])
+def test_requests_of_all_adapters_at_once_have_the_texts_of_the_merged_models(
+    llm: LLM, folders: tuple[Path, dict[str, Path]], speculation: SpeculationOptions
+) -> None:
+    base, adapters = folders
+
+    def ask(adapter: str) -> tuple[list[list[int]], int]:
+        completions = llm.generate(
+            PROMPTS, GREEDY, adapter=adapter, speculation=speculation, ignore_eos=True
+        )
+        drafted = sum(each.stats.num_draft_tokens for each in completions)
+        return [each.token_ids for each in completions], drafted
+
+    with ThreadPoolExecutor(4) as pool:
+        found = dict(zip(["", *adapters], pool.map(ask, ["", *adapters]), strict=True))
+    oracles = {"": load_oracle(base)} | {
+        name: merged_oracle(base, folder) for name, folder in adapters.items()
+    }
+    for name, oracle in oracles.items():
+        texts, num_drafted = found[name]
+        assert texts == [generate(oracle, token_array(p), GREEDY.max_tokens) for p in PROMPTS]
+        assert (num_drafted > 0) == speculation.enabled
+
+
+def test_a_seeded_text_is_the_same_with_and_without_drafts(llm: LLM) -> None:
+    texts = [
+        [each.token_ids for each in llm.generate(PROMPTS, SEEDED, adapter="a", speculation=how)]
+        for how in (SpeculationOptions(), PLAIN)
+    ]
+    assert texts[0] == texts[1]
+
+
+def test_acceptance_is_learned_for_each_adapter(llm: LLM) -> None:
+    for name in ("a", "b"):
+        llm.generate(PROMPTS, GREEDY, adapter=name)
+    page = llm.metrics()
+    for name in ("a", "b"):
+        assert f'task="default@{name}"' in page
+
+
+def test_an_unknown_adapter_is_refused_by_name(llm: LLM) -> None:
+    with pytest.raises(NotFoundError, match="'sql'; adapters: a, b, c"):
+        llm.generate([5, 6], GREEDY, adapter="sql")
