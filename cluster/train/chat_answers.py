@@ -93,7 +93,7 @@ class ChatModel:
             model=str(source),
             threads=torch.get_num_threads(),
             max_running_sequences=settings.conversations_per_shard,
-            max_context_len=_context_len(source, settings),
+            max_context_len=context_len(source, settings),
             prefix_cache=not settings.taps,
         )
         return cls(Engine.load(config), load_pretrained_tokenizer(source), settings.taps)
@@ -253,7 +253,7 @@ def _write(path: Path, answers: Sequence[Answer]) -> None:
     os.replace(unfinished, path)
 
 
-def _context_len(source: Path, settings: AnswerSettings) -> int:
+def context_len(source: Path, settings: AnswerSettings) -> int:
     """Room for two questions and answers and what the template adds, if the model has so much."""
     wanted = 2 * (settings.max_question_tokens + settings.max_answer_tokens) + _TEMPLATE_TOKENS
     most = getattr(AutoConfig.from_pretrained(source), "max_position_embeddings", None)

@@ -9,7 +9,7 @@ would bring: tokens per step over what drafts and step cost.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,21 +25,22 @@ from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work
 from cluster.fingerprint import load_pretrained_tokenizer
 from cluster.models.resolve import resolve
-from cluster.train.chat_answers import Answer, AnswerSettings, ChatModel
+from cluster.train.chat_answers import Answer, AnswerSettings, ChatModel, context_len
 
 # Chains of drafts are no longer than that.
 _MAX_CHAIN = 8
 # Sets that agree less are worth nothing, and neither is what they lead to.
 _MIN_AGREEMENT = 0.3
 _TIMED_STEPS = 9
+# After the first round only so many layers are tried: those whose loss cost least in the last one.
+_NUM_TRIED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """num_tokens: of the answers that sets are compared on.  max_context_len: of these texts."""
+    """num_tokens: of the answers that sets are compared on."""
 
     num_tokens: int = 1024
-    max_context_len: int = 1024
     seed: int = 0
 
 
@@ -71,16 +72,21 @@ Measure = Callable[[Sequence[int]], Found]
 def search(num_layers: int, measure: Measure) -> list[Found]:
     """The best sets found, one for each number of dropped layers, and last the best of all after
     comparing its dropped layers with their neighbours."""
-    kept = tuple(range(num_layers))
+    kept = tried = tuple(range(num_layers))
+    ranked: list[int] = []  # what is kept, the cheapest to lose first, as last seen
     rows: list[Found] = []
     with tqdm(total=num_layers - 1, unit="layer") as bar:
         while len(kept) > 1:
-            best = _best(measure, (_without(kept, layer) for layer in kept))
+            found = {layer: measure(_without(kept, layer)) for layer in tried}
+            order = sorted(found, key=lambda layer: -found[layer].agreement)
+            best = found[order[0]]
             rows.append(best)
             bar.update()
-            kept = best.layers
             if best.agreement < _MIN_AGREEMENT:
                 break
+            kept = best.layers
+            ranked = [*order[1:], *(layer for layer in ranked if layer not in found)]
+            tried = tuple(ranked[:_NUM_TRIED])
     best = max(rows, key=lambda row: row.chain)
     return [*rows, _refined(best, num_layers, measure)]
 
@@ -94,10 +100,6 @@ def _refined(best: Found, num_layers: int, measure: Measure) -> Found:
         exchanged = (tuple(sorted({*best.layers, layer} - {each})) for each in neighbours)
         best = max([best, *map(measure, exchanged)], key=lambda row: row.agreement)
     return best
-
-
-def _best(measure: Measure, sets: Iterable[tuple[int, ...]]) -> Found:
-    return max(map(measure, sets), key=lambda row: row.agreement)
 
 
 def _without(layers: tuple[int, ...], layer: int) -> tuple[int, ...]:
@@ -117,7 +119,7 @@ class Bench:
             model=str(folder),
             threads=torch.get_num_threads(),
             max_running_sequences=answering.conversations_per_shard,
-            max_context_len=settings.max_context_len,
+            max_context_len=context_len(folder, answering),
             prefix_cache=False,
         )
         self.model: LoadedModel = load_model(self._config)
@@ -202,7 +204,8 @@ def find_layer_skip(source: str, settings: SearchSettings) -> tuple[str, str]:
     bench = Bench(source, settings)
     num_layers = bench.num_layers
     rows = search(num_layers, bench.measure)
-    exits = [bench.measure(range(num_layers * quarter // 4)) for quarter in (1, 2, 3)]
+    sizes = sorted({max(num_layers * quarter // 4, 1) for quarter in (1, 2, 3)})
+    exits = [bench.measure(range(size)) for size in sizes]
     report = (
         f"{table(rows, num_layers)}\n\nits first layers alone (early_exit), for comparison:\n"
         f"{table(exits, num_layers)}"

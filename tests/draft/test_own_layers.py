@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,10 @@ def test_outside_of_a_target_they_are_refused(options: Any) -> None:
     settings = DrafterConfig(kind=kind, options={name: value})
     with pytest.raises(ConfigError, match=f"placement: {kind} drafts from the target"):
         registry.create("own", settings, DrafterContext("own", 16, 4))
+
+
+def test_layers_of_a_target_on_several_ranks_are_refused(llama_folder: Path) -> None:
+    engine = draft_engine(llama_folder)
+    engine.config = replace(engine.config, tensor_parallel=2)
+    with pytest.raises(ConfigError, match="several ranks cannot draft"):
+        made(engine, "early_exit", exit_layer=1)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from transformers import AutoModelForCausalLM
 
 from cluster.config import DrafterConfig
 from cluster.draft import registry
 from cluster.draft.own_layers_options import LayerSkipOptions
+from cluster.train.cli import configure, run
 from cluster.train.layer_skip import Found, as_yaml, search, table
 
 NUM_LAYERS = 8
@@ -75,3 +81,26 @@ def test_the_table_marks_the_best_row() -> None:
     rows = [Found((0, 1), 0.9, 0.3), Found((0,), 0.2, 0.1)]
     lines = table(rows, 3).splitlines()
     assert [line.endswith("*") for line in lines[1:]] == [True, False]
+
+
+def test_the_command_finds_a_layer_that_does_nothing(
+    llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = tmp_path / "spare", tmp_path / "skip.yaml"
+    shutil.copytree(llama_folder, folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    spare = model.model.layers[1]
+    for product in (spare.self_attn.o_proj, spare.mlp.down_proj):
+        torch.nn.init.zeros_(product.weight)
+    model.save_pretrained(folder)
+
+    parser = argparse.ArgumentParser()
+    configure(parser)
+    words = ["layer-skip", str(folder), "--tokens", "64", "--out", str(out)]
+    assert run(parser.parse_args(words)) == 0
+
+    written = capsys.readouterr().out
+    first = written.splitlines()[1].split()
+    assert first[:2] == ["1", "1.000"], "without that one layer it agrees everywhere"
+    assert 1 in yaml.safe_load(out.read_text())["options"]["skip_layers"]
+    assert out.read_text() in written
