@@ -109,7 +109,7 @@ class Eagle3Drafter:
         request = Eagle3Request(0, 1, "", SamplingParams(temperature=1.0, seed=0))
         request.text.append(np.zeros(2, np.int32))
         request.tree, request.root_len = LiveTree(), 2
-        request.growth = _growth_from(HeadContext(*nothing, self._head.fuse(taps)[0]))
+        request.growth = _growth_from(HeadContext(nothing[0], nothing[1], self._head.fuse(taps)[0]))
         self._expand([(request, ROOT)])
 
     def _load(self, options: Eagle3Options, host: Host) -> Eagle3Head | MtpHead:
