@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from cluster.grammar_spec import GrammarSpec
 from cluster.records import record
 
 TokenArray = npt.NDArray[np.int32]
@@ -41,22 +42,6 @@ class FinishReason(enum.StrEnum):
 
 
 _SEED_MASK = (1 << 64) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class GrammarSpec:
-    """What a text must be, as its author wrote it; `cluster.grammar` compiles it.
-
-    kind: "json_schema", "regex", "choice" (a JSON list of texts), "grammar" (Lark or GBNF) or
-    "structural_tag".  reasoning_end: the tokens that end the reasoning before the answer, which is
-    not constrained; () = there is none.  reasoning_start: the first token of a text that reasons;
-    () = the prompt has begun the reasoning already.
-    """
-
-    kind: str
-    source: str
-    reasoning_start: tuple[int, ...] = ()
-    reasoning_end: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

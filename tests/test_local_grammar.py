@@ -12,8 +12,9 @@ import pytest
 
 from cluster.config import Config, CoordinatorConfig, DrafterConfig, EngineConfig, TargetConfig
 from cluster.config_answers import AnswersConfig
-from cluster.core import FinishReason, GrammarSpec, SamplingParams, SpeculationOptions
+from cluster.core import FinishReason, SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
+from cluster.grammar_spec import GrammarSpec
 from cluster.local import LLM
 from tests.support.grammar.backends import BACKENDS, FOLDER, SCHEMA, SPECS
 

@@ -23,7 +23,8 @@ from benchmarks.structured.schemas import Task, tasks
 from benchmarks.support.record import OUT, show_report
 from cluster.config import Config
 from cluster.config_file import load
-from cluster.core import FinishReason, GrammarSpec, SamplingParams, SpeculationOptions
+from cluster.core import FinishReason, SamplingParams, SpeculationOptions
+from cluster.grammar_spec import GrammarSpec
 from cluster.local import LLM, Completion
 
 _PLAIN = SpeculationOptions(enabled=False)

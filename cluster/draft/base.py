@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from cluster.core import Commit, DraftTask, GrammarSpec, Observation, Proposal
+from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.grammar.text import ConstrainedText
+from cluster.grammar_spec import GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)

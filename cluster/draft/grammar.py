@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.core import GrammarSpec, TokenArray, TokenTree
+from cluster.core import TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
 from cluster.errors import ConfigError, RequestError
 from cluster.grammar.text import ConstrainedText
+from cluster.grammar_spec import GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config_answers import AnswersConfig
-from cluster.core import GrammarSpec
 from cluster.errors import ConfigError, DrafthouseError, RequestError
 from cluster.fingerprint import load_pretrained_tokenizer
 from cluster.grammar.base import Backend, Grammar
+from cluster.grammar_spec import GrammarSpec
 
 # Compiled grammars that are kept; those of requests that run stay alive beside them.
 _MAX_KEPT = 128

@@ -7,8 +7,9 @@ from contextlib import closing
 
 import numpy as np
 
-from cluster.core import GrammarSpec, TokenTree
+from cluster.core import TokenTree
 from cluster.grammar.base import Grammar, MaskRow
+from cluster.grammar_spec import GrammarSpec
 
 
 class ConstrainedText:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import GrammarSpec
 from cluster.errors import ConfigError, RequestError
 from cluster.grammar.base import MaskRow
+from cluster.grammar_spec import GrammarSpec
 
 _CACHE_BYTES = 64 * 1024 * 1024
 _MAX_REASON_CHARS = 300

@@ -18,13 +18,13 @@ from cluster.core import (
     EMPTY_TREE,
     FinishReason,
     FloatArray,
-    GrammarSpec,
     SamplingParams,
     TokenArray,
     TokenLogprob,
     TokenTree,
 )
 from cluster.errors import ProtocolError
+from cluster.grammar_spec import GrammarSpec
 from cluster.messages import Refusal, WorkerDescription
 from cluster.rpc.generated import common_pb2 as pb
 

@@ -13,7 +13,6 @@ import numpy as np
 from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
-    GrammarSpec,
     SpeculationOptions,
     SpeculationStats,
     TokenArray,
@@ -26,6 +25,7 @@ from cluster.errors import (
     UnavailableError,
     WorkerError,
 )
+from cluster.grammar_spec import GrammarSpec
 from cluster.seeds import asked_seed, draw_seed
 
 _FIRST_DELAY_S = 0.1

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cluster.core import GrammarSpec, TokenArray
+from cluster.core import TokenArray
+from cluster.grammar_spec import GrammarSpec
 from cluster.text.reasoning import (
     MARKERS,
     ReasoningMarkers,

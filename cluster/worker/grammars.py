@@ -9,10 +9,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from cluster.core import GrammarSpec, VerifyItem
+from cluster.core import VerifyItem
 from cluster.errors import DrafthouseError
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.grammar.text import ConstrainedText
+from cluster.grammar_spec import GrammarSpec
 from cluster.messages import VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.rpc.link import Link
 from cluster.worker.grammar_hook import GrammarHook

@@ -6,9 +6,9 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 from cluster.config_answers import AnswersConfig
-from cluster.core import GrammarSpec
 from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler, check_size
+from cluster.grammar_spec import GrammarSpec
 
 # A grammar that never ends occupies one of them.
 _NUM_THREADS = 2

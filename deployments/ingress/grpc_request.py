@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import GrammarSpec, TokenArray
+from cluster.core import TokenArray
 from cluster.errors import RequestError
+from cluster.grammar_spec import GrammarSpec
 from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, shown

@@ -6,8 +6,8 @@ import difflib
 import json
 from typing import Any
 
-from cluster.core import GrammarSpec
 from cluster.errors import RequestError
+from cluster.grammar_spec import GrammarSpec
 from deployments.ingress.fields import Fields, encodable, json_kind, shown
 
 _MAX_CHOICES = 4096

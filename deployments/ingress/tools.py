@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.core import GrammarSpec
 from cluster.errors import RequestError
+from cluster.grammar_spec import GrammarSpec
 from cluster.text.dialect import Dialect
 from deployments.ingress.fields import Fields, json_kind, shown
 from deployments.ingress.structured import refuse_others

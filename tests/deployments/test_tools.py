@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from cluster.core import FinishReason, GrammarSpec, token_array
+from cluster.core import FinishReason, token_array
 from cluster.errors import RequestError
+from cluster.grammar_spec import GrammarSpec
 from cluster.text.dialect import Dialect
 from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.tool_calls.registry import FORMATS

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cluster.config_answers import AnswersConfig
-from cluster.core import GrammarSpec
 from cluster.errors import RequestError
 from cluster.grammar.base import Backend
 from cluster.grammar.compiler import GrammarCompiler, create_compiler
+from cluster.grammar_spec import GrammarSpec
 from tests.support.grammar.backends import BACKENDS, FOLDER, SPECS, compiler
 
 BAD = {

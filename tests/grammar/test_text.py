@@ -11,9 +11,10 @@ import jsonschema
 import numpy as np
 import pytest
 
-from cluster.core import GrammarSpec, TokenTree
+from cluster.core import TokenTree
 from cluster.grammar.base import mask_words
 from cluster.grammar.text import ConstrainedText
+from cluster.grammar_spec import GrammarSpec
 from tests.support.grammar.backends import (
     BACKENDS,
     SCHEMA,

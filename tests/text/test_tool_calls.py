@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cluster.core import GrammarSpec
 from cluster.grammar.lark import structural_tag_to_lark
+from cluster.grammar_spec import GrammarSpec
 from cluster.text.tool_calls.base import CallPiece, Parsed
 from cluster.text.tool_calls.registry import FORMATS, format_of
 from tests.support.grammar.backends import compiler

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.core import GrammarSpec, SamplingParams, TokenTree
+from cluster.core import SamplingParams, TokenTree
+from cluster.grammar_spec import GrammarSpec
 from cluster.messages import Refusal
 from cluster.worker.grammar_hook import _forbidden, clear_bits
 from cluster.worker.grammars import Grammars

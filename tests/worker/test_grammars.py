@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from cluster.core import EMPTY_TREE, GrammarSpec, SamplingParams, VerifyItem, token_array
+from cluster.core import EMPTY_TREE, SamplingParams, VerifyItem, token_array
 from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler
+from cluster.grammar_spec import GrammarSpec
 from cluster.messages import VerifyFrame
 from cluster.rpc.memory import memory_pair
 from cluster.worker.grammars import Grammars

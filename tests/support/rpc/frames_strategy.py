@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from cluster import core, messages
+from cluster.grammar_spec import GrammarSpec
 from cluster.messages import EventFrame, SubmitFrame
 from cluster.spec.tree import monotone
 from tests.support.spec.trees import token_trees
@@ -41,7 +42,7 @@ def survivals(tree: core.TokenTree) -> st.SearchStrategy[core.FloatArray]:
 
 
 grammars = st.builds(
-    core.GrammarSpec,
+    GrammarSpec,
     kind=texts,
     source=texts,
     reasoning_start=st.lists(token_ids, max_size=2).map(tuple),
