@@ -23,7 +23,7 @@ from cluster.config import (
     PlacementConfig,
     TargetConfig,
 )
-from cluster.config_api import GrpcConfig, HttpConfig
+from cluster.config_api import ApiConfig, GrpcConfig, HttpConfig
 from cluster.errors import ConfigError, NotFoundError
 
 Range = tuple[float, float]
@@ -85,6 +85,12 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
         "max_logprobs": _OPTIONAL_COUNT,
         "max_stop_strings": _OPTIONAL_COUNT,
         "default_max_tokens": _OPTIONAL_COUNT,
+    },
+    ApiConfig: {
+        "heartbeat_s": _OPTIONAL_COUNT,
+        "max_request_timeout_s": _OPTIONAL_COUNT,
+        "max_stored_responses": _OPTIONAL_COUNT,
+        "max_stored_bytes": _OPTIONAL_COUNT,
     },
     HttpConfig: {"port": _PORT},
     GrpcConfig: {"port": _PORT},

@@ -54,6 +54,12 @@ _VLLM_SAMPLING = (
     "stream_options.continuous_usage_stats",
 )  # fmt: skip
 _VLLM: Mapping[str, tuple[str, ...]] = {
+    "/tokenize": (
+        "model", "prompt", "messages", "add_special_tokens", "return_token_strs", "tools",
+        "add_generation_prompt", "continue_final_message", "chat_template",
+        "chat_template_kwargs", "mm_processor_kwargs", "media_io_kwargs",
+    ),
+    "/detokenize": ("model", "tokens"),
     "/v1/completions": (*_VLLM_SAMPLING, "prompt_embeds", "response_format"),
     "/v1/chat/completions": (
         *_VLLM_SAMPLING, "echo", "add_generation_prompt", "continue_final_message", "documents",

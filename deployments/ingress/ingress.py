@@ -54,6 +54,7 @@ class Ingress:
         self._links: dict[str, CoordinatorLink] = {}
         self.limits = Limits(
             model_name=config.model_name,
+            aliases=config.api.served_model_names,
             drafters=tuple(config.drafters),
             tasks=tuple(config.tasks),
             vocab_size=tokenizer.vocab_size,
@@ -105,12 +106,23 @@ class Ingress:
             del self._links[endpoint.id]
 
     async def generate(
-        self, request_id: str, spec: GenerationSpec, resumptions: Sequence[Resumption] = ()
+        self,
+        request_id: str,
+        spec: GenerationSpec,
+        resumptions: Sequence[Resumption] = (),
+        timeout_s: float | None = None,
     ) -> Generation:
-        """Start a generation, which the caller must close; raises if it is refused."""
+        """Start a generation, which the caller must close; raises if it is refused.
+
+        timeout_s: how long it may take; at most `api.max_request_timeout_s`.
+        """
+        limit_s = self.config.api.max_request_timeout_s
+        if limit_s and (timeout_s is None or timeout_s > limit_s):
+            timeout_s = limit_s
         generation = Generation(
             request_id, spec, self.tokenizer, self.coordinators,
             self.config.ingress.max_chars_per_token,
+            timeout_s=timeout_s,
             is_logged=self.config.ingress.log_requests,
         )  # fmt: skip
         try:

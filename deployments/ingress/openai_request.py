@@ -14,7 +14,7 @@ import numpy as np
 from cluster.errors import NotFoundError, RequestError
 from deployments.ingress.api.contract import Opened
 from deployments.ingress.api.table import CHAT, COMPLETIONS, MAX_TOKENS
-from deployments.ingress.chat import parse_messages
+from deployments.ingress.chat import parse_messages, parse_template
 from deployments.ingress.fields import Fields, encodable, json_kind, shown
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
@@ -70,7 +70,9 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
         raise RequestError(
             f"top_logprobs: {top} needs logprobs; send logprobs: true", param="top_logprobs"
         )
-    prompt = Prompt(messages=parse_messages(fields.get("messages")))
+    prompt = Prompt(
+        messages=parse_messages(fields.get("messages")), template=parse_template(fields)
+    )
     old = fields.integer("max_tokens", 0, 1, MAX_TOKENS) or 0
     max_tokens = fields.integer("max_completion_tokens", old, 1, MAX_TOKENS) or 0
     logprobs = (top or 0) if wants_logprobs else None
@@ -83,7 +85,7 @@ def _request(
     fields: Fields, opened: Opened, spec: GenerationSpec, model: str, *, is_chat: bool, echo: bool
 ) -> OpenAIRequest:
     stream = fields.boolean("stream", default=False)
-    include_usage = False
+    include_usage = continuous = False
     if fields.get("stream_options") is not None:
         if not stream:
             raise RequestError(
@@ -92,14 +94,17 @@ def _request(
             )
         options = Fields.of(fields.get("stream_options"), "stream_options")
         include_usage = options.boolean("include_usage", default=False)
+        continuous = options.boolean("continuous_usage_stats", default=False)
     return OpenAIRequest(
         spec=spec,
         model=model,
         is_chat=is_chat,
         stream=stream,
         include_usage=include_usage,
+        continuous_usage=include_usage and continuous,
         echo=echo,
         return_token_ids=fields.boolean("return_token_ids", default=False),
+        names_token_ids=fields.boolean("return_tokens_as_token_ids", default=False),
         ignored=tuple(opened.ignored),
     )
 
@@ -114,7 +119,7 @@ def check_model(model: str, limits: Limits) -> None:
     """Raise NotFoundError or RequestError unless `model` is the served model."""
     if not model:
         raise RequestError(f"model: missing; send {limits.model_name!r}", param="model")
-    if model != limits.model_name:
+    if model not in limits.model_names:
         raise NotFoundError(
             f"model: {shown(model)} is not served; ask for {limits.model_name!r}", param="model"
         )
@@ -134,11 +139,11 @@ def _prompts(fields: Fields, limits: Limits) -> tuple[Prompt, ...]:
         raise RequestError("prompt: an empty list; send at least one token or text", param="prompt")
     kinds = set(map(type, value))
     if kinds == {int}:
-        return (Prompt(token_ids=_token_ids(value, limits)),)
+        return (Prompt(token_ids=token_ids_of(value, limits, "prompt")),)
     if kinds == {str}:
         return tuple(Prompt(text=_prompt_text(item)) for item in value)
     if kinds == {list}:
-        return tuple(Prompt(token_ids=_token_ids(item, limits)) for item in value)
+        return tuple(Prompt(token_ids=token_ids_of(item, limits, "prompt")) for item in value)
     found = ", ".join(sorted({json_kind(item) for item in value}))
     raise RequestError(
         f"prompt: a list of {found}; send strings only, token ids only, or lists of token ids only",
@@ -152,16 +157,19 @@ def _prompt_text(text: str) -> str:
     return encodable(text, "prompt")
 
 
-def _token_ids(values: list[Any], limits: Limits) -> np.ndarray[Any, np.dtype[np.int32]]:
+def token_ids_of(
+    values: list[Any], limits: Limits, name: str
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """The tokens in the field `name`; raises RequestError for one outside the vocabulary."""
     if not values:
-        raise RequestError("prompt: an empty list of tokens; send at least one", param="prompt")
+        raise RequestError(f"{name}: an empty list of tokens; send at least one", param=name)
     if set(map(type, values)) != {int}:
-        raise RequestError("prompt: a token id is not an integer; send integers", param="prompt")
+        raise RequestError(f"{name}: a token id is not an integer; send integers", param=name)
     if min(values) < 0 or max(values) >= limits.vocab_size:
         bad = min(values) if min(values) < 0 else max(values)
         raise RequestError(
-            f"prompt: token id {shown(bad)} is out of range; the vocabulary has "
+            f"{name}: token id {shown(bad)} is out of range; the vocabulary has "
             f"{limits.vocab_size} tokens",
-            param="prompt",
+            param=name,
         )
     return np.array(values, dtype=np.int32)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.spec import Prompt
+from deployments.ingress.spec import Message, Prompt
 
 # Encoding this much text takes about two milliseconds; more is encoded in another thread.
 _INLINE_CHARACTERS = 8192
@@ -44,7 +45,15 @@ async def encode_all(
         if prompt.token_ids is not None:
             return prompt.token_ids
         if prompt.messages is not None:
-            return tokenizer.apply_chat_template(prompt.messages)
+            options = prompt.template
+            return tokenizer.apply_chat_template(
+                prompt.messages,
+                add_generation_prompt=options.add_generation_prompt,
+                template_arguments={
+                    **options.arguments,
+                    **({"continue_final_message": True} if options.continue_final_message else {}),
+                },
+            )
         return tokenizer.encode(prompt.text or "", add_special_tokens=add_special_tokens)
 
     num_messages = sum(len(prompt.messages or ()) for prompt in prompts)
@@ -56,5 +65,10 @@ async def encode_all(
 
 def _num_characters(prompt: Prompt) -> int:
     if prompt.messages is not None:
-        return sum(len(message["content"]) for message in prompt.messages)
+        return sum(map(_message_characters, prompt.messages))
     return len(prompt.text or "")
+
+
+def _message_characters(message: Message) -> int:
+    calls = message.get("tool_calls")
+    return len(message["content"] or "") + (len(json.dumps(calls)) if calls else 0)

@@ -4,21 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
 from cluster.tenant import DEFAULT_TENANT
 from deployments.ingress.api.contract import Compatibility
 
-Message = Mapping[str, str]  # role, content and perhaps name, as chat templates read them
+Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatOptions:
+    """How a conversation becomes a prompt.  arguments: of the template's own making."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
-    """Exactly one of: a text to tokenise, token ids, or the messages of a conversation."""
+    """Exactly one of: a text to tokenise, token ids, or the messages of a conversation.
+
+    template: what else the model's chat template is given.
+    """
 
     text: str | None = None
     token_ids: TokenArray | None = None
     messages: tuple[Message, ...] | None = None
+    template: ChatOptions = field(default_factory=lambda: ChatOptions())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +44,7 @@ class GenerationSpec:
     seed: of all choices, which use the stream of their index; None = the ingress draws one seed
     per prompt, whose samples use streams 0, 1, ...
     num_choices: samples per prompt.
+    truncate_prompt_tokens: prompts keep their last so many tokens; -1 = what fits, 0 = all.
     """
 
     prompts: tuple[Prompt, ...]
@@ -39,6 +54,8 @@ class GenerationSpec:
     default_max_tokens: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int = 0
     ignore_eos: bool = False
     add_special_tokens: bool = True
     task: str = "default"
@@ -59,6 +76,7 @@ class Resumption:
 class OpenAIRequest:
     """A GenerationSpec and the format of its answer.
 
+    names_token_ids: log-probabilities name tokens by their ids.
     num_kept: how many of a prompt's samples are answered with, the likeliest first where there are
     more (`best_of`).  shows_logprobs: whether their log-probabilities are.
     ignored: names of fields that had no effect.
@@ -69,8 +87,10 @@ class OpenAIRequest:
     is_chat: bool
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     echo: bool = False
     return_token_ids: bool = False
+    names_token_ids: bool = False
     num_kept: int = 1
     shows_logprobs: bool = False
     ignored: tuple[str, ...] = ()
@@ -81,7 +101,8 @@ class Limits:
     """The ingress's limits and defaults, from the configuration and the loaded model.
 
     max_sequences: limit on prompts times samples of one request.
-    latency_classes: those that requests may use.  compatibility: `api.compatibility`.
+    latency_classes: those that requests may use.
+    aliases, compatibility: `api.served_model_names` and `api.compatibility`.
     defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
     """
 
@@ -95,8 +116,14 @@ class Limits:
     max_stop_strings: int
     max_draft_tokens: int
     latency_classes: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
     compatibility: Compatibility = "strict"
     defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name that requests may use; answers have the one that was used."""
+        return (self.model_name, *self.aliases)
 
     @property
     def max_token_id(self) -> int:

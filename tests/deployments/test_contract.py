@@ -14,7 +14,8 @@ from cluster.errors import RequestError
 from deployments import api_reference
 from deployments.ingress.api.contract import Endpoint, Rule, Status, resolved, warning_header
 from deployments.ingress.api.openapi import body_schema, openapi
-from deployments.ingress.api.table import CHAT, COMPLETIONS, ENDPOINTS
+from deployments.ingress.api.table import CHAT, COMPLETIONS, DETOKENIZE, ENDPOINTS, TOKENIZE
+from deployments.ingress.api.token_request import parse_detokenize, parse_tokenize
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 
@@ -23,6 +24,8 @@ LENIENT = dataclasses.replace(LIMITS, compatibility="lenient")
 PARSERS: Mapping[Endpoint, tuple[dict[str, Any], Callable[..., Any]]] = {
     COMPLETIONS: (completion(), parse_completion),
     CHAT: (chat(), parse_chat),
+    TOKENIZE: ({"prompt": "x"}, parse_tokenize),
+    DETOKENIZE: ({"tokens": [1]}, parse_detokenize),
 }
 # What a field needs beside it.
 NEEDS: Mapping[str, dict[str, Any]] = {
@@ -43,6 +46,8 @@ def rules(status: Status) -> list[Any]:
 def body_with(endpoint: Endpoint, name: str, value: Any) -> dict[str, Any]:
     """A good body with `value` at the path `name`."""
     body: dict[str, Any] = {**PARSERS[endpoint][0], **NEEDS.get(name.partition(".")[0], {})}
+    if name.startswith("messages"):
+        body.pop("prompt", None)
     place, parts = body, name.replace("[]", ".[]").split(".")
     for part in parts[:-1]:
         if part == "[]":
@@ -135,7 +140,9 @@ class Watched(dict[str, Any]):
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
 def test_the_parser_reads_what_is_supported_and_nothing_else(endpoint: Endpoint) -> None:
-    body = Watched({**PARSERS[endpoint][0], "stream": True, "stream_options": {}, "metadata": {}})
+    more = {"stream": True, "stream_options": {}, "metadata": {}}
+    usable = {key: value for key, value in more.items() if key in endpoint.below("")}
+    body = Watched({**PARSERS[endpoint][0], **usable})
     parse(endpoint, body)
     known = {name for name, rule in endpoint.below("").items() if rule.status is Status.SUPPORTED}
     assert body.read == known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from deployments.ingress.api.contract import (
@@ -24,6 +25,7 @@ MAX_STOP_LEN = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_MESSAGES = 4096
+MAX_TOOL_CALLS = 128
 # OpenAI's limits.
 MAX_METADATA = 16
 MAX_METADATA_KEY_LEN = 64
@@ -93,7 +95,7 @@ _SAMPLING = (
     supported("stream", BOOLEAN, "server-sent events"),
     supported("stream_options", OBJECT, "only with stream"),
     supported("stream_options.include_usage", BOOLEAN, "a last chunk with the usage"),
-    refused("stream_options.continuous_usage_stats", "send include_usage", False),
+    supported("stream_options.continuous_usage_stats", BOOLEAN, "with it, every chunk has some"),
     ignored("stream_options.include_obfuscation", "chunks are never padded"),
     supported("user", text(MAX_NAME_LEN), "checked and not kept"),
     supported(
@@ -110,19 +112,23 @@ _SAMPLING = (
     supported("return_token_ids", BOOLEAN, "token ids of prompt and output"),
     *_SPECULATION,
     # vLLM's, of its sampling.
-    refused("skip_special_tokens", "remove it; special tokens are never part of the text", True),
-    refused(
-        "include_stop_str_in_output", "remove it; the stop string is never part of it", False
-    ),
-    ignored("spaces_between_special_tokens", "the tokenizers served do not use it"),
+    supported("skip_special_tokens", BOOLEAN, "false = special tokens are part of the text"),
+    supported("include_stop_str_in_output", BOOLEAN, "the text keeps the stop string that ends it"),
+    ignored("spaces_between_special_tokens", "the tokenizers served do not use it", True),
     refused("use_beam_search", "remove it; beam search is not served", False),
     refused("length_penalty", "remove it; it belongs to beam search", 1, 1.0),
     refused("allowed_token_ids", "remove it; use logit_bias", []),
     refused("bad_words", "remove it; use logit_bias", []),
     refused("logits_processors", "remove it; no code is taken from requests", []),
-    refused("truncate_prompt_tokens", "remove it; send a shorter prompt"),
+    supported(
+        "truncate_prompt_tokens",
+        integer(-1, MAX_TOKENS),
+        "the prompt keeps its last so many tokens; -1 = as many as fit; 0 = all",
+    ),
     refused("prompt_logprobs", "remove it; not served for the prompt's tokens"),
-    refused("return_tokens_as_token_ids", "remove it; use return_token_ids", False),
+    supported(
+        "return_tokens_as_token_ids", BOOLEAN, "log-probabilities name tokens `token_id:N`"
+    ),
     refused("priority", "remove it; use speculation.latency_class", 0),
     refused("request_id", "send the header X-Request-Id"),
     refused("structured_outputs", "remove it; structured outputs are not served"),
@@ -133,8 +139,8 @@ _SAMPLING = (
 
 # OpenAI's: they affect billing, caching or safety there, never the text.
 _HARMLESS = (
-    ignored("service_tier", "there is one tier"),
-    ignored("store", "answers of this endpoint are never kept"),
+    ignored("service_tier", "there is one tier", "auto", "default"),
+    ignored("store", "answers of this endpoint are never kept", False),
     ignored("safety_identifier", "not kept"),
     ignored("prompt_cache_key", "prefixes are found by their tokens; see cache_salt"),
     ignored("prompt_cache_retention", "prefixes are kept as long as there is room"),
@@ -143,10 +149,10 @@ _HARMLESS = (
 )
 
 _CHAT_TEMPLATE = (
-    refused("add_generation_prompt", "remove it; the answer's header is always added", True),
-    refused("continue_final_message", "remove it", False),
+    supported("add_generation_prompt", BOOLEAN, "false = the answer's header is not added"),
+    supported("continue_final_message", BOOLEAN, "the answer goes on with the last message"),
     refused("chat_template", "remove it; the tokenizer's own template is used"),
-    refused("chat_template_kwargs", "remove it", {}),
+    supported("chat_template_kwargs", OBJECT, "arguments of the model's template"),
     refused("documents", "remove it; write them into a message", []),
     refused("mm_processor_kwargs", "remove it; only text is served", {}),
     refused("media_io_kwargs", "remove it; only text is served", {}),
@@ -169,20 +175,19 @@ _MESSAGES: tuple[Rule, ...] = (
     supported(
         "messages", array(OBJECT, MAX_MESSAGES, 1), "the conversation", is_required=True
     ),
-    supported("messages[].role", text(64, 1), "system, developer, user or assistant, and what "
-              "else the model's template names", is_required=True),
+    supported("messages[].role", text(64, 1), "system, developer, user, assistant or tool, and "
+              "what else the model's template names", is_required=True),
     supported(
         "messages[].content",
         one_of(text(), array(OBJECT)),
-        "a text, or text parts",
-        is_required=True,
+        "a text, or text parts; only a message with tool_calls has none",
     ),
     supported("messages[].name", text(MAX_NAME_LEN), "for templates that use it"),
     refused("messages[].audio", "remove it; only text is served"),
     refused("messages[].function_call", "remove it; tool calls are not served"),
     ignored("messages[].refusal", "what an earlier answer declined is no part of a prompt"),
-    refused("messages[].tool_calls", "remove it; tool calls are not served", []),
-    refused("messages[].tool_call_id", "remove it; tool calls are not served"),
+    supported("messages[].tool_calls", array(OBJECT, MAX_TOOL_CALLS), "of an earlier answer"),
+    supported("messages[].tool_call_id", text(MAX_NAME_LEN), "of a message of role tool"),
 )  # fmt: skip
 
 COMPLETIONS = Endpoint(
@@ -236,7 +241,29 @@ CHAT = Endpoint(
     ),
 )
 
-ENDPOINTS = (COMPLETIONS, CHAT)
+_ANY_MODEL = supported("model", text(MAX_NAME_LEN, 1), "a name that /v1/models lists")
+
+TOKENIZE = Endpoint(
+    "/tokenize",
+    "The tokens of a text or of a conversation",
+    (
+        _ANY_MODEL,
+        supported("prompt", text(), "a text; this or messages"),
+        *(dataclasses.replace(rule, is_required="[" in rule.name) for rule in _MESSAGES),
+        supported("add_special_tokens", BOOLEAN, "whether a text gets the model's own"),
+        supported("return_token_strs", BOOLEAN, "each token as the vocabulary names it"),
+        *_CHAT_TEMPLATE,
+        refused("tools", "remove it; tool calls are not served", []),
+    ),
+)
+
+DETOKENIZE = Endpoint(
+    "/detokenize",
+    "The text of tokens",
+    (_ANY_MODEL, supported("tokens", _TOKENS, "special ones have text too", is_required=True)),
+)
+
+ENDPOINTS = (COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +278,8 @@ class Page:
 PAGES = (
     Page("/v1/models", "The served models"),
     Page("/v1/models/{model}", "One model"),
+    Page("/version", "The server's version"),
+    Page("/ping", "200, for load balancers", "text/plain"),
     Page("/health", "Who serves, and whether that suffices"),
     Page("/metrics", "Prometheus' metrics", "text/plain"),
     Page("/openapi.json", "This document"),
