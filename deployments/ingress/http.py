@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import time
 import traceback
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -18,8 +19,15 @@ from starlette.responses import Response
 
 from cluster.errors import DrafthouseError, NotFoundError, RequestError
 from deployments.ingress.api.contract import Endpoint, warning_header
+from deployments.ingress.api.messages import MessagesWriter, parse_messages_request
+from deployments.ingress.api.messages import error_body as messages_error
 from deployments.ingress.api.pages import Pages
-from deployments.ingress.api.table import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
+from deployments.ingress.api.response_request import ResponseRequest, parse_response
+from deployments.ingress.api.response_store import ResponseStore
+from deployments.ingress.api.response_writer import ResponseWriter
+from deployments.ingress.api.table import CHAT, COMPLETIONS
+from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
+from deployments.ingress.api.table_responses import RESPONSES
 from deployments.ingress.body import read_object
 from deployments.ingress.event_stream import EventStream, Writer
 from deployments.ingress.generation import Delta, Generation
@@ -61,12 +69,12 @@ class Asked(Protocol):
 class Face:
     """One endpoint that generates.
 
-    prefix: of the answers' ids.  write: the request, its generation, and the id of the HTTP
-    request.  error: writes what goes wrong.
+    answer_id: of the answer, from that of the HTTP request.  write: for a request, its generation
+    and the id of the HTTP request.  error: writes what goes wrong.
     """
 
     endpoint: Endpoint
-    prefix: str
+    answer_id: Callable[[str], str]
     parse: Callable[[Mapping[str, Any], Limits], Any]
     write: Callable[[Any, Generation, str], Writer]
     error: ErrorBody = error_body
@@ -74,20 +82,22 @@ class Face:
 
 def create_app(ingress: Ingress) -> FastAPI:
     """Build the application; /openapi.json is our own: FastAPI knows nothing of the bodies."""
+    api = ingress.config.api
     app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
-    pages = Pages(ingress, int(time.time()))
-    for path, page in pages.routes().items():
-        app.add_route(path, answering(path, page), methods=["GET"])
-    for endpoint, handler in ((TOKENIZE, pages.tokenize), (DETOKENIZE, pages.detokenize)):
-        app.add_route(endpoint.path, answering(endpoint.path, handler), methods=["POST"])
-    for face in faces(ingress):
+    store = ResponseStore(api.max_stored_responses, api.max_stored_bytes)
+    pages = Pages(ingress, int(time.time()), store)
+    for method, path, page in pages.routes():
+        app.add_route(path, answering(path, page), methods=[method])
+    counted = answering(COUNT_TOKENS.path, pages.count_tokens, messages_error)
+    app.add_route(COUNT_TOKENS.path, counted, methods=["POST"])
+    for face in faces(ingress, store):
         app.add_route(face.endpoint.path, _generating(ingress, face), methods=["POST"])
     app.add_exception_handler(HTTPException, _on_http_exception)
-    if ingress.config.api.cors_origins:
+    if api.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=list(ingress.config.api.cors_origins),
-            allow_methods=["GET", "POST", "OPTIONS"],
+            allow_origins=list(api.cors_origins),
+            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
             allow_headers=["*"],
             expose_headers=[REQUEST_ID, TIMEOUT, "Retry-After", "Warning"],
         )
@@ -95,15 +105,28 @@ def create_app(ingress: Ingress) -> FastAPI:
     return app
 
 
-def faces(ingress: Ingress) -> list[Face]:
+def faces(ingress: Ingress, store: ResponseStore) -> list[Face]:
     """Every endpoint that generates."""
 
     def write(asked: OpenAIRequest, generation: Generation, request_id: str) -> Answer:
         return Answer(asked, generation, ingress.tokenizer, int(time.time()), request_id)
 
+    def write_response(
+        asked: ResponseRequest, generation: Generation, request_id: str
+    ) -> ResponseWriter:
+        return ResponseWriter(asked, generation, ingress.tokenizer, store)
+
     return [
-        Face(COMPLETIONS, "cmpl", parse_completion, write),
-        Face(CHAT, "chatcmpl", parse_chat, write),
+        Face(COMPLETIONS, "cmpl-{}".format, parse_completion, write),
+        Face(CHAT, "chatcmpl-{}".format, parse_chat, write),
+        # A client chooses its requests' ids, and whoever knows an answer's may read it.
+        Face(
+            RESPONSES,
+            lambda _: f"resp_{uuid.uuid4().hex}",
+            lambda values, limits: parse_response(values, limits, store),
+            write_response,
+        ),
+        Face(MESSAGES, "msg_{}".format, parse_messages_request, MessagesWriter, messages_error),
     ]
 
 
@@ -143,7 +166,7 @@ async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
             request, ingress.config.ingress, lambda values: face.parse(values, ingress.limits)
         )
         generation = await ingress.generate(
-            f"{face.prefix}-{request_id}", asked.spec, timeout_s=timeout_s
+            face.answer_id(request_id), asked.spec, timeout_s=timeout_s
         )
     except ClientDisconnect:
         return Response(status_code=499)

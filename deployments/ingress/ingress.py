@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster import metrics
 from cluster.config import Config
-from cluster.core import SamplingParams
+from cluster.core import SamplingParams, TokenArray
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
@@ -22,7 +22,8 @@ from deployments.endpoints import Endpoint, Endpoints
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody
-from deployments.ingress.spec import GenerationSpec, Limits, Resumption
+from deployments.ingress.prompts import check_lengths, encode_all
+from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumption
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +132,15 @@ class Ingress:
             generation.close()
             raise
         return generation
+
+    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenArray:
+        """The tokens of a prompt; raises RequestError for one that no context can hold."""
+        limit = self.coordinators.max_context_len
+        check_lengths([prompt], limit, self.config.ingress.max_chars_per_token)
+        (token_ids,) = await encode_all(
+            [prompt], self.tokenizer, add_special_tokens=add_special_tokens
+        )
+        return token_ids
 
     def count_refusal(self, error: DrafthouseError) -> None:
         """Count a request that the ingress itself refused."""

@@ -27,7 +27,7 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
     """Parse the body of POST /v1/completions."""
     opened = COMPLETIONS.open(values, limits.compatibility)
     fields = Fields(values)
-    model = _model(fields, limits)
+    model = model_of(fields, limits)
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
     best_of = fields.integer("best_of", num_choices, 1, limits.max_choices) or num_choices
     if best_of < num_choices:
@@ -62,7 +62,7 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
     """Parse the body of POST /v1/chat/completions."""
     opened = CHAT.open(values, limits.compatibility)
     fields = Fields(values)
-    model = _model(fields, limits)
+    model = model_of(fields, limits)
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
     wants_logprobs = fields.boolean("logprobs", default=False)
     top = fields.integer("top_logprobs", None, 0, limits.max_logprobs)
@@ -109,7 +109,8 @@ def _request(
     )
 
 
-def _model(fields: Fields, limits: Limits) -> str:
+def model_of(fields: Fields, limits: Limits) -> str:
+    """The name in `model`; raises NotFoundError or RequestError unless it is served."""
     model = fields.string("model", "")
     check_model(model, limits)
     return model

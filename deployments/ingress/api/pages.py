@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -12,12 +12,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.ingress.api.contract import warning_header
+from deployments.ingress.api.messages import parse_count_tokens
 from deployments.ingress.api.openapi import openapi
+from deployments.ingress.api.response_store import ResponseStore
+from deployments.ingress.api.table import DETOKENIZE, TOKENIZE
 from deployments.ingress.api.token_request import parse_detokenize, parse_tokenize
 from deployments.ingress.body import read_object
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.openai_request import check_model
-from deployments.ingress.prompts import check_lengths, encode_all
+
+Handler = Callable[[Request], Awaitable[Response]]
 
 _VERSION = importlib.metadata.version("drafthouse")
 
@@ -25,22 +29,27 @@ _VERSION = importlib.metadata.version("drafthouse")
 class Pages:
     """Answers GET requests, and those about tokens."""
 
-    def __init__(self, ingress: Ingress, created: int) -> None:
+    def __init__(self, ingress: Ingress, created: int, store: ResponseStore) -> None:
         """created: when the model was created, as clients see it; seconds since 1970."""
         self._ingress = ingress
         self._created = created
+        self._store = store
 
-    def routes(self) -> Mapping[str, Callable[[Request], Awaitable[Response]]]:
-        """Every GET path with its handler."""
-        return {
-            "/v1/models": self.models,
-            "/v1/models/{model:path}": self.model,
-            "/version": self.version,
-            "/ping": self.ping,
-            "/health": self.health,
-            "/metrics": self.metrics,
-            "/openapi.json": self.openapi,
-        }
+    def routes(self) -> list[tuple[str, str, Handler]]:
+        """Every method and path with its handler, except count_tokens, whose errors differ."""
+        return [
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model:path}", self.model),
+            ("GET", "/v1/responses/{response_id}", self.response),
+            ("DELETE", "/v1/responses/{response_id}", self.forget_response),
+            ("GET", "/version", self.version),
+            ("GET", "/ping", self.ping),
+            ("GET", "/health", self.health),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/openapi.json", self.openapi),
+            ("POST", TOKENIZE.path, self.tokenize),
+            ("POST", DETOKENIZE.path, self.detokenize),
+        ]
 
     async def models(self, request: Request) -> Response:
         cards = list(map(self._card, self._ingress.limits.model_names))
@@ -65,6 +74,15 @@ class Pages:
     def _max_model_len(self) -> int | None:
         return self._ingress.coordinators.max_context_len or None
 
+    async def response(self, request: Request) -> Response:
+        found = self._store.get(request.path_params["response_id"], "response_id")
+        return JSONResponse(found.body)
+
+    async def forget_response(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        self._store.drop(response_id, "response_id")
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
     async def version(self, request: Request) -> Response:
         return JSONResponse({"version": _VERSION})
 
@@ -88,12 +106,8 @@ class Pages:
         asked = await read_object(
             request, ingress.config.ingress, lambda values: parse_tokenize(values, ingress.limits)
         )
-        settings = ingress.config.ingress
-        check_lengths(
-            [asked.prompt], ingress.coordinators.max_context_len, settings.max_chars_per_token
-        )
-        (token_ids,) = await encode_all(
-            [asked.prompt], ingress.tokenizer, add_special_tokens=asked.add_special_tokens
+        token_ids = await ingress.tokenize(
+            asked.prompt, add_special_tokens=asked.add_special_tokens
         )
         strings = None
         if asked.return_token_strs:
@@ -107,6 +121,17 @@ class Pages:
             },
             headers=warning_header(asked.ignored),
         )
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Anthropic's: how many tokens /v1/messages would read."""
+        ingress = self._ingress
+        prompt, ignored = await read_object(
+            request,
+            ingress.config.ingress,
+            lambda values: parse_count_tokens(values, ingress.limits),
+        )
+        count = len(await ingress.tokenize(prompt))
+        return JSONResponse({"input_tokens": count}, headers=warning_header(ignored))
 
     async def detokenize(self, request: Request) -> Response:
         """vLLM's /detokenize: the text of tokens, special ones included."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 
 from deployments.ingress.api.contract import (
     BOOLEAN,
@@ -40,7 +39,7 @@ _STOP = text(MAX_STOP_LEN, 1)
 
 MODEL = supported("model", text(MAX_NAME_LEN, 1), "a name that /v1/models lists", is_required=True)
 
-_SPECULATION = (
+SPECULATION = (
     supported("speculation", OBJECT, "this request's say over drafting; never over its text"),
     supported("speculation.enabled", BOOLEAN, "false = plain decoding"),
     supported(
@@ -110,7 +109,7 @@ _SAMPLING = (
     supported("cache_salt", text(MAX_SALT_LEN, 1), "only texts under the same salt help this one"),
     supported("add_special_tokens", BOOLEAN, "whether text prompts get the model's own"),
     supported("return_token_ids", BOOLEAN, "token ids of prompt and output"),
-    *_SPECULATION,
+    *SPECULATION,
     # vLLM's, of its sampling.
     supported("skip_special_tokens", BOOLEAN, "false = special tokens are part of the text"),
     supported("include_stop_str_in_output", BOOLEAN, "the text keeps the stop string that ends it"),
@@ -137,8 +136,15 @@ _SAMPLING = (
     ignored("vllm_xargs", "arguments of vLLM's own plug-ins"),
 )  # fmt: skip
 
+# Of endpoints that answer with one text.
+SAMPLING_OF_ONE = tuple(
+    rule
+    for rule in _SAMPLING
+    if not rule.name.startswith(("n", "stream_options", "return_", "add_special_tokens"))
+)
+
 # OpenAI's: they affect billing, caching or safety there, never the text.
-_HARMLESS = (
+HARMLESS = (
     ignored("service_tier", "there is one tier", "auto", "default"),
     ignored("store", "answers of this endpoint are never kept", False),
     ignored("safety_identifier", "not kept"),
@@ -214,7 +220,7 @@ COMPLETIONS = Endpoint(
         refused("prompt_embeds", "remove it; send text or token ids"),
         refused("response_format", 'send {"type": "text"} or remove it', {"type": "text"}),
         *_SAMPLING,
-        *_HARMLESS,
+        *HARMLESS,
     ),
 )  # fmt: skip
 
@@ -237,7 +243,7 @@ CHAT = Endpoint(
         *_CHAT_TEMPLATE,
         *_FORMAT,
         *_SAMPLING,
-        *_HARMLESS,
+        *HARMLESS,
     ),
 )
 
@@ -261,26 +267,4 @@ DETOKENIZE = Endpoint(
     "/detokenize",
     "The text of tokens",
     (_ANY_MODEL, supported("tokens", _TOKENS, "special ones have text too", is_required=True)),
-)
-
-ENDPOINTS = (COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE)
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One GET endpoint."""
-
-    path: str
-    summary: str
-    media_type: str = "application/json"
-
-
-PAGES = (
-    Page("/v1/models", "The served models"),
-    Page("/v1/models/{model}", "One model"),
-    Page("/version", "The server's version"),
-    Page("/ping", "200, for load balancers", "text/plain"),
-    Page("/health", "Who serves, and whether that suffices"),
-    Page("/metrics", "Prometheus' metrics", "text/plain"),
-    Page("/openapi.json", "This document"),
 )
