@@ -24,7 +24,7 @@ from cluster.config import (
     TargetConfig,
 )
 from cluster.config_answers import AnswersConfig
-from cluster.config_api import GrpcConfig, HttpConfig
+from cluster.config_api import ApiConfig, GrpcConfig, HttpConfig
 from cluster.errors import ConfigError, NotFoundError
 
 Range = tuple[float, float]
@@ -89,6 +89,12 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
         "default_max_tokens": _OPTIONAL_COUNT,
     },
     AnswersConfig: {"max_grammar_bytes": _COUNT, "grammar_timeout_s": (0.01, 60)},
+    ApiConfig: {
+        "heartbeat_s": _OPTIONAL_COUNT,
+        "max_request_timeout_s": _OPTIONAL_COUNT,
+        "max_stored_responses": _OPTIONAL_COUNT,
+        "max_stored_bytes": _OPTIONAL_COUNT,
+    },
     HttpConfig: {"port": _PORT},
     GrpcConfig: {"port": _PORT},
     DashboardConfig: {"port": _PORT},

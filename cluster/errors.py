@@ -7,6 +7,7 @@
     │   └── TooSlowError      the body did not arrive in time
     ├── CapacityError         the request is valid; retry later (429)
     │   └── UnavailableError  no worker is available at present (503)
+    ├── DeadlineError         the time that the request allowed is over (504)
     ├── CancelledRequestError the client cancelled its request
     ├── WorkerError           one worker failed; the same work may succeed elsewhere
     ├── ProtocolError         two peers disagree: version skew, a mismatched model, or a bug
@@ -61,6 +62,10 @@ class UnavailableError(CapacityError):
     code = "service_unavailable"
 
 
+class DeadlineError(DrafthouseError):
+    code = "deadline_exceeded"
+
+
 class CancelledRequestError(DrafthouseError):
     code = "request_cancelled"
 
@@ -94,6 +99,7 @@ SURFACES: tuple[Surface, ...] = (
     Surface(NotFoundError, 404, "invalid_request_error", "NOT_FOUND"),
     Surface(TooLargeError, 413, "invalid_request_error", "OUT_OF_RANGE"),
     Surface(TooSlowError, 408, "invalid_request_error", "DEADLINE_EXCEEDED"),
+    Surface(DeadlineError, 504, "timeout_error", "DEADLINE_EXCEEDED"),
     Surface(CapacityError, 429, "rate_limit_error", "RESOURCE_EXHAUSTED"),
     Surface(UnavailableError, 503, "server_error", "UNAVAILABLE"),
     Surface(CancelledRequestError, 499, "cancelled", "CANCELLED"),

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import error_event
-from cluster.core import Request, TokenEvent
+from cluster.core import EMPTY_TOKENS, Request, TokenEvent
 from cluster.errors import DrafthouseError, WorkerError
 from cluster.messages import EventFrame, SubmitFrame
 from cluster.rpc.duplex import run_until_first_ends
@@ -68,11 +68,17 @@ class IngressLink:
             self._live.add(request.id)
             try:
                 self._taker.open(self._prefix + request.id, request, self._deliver)
+                self._say_admitted(request)
             except DrafthouseError as error:
                 self._deliver(error_event(request.id, error))
             return
         # A doubled id must not end the request that runs under it.
         log.warning("ingress sent a request id twice; the second was ignored")
+
+    def _say_admitted(self, request: Request) -> None:
+        """An event without tokens: the ingress may tell its client that the request is taken."""
+        if request.id in self._live and not request.was_admitted:
+            self._deliver(TokenEvent(request.id, len(request.output_ids), EMPTY_TOKENS))
 
     def _deliver(self, event: TokenEvent) -> None:
         if event.finish_reason is not None:

@@ -13,6 +13,15 @@ from cluster.errors import RequestError
 # OpenAI's roles; other roles are accepted if the template's source names them.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
+# What transformers' renderer takes for itself instead of handing it to the template.
+RESERVED_ARGUMENTS = frozenset(
+    (
+        "conversation", "messages", "tools", "documents", "chat_template", "add_generation_prompt",
+        "continue_final_message", "tokenize", "padding", "truncation", "max_length",
+        "return_tensors", "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs",
+    )
+)  # fmt: skip
+
 # Errors that a template's expressions may raise for messages it was not written for.
 _TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
@@ -96,7 +105,7 @@ class ChatTemplate:
         elif not message.get("tool_calls"):
             raise RequestError(f"{param}.content is missing; send a text", param=f"{param}.content")
         if message.get("tool_calls"):
-            checked["tool_calls"] = _parsed_tool_calls(message["tool_calls"], param)
+            checked["tool_calls"] = tool_calls_of(message["tool_calls"], param)
         return checked
 
     def _knows_role(self, role: str) -> bool:
@@ -143,7 +152,7 @@ def _kind(content: Any) -> str:
     return "missing" if content is None else f"of type {type(content).__name__!r}"
 
 
-def _parsed_tool_calls(calls: Any, param: str) -> list[dict[str, Any]]:
+def tool_calls_of(calls: Any, param: str) -> list[dict[str, Any]]:
     """Tool calls with their arguments as objects: templates iterate over them."""
     parsed = []
     for index, call in enumerate(calls if isinstance(calls, Sequence) else (None,)):

@@ -1,17 +1,18 @@
-"""Checks the messages of a chat request: supported fields and roles, and their number.
+"""Checks what a request says of a conversation: its messages, and how they become a prompt.
 
 `cluster.text.chat` renders them for the model, in the same way for HTTP and gRPC.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.errors import RequestError
-from cluster.text.chat import text_of
-from deployments.ingress.api.table import MAX_MESSAGES
+from cluster.text.chat import text_of, tool_calls_of
+from deployments.ingress.api.table import MAX_MESSAGES, MAX_TOOL_CALLS
 from deployments.ingress.fields import Fields, encodable, json_kind
-from deployments.ingress.spec import Message
+from deployments.ingress.spec import ChatOptions, Message
 
 # The body's own limit comes first.
 _MAX_TEXT = 2**31
@@ -39,14 +40,19 @@ def _message(value: Any, path: str) -> Message:
             f"{path}.role: {remedy}; send system, user, assistant or tool", param=f"{path}.role"
         )
     message: dict[str, Any] = {"role": role}
-    calls = fields.get("tool_calls")
-    if calls:
-        message["tool_calls"] = _calls(calls, f"{path}.tool_calls")
+    calls = fields.get("tool_calls") or []
+    if calls and role != "assistant":
+        raise RequestError(
+            f"{path}.tool_calls: only messages of role assistant have some; remove them",
+            param=f"{path}.tool_calls",
+        )
     content = f"{path}.content"
-    if fields.get("content") is None and (calls or role == "tool"):
-        message["content"] = ""
+    if fields.get("content") is None and calls:
+        message["content"] = ""  # templates ask for its length
     else:
         message["content"] = encodable(text_of(fields.get("content"), content), content)
+    if calls:
+        message["tool_calls"] = _tool_calls(calls, path)
     for name, max_len in (("name", 256), ("tool_call_id", 256), ("reasoning_content", _MAX_TEXT)):
         text = fields.string(name, "", max_len)
         if text:
@@ -54,15 +60,34 @@ def _message(value: Any, path: str) -> Message:
     return message
 
 
-def _calls(value: Any, path: str) -> list[Any]:
-    """The calls of an earlier answer; `cluster.text.chat` reads their arguments."""
-    if not isinstance(value, list):
-        raise RequestError(f"{path}: {json_kind(value)}; send a list", param=path)
-    for index, call in enumerate(value):
-        function = Fields.of(call, f"{path}[{index}]").get("function")
-        named = Fields.of(function, f"{path}[{index}].function")
-        if not named.string("name", "", max_len=64):
-            place = f"{path}[{index}].function.name"
-            raise RequestError(f"{place}: missing; send the tool's name", param=place)
-        encodable(str(named.get("arguments")), f"{path}[{index}].function.arguments")
-    return value
+def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
+    """The calls of an earlier answer."""
+    name = f"{path}.tool_calls"
+    if not isinstance(calls, list):
+        raise RequestError(f"{name}: {json_kind(calls)}; send a list", param=name)
+    if len(calls) > MAX_TOOL_CALLS:
+        raise RequestError(f"{name}: {len(calls)} calls; send at most {MAX_TOOL_CALLS}", param=name)
+    found = tool_calls_of(calls, path)
+    for index, call in enumerate(found):
+        function = f"{name}[{index}].function"
+        if not Fields.of(call["function"], function).string("name", "", max_len=64):
+            raise RequestError(
+                f"{function}.name: missing; send the tool's name", param=f"{function}.name"
+            )
+        encodable(str(call["function"].get("arguments")), f"{function}.arguments")
+    return found
+
+
+def parse_template(fields: Fields, arguments: Mapping[str, Any]) -> ChatOptions:
+    """Parse what the model's chat template is told beside the messages.
+
+    arguments: of the template's own making.
+    """
+    continues = fields.boolean("continue_final_message", default=False)
+    adds = fields.boolean("add_generation_prompt", default=not continues)
+    if continues and adds:
+        raise RequestError(
+            "continue_final_message: not together with add_generation_prompt; send one of them",
+            param="continue_final_message",
+        )
+    return ChatOptions(adds, continues, arguments)

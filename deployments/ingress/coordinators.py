@@ -54,10 +54,18 @@ class Ticket:
         self._output: list[TokenArray] = [request.output_ids]
         self._arrived: list[TokenEvent] = []
         self._error: DrafthouseError | None = None
+        self._is_answered = False
         self._signal = arrived
+
+    def is_admitted(self) -> bool:
+        """Whether a coordinator has taken the request; raises the error if it refused it."""
+        if self._error is not None:
+            raise self._error
+        return self._is_answered or self.finished
 
     def push(self, event: TokenEvent) -> None:
         """Add an event from the coordinator, without the tokens that earlier events contained."""
+        self._is_answered = True
         overlap = self.output_len - event.position
         if overlap > 0 and len(event.token_ids):
             event = dataclasses.replace(

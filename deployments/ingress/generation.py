@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import time
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +19,7 @@ from cluster.core import (
     TokenEvent,
     TokenLogprob,
 )
-from cluster.errors import DrafthouseError, RequestError
+from cluster.errors import DeadlineError, DrafthouseError, RequestError
 from cluster.seeds import draw_seed
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
@@ -30,6 +30,7 @@ from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.reading import Reading, skips_specials
 from deployments.ingress.request_log import RequestLine, RequestTimes
 from deployments.ingress.spec import GenerationSpec, Resumption
+from deployments.ingress.statistics import combined
 
 # A coordinator answers a cancellation at once, but one that has just died never does.
 _LAST_EVENT_PATIENCE_S = 1.0
@@ -110,12 +111,14 @@ class Generation:
         coordinators: Coordinators,
         max_chars_per_token: float,
         *,
+        timeout_s: float | None = None,
         is_logged: bool = False,
         dialect: Dialect | None = None,
     ) -> None:
         """request_id: the id in the answer, possibly chosen by the client.  dialect: the model's.
 
         max_chars_per_token: longer prompts are refused as too long without tokenising them.
+        timeout_s: from now on; then `deltas` raises DeadlineError.
         is_logged: its end has a line in the log.
         """
         self.id = request_id
@@ -131,6 +134,8 @@ class Generation:
         self._choices: list[_Choice] = []
         self._times = RequestTimes()
         self._error_code = ""
+        self._timeout_s = timeout_s
+        self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._is_logged = is_logged
         self._dialect = dialect or Dialect()
 
@@ -170,7 +175,7 @@ class Generation:
                     "the prompt has no tokens; send text that the model's tokenizer keeps",
                     param="prompt",
                 )
-            self.prompt_ids.append(prompt_ids)
+            self.prompt_ids.append(self._truncated(prompt_ids))
         resumed = {resumption.choice: resumption for resumption in resumptions}
         for number, prompt_ids in enumerate(self.prompt_ids):
             params = dataclasses.replace(
@@ -202,7 +207,9 @@ class Generation:
             self._tokenizer,
             self._spec.stop,
             include_stop=self._spec.include_stop,
-            skip_special_tokens=skips_specials(self._spec.chat, self._dialect),
+            skip_special_tokens=(
+                self._spec.skip_special_tokens and skips_specials(self._spec.chat, self._dialect)
+            ),
             min_tokens=self._spec.params.min_tokens,
             prompt_ids=request.prompt_ids,
         )
@@ -213,6 +220,12 @@ class Generation:
         is_over = resumption is not None and (resumption.finished or text.is_finished)
         ticket = None if is_over else await self._coordinators.submit(request, self._news)
         self._choices.append(_Choice(index, text, reading, ticket))
+
+    def _truncated(self, prompt_ids: TokenArray) -> TokenArray:
+        count = self._spec.truncate_prompt_tokens
+        if count == -1:  # as many as leave room for the output
+            count = self._coordinators.max_context_len - max(self._spec.params.max_tokens, 1)
+        return prompt_ids[-count:] if count > 0 else prompt_ids
 
     def _max_tokens(self, prompt_len: int) -> int:
         """The request's max_tokens, which must fit, or as much of the default as fits."""
@@ -239,14 +252,42 @@ class Generation:
         own = () if self._spec.ignore_eos else self._tokenizer.eos_token_ids
         return tuple(sorted({*own, *self._spec.params.stop_token_ids}))
 
+    async def admitted(self) -> None:
+        """Wait until every choice is admitted; raises the error of one that is refused."""
+        while not all(one.ticket is None or self._is_admitted(one.ticket) for one in self._choices):
+            await self._wait()
+        self._news.set()  # `deltas` has not seen it
+
+    def _is_admitted(self, ticket: Ticket) -> bool:
+        try:
+            return ticket.is_admitted()
+        except DrafthouseError as error:
+            self._error_code = error.code
+            raise
+
+    async def _wait(self) -> None:
+        """Wait for events; raises DeadlineError when the request's time is up."""
+        left_s = None if self._deadline is None else self._deadline - time.monotonic()
+        try:
+            if left_s is not None and left_s <= 0:
+                raise TimeoutError
+            async with asyncio.timeout(left_s):
+                await self._news.wait()
+        except TimeoutError:
+            self._error_code = DeadlineError.code
+            raise DeadlineError(
+                f"the answer was not ready within {self._timeout_s:g} s; allow more time in "
+                "x-request-timeout-ms, up to api.max_request_timeout_s"
+            ) from None
+        self._news.clear()
+
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """Yield the deltas since the last piece; the last piece waits for all statistics.
 
         Raises the error of the first choice that fails.
         """
         while not self.is_over:
-            await self._news.wait()
-            self._news.clear()
+            await self._wait()
             pieces = self._take()
             if self.is_over:
                 await self._wait_for_last_events()
@@ -319,26 +360,3 @@ class Generation:
 def _seeds(spec: GenerationSpec) -> list[int]:
     """The seed of each prompt: the client's, or one drawn for each prompt."""
     return [draw_seed() if spec.seed is None else spec.seed for _ in spec.prompts]
-
-
-def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
-    """The sum of several requests' statistics."""
-    histogram = [0] * max((len(one.acceptance_histogram) for one in stats), default=0)
-    for one in stats:
-        for accepted, count in enumerate(one.acceptance_histogram):
-            histogram[accepted] += count
-    by_drafter: Counter[str] = Counter()
-    for one in stats:
-        by_drafter.update(one.accepted_by_drafter)
-    num_spec_steps = sum(one.num_spec_steps for one in stats)
-    reasons = [one.idle_because for one in stats if one.idle_because]
-    return SpeculationStats(
-        num_steps=sum(one.num_steps for one in stats),
-        num_spec_steps=num_spec_steps,
-        num_draft_tokens=sum(one.num_draft_tokens for one in stats),
-        num_accepted_draft_tokens=sum(one.num_accepted_draft_tokens for one in stats),
-        num_spec_tokens=sum(one.num_spec_tokens for one in stats),
-        acceptance_histogram=tuple(histogram),
-        accepted_by_drafter=dict(by_drafter),
-        idle_because=reasons[0] if reasons and not num_spec_steps else "",
-    )

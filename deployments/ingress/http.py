@@ -1,230 +1,215 @@
-"""The HTTP API: OpenAI's paths, /health and /metrics, in one FastAPI application."""
+"""The HTTP API: every path with its endpoint, in one FastAPI application."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
+import dataclasses
 import logging
 import time
 import traceback
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from fastapi import FastAPI
-from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from cluster.errors import DrafthouseError, NotFoundError, RequestError
-from deployments.ingress.api.contract import warning_header
-from deployments.ingress.api.openapi import openapi
+from deployments.ingress.api.contract import Endpoint, warning_header
+from deployments.ingress.api.messages import MessagesWriter, parse_messages_request
+from deployments.ingress.api.messages import error_body as messages_error
+from deployments.ingress.api.pages import Pages
+from deployments.ingress.api.response_request import ResponseRequest, parse_response
+from deployments.ingress.api.response_store import ResponseStore
+from deployments.ingress.api.response_writer import ResponseWriter
+from deployments.ingress.api.table import CHAT, COMPLETIONS
+from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
+from deployments.ingress.api.table_responses import RESPONSES
 from deployments.ingress.body import read_object
+from deployments.ingress.event_stream import EventStream, Writer
 from deployments.ingress.generation import Delta, Generation
 from deployments.ingress.ingress import Ingress
-from deployments.ingress.openai_error import error_event, error_response
-from deployments.ingress.openai_request import check_model, parse_chat, parse_completion
-from deployments.ingress.openai_response import DONE, Answer
-from deployments.ingress.spec import Limits, OpenAIRequest
+from deployments.ingress.openai_error import ErrorBody, error_body, error_response
+from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.openai_response import Answer
+from deployments.ingress.request_scope import (
+    REQUEST_ID,
+    TIMEOUT,
+    RequestScope,
+    request_id_of,
+    timeout_of,
+)
+from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest
 
 log = logging.getLogger(__name__)
 
 # Encoding this many takes about two milliseconds.
 _INLINE_LOGPROBS = 512
 
-Endpoint = Callable[[Request], Awaitable[Response]]
-Parser = Callable[[Mapping[str, Any], Limits], OpenAIRequest]
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Asked(Protocol):
+    """What every request for text has, whatever its format."""
+
+    @property
+    def spec(self) -> GenerationSpec: ...
+
+    @property
+    def stream(self) -> bool: ...
+
+    @property
+    def ignored(self) -> tuple[str, ...]: ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Face:
+    """One endpoint that generates.
+
+    answer_id: of the answer, from that of the HTTP request.  write: for a request, its generation
+    and the id of the HTTP request.  error: writes what goes wrong.
+    """
+
+    endpoint: Endpoint
+    answer_id: Callable[[str], str]
+    parse: Callable[[Mapping[str, Any], Limits], Any]
+    write: Callable[[Any, Generation, str], Writer]
+    error: ErrorBody = error_body
 
 
 def create_app(ingress: Ingress) -> FastAPI:
-    """Build the application, without generated documentation: it does not use FastAPI's schemas."""
+    """Build the application; /openapi.json is our own: FastAPI knows nothing of the bodies."""
+    api = ingress.config.api
     app = FastAPI(title="Drafthouse", docs_url=None, redoc_url=None, openapi_url=None)
-    started = int(time.time())
-
-    async def completions(request: Request) -> Response:
-        return await _generate(ingress, request, "cmpl", parse_completion)
-
-    async def chat_completions(request: Request) -> Response:
-        return await _generate(ingress, request, "chatcmpl", parse_chat)
-
-    async def models(request: Request) -> Response:
-        cards = [_model_card(ingress, name, started) for name in ingress.limits.model_names]
-        return JSONResponse({"object": "list", "data": cards})
-
-    async def model(request: Request) -> Response:
-        name = request.path_params["model"]
-        check_model(name, ingress.limits)
-        return JSONResponse(_model_card(ingress, name, started))
-
-    async def health(request: Request) -> Response:
-        state = await ingress.health()
-        return JSONResponse(state, status_code=200 if state["status"] == "ok" else 503)
-
-    async def metrics(request: Request) -> Response:
-        return Response(await ingress.render_metrics(), media_type=CONTENT_TYPE_LATEST)
-
-    async def document(request: Request) -> Response:
-        return JSONResponse(openapi(ingress.limits, importlib.metadata.version("drafthouse")))
-
-    app.add_route("/openapi.json", _answering(document), methods=["GET"])
-    app.add_route("/v1/completions", _answering(completions), methods=["POST"])
-    app.add_route("/v1/chat/completions", _answering(chat_completions), methods=["POST"])
-    app.add_route("/v1/models", _answering(models), methods=["GET"])
-    app.add_route("/v1/models/{model:path}", _answering(model), methods=["GET"])
-    app.add_route("/health", _answering(health), methods=["GET"])
-    app.add_route("/metrics", _answering(metrics), methods=["GET"])
+    store = ResponseStore(api.max_stored_responses, api.max_stored_bytes)
+    pages = Pages(ingress, int(time.time()), store)
+    for method, path, page in pages.routes():
+        app.add_route(path, answering(path, page), methods=[method])
+    counted = answering(COUNT_TOKENS.path, pages.count_tokens, messages_error)
+    app.add_route(COUNT_TOKENS.path, counted, methods=["POST"])
+    for face in faces(ingress, store):
+        app.add_route(face.endpoint.path, _generating(ingress, face), methods=["POST"])
     app.add_exception_handler(HTTPException, _on_http_exception)
+    if api.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(api.cors_origins),
+            allow_methods=["GET", "POST", "DELETE", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=[REQUEST_ID, TIMEOUT, "Retry-After", "Warning"],
+        )
+    app.add_middleware(RequestScope, is_logged=ingress.config.ingress.log_requests)
     return app
 
 
-def _answering(endpoint: Endpoint) -> Endpoint:
-    """Wrap `endpoint` so that every error becomes an answer in OpenAI's format."""
+def faces(ingress: Ingress, store: ResponseStore) -> list[Face]:
+    """Every endpoint that generates."""
+
+    def write(asked: OpenAIRequest, generation: Generation, request_id: str) -> Answer:
+        return Answer(asked, generation, ingress.tokenizer, int(time.time()), request_id)
+
+    def write_response(
+        asked: ResponseRequest, generation: Generation, request_id: str
+    ) -> ResponseWriter:
+        return ResponseWriter(asked, generation, ingress.tokenizer, store)
+
+    return [
+        Face(COMPLETIONS, "cmpl-{}".format, parse_completion, write),
+        Face(CHAT, "chatcmpl-{}".format, parse_chat, write),
+        # A client chooses its requests' ids, and whoever knows an answer's may read it.
+        Face(
+            RESPONSES,
+            lambda _: f"resp_{uuid.uuid4().hex}",
+            lambda values, limits: parse_response(values, limits, store),
+            write_response,
+        ),
+        Face(MESSAGES, "msg_{}".format, parse_messages_request, MessagesWriter, messages_error),
+    ]
+
+
+def answering(path: str, handler: Handler, body: ErrorBody = error_body) -> Handler:
+    """Wrap `handler` so that every error becomes an answer in the endpoint's format."""
 
     async def answer(request: Request) -> Response:
+        request_id = request_id_of(request)
+        request.state.route = path
         try:
-            return await endpoint(request)
+            return await handler(request)
         except DrafthouseError as error:
-            return error_response(error)
+            return error_response(error, request_id, body)
         except Exception as error:  # noqa: BLE001
             # A bug of ours must become an answer.  Its message may contain anything, including
             # prompt text, so only the location is logged.
             places = "".join(traceback.format_tb(error.__traceback__))
-            log.error("unexpected %s at\n%s", type(error).__name__, places)
-            return error_response(
-                DrafthouseError("internal error; the server's log says where it happened")
-            )
+            log.error("unexpected %s id=%s at\n%s", type(error).__name__, request_id, places)
+            hidden = DrafthouseError("internal error; the server's log says where it happened")
+            return error_response(hidden, request_id, body)
 
     return answer
 
 
-def _model_card(ingress: Ingress, name: str, created: int) -> dict[str, Any]:
-    """Of the model, or of an adapter, whose parent the model is."""
-    adapter = ingress.limits.adapter_of(name)
-    return {
-        "id": name,
-        "parent": ingress.config.model_name if adapter else None,
-        "object": "model",
-        "created": created,
-        "owned_by": "drafthouse",
-        "max_model_len": ingress.coordinators.max_context_len or None,
-    }
+def _generating(ingress: Ingress, face: Face) -> Handler:
+    async def generate(request: Request) -> Response:
+        return await _generate(ingress, request, face)
+
+    return answering(face.endpoint.path, generate, face.error)
 
 
-async def _generate(ingress: Ingress, request: Request, prefix: str, parse: Parser) -> Response:
+async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
+    request_id = request_id_of(request)
     try:
-        asked = await read_object(
-            request, ingress.config.ingress, lambda values: parse(values, ingress.limits)
+        timeout_s = timeout_of(request)
+        asked: Asked = await read_object(
+            request, ingress.config.ingress, lambda values: face.parse(values, ingress.limits)
         )
-        generation = await ingress.generate(f"{prefix}-{uuid.uuid4().hex}", asked.spec)
+        generation = await ingress.generate(
+            face.answer_id(request_id), asked.spec, timeout_s=timeout_s
+        )
     except ClientDisconnect:
         return Response(status_code=499)
     except DrafthouseError as error:
         ingress.count_refusal(error)
         raise
-    answer = Answer(asked, generation, ingress.tokenizer, int(time.time()))
-    pieces = generation.deltas()
+    is_streaming = False
     try:
-        # Send the status line with the first text: until then the request can be refused.
-        first: list[Delta] = await anext(pieces, [])
+        writer = face.write(asked, generation, request_id)
+        headers = warning_header(asked.ignored)
+        # The status line of a stream is sent once it is admitted: until then it can be refused.
         if asked.stream:
-            return _EventStream(generation, answer, first, pieces, warning_header(asked.ignored))
-        collected = list(first)
-        async for deltas in pieces:
-            collected += deltas
-        return Response(
-            await _whole(answer, collected),
-            media_type="application/json",
-            headers=warning_header(asked.ignored),
-        )
-    except BaseException:
-        generation.close()
-        raise
+            await generation.admitted()
+            is_streaming = True
+            return EventStream(generation, writer, headers, ingress.config.api.heartbeat_s)
+        collected = [delta async for deltas in generation.deltas() for delta in deltas]
+        body = await _whole(writer, collected)
+        return Response(body, media_type="application/json", headers=headers)
     finally:
-        if not asked.stream:
+        if not is_streaming:
             generation.close()
 
 
-async def _whole(answer: Answer, deltas: Sequence[Delta]) -> bytes:
+async def _whole(writer: Writer, deltas: Sequence[Delta]) -> bytes:
     """Encode the whole answer, in another thread if it has many log-probabilities."""
     num_logprobs = sum(1 + len(one.top) for delta in deltas for one in delta.logprobs)
     if num_logprobs <= _INLINE_LOGPROBS:
-        return answer.whole(deltas)
-    return await asyncio.to_thread(answer.whole, deltas)
-
-
-class _EventStream(Response):
-    """Sends server-sent events; closes the generation at the end, also if cancelled."""
-
-    def __init__(
-        self,
-        generation: Generation,
-        answer: Answer,
-        first: list[Delta],
-        pieces: AsyncIterator[list[Delta]],
-        headers: Mapping[str, str],
-    ) -> None:
-        super().__init__(
-            media_type="text/event-stream",
-            # Proxies must forward every event at once.
-            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers},
-        )
-        del self.headers["content-length"]
-        self._generation = generation
-        self._answer = answer
-        self._first = first
-        self._pieces = pieces
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(_until_disconnected(receive))
-        sending = asyncio.ensure_future(self._send(send))
-        try:
-            await asyncio.wait((gone, sending), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._generation.close()
-            for task in (gone, sending):
-                task.cancel()
-            results = await asyncio.gather(gone, sending, return_exceptions=True)
-        if isinstance(results[1], Exception):
-            raise results[1]
-
-    async def _send(self, send: Send) -> None:
-        await send(
-            {
-                "type": "http.response.start",
-                "status": self.status_code,
-                "headers": self.raw_headers,
-            }
-        )
-        async for body in self._bodies():
-            await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _bodies(self) -> AsyncIterator[bytes]:
-        try:
-            yield self._answer.opening() + self._answer.chunks(self._first)
-            async for deltas in self._pieces:
-                yield self._answer.chunks(deltas)
-        except DrafthouseError as error:
-            log.warning("stream id=%s ended with an error: %s", self._generation.id, error.code)
-            yield error_event(error) + DONE
-            return
-        yield self._answer.closing()
-
-
-async def _until_disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        return writer.whole(deltas)
+    return await asyncio.to_thread(writer.whole, deltas)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Answer requests that the router refuses: an unknown path or a wrong method."""
     status = error.status_code if isinstance(error, HTTPException) else 404
-    path, method = request.url.path[:200], request.method
+    path, method, request_id = request.url.path[:200], request.method, request_id_of(request)
     if status == 404:
-        return error_response(NotFoundError(f"{path}: no such path; see /v1/models"))
-    response = error_response(RequestError(f"{method} {path}: the method is not served here"))
+        return error_response(NotFoundError(f"{path}: no such path; see /v1/models"), request_id)
+    headers = dict(getattr(error, "headers", None) or {})
+    if method == "OPTIONS":
+        allowed = f"{headers.get('Allow', '')}, OPTIONS".removeprefix(", ")
+        return Response(status_code=204, headers={"Allow": allowed})
+    refusal = RequestError(f"{method} {path}: the method is not served here")
+    response = error_response(refusal, request_id)
     response.status_code = status
-    response.headers.update(getattr(error, "headers", None) or {})
+    response.headers.update(headers)
     return response

@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster import metrics
 from cluster.config import Config
-from cluster.core import SamplingParams
+from cluster.core import SamplingParams, TokenArray
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.grammar.compiler import create_compiler
 from cluster.messages import WorkerDescription
@@ -25,7 +25,8 @@ from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody
-from deployments.ingress.spec import GenerationSpec, Limits, Resumption
+from deployments.ingress.prompts import check_lengths, encode_all
+from deployments.ingress.spec import GenerationSpec, Limits, Prompt, Resumption
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,7 @@ class Ingress:
         )
         self.limits = Limits(
             model_name=config.model_name,
+            aliases=config.api.served_model_names,
             drafters=tuple(config.drafters),
             tasks=tuple(config.tasks),
             vocab_size=tokenizer.vocab_size,
@@ -118,13 +120,24 @@ class Ingress:
             del self._links[endpoint.id]
 
     async def generate(
-        self, request_id: str, spec: GenerationSpec, resumptions: Sequence[Resumption] = ()
+        self,
+        request_id: str,
+        spec: GenerationSpec,
+        resumptions: Sequence[Resumption] = (),
+        timeout_s: float | None = None,
     ) -> Generation:
-        """Start a generation, which the caller must close; raises if it is refused."""
+        """Start a generation, which the caller must close; raises if it is refused.
+
+        timeout_s: how long it may take; at most `api.max_request_timeout_s`.
+        """
+        limit_s = self.config.api.max_request_timeout_s
+        if limit_s and (timeout_s is None or timeout_s > limit_s):
+            timeout_s = limit_s
         await self._grammars.check(spec.params.grammar)
         generation = Generation(
             request_id, spec, self.tokenizer, self.coordinators,
             self.config.ingress.max_chars_per_token,
+            timeout_s=timeout_s,
             is_logged=self.config.ingress.log_requests,
             dialect=self.limits.dialect,
         )  # fmt: skip
@@ -134,6 +147,15 @@ class Ingress:
             generation.close()
             raise
         return generation
+
+    async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenArray:
+        """The tokens of a prompt; raises RequestError for one that no context can hold."""
+        limit = self.coordinators.max_context_len
+        check_lengths([prompt], limit, self.config.ingress.max_chars_per_token)
+        (token_ids,) = await encode_all(
+            [prompt], self.tokenizer, add_special_tokens=add_special_tokens
+        )
+        return token_ids
 
     def count_refusal(self, error: DrafthouseError) -> None:
         """Count a request that the ingress itself refused."""

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 
 from starlette.responses import Response
 
 from cluster.errors import CapacityError, DrafthouseError, surface_of
 
+# An error and the id of its request, as JSON.
+ErrorBody = Callable[[DrafthouseError, str], bytes]
 
-def error_body(error: DrafthouseError) -> bytes:
+
+def error_body(error: DrafthouseError, request_id: str) -> bytes:
     """`error` as a JSON object."""
     content = {
         "message": error.message,
@@ -18,22 +22,24 @@ def error_body(error: DrafthouseError) -> bytes:
         "param": error.param,
         "code": error.code,
     }
-    return json.dumps({"error": content}).encode()
+    return json.dumps({"error": content, "request_id": request_id}).encode()
 
 
-def error_response(error: DrafthouseError) -> Response:
+def error_response(
+    error: DrafthouseError, request_id: str, body: ErrorBody = error_body
+) -> Response:
     """The whole HTTP answer; for overload errors with the time to retry."""
     headers = {}
     if isinstance(error, CapacityError):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     return Response(
-        error_body(error),
+        body(error, request_id),
         status_code=surface_of(error).http_status,
         media_type="application/json",
         headers=headers,
     )
 
 
-def error_event(error: DrafthouseError) -> bytes:
+def error_event(error: DrafthouseError, request_id: str) -> bytes:
     """An error inside a stream that has begun: the last event before [DONE]."""
-    return b"data: " + error_body(error) + b"\n\n"
+    return b"data: " + error_body(error, request_id) + b"\n\n"

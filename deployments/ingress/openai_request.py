@@ -14,7 +14,7 @@ import numpy as np
 from cluster.errors import NotFoundError, RequestError
 from deployments.ingress.api.contract import Opened
 from deployments.ingress.api.table import CHAT, COMPLETIONS, MAX_TOKENS
-from deployments.ingress.chat import parse_messages
+from deployments.ingress.chat import parse_messages, parse_template
 from deployments.ingress.fields import Fields, encodable, json_kind, shown
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
@@ -28,7 +28,7 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
     """Parse the body of POST /v1/completions."""
     opened = COMPLETIONS.open(values, limits.compatibility)
     fields = Fields(values)
-    model = _model(fields, limits)
+    model = model_of(fields, limits)
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
     best_of = fields.integer("best_of", num_choices, 1, limits.max_choices) or num_choices
     if best_of < num_choices:
@@ -63,7 +63,7 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
     """Parse the body of POST /v1/chat/completions."""
     opened = CHAT.open(values, limits.compatibility)
     fields = Fields(values)
-    model = _model(fields, limits)
+    model = model_of(fields, limits)
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
     wants_logprobs = fields.boolean("logprobs", default=False)
     top = fields.integer("top_logprobs", None, 0, limits.max_logprobs)
@@ -75,7 +75,7 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
     prompt = Prompt(
         messages=parse_messages(fields.get("messages")),
         tools=use.tools,
-        template_arguments=use.template_arguments,
+        template=parse_template(fields, use.template_arguments or {}),
     )
     old = fields.integer("max_tokens", 0, 1, MAX_TOKENS) or 0
     max_tokens = fields.integer("max_completion_tokens", old, 1, MAX_TOKENS) or 0
@@ -106,7 +106,7 @@ def _request(
     fields: Fields, opened: Opened, spec: GenerationSpec, model: str, *, is_chat: bool, echo: bool
 ) -> OpenAIRequest:
     stream = fields.boolean("stream", default=False)
-    include_usage = False
+    include_usage = continuous = False
     if fields.get("stream_options") is not None:
         if not stream:
             raise RequestError(
@@ -115,19 +115,23 @@ def _request(
             )
         options = Fields.of(fields.get("stream_options"), "stream_options")
         include_usage = options.boolean("include_usage", default=False)
+        continuous = options.boolean("continuous_usage_stats", default=False)
     return OpenAIRequest(
         spec=spec,
         model=model,
         is_chat=is_chat,
         stream=stream,
         include_usage=include_usage,
+        continuous_usage=include_usage and continuous,
         echo=echo,
         return_token_ids=fields.boolean("return_token_ids", default=False),
+        names_token_ids=fields.boolean("return_tokens_as_token_ids", default=False),
         ignored=tuple(opened.ignored),
     )
 
 
-def _model(fields: Fields, limits: Limits) -> str:
+def model_of(fields: Fields, limits: Limits) -> str:
+    """The name in `model`; raises NotFoundError or RequestError unless it is served."""
     model = fields.string("model", "")
     check_model(model, limits)
     return model
@@ -156,11 +160,11 @@ def _prompts(fields: Fields, limits: Limits) -> tuple[Prompt, ...]:
         raise RequestError("prompt: an empty list; send at least one token or text", param="prompt")
     kinds = set(map(type, value))
     if kinds == {int}:
-        return (Prompt(token_ids=_token_ids(value, limits)),)
+        return (Prompt(token_ids=token_ids_of(value, limits, "prompt")),)
     if kinds == {str}:
         return tuple(Prompt(text=_prompt_text(item)) for item in value)
     if kinds == {list}:
-        return tuple(Prompt(token_ids=_token_ids(item, limits)) for item in value)
+        return tuple(Prompt(token_ids=token_ids_of(item, limits, "prompt")) for item in value)
     found = ", ".join(sorted({json_kind(item) for item in value}))
     raise RequestError(
         f"prompt: a list of {found}; send strings only, token ids only, or lists of token ids only",
@@ -174,16 +178,19 @@ def _prompt_text(text: str) -> str:
     return encodable(text, "prompt")
 
 
-def _token_ids(values: list[Any], limits: Limits) -> np.ndarray[Any, np.dtype[np.int32]]:
+def token_ids_of(
+    values: list[Any], limits: Limits, name: str
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """The tokens in the field `name`; raises RequestError for one outside the vocabulary."""
     if not values:
-        raise RequestError("prompt: an empty list of tokens; send at least one", param="prompt")
+        raise RequestError(f"{name}: an empty list of tokens; send at least one", param=name)
     if set(map(type, values)) != {int}:
-        raise RequestError("prompt: a token id is not an integer; send integers", param="prompt")
+        raise RequestError(f"{name}: a token id is not an integer; send integers", param=name)
     if min(values) < 0 or max(values) >= limits.vocab_size:
         bad = min(values) if min(values) < 0 else max(values)
         raise RequestError(
-            f"prompt: token id {shown(bad)} is out of range; the vocabulary has "
+            f"{name}: token id {shown(bad)} is out of range; the vocabulary has "
             f"{limits.vocab_size} tokens",
-            param="prompt",
+            param=name,
         )
     return np.array(values, dtype=np.int32)

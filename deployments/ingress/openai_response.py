@@ -10,9 +10,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from cluster.core import SpeculationStats, TokenLogprob
+from cluster.errors import DrafthouseError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
 from deployments.ingress.generation import Delta, Generation
+from deployments.ingress.openai_error import error_event
 from deployments.ingress.spec import OpenAIRequest
 
 DONE = b"data: [DONE]\n\n"
@@ -58,8 +60,12 @@ def metrics(stats: SpeculationStats) -> dict[str, Any]:
 class LogprobWriter:
     """Formats the log-probabilities of one choice; counts characters for completions."""
 
-    def __init__(self, tokenizer: Tokenizer, *, is_chat: bool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, is_chat: bool, names_token_ids: bool = False
+    ) -> None:
+        """names_token_ids: tokens are named `token_id:N`, which no two of them share."""
         self._tokenizer = tokenizer
+        self._names_token_ids = names_token_ids
         self._is_chat = is_chat
         self._text_len = 0
 
@@ -69,9 +75,9 @@ class LogprobWriter:
             return {"content": [self._chat_entry(*pair) for pair in pairs], "refusal": None}
         texts = [self._name(token) for token, _ in pairs]
         offsets = []
-        for text in texts:
+        for token, _ in pairs:
             offsets.append(self._text_len)
-            self._text_len += len(text)
+            self._text_len += len(self._text(token))
         return {
             "tokens": texts,
             "token_logprobs": [one.logprob for _, one in pairs],
@@ -87,6 +93,11 @@ class LogprobWriter:
 
     def _name(self, token: int) -> str:
         """The token's text; incomplete characters as OpenAI writes them."""
+        if self._names_token_ids:
+            return f"token_id:{token}"
+        return self._text(token)
+
+    def _text(self, token: int) -> str:
         data = self._tokenizer.token_bytes(token)
         try:
             return data.decode()
@@ -99,7 +110,9 @@ class LogprobWriter:
 
     def _alternative(self, token: int, value: float) -> dict[str, Any]:
         return {
-            "token": self._tokenizer.token_text(token),
+            "token": f"token_id:{token}"
+            if self._names_token_ids
+            else self._tokenizer.token_text(token),
             "logprob": value,
             "bytes": list(self._tokenizer.token_bytes(token)),
         }
@@ -114,14 +127,20 @@ class Answer:
         generation: Generation,
         tokenizer: Tokenizer,
         created: int,
+        request_id: str,
     ) -> None:
         self._request = request
         self._generation = generation
         self._tokenizer = tokenizer
         self._created = created
+        self._request_id = request_id
         count = len(request.spec.prompts) * request.spec.num_choices
         self._writers = [
-            LogprobWriter(tokenizer, is_chat=request.is_chat) if request.shows_logprobs else None
+            LogprobWriter(
+                tokenizer, is_chat=request.is_chat, names_token_ids=request.names_token_ids
+            )
+            if request.shows_logprobs
+            else None
             for _ in range(count)
         ]
         self._open = count
@@ -253,6 +272,10 @@ class Answer:
             parts.append(self._chunk(self._choice(delta), tail))
         return b"".join(parts)
 
+    def failing(self, error: DrafthouseError) -> bytes:
+        """The events that end a stream with an error."""
+        return error_event(error, self._request_id) + DONE
+
     def closing(self) -> bytes:
         """The events that end a stream without errors."""
         if not self._request.include_usage:
@@ -285,7 +308,12 @@ class Answer:
 
     def _chunk(self, choice: str, tail: str = "") -> bytes:
         # As in OpenAI: with include_usage, every chunk but the last has `usage: null`.
-        usage_field = ',"usage":null' if self._request.include_usage else ""
+        usage_field = ""
+        if self._request.continuous_usage:
+            so_far = json.dumps(usage(self._generation), separators=(",", ":"))
+            usage_field = f',"usage":{so_far}'
+        elif self._request.include_usage:
+            usage_field = ',"usage":null'
         return f'data: {self._prefix},"choices":[{choice}]{usage_field}{tail}}}\n\n'.encode()
 
     def _statistics(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from cluster.core import TokenArray
 from cluster.errors import RequestError
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.spec import Prompt
+from deployments.ingress.spec import Message, Prompt
 
 # Encoding this much text takes about two milliseconds; more is encoded in another thread.
 _INLINE_CHARACTERS = 8192
@@ -45,10 +45,15 @@ async def encode_all(
         if prompt.token_ids is not None:
             return prompt.token_ids
         if prompt.messages is not None:
+            options = prompt.template
             return tokenizer.apply_chat_template(
                 prompt.messages,
                 tools=prompt.tools,
-                template_arguments=prompt.template_arguments,
+                add_generation_prompt=options.add_generation_prompt,
+                template_arguments={
+                    **options.arguments,
+                    **({"continue_final_message": True} if options.continue_final_message else {}),
+                },
             )
         return tokenizer.encode(prompt.text or "", add_special_tokens=add_special_tokens)
 
@@ -61,7 +66,11 @@ async def encode_all(
 
 def _num_characters(prompt: Prompt) -> int:
     if prompt.messages is not None:
-        texts = sum(len(message["content"]) for message in prompt.messages)
-        others = [prompt.tools, *(message.get("tool_calls") for message in prompt.messages)]
-        return texts + sum(len(json.dumps(each)) for each in others if each)
+        tools = len(json.dumps(prompt.tools)) if prompt.tools else 0
+        return tools + sum(map(_message_characters, prompt.messages))
     return len(prompt.text or "")
+
+
+def _message_characters(message: Message) -> int:
+    calls = message.get("tool_calls")
+    return len(message["content"] or "") + (len(json.dumps(calls)) if calls else 0)

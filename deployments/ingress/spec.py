@@ -12,21 +12,30 @@ from cluster.text.dialect import Dialect
 from deployments.ingress.api.contract import Compatibility
 from deployments.ingress.tools import ChatUse
 
-Message = Mapping[str, Any]  # role, content and perhaps more, as chat templates read them
+Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChatOptions:
+    """How a conversation becomes a prompt.  arguments: of the template's own making."""
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """Exactly one of: a text to tokenise, token ids, or the messages of a conversation.
 
-    tools, template_arguments: for the template of a conversation.
+    tools: for the template of a conversation.  template: what else it is given.
     """
 
     text: str | None = None
     token_ids: TokenArray | None = None
     messages: tuple[Message, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
-    template_arguments: Mapping[str, Any] | None = None
+    template: ChatOptions = field(default_factory=lambda: ChatOptions())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +48,7 @@ class GenerationSpec:
     per prompt, whose samples use streams 0, 1, ...
     num_choices: samples per prompt.  adapter: as `Request.adapter`.
     chat: how the answers to a conversation are read; None = as plain text.
+    truncate_prompt_tokens: prompts keep their last so many tokens; -1 = what fits, 0 = all.
     """
 
     prompts: tuple[Prompt, ...]
@@ -48,6 +58,8 @@ class GenerationSpec:
     default_max_tokens: int = 0
     stop: tuple[str, ...] = ()
     include_stop: bool = False
+    skip_special_tokens: bool = True
+    truncate_prompt_tokens: int = 0
     ignore_eos: bool = False
     add_special_tokens: bool = True
     task: str = "default"
@@ -70,6 +82,7 @@ class Resumption:
 class OpenAIRequest:
     """A GenerationSpec and the format of its answer.
 
+    names_token_ids: log-probabilities name tokens by their ids.
     num_kept: how many of a prompt's samples are answered with, the likeliest first where there are
     more (`best_of`).  shows_logprobs: whether their log-probabilities are.
     ignored: names of fields that had no effect.
@@ -80,8 +93,10 @@ class OpenAIRequest:
     is_chat: bool
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     echo: bool = False
     return_token_ids: bool = False
+    names_token_ids: bool = False
     num_kept: int = 1
     shows_logprobs: bool = False
     ignored: tuple[str, ...] = ()
@@ -93,7 +108,8 @@ class Limits:
 
     max_sequences: limit on prompts times samples of one request.
     dialect: how the model writes its reasoning and its tool calls.
-    latency_classes: those that requests may use.  compatibility: `api.compatibility`.
+    latency_classes: those that requests may use.
+    aliases, compatibility: `api.served_model_names` and `api.compatibility`.
     adapters: names that `model` may have beside model_name.
     defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
     """
@@ -108,6 +124,7 @@ class Limits:
     max_stop_strings: int
     max_draft_tokens: int
     latency_classes: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
     compatibility: Compatibility = "strict"
     dialect: Dialect = field(default_factory=Dialect)
     adapters: tuple[str, ...] = ()
@@ -119,8 +136,8 @@ class Limits:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What requests may name as their model: the model itself, then its adapters."""
-        return (self.model_name, *self.adapters)
+        """Every name that requests may use: the model, its aliases, its adapters."""
+        return (self.model_name, *self.aliases, *self.adapters)
 
     def adapter_of(self, model: str) -> str:
         """The adapter that a served model's name stands for, "" for the model itself."""

@@ -50,7 +50,7 @@ class _Tool:
 def read_chat_use(fields: Fields, dialect: Dialect) -> ChatUse:
     """Raises RequestError for tools that cannot be served, naming the field."""
     values = fields.get("tools") or []
-    arguments = _template_arguments(fields, dialect)
+    arguments = template_arguments(fields, dialect)
     shows = fields.boolean("include_reasoning", default=True)
     is_parallel = fields.boolean("parallel_tool_calls", default=True)
     tools = _tools(values)
@@ -155,7 +155,8 @@ def _choice(value: Any, tools: Sequence[_Tool]) -> tuple[str, str]:
     return "named", name
 
 
-def _template_arguments(fields: Fields, dialect: Dialect) -> Mapping[str, Any]:
+def template_arguments(fields: Fields, dialect: Dialect) -> Mapping[str, Any]:
+    """Parse what else the chat template is given; raises RequestError for what it does not use."""
     found: dict[str, Any] = {}
     asked = fields.get("chat_template_kwargs")
     if asked is not None:

@@ -141,7 +141,7 @@ async def test_overload_is_a_capacity_error_before_any_work() -> None:
         second = await setting.ingress.submit(request(params=PARAMS, id="s"), later)
         with pytest.raises(CapacityError) as caught:
             await read(second, later)
-        response = error_response(caught.value)
+        response = error_response(caught.value, "the-id")
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
         toy.gate.set()

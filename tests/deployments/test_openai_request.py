@@ -237,6 +237,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
     ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool"}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
     (
@@ -247,6 +249,12 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
         "messages[0].tool_calls[0]",
     ),
+    (
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [1]}]},
+        "messages[0].tool_calls[0]",
+    ),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
     ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"response_format": {"type": "poem"}}, "response_format.type"),

@@ -37,7 +37,7 @@ class Rule:
 
     note: what it does, why it has no effect, or the remedy.  schema: JSON Schema of a supported
     value; a string as bound names an attribute of `Limits`.
-    harmless: values of a refused field that ask for nothing, beside null.
+    harmless: values of a field that is not supported which ask for nothing, beside null.
     """
 
     name: str
@@ -47,8 +47,8 @@ class Rule:
     harmless: tuple[Any, ...] = ()
     is_required: bool = False
 
-    def accepts(self, value: Any) -> bool:
-        """Whether a refused field may have `value`."""
+    def asks_for_nothing(self, value: Any) -> bool:
+        """Whether a field that is not supported may have `value` without a word."""
         # `1 == True` in Python, so types are compared as well.
         return value is None or any(
             type(value) is type(option) and value == option for option in self.harmless
@@ -100,12 +100,12 @@ class Opened:
                 if "[" not in prefix or value not in (None, [], {}):
                     self._unknown(key, name, rules)
             elif rule.status is Status.REFUSED:
-                if not rule.accepts(value):
+                if not rule.asks_for_nothing(value):
                     raise RequestError(
                         f"{name}: {shown(value)} is not supported; {rule.note}", param=name
                     )
             elif rule.status is Status.IGNORED:
-                if value is not None:
+                if not rule.asks_for_nothing(value):
                     self.ignored.append(name)
             else:
                 self._descend(value, rule.name, name)
@@ -141,8 +141,8 @@ def supported(name: str, schema: Schema, note: str, *, is_required: bool = False
     return Rule(name, Status.SUPPORTED, note, schema, is_required=is_required)
 
 
-def ignored(name: str, why: str) -> Rule:
-    return Rule(name, Status.IGNORED, why)
+def ignored(name: str, why: str, *harmless: Any) -> Rule:
+    return Rule(name, Status.IGNORED, why, harmless=harmless)
 
 
 def refused(name: str, remedy: str, *harmless: Any) -> Rule:

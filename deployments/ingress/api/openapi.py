@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.errors import SURFACES
 from deployments.ingress.api.contract import Endpoint, Rule, Status, resolved
-from deployments.ingress.api.table import ENDPOINTS, PAGES, Page
+from deployments.ingress.api.endpoints import ENDPOINTS, PAGES, Page
 from deployments.ingress.spec import Limits
 
 _ERROR = {
@@ -32,7 +32,7 @@ def openapi(limits: Limits, version: str) -> dict[str, Any]:
     """The document, for one served model and its limits."""
     paths: dict[str, Any] = {}
     for page in PAGES:
-        paths[page.path] = {"get": _page(page)}
+        paths.setdefault(page.path, {})[page.method] = _page(page)
     for endpoint in ENDPOINTS:
         paths[endpoint.path] = {"post": _endpoint(endpoint, limits)}
     return {
@@ -102,9 +102,10 @@ def _field(endpoint: Endpoint, rule: Rule, limits: Limits) -> dict[str, Any]:
     if rule.status is Status.REFUSED:
         return {"description": f"Refused: {rule.note}.", "enum": [None, *rule.harmless]}
     schema = resolved(rule.schema or {}, limits)
-    for level, place in ((rule.name, schema), (f"{rule.name}[]", _items(schema))):
-        if place is not None and endpoint.below(level):
-            place |= body_schema(endpoint, limits, level)
+    for option in (schema, *schema.get("anyOf", ())):
+        for level, place in ((rule.name, option), (f"{rule.name}[]", _items(option))):
+            if place is not None and endpoint.below(level):
+                place |= body_schema(endpoint, limits, level)
     if rule.is_required:
         return schema | {"description": rule.note}
     return {"description": rule.note, "anyOf": [schema, {"type": "null"}]}

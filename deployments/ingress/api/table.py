@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import dataclasses
 
 from deployments.ingress.api.contract import (
     BOOLEAN,
@@ -25,6 +25,7 @@ MAX_STOP_LEN = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGIT_BIAS = 1024
 MAX_MESSAGES = 4096
+MAX_TOOL_CALLS = 128
 # OpenAI's limits.
 MAX_METADATA = 16
 MAX_METADATA_KEY_LEN = 64
@@ -39,7 +40,7 @@ _STOP = text(MAX_STOP_LEN, 1)
 
 MODEL = supported("model", text(MAX_NAME_LEN, 1), "a name that /v1/models lists", is_required=True)
 
-_SPECULATION = (
+SPECULATION = (
     supported("speculation", OBJECT, "this request's say over drafting; never over its text"),
     supported("speculation.enabled", BOOLEAN, "false = plain decoding"),
     supported(
@@ -94,7 +95,7 @@ _SAMPLING = (
     supported("stream", BOOLEAN, "server-sent events"),
     supported("stream_options", OBJECT, "only with stream"),
     supported("stream_options.include_usage", BOOLEAN, "a last chunk with the usage"),
-    refused("stream_options.continuous_usage_stats", "send include_usage", False),
+    supported("stream_options.continuous_usage_stats", BOOLEAN, "with it, every chunk has some"),
     ignored("stream_options.include_obfuscation", "chunks are never padded"),
     supported("user", text(MAX_NAME_LEN), "checked and not kept"),
     supported(
@@ -109,21 +110,25 @@ _SAMPLING = (
     supported("cache_salt", text(MAX_SALT_LEN, 1), "only texts under the same salt help this one"),
     supported("add_special_tokens", BOOLEAN, "whether text prompts get the model's own"),
     supported("return_token_ids", BOOLEAN, "token ids of prompt and output"),
-    *_SPECULATION,
+    *SPECULATION,
     # vLLM's, of its sampling.
-    refused("skip_special_tokens", "remove it; special tokens are never part of the text", True),
-    refused(
-        "include_stop_str_in_output", "remove it; the stop string is never part of it", False
-    ),
-    ignored("spaces_between_special_tokens", "the tokenizers served do not use it"),
+    supported("skip_special_tokens", BOOLEAN, "false = special tokens are part of the text"),
+    supported("include_stop_str_in_output", BOOLEAN, "the text keeps the stop string that ends it"),
+    ignored("spaces_between_special_tokens", "the tokenizers served do not use it", True),
     refused("use_beam_search", "remove it; beam search is not served", False),
     refused("length_penalty", "remove it; it belongs to beam search", 1, 1.0),
     refused("allowed_token_ids", "remove it; use logit_bias", []),
     refused("bad_words", "remove it; use logit_bias", []),
     refused("logits_processors", "remove it; no code is taken from requests", []),
-    refused("truncate_prompt_tokens", "remove it; send a shorter prompt"),
+    supported(
+        "truncate_prompt_tokens",
+        integer(-1, MAX_TOKENS),
+        "the prompt keeps its last so many tokens; -1 = as many as fit; 0 = all",
+    ),
     refused("prompt_logprobs", "remove it; not served for the prompt's tokens"),
-    refused("return_tokens_as_token_ids", "remove it; use return_token_ids", False),
+    supported(
+        "return_tokens_as_token_ids", BOOLEAN, "log-probabilities name tokens `token_id:N`"
+    ),
     refused("priority", "remove it; use speculation.latency_class", 0),
     refused("request_id", "send the header X-Request-Id"),
     *STRUCTURED,
@@ -132,10 +137,17 @@ _SAMPLING = (
     ignored("vllm_xargs", "arguments of vLLM's own plug-ins"),
 )  # fmt: skip
 
+# Of endpoints that answer with one text.
+SAMPLING_OF_ONE = tuple(
+    rule
+    for rule in _SAMPLING
+    if not rule.name.startswith(("n", "stream_options", "return_", "add_special_tokens"))
+)
+
 # OpenAI's: they affect billing, caching or safety there, never the text.
-_HARMLESS = (
-    ignored("service_tier", "there is one tier"),
-    ignored("store", "answers of this endpoint are never kept"),
+HARMLESS = (
+    ignored("service_tier", "there is one tier", "auto", "default"),
+    ignored("store", "answers of this endpoint are never kept", False),
     ignored("safety_identifier", "not kept"),
     ignored("prompt_cache_key", "prefixes are found by their tokens; see cache_salt"),
     ignored("prompt_cache_retention", "prefixes are kept as long as there is room"),
@@ -144,10 +156,10 @@ _HARMLESS = (
 )
 
 _CHAT_TEMPLATE = (
-    refused("add_generation_prompt", "remove it; the answer's header is always added", True),
-    refused("continue_final_message", "remove it", False),
+    supported("add_generation_prompt", BOOLEAN, "false = the answer's header is not added"),
+    supported("continue_final_message", BOOLEAN, "the answer goes on with the last message"),
     refused("chat_template", "remove it; the tokenizer's own template is used"),
-    supported("chat_template_kwargs", OBJECT, "what else the model's template uses"),
+    supported("chat_template_kwargs", OBJECT, "arguments of the model's template"),
     refused("documents", "remove it; write them into a message", []),
     refused("mm_processor_kwargs", "remove it; only text is served", {}),
     refused("media_io_kwargs", "remove it; only text is served", {}),
@@ -162,16 +174,14 @@ _MESSAGES: tuple[Rule, ...] = (
     supported(
         "messages[].content",
         one_of(text(), array(OBJECT)),
-        "a text, or text parts",
-        is_required=True,
+        "a text, or text parts; only a message with tool_calls has none",
     ),
     supported("messages[].name", text(MAX_NAME_LEN), "for templates that use it"),
     refused("messages[].audio", "remove it; only text is served"),
     refused("messages[].function_call", "send tool_calls"),
     ignored("messages[].refusal", "what an earlier answer declined is no part of a prompt"),
-    supported("messages[].tool_calls", array(OBJECT), "the calls of an earlier answer"),
-    supported("messages[].tool_call_id", text(MAX_NAME_LEN), "with the role tool: which call it "
-              "answers"),
+    supported("messages[].tool_calls", array(OBJECT, MAX_TOOL_CALLS), "of an earlier answer"),
+    supported("messages[].tool_call_id", text(MAX_NAME_LEN), "of a message of role tool"),
     supported("messages[].reasoning_content", text(), "the reasoning of an earlier answer, for "
               "templates that use it"),
 )  # fmt: skip
@@ -199,7 +209,7 @@ COMPLETIONS = Endpoint(
         refused("suffix", "remove it; the model only continues text", ""),
         refused("prompt_embeds", "remove it; send text or token ids"),
         *_SAMPLING,
-        *_HARMLESS,
+        *HARMLESS,
     ),
 )  # fmt: skip
 
@@ -222,26 +232,28 @@ CHAT = Endpoint(
         *_CHAT_TEMPLATE,
         *TOOLS,
         *_SAMPLING,
-        *_HARMLESS,
+        *HARMLESS,
     ),
 )
 
-ENDPOINTS = (COMPLETIONS, CHAT)
+_ANY_MODEL = supported("model", text(MAX_NAME_LEN, 1), "a name that /v1/models lists")
 
+TOKENIZE = Endpoint(
+    "/tokenize",
+    "The tokens of a text or of a conversation",
+    (
+        _ANY_MODEL,
+        supported("prompt", text(), "a text; this or messages"),
+        *(dataclasses.replace(rule, is_required="[" in rule.name) for rule in _MESSAGES),
+        supported("add_special_tokens", BOOLEAN, "whether a text gets the model's own"),
+        supported("return_token_strs", BOOLEAN, "each token as the vocabulary names it"),
+        *_CHAT_TEMPLATE,
+        refused("tools", "remove it; tool calls are not served", []),
+    ),
+)
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One GET endpoint."""
-
-    path: str
-    summary: str
-    media_type: str = "application/json"
-
-
-PAGES = (
-    Page("/v1/models", "The served models"),
-    Page("/v1/models/{model}", "One model"),
-    Page("/health", "Who serves, and whether that suffices"),
-    Page("/metrics", "Prometheus' metrics", "text/plain"),
-    Page("/openapi.json", "This document"),
+DETOKENIZE = Endpoint(
+    "/detokenize",
+    "The text of tokens",
+    (_ANY_MODEL, supported("tokens", _TOKENS, "special ones have text too", is_required=True)),
 )

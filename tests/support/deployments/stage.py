@@ -32,6 +32,11 @@ class Stage:
         ]
         return toy
 
+    async def close(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
 
 @asynccontextmanager
 async def stage() -> AsyncIterator[Stage]:
@@ -39,6 +44,4 @@ async def stage() -> AsyncIterator[Stage]:
     try:
         yield setting
     finally:
-        for task in setting.tasks:
-            task.cancel()
-        await asyncio.gather(*setting.tasks, return_exceptions=True)
+        await setting.close()

@@ -1,0 +1,34 @@
+"""Every path of the HTTP API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from deployments.ingress.api.table import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
+from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
+from deployments.ingress.api.table_responses import RESPONSES
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One endpoint without a body."""
+
+    path: str
+    summary: str
+    media_type: str = "application/json"
+    method: str = "get"
+
+
+PAGES = (
+    Page("/v1/models", "The served models"),
+    Page("/v1/models/{model}", "One model"),
+    Page("/v1/responses/{response_id}", "An answer of /v1/responses that is kept"),
+    Page("/v1/responses/{response_id}", "Forget that answer", method="delete"),
+    Page("/version", "The server's version"),
+    Page("/ping", "200, for load balancers", "text/plain"),
+    Page("/health", "Who serves, and whether that suffices"),
+    Page("/metrics", "Prometheus' metrics", "text/plain"),
+    Page("/openapi.json", "This document"),
+)
+
+ENDPOINTS = (COMPLETIONS, CHAT, RESPONSES, MESSAGES, COUNT_TOKENS, TOKENIZE, DETOKENIZE)

@@ -1,0 +1,146 @@
+"""The endpoints that generate nothing: models, versions, health, and the tokenizer."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from deployments.ingress.api.contract import warning_header
+from deployments.ingress.api.messages import parse_count_tokens
+from deployments.ingress.api.openapi import openapi
+from deployments.ingress.api.response_store import ResponseStore
+from deployments.ingress.api.table import DETOKENIZE, TOKENIZE
+from deployments.ingress.api.token_request import parse_detokenize, parse_tokenize
+from deployments.ingress.body import read_object
+from deployments.ingress.ingress import Ingress
+from deployments.ingress.openai_request import check_model
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+_VERSION = importlib.metadata.version("drafthouse")
+
+
+class Pages:
+    """Answers GET requests, and those about tokens."""
+
+    def __init__(self, ingress: Ingress, created: int, store: ResponseStore) -> None:
+        """created: when the model was created, as clients see it; seconds since 1970."""
+        self._ingress = ingress
+        self._created = created
+        self._store = store
+
+    def routes(self) -> list[tuple[str, str, Handler]]:
+        """Every method and path with its handler, except count_tokens, whose errors differ."""
+        return [
+            ("GET", "/v1/models", self.models),
+            ("GET", "/v1/models/{model:path}", self.model),
+            ("GET", "/v1/responses/{response_id}", self.response),
+            ("DELETE", "/v1/responses/{response_id}", self.forget_response),
+            ("GET", "/version", self.version),
+            ("GET", "/ping", self.ping),
+            ("GET", "/health", self.health),
+            ("GET", "/metrics", self.metrics),
+            ("GET", "/openapi.json", self.openapi),
+            ("POST", TOKENIZE.path, self.tokenize),
+            ("POST", DETOKENIZE.path, self.detokenize),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        cards = list(map(self._card, self._ingress.limits.model_names))
+        return JSONResponse({"object": "list", "data": cards})
+
+    async def model(self, request: Request) -> Response:
+        name = request.path_params["model"]
+        check_model(name, self._ingress.limits)
+        return JSONResponse(self._card(name))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        """Of the model, or of an adapter, whose parent the model is."""
+        limits = self._ingress.limits
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "drafthouse",
+            "root": limits.model_name,
+            "parent": limits.model_name if limits.adapter_of(name) else None,
+            "max_model_len": self._max_model_len(),
+        }
+
+    def _max_model_len(self) -> int | None:
+        return self._ingress.coordinators.max_context_len or None
+
+    async def response(self, request: Request) -> Response:
+        found = self._store.get(request.path_params["response_id"], "response_id")
+        return JSONResponse(found.body)
+
+    async def forget_response(self, request: Request) -> Response:
+        response_id = request.path_params["response_id"]
+        self._store.drop(response_id, "response_id")
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": _VERSION})
+
+    async def ping(self, request: Request) -> Response:
+        """For load balancers: says that this process answers, and nothing of the others."""
+        return Response(status_code=200)
+
+    async def health(self, request: Request) -> Response:
+        state = await self._ingress.health()
+        return JSONResponse(state, status_code=200 if state["status"] == "ok" else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(await self._ingress.render_metrics(), media_type=CONTENT_TYPE_LATEST)
+
+    async def openapi(self, request: Request) -> Response:
+        return JSONResponse(openapi(self._ingress.limits, _VERSION))
+
+    async def tokenize(self, request: Request) -> Response:
+        """vLLM's /tokenize: the tokens of a text, or of a conversation."""
+        ingress = self._ingress
+        asked = await read_object(
+            request, ingress.config.ingress, lambda values: parse_tokenize(values, ingress.limits)
+        )
+        token_ids = await ingress.tokenize(
+            asked.prompt, add_special_tokens=asked.add_special_tokens
+        )
+        strings = None
+        if asked.return_token_strs:
+            strings = [ingress.tokenizer.backend.id_to_token(token) for token in token_ids.tolist()]
+        return JSONResponse(
+            {
+                "count": len(token_ids),
+                "max_model_len": self._max_model_len(),
+                "tokens": token_ids.tolist(),
+                "token_strs": strings,
+            },
+            headers=warning_header(asked.ignored),
+        )
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Anthropic's: how many tokens /v1/messages would read."""
+        ingress = self._ingress
+        prompt, ignored = await read_object(
+            request,
+            ingress.config.ingress,
+            lambda values: parse_count_tokens(values, ingress.limits),
+        )
+        count = len(await ingress.tokenize(prompt))
+        return JSONResponse({"input_tokens": count}, headers=warning_header(ignored))
+
+    async def detokenize(self, request: Request) -> Response:
+        """vLLM's /detokenize: the text of tokens, special ones included."""
+        ingress = self._ingress
+        tokens = await read_object(
+            request, ingress.config.ingress, lambda values: parse_detokenize(values, ingress.limits)
+        )
+        # A body of some megabytes holds many tokens.
+        text = await asyncio.to_thread(ingress.tokenizer.decode, tokens, skip_special_tokens=False)
+        return JSONResponse({"prompt": text})

@@ -1,0 +1,69 @@
+"""Keeps the latest answers of /v1/responses, for those that go on with one."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.errors import NotFoundError
+from deployments.ingress.spec import Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredResponse:
+    """body: as it was answered.  messages: the conversation up to and with the answer, without
+    its instructions."""
+
+    body: Mapping[str, Any]
+    messages: tuple[Message, ...]
+
+
+class ResponseStore:
+    """At most so many answers, and so many bytes of them; the oldest go first.
+
+    Ids are random, so whoever knows one has been given the answer.
+    """
+
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
+        self._max_responses = max_responses
+        self._max_bytes = max_bytes
+        self._stored: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+        self._num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._stored)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    def put(self, response: StoredResponse) -> None:
+        """Keep it, as long as there is room."""
+        size = len(json.dumps(response.body)) + len(json.dumps(response.messages))
+        if size > self._max_bytes:
+            return
+        self._stored[response.body["id"]] = (response, size)
+        self._num_bytes += size
+        while len(self._stored) > self._max_responses or self._num_bytes > self._max_bytes:
+            _, (_, freed) = self._stored.popitem(last=False)
+            self._num_bytes -= freed
+
+    def get(self, response_id: str, param: str) -> StoredResponse:
+        """Raises NotFoundError, naming `param`, for one that is not kept."""
+        found = self._stored.get(response_id)
+        if found is None:
+            raise NotFoundError(
+                f"{param}: no such answer is kept here (any more); send the whole conversation as "
+                "input, or raise api.max_stored_responses",
+                param=param,
+            )
+        return found[0]
+
+    def drop(self, response_id: str, param: str) -> None:
+        """Forget one; raises NotFoundError if it is not kept."""
+        self.get(response_id, param)
+        _, size = self._stored.pop(response_id)
+        self._num_bytes -= size

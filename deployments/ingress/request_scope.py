@@ -1,0 +1,86 @@
+"""What every HTTP request gets before any endpoint sees it: an id, and a line in the log."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.errors import RequestError
+
+log = logging.getLogger(__name__)
+
+REQUEST_ID = "X-Request-Id"
+_REQUEST_ID = REQUEST_ID.lower().encode()
+# It goes into headers, logs and JSON as it is.
+_GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
+TIMEOUT = "X-Request-Timeout-Ms"
+_GOOD_TIMEOUT = re.compile(r"[0-9]{1,12}")
+# Asked every few seconds, by machines.
+_SILENT = ("/health", "/metrics", "/ping")
+
+
+class RequestScope:
+    """Takes the client's X-Request-Id, or makes one, and answers with it; logs how it ended."""
+
+    def __init__(self, app: ASGIApp, *, is_logged: bool) -> None:
+        self._app = app
+        self._is_logged = is_logged
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _id_in(scope) or uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        started_at, status = time.monotonic(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            if self._is_logged and scope["path"] not in _SILENT:
+                # Of the path only what the application itself knows: the rest is a client's text.
+                log.info(
+                    "http id=%s method=%s path=%s status=%s total_ms=%.0f",
+                    request_id,
+                    scope["method"] if scope["method"].isalpha() else "?",
+                    scope["state"].get("route", "?"),
+                    status or "-",
+                    1000.0 * (time.monotonic() - started_at),
+                )
+
+
+def _id_in(scope: Scope) -> str | None:
+    for name, value in scope["headers"]:
+        if name == _REQUEST_ID:
+            return value.decode() if _GOOD_ID.fullmatch(value) else None
+    return None
+
+
+def request_id_of(request: Request) -> str:
+    return str(request.state.request_id)
+
+
+def timeout_of(request: Request) -> float | None:
+    """Seconds that the client allows for the answer; raises RequestError for no such number."""
+    value = request.headers.get(TIMEOUT)
+    if value is None:
+        return None
+    if not _GOOD_TIMEOUT.fullmatch(value) or int(value) == 0:
+        raise RequestError(
+            f"{TIMEOUT}: {value[:20]!r} is no number of milliseconds; send 1 or more, as digits",
+            param=TIMEOUT.lower(),
+        )
+    return int(value) / 1000.0

@@ -1,0 +1,184 @@
+"""What every HTTP request gets: an id, a deadline, CORS; and the endpoints beside the texts."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openapi_spec_validator import validate
+
+from cluster.config_api import ApiConfig
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.http import create_app
+from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+
+LONG: dict[str, Any] = {
+    "model": MODEL, "prompt": "a", "temperature": 0, "max_tokens": 400, "ignore_eos": True,
+}  # fmt: skip
+API = ApiConfig(
+    served_model_names=("other",),
+    cors_origins=("https://page.example",),
+    heartbeat_s=0.05,
+    max_request_timeout_s=100,
+)
+
+
+@pytest.fixture(scope="module")
+def server(llama_folder: Path) -> Iterator[Server]:
+    with serving(tiny_config(llama_folder, API)) as running:
+        yield running
+
+
+@pytest.fixture
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def tokenizer(server: Server) -> Tokenizer:
+    return Tokenizer.load(server.folder)
+
+
+def test_every_name_is_listed_with_the_length_of_the_context(http: httpx.Client) -> None:
+    cards = http.get("/v1/models").json()["data"]
+    assert [card["id"] for card in cards] == [MODEL, "other"]
+    assert {card["root"] for card in cards} == {MODEL}
+    assert {card["max_model_len"] for card in cards} == {512}
+    assert http.get("/v1/models/other").json() == cards[1]
+    assert http.get("/v1/models/third").status_code == 404
+
+
+def test_an_answer_has_the_name_that_its_request_used(http: httpx.Client) -> None:
+    for name in (MODEL, "other"):
+        asked = {**LONG, "model": name, "max_tokens": 1}
+        assert http.post("/v1/completions", json=asked).json()["model"] == name
+
+
+def test_the_document_names_every_path_and_no_other(server: Server, http: httpx.Client) -> None:
+    document = http.get("/openapi.json").json()
+    validate(document)
+    found = {
+        (path, method.upper()) for path, methods in document["paths"].items() for method in methods
+    }
+    routes = {
+        (route.path.replace(":path", ""), method)  # type: ignore[attr-defined]
+        for route in create_app(server.ingress).routes
+        for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
+    }
+    assert found == routes
+
+
+def test_tokens_go_to_text_and_back(http: httpx.Client, tokenizer: Tokenizer) -> None:
+    text = "Naïve text, <|end|> included."
+    answer = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert answer["tokens"] == tokenizer.encode(text).tolist()
+    assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+    assert answer["max_model_len"] == 512
+    assert "<|end|>" in answer["token_strs"]
+    back = http.post("/detokenize", json={"model": "other", "tokens": answer["tokens"]}).json()
+    assert back == {"prompt": text}
+
+
+def test_a_conversation_is_tokenised_as_a_chat_is(http: httpx.Client) -> None:
+    messages = [{"role": "user", "content": "hello"}]
+    tokens = http.post("/tokenize", json={"model": MODEL, "messages": messages}).json()["tokens"]
+    asked = {"model": MODEL, "messages": messages, "max_tokens": 1, "return_token_ids": True}
+    answer = http.post("/v1/chat/completions", json=asked).json()
+    assert answer["prompt_token_ids"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": ["x"]}, "prompt"),
+        ("/tokenize", {"prompt": "x" * 9000}, "prompt"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+        ("/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("/detokenize", {"tokens": [1], "model": "gpt"}, "model"),
+    ],
+)
+def test_what_cannot_be_tokenised_is_refused(
+    http: httpx.Client, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = http.post(path, json=body)
+    assert 400 <= response.status_code < 500
+    assert response.json()["error"]["param"] == param
+
+
+def test_load_balancers_and_people_learn_that_it_runs(http: httpx.Client) -> None:
+    assert http.get("/ping").status_code == 200
+    assert http.get("/version").json()["version"]
+    for path in ("/ping", "/v1/models", "/version"):
+        head = http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+
+
+def test_a_request_keeps_its_id_and_gets_one_without(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    asked = {**LONG, "max_tokens": 1}
+    response = http.post("/v1/completions", json=asked, headers={"X-Request-Id": "mine-7"})
+    assert response.headers["x-request-id"] == "mine-7"
+    assert response.json()["id"] == "cmpl-mine-7"
+    bad = http.post("/v1/completions", json={"model": "gpt"}, headers={"X-Request-Id": "mine-8"})
+    assert bad.json()["request_id"] == "mine-8" == bad.headers["x-request-id"]
+    for strange in ("a b", "x" * 129, 'quote"'):
+        made = http.get("/nowhere", headers={"X-Request-Id": strange}).headers["x-request-id"]
+        assert len(made) == 32
+        assert strange not in caplog.text
+    ours = [one.getMessage() for one in caplog.records if one.name.startswith("deployments")]
+    assert any("id=mine-8 method=POST path=/v1/completions status=404" in line for line in ours)
+    assert any("request id=cmpl-mine-7" in line for line in ours)
+    assert not any("nowhere" in line for line in ours)
+
+
+def test_a_page_from_a_known_origin_may_ask(http: httpx.Client) -> None:
+    def preflight(origin: str) -> httpx.Response:
+        asked = {"Origin": origin, "Access-Control-Request-Method": "POST"}
+        return http.options("/v1/completions", headers=asked)
+
+    good = preflight("https://page.example")
+    assert good.status_code == 200
+    assert good.headers["access-control-allow-origin"] == "https://page.example"
+    assert preflight("https://evil.example").status_code == 400
+    answer = http.get("/v1/models", headers={"Origin": "https://page.example"})
+    assert answer.headers["access-control-allow-origin"] == "https://page.example"
+    assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
+    plain = http.options("/v1/completions")
+    assert (plain.status_code, plain.headers["allow"]) == (204, "POST, OPTIONS")
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "1.5", "soon", "9" * 13])
+def test_a_time_that_is_none_is_refused(http: httpx.Client, value: str) -> None:
+    response = http.post("/v1/completions", json=LONG, headers={"x-request-timeout-ms": value})
+    assert (response.status_code, response.json()["error"]["param"]) == (
+        400,
+        "x-request-timeout-ms",
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_takes_too_long_is_given_up_everywhere(
+    server: Server, http: httpx.Client, stream: bool
+) -> None:
+    response = http.post(
+        "/v1/completions", json={**LONG, "stream": stream}, headers={"x-request-timeout-ms": "30"}
+    )
+    if stream:
+        assert response.status_code == 200
+        assert '"code": "deadline_exceeded"' in response.text
+        assert response.text.endswith("data: [DONE]\n\n")
+    else:
+        assert response.status_code == 504
+        assert "30" not in response.json()["error"]["message"].split("s;")[1]
+    # Within the next round nothing of it is left: a request that waits for the place gets it.
+    assert http.post("/v1/completions", json={**LONG, "max_tokens": 1}).status_code == 200
+    assert server.coordinator.status()["num_running"] == 0

@@ -1,0 +1,145 @@
+"""/v1/messages with Anthropic's own client, in front of a real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+
+USER: dict[str, Any] = {"role": "user", "content": "hello"}
+ASKED: dict[str, Any] = {
+    "model": MODEL, "max_tokens": 12, "messages": [USER], "extra_body": {"temperature": 0},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(llama_folder: Path) -> Iterator[Server]:
+    with serving(tiny_config(llama_folder)) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> anthropic.Anthropic:
+    return anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60)
+
+
+def chat(server: Server, messages: list[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    """What the chat endpoint answers to the same conversation."""
+    asked = {"model": MODEL, "temperature": 0, "max_tokens": 12, "messages": messages, **fields}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=60)
+    return dict(answer.json())
+
+
+def text_of(message: anthropic.types.Message) -> str:
+    (block,) = message.content
+    assert block.type == "text"
+    return block.text
+
+
+def test_an_answer_is_that_of_the_chat(server: Server, client: anthropic.Anthropic) -> None:
+    system: Any = [{"type": "text", "text": "be brief"}]
+    message = client.messages.create(**ASKED, system=system)
+    wanted = chat(server, [{"role": "system", "content": "be brief"}, USER])
+    assert text_of(message) == wanted["choices"][0]["message"]["content"]
+    assert message.usage.input_tokens == wanted["usage"]["prompt_tokens"]
+    assert message.usage.output_tokens == wanted["usage"]["completion_tokens"]
+    length = wanted["choices"][0]["finish_reason"] == "length"
+    assert message.stop_reason == ("max_tokens" if length else "end_turn")
+
+
+def test_the_clients_own_helper_reads_the_stream(client: anthropic.Anthropic) -> None:
+    whole = client.messages.create(**ASKED)
+    with client.messages.stream(**ASKED) as stream:
+        text = "".join(stream.text_stream)
+        last = stream.get_final_message()
+    assert text == text_of(last) == text_of(whole)
+    assert last.stop_reason == whole.stop_reason
+    assert last.usage.output_tokens == whole.usage.output_tokens
+
+
+def test_a_stream_has_anthropics_events_in_order(client: anthropic.Anthropic) -> None:
+    kinds = [event.type for event in client.messages.create(**ASKED, stream=True)]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert "content_block_delta" in kinds
+
+
+def test_a_stop_sequence_ends_the_text_and_is_named(client: anthropic.Anthropic) -> None:
+    text = text_of(client.messages.create(**ASKED))
+    stop = text[2:4]
+    message = client.messages.create(**ASKED, stop_sequences=[stop])
+    assert text_of(message) == text[: text.index(stop)]
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", stop)
+
+
+def test_an_answer_that_the_client_has_begun_is_continued(
+    server: Server, client: anthropic.Anthropic
+) -> None:
+    begun = [USER, {"role": "assistant", "content": "It is"}]
+    message = client.messages.create(**{**ASKED, "messages": begun})
+    wanted = chat(server, begun, continue_final_message=True)["choices"][0]["message"]["content"]
+    assert text_of(message) == wanted
+
+
+def test_tools_that_were_used_are_told_to_the_template(
+    server: Server, client: anthropic.Anthropic
+) -> None:
+    used = {"type": "tool_use", "id": "t", "name": "f", "input": {"a": 1}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": "7"}
+    blocks = [
+        USER,
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [result, {"type": "text", "text": "so?"}]},
+    ]
+    message = client.messages.create(**{**ASKED, "messages": blocks})
+    call = {"id": "t", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    plain = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t", "content": "7"},
+        {"role": "user", "content": "so?"},
+    ]
+    assert text_of(message) == chat(server, plain)["choices"][0]["message"]["content"]
+
+
+def test_tokens_are_counted_before_anything_is_asked(client: anthropic.Anthropic) -> None:
+    counted = client.messages.count_tokens(model=MODEL, messages=ASKED["messages"])
+    assert counted.input_tokens == client.messages.create(**ASKED).usage.input_tokens
+
+
+def test_errors_are_anthropics(server: Server, client: anthropic.Anthropic) -> None:
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(**{**ASKED, "model": "claude"})
+    with pytest.raises(anthropic.BadRequestError, match="tools"):
+        client.messages.create(**ASKED, tools=[{"name": "f", "input_schema": {"type": "object"}}])
+    body = {"model": MODEL, "messages": [USER]}
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
+    assert answer.status_code == 400
+    found = answer.json()
+    assert found["type"] == "error"
+    assert found["error"]["type"] == "invalid_request_error"
+    assert "max_tokens" in found["error"]["message"]
+    assert found["request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "hello",
+        {"role": "tool", "content": "x"},
+        {"role": "user", "content": 5},
+        {"role": "user", "content": [{"type": "image"}]},
+        {"role": "user", "content": [5]},
+    ],
+)
+def test_what_is_no_message_is_refused(server: Server, message: Any) -> None:
+    body = {"model": MODEL, "max_tokens": 1, "messages": [message]}
+    answer = httpx.post(f"{server.url}/v1/messages", json=body, timeout=60)
+    assert answer.status_code == 400
+    assert "messages[0]" in answer.json()["error"]["message"]

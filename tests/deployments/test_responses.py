@@ -1,0 +1,195 @@
+"""/v1/responses with OpenAI's own client, in front of a real engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from openai import NotFoundError as NotFound
+from openai import OpenAI
+
+from cluster.config_api import ApiConfig
+from cluster.errors import NotFoundError
+from deployments.ingress.api.response_store import ResponseStore, StoredResponse
+from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+
+ASKED: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_output_tokens": 12}
+ENDLESS: dict[str, Any] = {"ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def server(llama_folder: Path) -> Iterator[Server]:
+    with serving(tiny_config(llama_folder, ApiConfig(max_stored_responses=3))) as running:
+        yield running
+
+
+@pytest.fixture
+def openai(server: Server) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", timeout=60, max_retries=0)
+
+
+def chat_text(server: Server, messages: list[dict[str, Any]]) -> str:
+    """What the chat endpoint answers to the same conversation."""
+    asked = {"model": MODEL, "temperature": 0, "max_tokens": 12, "ignore_eos": True}
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions", json={**asked, "messages": messages}, timeout=60
+    ).json()
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def test_an_answer_is_that_of_the_chat(server: Server, openai: OpenAI) -> None:
+    answer = openai.responses.create(
+        **ASKED, extra_body=ENDLESS, input="hello", instructions="be brief", metadata={"a": "b"}
+    )
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    assert answer.output_text == chat_text(server, messages)
+    assert (answer.status, answer.metadata) == ("incomplete", {"a": "b"})
+    assert answer.incomplete_details is not None
+    assert answer.incomplete_details.reason == "max_output_tokens"
+    assert answer.usage is not None
+    assert answer.usage.output_tokens == 12
+    assert answer.usage.total_tokens == answer.usage.input_tokens + 12
+    assert "speculative_decoding" in answer.model_extra["metrics"]
+
+
+def test_a_stream_has_openais_events_in_order(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {**ASKED, "extra_body": ENDLESS, "input": "hello"}
+    whole = openai.responses.create(**asked)
+    events = list(openai.responses.create(**asked, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created", "response.in_progress", "response.output_item.added",
+        "response.content_part.added",
+    ]  # fmt: skip
+    assert kinds[-4:] == [
+        "response.output_text.done", "response.content_part.done", "response.output_item.done",
+        "response.incomplete",
+    ]  # fmt: skip
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert text == whole.output_text
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert last.response.output_text == text
+    assert last.response.usage == whole.usage
+
+
+def test_the_clients_own_helper_reads_the_stream(openai: OpenAI) -> None:
+    asked: dict[str, Any] = {**ASKED, "input": "hello", "extra_body": ENDLESS}
+    with openai.responses.stream(**asked) as stream:
+        text = "".join(one.delta for one in stream if one.type == "response.output_text.delta")
+    assert text
+
+
+def test_a_conversation_goes_on_after_an_answer_that_is_kept(
+    server: Server, openai: OpenAI
+) -> None:
+    asked: dict[str, Any] = {**ASKED, "extra_body": ENDLESS}
+    first = openai.responses.create(**asked, input="hello", instructions="only for once")
+    second = openai.responses.create(**asked, input="and then?", previous_response_id=first.id)
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "and then?"},
+    ]
+    assert second.output_text == chat_text(server, messages)
+    assert second.previous_response_id == first.id
+    assert openai.responses.retrieve(first.id).output_text == first.output_text
+    stateless = openai.responses.create(**asked, input=messages)  # type: ignore[call-overload]
+    assert stateless.output_text == second.output_text
+    openai.responses.delete(first.id)
+    with pytest.raises(NotFound, match="previous_response_id"):
+        openai.responses.create(**asked, input="x", previous_response_id=first.id)
+
+
+def test_what_is_not_to_be_kept_is_not(openai: OpenAI) -> None:
+    answer = openai.responses.create(**ASKED, input="hello", store=False)
+    with pytest.raises(NotFound):
+        openai.responses.retrieve(answer.id)
+
+
+def test_the_oldest_answers_go_first(openai: OpenAI) -> None:
+    ids = [openai.responses.create(**ASKED, input="hello").id for _ in range(4)]
+    with pytest.raises(NotFound):
+        openai.responses.retrieve(ids[0])
+    for kept in ids[1:]:
+        assert openai.responses.retrieve(kept).id == kept
+
+
+def test_ids_of_answers_cannot_be_chosen(server: Server) -> None:
+    response = httpx.post(
+        f"{server.url}/v1/responses",
+        json={**ASKED, "input": "x"},
+        headers={"X-Request-Id": "guess-me"},
+        timeout=60,
+    )
+    assert "guess-me" not in response.json()["id"]
+
+
+def test_calls_of_functions_are_told_to_the_template(server: Server, openai: OpenAI) -> None:
+    items: Any = [
+        {"role": "user", "content": [{"type": "input_text", "text": "ask"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "7"},
+    ]
+    answer = openai.responses.create(**ASKED, input=items, extra_body=ENDLESS)
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "ask"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "7"},
+    ]
+    assert answer.output_text == chat_text(server, messages)
+
+
+def test_log_probabilities_stand_beside_the_text(openai: OpenAI) -> None:
+    answer = openai.responses.create(
+        **ASKED,
+        input="hello",
+        include=["message.output_text.logprobs"],
+        top_logprobs=2,
+        extra_body=ENDLESS,
+    )
+    (item,) = answer.output
+    found = item.content[0].logprobs  # type: ignore[union-attr]
+    assert len(found) == 12  # type: ignore[arg-type]
+    assert all(len(one.top_logprobs) == 2 for one in found)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+         "input[0].content[0]"),
+        ({"input": "x", "tools": [{"type": "web_search"}]}, "tools"),
+        ({"input": "x", "include": ["reasoning.encrypted_content"]}, "include"),
+        ({"input": "x", "previous_response_id": "resp_none"}, "previous_response_id"),
+    ],
+)  # fmt: skip
+def test_what_is_not_served_is_refused_by_name(
+    server: Server, fields: dict[str, Any], param: str
+) -> None:
+    response = httpx.post(f"{server.url}/v1/responses", json={"model": MODEL, **fields}, timeout=60)
+    assert 400 <= response.status_code < 500
+    assert response.json()["error"]["param"] == param
+
+
+def test_the_store_is_bounded_in_bytes_too() -> None:
+    store = ResponseStore(max_responses=100, max_bytes=1000)
+    for number in range(20):
+        store.put(StoredResponse({"id": f"r{number}"}, ({"role": "user", "content": "x" * 200},)))
+        assert store.num_bytes <= 1000
+    assert len(store) == 4
+    store.put(StoredResponse({"id": "huge"}, ({"role": "user", "content": "x" * 2000},)))
+    with pytest.raises(NotFoundError):
+        store.get("huge", "response_id")
+    for number in range(16, 20):
+        store.drop(f"r{number}", "response_id")
+    assert (len(store), store.num_bytes) == (0, 0)
