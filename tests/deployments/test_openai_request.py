@@ -247,7 +247,7 @@ BAD_CHATS: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
-        "messages[0].tool_calls[0]",
+        "messages[0].tool_calls",
     ),
     (
         {"messages": [{"role": "assistant", "content": None, "tool_calls": [1]}]},

@@ -138,7 +138,7 @@ def test_models_that_answer_in_channels_are_not_forced() -> None:
 
 
 def test_reasoning_effort_reaches_the_template() -> None:
-    arguments = asked(reasoning_effort="low").spec.prompts[0].template_arguments
+    arguments = asked(reasoning_effort="low").spec.prompts[0].template.arguments
     assert arguments == {"reasoning_effort": "low"}
 
 
@@ -151,7 +151,8 @@ def test_turns_of_tools_are_messages() -> None:
     ]
     found = asked(messages=messages).spec.prompts[0].messages
     assert found is not None
-    assert found[1]["tool_calls"] == [call]
+    # Templates iterate over the arguments.
+    assert found[1]["tool_calls"] == [{**call, "function": {"name": "time", "arguments": {}}}]
     assert found[1]["reasoning_content"] == "hm"
     assert found[2] == {"role": "tool", "content": "now", "tool_call_id": "c"}
     nameless = [{"role": "assistant", "content": None, "tool_calls": [{"function": {}}]}]
