@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.core import FinishReason
 from cluster.text.tool_calls.base import CallPiece
-from deployments.ingress.generation import Delta
+from deployments.ingress.choice import Delta
 
 
 def finish_reason(last: Delta) -> str | None:

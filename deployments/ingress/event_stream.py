@@ -11,7 +11,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.errors import DrafthouseError
-from deployments.ingress.generation import Delta, Generation
+from deployments.ingress.choice import Delta
+from deployments.ingress.generation import Generation
 
 log = logging.getLogger(__name__)
 

@@ -8,23 +8,20 @@ import dataclasses
 import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 
 from cluster.core import (
     EMPTY_TOKENS,
-    FinishReason,
     Request,
     SpeculationStats,
     TokenArray,
     TokenEvent,
-    TokenLogprob,
 )
 from cluster.errors import DeadlineError, DrafthouseError, RequestError
 from cluster.seeds import draw_seed
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import CallPiece
+from deployments.ingress.choice import Choice, Delta
 from deployments.ingress.coordinators import Coordinators, Ticket
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.reading import Reading, skips_specials
@@ -34,67 +31,6 @@ from deployments.ingress.statistics import combined
 
 # A coordinator answers a cancellation at once, but one that has just died never does.
 _LAST_EVENT_PATIENCE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Delta:
-    """New text and tokens of one choice.  logprobs, draft_sources: of token_ids, if asked for.
-
-    token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
-    with FinishReason.STOP.  reasoning, calls: of a chat; has_calls: some came, now or before.
-    """
-
-    choice: int
-    text: str
-    token_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
-    logprobs: Sequence[TokenLogprob] = ()
-    finish_reason: FinishReason | None = None
-    stop: str | None = None
-    draft_sources: Sequence[Sequence[str]] = ()
-    reasoning: str = ""
-    calls: Sequence[CallPiece] = ()
-    has_calls: bool = False
-
-
-class _Choice:
-    """One sample; turns its tokens into text until the sequence or a stop string ends it."""
-
-    def __init__(
-        self, index: int, text: TextStream, reading: Reading, ticket: Ticket | None
-    ) -> None:
-        self.index = index
-        self.text = text
-        self.reading = reading
-        self.ticket = ticket
-        self.done = ticket is None
-        self.stats = SpeculationStats()
-        self.queue_time_s = 0.0
-        self.finish_reason: FinishReason | None = None
-
-    def feed(self, event: TokenEvent) -> Delta | None:
-        """The new text and tokens in `event`; None if there are none."""
-        if event.stats is not None:
-            self.stats, self.queue_time_s = event.stats, event.queue_time_s
-        if self.done:
-            return None
-        piece = self.text.push(event.token_ids)
-        kept = piece.num_tokens
-        reason, text, stop = event.finish_reason, piece.text, piece.stop
-        if stop is not None:
-            reason = FinishReason.STOP
-        elif reason is not None:
-            rest = self.text.finish()
-            text, stop = text + rest.text, rest.stop
-            if stop is not None:
-                reason = FinishReason.STOP
-        self.done, self.finish_reason = reason is not None, reason
-        if not text and not kept and reason is None:
-            return None
-        read = self.reading.push(text, is_last=reason is not None)
-        return Delta(
-            self.index, read.text, event.token_ids[:kept], event.logprobs[:kept], reason, stop,
-            event.draft_sources[:kept], read.reasoning, read.calls, self.reading.has_calls,
-        )  # fmt: skip
 
 
 class Generation:
@@ -131,7 +67,7 @@ class Generation:
         self._coordinators = coordinators
         self._max_chars_per_token = max_chars_per_token
         self._news = asyncio.Event()
-        self._choices: list[_Choice] = []
+        self._choices: list[Choice] = []
         self._times = RequestTimes()
         self._error_code = ""
         self._timeout_s = timeout_s
@@ -219,7 +155,7 @@ class Generation:
             reading.push(text.push(resumption.token_ids).text, is_last=False)
         is_over = resumption is not None and (resumption.finished or text.is_finished)
         ticket = None if is_over else await self._coordinators.submit(request, self._news)
-        self._choices.append(_Choice(index, text, reading, ticket))
+        self._choices.append(Choice(index, text, reading, ticket))
 
     def _truncated(self, prompt_ids: TokenArray) -> TokenArray:
         count = self._spec.truncate_prompt_tokens

@@ -20,7 +20,8 @@ from cluster.rpc.generation import (
     Usage,
 )
 from cluster.rpc.status import status_code, trailing_metadata
-from deployments.ingress.generation import Delta, Generation
+from deployments.ingress.choice import Delta
+from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import request_name, to_spec
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.servicers import GENERATION

@@ -13,7 +13,8 @@ from cluster.core import SpeculationStats, TokenLogprob
 from cluster.errors import DrafthouseError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
-from deployments.ingress.generation import Delta, Generation
+from deployments.ingress.choice import Delta
+from deployments.ingress.generation import Generation
 from deployments.ingress.openai_error import error_event
 from deployments.ingress.spec import OpenAIRequest
 

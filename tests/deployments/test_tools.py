@@ -15,7 +15,7 @@ from cluster.text.dialect import Dialect
 from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
-from deployments.ingress.generation import Delta
+from deployments.ingress.choice import Delta
 from deployments.ingress.openai_request import parse_chat
 from deployments.ingress.reading import Reading, skips_specials
 from deployments.ingress.spec import OpenAIRequest

@@ -13,8 +13,9 @@ from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.table import MAX_TOKENS
 from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.chat import parse_messages
+from deployments.ingress.choice import Delta
 from deployments.ingress.fields import Fields, json_kind, shown
-from deployments.ingress.generation import Delta, Generation
+from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import model_of
 from deployments.ingress.openai_response import metrics
 from deployments.ingress.sampling import read_spec

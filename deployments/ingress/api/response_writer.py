@@ -12,7 +12,8 @@ from cluster.errors import DrafthouseError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.api.response_request import ResponseRequest
 from deployments.ingress.api.response_store import ResponseStore, StoredResponse
-from deployments.ingress.generation import Delta, Generation
+from deployments.ingress.choice import Delta
+from deployments.ingress.generation import Generation
 from deployments.ingress.openai_response import LogprobWriter, metrics
 
 

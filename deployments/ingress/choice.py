@@ -1,0 +1,80 @@
+"""One sample of a request: its tokens become text, reasoning and tool calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from cluster.core import (
+    EMPTY_TOKENS,
+    FinishReason,
+    SpeculationStats,
+    TokenArray,
+    TokenEvent,
+    TokenLogprob,
+)
+from cluster.text.stream import TextStream
+from cluster.text.tool_calls.base import CallPiece
+from deployments.ingress.coordinators import Ticket
+from deployments.ingress.reading import Reading
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delta:
+    """New text and tokens of one choice.  logprobs, draft_sources: of token_ids, if asked for.
+
+    token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
+    with FinishReason.STOP.  reasoning, calls: of a chat; has_calls: some came, now or before.
+    """
+
+    choice: int
+    text: str
+    token_ids: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
+    logprobs: Sequence[TokenLogprob] = ()
+    finish_reason: FinishReason | None = None
+    stop: str | None = None
+    draft_sources: Sequence[Sequence[str]] = ()
+    reasoning: str = ""
+    calls: Sequence[CallPiece] = ()
+    has_calls: bool = False
+
+
+class Choice:
+    """One sample; turns its tokens into text until the sequence or a stop string ends it."""
+
+    def __init__(
+        self, index: int, text: TextStream, reading: Reading, ticket: Ticket | None
+    ) -> None:
+        self.index = index
+        self.text = text
+        self.reading = reading
+        self.ticket = ticket
+        self.done = ticket is None
+        self.stats = SpeculationStats()
+        self.queue_time_s = 0.0
+        self.finish_reason: FinishReason | None = None
+
+    def feed(self, event: TokenEvent) -> Delta | None:
+        """The new text and tokens in `event`; None if there are none."""
+        if event.stats is not None:
+            self.stats, self.queue_time_s = event.stats, event.queue_time_s
+        if self.done:
+            return None
+        piece = self.text.push(event.token_ids)
+        kept = piece.num_tokens
+        reason, text, stop = event.finish_reason, piece.text, piece.stop
+        if stop is not None:
+            reason = FinishReason.STOP
+        elif reason is not None:
+            rest = self.text.finish()
+            text, stop = text + rest.text, rest.stop
+            if stop is not None:
+                reason = FinishReason.STOP
+        self.done, self.finish_reason = reason is not None, reason
+        if not text and not kept and reason is None:
+            return None
+        read = self.reading.push(text, is_last=reason is not None)
+        return Delta(
+            self.index, read.text, event.token_ids[:kept], event.logprobs[:kept], reason, stop,
+            event.draft_sources[:kept], read.reasoning, read.calls, self.reading.has_calls,
+        )  # fmt: skip
