@@ -53,11 +53,18 @@ def test_an_unknown_kind_is_named_with_the_nearest_one() -> None:
         check("x", DrafterConfig())
 
 
-def test_every_kind_has_an_options_dataclass_with_defaults() -> None:
+# What has no default: which head it is, and which layers draft.
+REQUIRED: dict[str, dict[str, object]] = {
+    **dict.fromkeys(("eagle3", "medusa", "block", "mtp"), {"model": "h"}),
+    "early_exit": {"exit_layer": 1},
+    "layer_skip": {"skip_layers": [1]},
+}
+
+
+def test_every_kind_has_an_options_dataclass() -> None:
     for kind in KINDS:
-        # A draft head has to be named.
-        options = {"model": "h"} if kind in ("eagle3", "medusa", "block", "mtp") else {}
-        assert dataclasses.is_dataclass(check("x", DrafterConfig(kind=kind, options=options)))
+        config = DrafterConfig(kind=kind, options=REQUIRED.get(kind, {}))
+        assert dataclasses.is_dataclass(check("x", config))
     assert isinstance(check("x", DrafterConfig(kind="lm")), LMOptions)
 
 
@@ -101,10 +108,9 @@ def test_checking_and_count_based_drafting_need_no_torch() -> None:
         "from cluster.config import DrafterConfig\n"
         "from cluster.draft.base import DrafterContext\n"
         "from cluster.draft.registry import KINDS, check, create\n"
-        "heads = ('eagle3', 'medusa', 'block', 'mtp')\n"
+        f"required = {REQUIRED}\n"
         "for kind in KINDS:\n"
-        "    options = {'model': 'h'} if kind in heads else {}\n"
-        "    check('x', DrafterConfig(kind=kind, options=options))\n"
+        "    check('x', DrafterConfig(kind=kind, options=required.get(kind, {})))\n"
         "for kind in ('prompt_lookup', 'suffix', 'ngram_cache'):\n"
         "    create('x', DrafterConfig(kind=kind), DrafterContext('x', 4, 4))\n"
         "assert not {'torch', 'transformers', 'ray', 'grpc'} & set(sys.modules)\n"
