@@ -63,7 +63,7 @@ class MedusaDrafter:
         logits = self._head(torch.zeros(1, size, dtype=self._dtype, device=device)).float()
         request = TreeRequest(0, 1, "", SamplingParams(temperature=1.0, seed=0))
         request.text.append(np.zeros(2, np.int32))
-        self._proposal(request, 1, logits[0])
+        self._proposal(request, 1, logits[0].nan_to_num())
 
     def _fits(self) -> list[Sharpness]:
         return [Sharpness() for _ in range(self._head.spec.num_heads)]
