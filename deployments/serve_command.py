@@ -227,9 +227,20 @@ class _Signals:
             self._asked.set()
             raise _Stop
 
+        former = sys.unraisablehook
+
+        def report(unraisable: sys.UnraisableHookArgs) -> None:
+            # In a finaliser nothing can be raised, but the signal is remembered.
+            if unraisable.exc_type is not _Stop:
+                former(unraisable)
+
         self._set(stop)
-        self.check()
-        yield
+        sys.unraisablehook = report
+        try:
+            self.check()
+            yield
+        finally:
+            sys.unraisablehook = former
 
     def ignore(self) -> None:
         """The end has begun: nothing may interrupt it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from cluster.config import Config
 from cluster.config_file import ServeFile
 from cluster.errors import ConfigError
-from deployments.serve_command import logging_options, refuse_unserved_keys
+from deployments.serve_command import _Signals, _Stop, logging_options, refuse_unserved_keys
 
 
 def file(application: dict[str, Any], **document: Any) -> ServeFile:
@@ -37,3 +39,28 @@ def test_logging_is_as_the_file_wants_it() -> None:
 def test_wrong_logging_options_are_a_configuration_error(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="logging_config"):
         logging_options(file({}, logging_config=options), {})
+
+
+def test_a_signal_in_a_finaliser_is_remembered_and_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Dying:
+        def __del__(self) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    def watch(signals: _Signals) -> None:
+        with signals.interrupt():
+            Dying()
+            signals.check()
+
+    said: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    former = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    signals = _Signals()
+    try:
+        with pytest.raises(_Stop):
+            watch(signals)
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), former, strict=True):
+            signal.signal(number, handler)
+    assert said == []
