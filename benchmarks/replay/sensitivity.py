@@ -28,18 +28,17 @@ class Constant:
 _BY_MODULE = {
     "cluster.spec.step_cost": ("_NUM_SAMPLES", "_NEIGHBOUR", "_HALF_LIFE", "_KNEE_ROWS"),
     "cluster.spec.acceptance": ("_HALF_LIFE", "_PRIOR_TREES", "_LEAST_WEIGHT"),
-    "cluster.spec.waiting": ("_WEIGHT", "_ANSWERED_WEIGHT", "_LEAST_PROMISE", "_FEWEST"),
+    "cluster.spec.evidence": ("RECENT", "FEW"),
+    "cluster.spec.waiting": ("_ANSWERED_WEIGHT", "_LEAST_PROMISE", "_FEWEST"),
     "cluster.spec.throttle": (
-        "_IDLE_S", "_FIRST_BACKOFF_S", "_LAST_BACKOFF_S", "_FEWEST_ROUNDS", "_BEYOND_DOUBT",
-        "_MOST_ROUNDS",
+        "_FIRST_BACKOFF_S", "_LAST_BACKOFF_S", "_BEYOND_DOUBT", "_MOST_ROUNDS",
     ),
-    "cluster.coordinator.load": ("_EXPLORED_SHARE", "_FREE_TRIES", "_WEIGHT"),
+    "cluster.coordinator.load": ("_EXPLORED_SHARE", "_FREE_TRIES"),
     "cluster.coordinator.step_choice": (
-        "_TIMID_SHARE", "_MARGIN", "_PRICING_INTERVAL", "_STALE_STEPS",
-        "FIRST_NODES",
+        "_TIMID_SHARE", "_MARGIN", "LOOK_INTERVAL", "_STALE_STEPS", "FIRST_NODES",
     ),
-    "cluster.coordinator.controller": ("_LOOK_INTERVAL", "_MAX_SEEN", "_MAX_ANSWERS"),
-    "cluster.coordinator.texts": ("_STEP_WEIGHT", "_MAX_SEEN"),
+    "cluster.coordinator.controller": ("_MAX_SEEN",),
+    "cluster.coordinator.texts": ("_MAX_SEEN",),
 }  # fmt: skip
 CONSTANTS = [
     Constant(module, attribute)

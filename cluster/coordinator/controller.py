@@ -21,9 +21,10 @@ import numpy as np
 
 from cluster import metrics
 from cluster.config import CoordinatorConfig
+from cluster.coordinator import step_choice
 from cluster.coordinator.load import Load, TargetModel
 from cluster.coordinator.offers import Offers, gather, in_flight_of, look_at, plain_items
-from cluster.coordinator.step_choice import FIRST_NODES, Moment, Plan, StepChoice
+from cluster.coordinator.step_choice import Moment, Plan, StepChoice
 from cluster.coordinator.texts import Answer, Text
 from cluster.core import FloatArray, Proposal, TokenTree
 from cluster.metrics import Recorder
@@ -35,20 +36,14 @@ from cluster.spec.step_profile import StepProfile
 from cluster.spec.throttle import State
 from cluster.spec.waiting import WAITS_S, ArrivalTable
 
-# In PLAIN one round in so many looks at the trees of pool drafters: planning takes time as well.
-_LOOK_INTERVAL = 8
-# Trees scored per round: evidence, not all there is of it.
+# Trees scored per round, and commits that left a pool drafter nothing: evidence, not all there is.
 _MAX_SEEN = 16
-# Of commits that leave a pool drafter nothing, so many per round are learned from.
-_MAX_ANSWERS = 4
 # A drafter that sends more trees within the waits is one whose first ones tell enough.
 _MAX_TREES = 64
 # Nodes that a pool drafter is asked for, of one text and of all texts of a target: the broader its
 # tree, the more often it goes on behind the next commit; but the coordinator reads all of it.
 _POOL_NODES = 64
 _POOL_NODES_OF_ALL = 512
-# A text's trees grow beyond what a step takes, for the rest survives the re-rooting.
-_SHADOW_FACTOR = 3
 # Of what `export` gives.
 _STATE_VERSION = 1
 
@@ -131,7 +126,7 @@ class Controller:
         load = self._load(target_id, len(texts), is_sampled=any_sampled(texts))
         load.num_rounds += 1
         state = load.throttle.state(moment.now)
-        may_look = state is not State.PLAIN or load.num_rounds % _LOOK_INTERVAL == 0
+        may_look = state is not State.PLAIN or load.num_rounds % step_choice.LOOK_INTERVAL == 0
         if state is State.PAUSE or not any(caps):
             load.asked = 0
             return Plan(plain_items(texts), why=state.value)
@@ -183,7 +178,7 @@ class Controller:
         load = self._load(target_id, num_sequences, is_sampled=text.is_sampled)
         if load.throttle.state(now) in (State.PLAIN, State.PAUSE):
             return 0
-        return load.asked or (FIRST_NODES if load.num_rounds == 0 else 0)
+        return load.asked or (step_choice.FIRST_NODES if load.num_rounds == 0 else 0)
 
     # What pool drafters are told and say
 
@@ -192,13 +187,22 @@ class Controller:
 
         is_model: it keeps what it has grown; look-ups would build a broad tree anew each time.
         """
-        most = min(text.max_draft_tokens * _SHADOW_FACTOR, _POOL_NODES)
-        if self._config.budget == "fixed":
-            return most
-        share = min(_POOL_NODES_OF_ALL // max(num_sequences, 1), _POOL_NODES)
-        if not is_model:
-            return min(most, max(share, 1))
-        return max(most, share) if most else 0
+        if text.max_draft_tokens == 0:
+            return 0
+        if is_model or self._config.budget == "fixed":
+            return _POOL_NODES  # beyond what a step takes, for the rest survives the re-rooting
+        return min(max(_POOL_NODES_OF_ALL // max(num_sequences, 1), 1), _POOL_NODES)
+
+    def commit_lag(self, text: Text, num_sequences: int) -> int:
+        """Tokens of `text` that a pool drafter may lack before it is told of them.
+
+        1 = it is told of every step.  Reading a tree costs the coordinator the same whether it is
+        verified or not, and in a crowd these costs add up: a text whose drafts were not verified
+        for a while is drafted for less often there.
+        """
+        if self._config.budget == "fixed" or text.num_plain < step_choice.LOOK_INTERVAL:
+            return 1
+        return min(max(num_sequences // 2, 1), step_choice.LOOK_INTERVAL)
 
     def committed(self, text: Text, drafter: str, now: float) -> None:
         """A pool drafter is about to be told of new tokens of `text`."""
@@ -209,7 +213,7 @@ class Controller:
             return
         if former is not None and former.is_missed is not None:
             self._num_looked[drafter, text.group[0], former.is_missed] += 1
-        if former is not None and former.is_missed and len(self._answers) < _MAX_ANSWERS:
+        if former is not None and former.is_missed and len(self._answers) < _MAX_SEEN:
             self._answers.append((drafter, text, former, now - former.committed_at))
             if former.trees:
                 _, tree, claimed = former.trees[-1]

@@ -98,6 +98,7 @@ class DrafterPool:
         if target is not None and target.residents:
             names = tuple(name for name in names if name not in target.residents)
         num_sequences = target.num_sessions if target is not None else 1
+        lag = self._controller.commit_lag(session, num_sequences)
         for name in names:
             subscription = session.subscriptions.get(name)
             if subscription is None:
@@ -106,6 +107,9 @@ class DrafterPool:
                     continue
             replica = subscription.replica
             if session.status is Status.PREFILL and share_devices(replica, target):
+                continue
+            num_unsent = len(session.tokens) - subscription.sent_len
+            if subscription.generation == session.generation and num_unsent < lag:
                 continue
             is_model = bool(replica.description.model_hash)
             num_nodes = self._controller.ask(session, num_sequences, is_model=is_model)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from cluster.config import CoordinatorConfig
+from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
 from cluster.spec.budget import DraftLengthValues
 from cluster.spec.guard import DeficitGuard
@@ -18,8 +19,6 @@ from cluster.spec.throttle import Throttle
 _EXPLORED_SHARE = 0.003
 # The first so many of each kind cost nothing: until then nobody knows.
 _FREE_TRIES = 4
-# Weight of the newest round in running means of the rate and of what draft lengths are worth.
-_WEIGHT = 0.05
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class Load:
 
     guard: DeficitGuard
     throttle: Throttle
-    lengths: DraftLengthValues = field(default_factory=lambda: DraftLengthValues(_WEIGHT))
+    lengths: DraftLengthValues = field(default_factory=DraftLengthValues)
     tokens: float = 0.0
     time_s: float = 0.0
     num_rounds: int = 0
@@ -64,8 +63,8 @@ class Load:
 
     def add(self, tokens: float, time_s: float) -> None:
         """A round has brought so many weighted tokens."""
-        self.tokens += tokens - _WEIGHT * self.tokens
-        self.time_s += time_s - _WEIGHT * self.time_s
+        self.tokens += tokens - evidence.RECENT * self.tokens
+        self.time_s += time_s - evidence.RECENT * self.time_s
 
     def rate(self, plain_rate: float) -> float:
         """Weighted tokens per second of late, at least plain decoding's."""

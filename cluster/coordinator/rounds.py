@@ -171,6 +171,7 @@ class RoundLoop:
         position = session.num_output_tokens
         num_kept, reason = session.cut(verdict.token_ids, self.limits)
         session.tokens.append(verdict.token_ids[:num_kept])
+        session.stepped(len(in_flight.tree))
         with self._statistics:
             session.statistics.record_step(in_flight, verdict.path, num_kept)
         session.in_flight = None

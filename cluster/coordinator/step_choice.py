@@ -12,9 +12,9 @@ from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.load import Load, TargetModel
 from cluster.coordinator.offers import Offers, in_flight_of
 from cluster.coordinator.texts import Text
-from cluster.spec.acceptance import FEW_TREES, AcceptanceModel
+from cluster.spec import evidence
+from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import (
-    DRAFT_LENGTHS,
     NOTHING,
     Choice,
     Prices,
@@ -22,7 +22,7 @@ from cluster.spec.budget import (
     ranking,
 )
 from cluster.spec.forest import Floats, Indices, Mask, ranked
-from cluster.spec.step_cost import EDGES, NODE_EDGES, place
+from cluster.spec.step_cost import DRAFT_LENGTHS, EDGES, NODE_EDGES, place
 from cluster.spec.waiting import ArrivalTable, choose_wait
 
 # While a drafter is new, a round may take so much longer than a plain one: claims are only claims.
@@ -30,8 +30,9 @@ _TIMID_SHARE = 0.1
 # What speculation must promise beyond plain decoding, as a share of a step: less is the tables'
 # own error.
 _MARGIN = 0.01
-# Draft lengths are priced anew in one round of so many: prices change slowly.
-_PRICING_INTERVAL = 8
+# What changes slowly is looked at in one round of so many, for planning takes time as well: in
+# PLAIN the trees at hand, and always what other draft lengths would have been worth.
+LOOK_INTERVAL = 8
 # Steps after which a time that was measured is worth measuring again.
 _STALE_STEPS = 64
 # Nodes of residents before it is known what drafting takes.
@@ -132,7 +133,7 @@ class StepChoice:
             if choice.num_nodes == 0 and len(gains):
                 free = Prices(self.prices.rate, self.prices.extra_s, math.inf)
                 load.num_refusals += choose_nodes(gains, free).num_nodes > 0
-            if load.asked and (load.is_longer or load.num_rounds % _PRICING_INTERVAL == 0):
+            if load.asked and (load.is_longer or load.num_rounds % LOOK_INTERVAL == 0):
                 self._price_lengths(offers)
         margin = _MARGIN * self.prices.rate * self.plain_s
         if choice.value < margin:
@@ -260,7 +261,7 @@ class StepChoice:
                 for name, answer in text.answers.items()
                 if answer.is_missed and not answer.is_complete
                 and answer.context_len == len(text.tokens)
-                and acceptance.known(name, text.group).num_trees >= FEW_TREES
+                and acceptance.known(name, text.group).num_trees >= evidence.FEW
                 and (table := arrivals.get((name, text.is_sampled))) is not None
             ]  # fmt: skip
             if tables:
@@ -286,4 +287,4 @@ class StepChoice:
             for name, held in text.held.items()
             if not held.is_shadow
         }
-        return any(acceptance.known(*key).num_trees < FEW_TREES for key in keys)
+        return any(acceptance.known(*key).num_trees < evidence.FEW for key in keys)

@@ -9,12 +9,11 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cluster.core import FloatArray, TokenArray, TokenTree
+from cluster.spec import evidence
 from cluster.spec.acceptance import Group, Seen
 from cluster.spec.forest import Forest
 from cluster.token_log import TokenLog
 
-# Weight of the newest step in a text's mean of tokens per step.
-_STEP_WEIGHT = 0.1
 # Trees of a text whose fate is awaited; of more the oldest is scored by what is known.
 _MAX_SEEN = 8
 
@@ -90,7 +89,8 @@ class Text:
     group: its task class, and whether it is sampled: what makes batches homogeneous, and drafts
     alike.  max_draft_tokens: of one step.  weight: what
     its speed counts for beside that of others.  held: the trees at hand, by drafter.  answers: of
-    its pool drafters.  seen: trees whose fate is not known yet.
+    its pool drafters.  seen: trees whose fate is not known yet.  num_plain: steps since one of its
+    drafts was last verified.
     """
 
     def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
@@ -103,6 +103,7 @@ class Text:
         self.answers: dict[str, Answer] = {}
         self.seen: deque[Seen] = deque()
         self.tokens_per_step = 1.0
+        self.num_plain = 0
 
     @property
     def is_sampled(self) -> bool:
@@ -113,9 +114,13 @@ class Text:
         """Whether no pool drafter has anything to add to what it has sent since the last commit."""
         return all(answer.is_complete for answer in self.answers.values())
 
+    def stepped(self, num_nodes: int) -> None:
+        """A step has answered, with so many drafts of this text in it."""
+        self.num_plain = 0 if num_nodes else self.num_plain + 1
+
     def emitted(self, num_tokens: int) -> None:
         """A step has brought so many tokens."""
-        self.tokens_per_step += _STEP_WEIGHT * (max(num_tokens, 1) - self.tokens_per_step)
+        self.tokens_per_step += evidence.RECENT * (max(num_tokens, 1) - self.tokens_per_step)
 
     def due(self, *, ends: bool = False) -> list[tuple[Seen, TokenArray]]:
         """The trees whose fate is known by now, and what followed them; they are let go of.

@@ -15,14 +15,14 @@ import numpy as np
 
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
+from cluster.spec import evidence
 from cluster.spec.forest import Mask
+from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator, claimed_conditionals
 from cluster.spec.tree import depths, walk
 
 Group = tuple[str, bool]  # task class; sampled, or greedy
 
-# Numbers of best nodes for which it is known how many of them were accepted.
-RANKS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 # Trees that count; older ones by halves.  Drafters learn, and what clients ask changes.
 _HALF_LIFE = 1000.0
 # Trees of doubt in a score: what little was seen moves no weight by much.
@@ -31,8 +31,6 @@ _PRIOR_TREES = 8.0
 _WEIGHED_RANK = 3
 # ... and none is worth less than this: its nodes then count as its calibration says.
 _LEAST_WEIGHT = 0.05
-# A task with fewer trees goes by what the drafter is worth for all tasks of that law.
-FEW_TREES = 16
 # Tasks are named by clients; the oldest score makes room.
 _MAX_SCORES = 1024
 
@@ -65,7 +63,7 @@ class Score:
     def __init__(self) -> None:
         self.calibrator = Calibrator()
         # By number of best nodes: trees that had so many or less, accepted nodes, and squares.
-        self._sums = np.zeros((3, len(RANKS)))
+        self._sums = np.zeros((3, len(DRAFT_LENGTHS)))
 
     def add(self, tree: TokenTree, claimed: FloatArray, followed: TokenArray) -> None:
         """Walk a tree along what followed it.
@@ -79,13 +77,13 @@ class Score:
         conditionals = claimed_conditionals(tree.parents, claimed)
         self.calibrator.observe(conditionals[known], accepted[known])
         order = np.argsort(-claimed, kind="stable")
-        totals = np.zeros(RANKS[-1] + 1)
-        counted = np.cumsum(accepted[order])[: RANKS[-1]]
+        totals = np.zeros(DRAFT_LENGTHS[-1] + 1)
+        counted = np.cumsum(accepted[order])[: DRAFT_LENGTHS[-1]]
         totals[1 : len(counted) + 1] = counted
         totals[len(counted) + 1 :] = counted[-1] if len(counted) else 0.0
-        found = totals[RANKS]
+        found = totals[DRAFT_LENGTHS]
         self._sums *= 0.5 ** (1.0 / _HALF_LIFE)
-        self._sums += (np.ones(len(RANKS)), found, found**2)
+        self._sums += (np.ones(len(DRAFT_LENGTHS)), found, found**2)
 
     @property
     def num_trees(self) -> float:
@@ -93,7 +91,7 @@ class Score:
         return float(self._sums[0, 0])
 
     def expected(self, rank_index: int) -> tuple[float, float]:
-        """(accepted tokens of the best RANKS[rank_index] nodes of a tree, standard error)."""
+        """(accepted tokens of the best DRAFT_LENGTHS[rank_index] nodes, standard error)."""
         count, total, squares = self._sums[:, rank_index].tolist()
         if count < 1.0:
             return 0.0, math.inf
@@ -131,7 +129,7 @@ class AcceptanceModel:
     def known(self, drafter: str, group: Group) -> Score:
         """The score to go by: of the group, or of all tasks while that one is new."""
         own = self.score(drafter, group)
-        if own.num_trees >= FEW_TREES:
+        if own.num_trees >= evidence.FEW:
             return own
         return self._of_all_tasks.setdefault((drafter, group[1]), Score())
 
@@ -164,7 +162,7 @@ class AcceptanceModel:
                 "law": law_name(is_sampled=is_sampled),
                 "trees": score.num_trees,
                 "accepted": {
-                    str(rank): score.expected(index)[0] for index, rank in enumerate(RANKS)
+                    str(rank): score.expected(index)[0] for index, rank in enumerate(DRAFT_LENGTHS)
                 },
                 "error": score.expected(_WEIGHED_RANK)[1],
                 "calibration_error": score.calibrator.expected_error(),

@@ -26,8 +26,9 @@ import numpy as np
 
 from cluster.core import FloatArray
 from cluster.records import record
+from cluster.spec import evidence
 from cluster.spec.forest import Floats, Indices, Mask
-from cluster.spec.step_cost import NODE_EDGES
+from cluster.spec.step_cost import DRAFT_LENGTHS, NODE_EDGES
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -96,9 +97,7 @@ class DraftLengthValues:
     both: what changes from text to text then moves all of them alike.
     """
 
-    def __init__(self, weight: float) -> None:
-        """weight: of the newest batch, once there were enough for a plain mean."""
-        self._weight = weight
+    def __init__(self) -> None:
         self._steps = np.zeros(len(DRAFT_LENGTHS))
         self._counts = np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
 
@@ -108,7 +107,7 @@ class DraftLengthValues:
         steps = np.diff(values, prepend=0.0)
         own = slice(0, len(values))
         self._counts[own] += 1
-        shares = np.maximum(1.0 / self._counts[own], self._weight)
+        shares = np.maximum(1.0 / self._counts[own], evidence.RECENT)
         self._steps[own] += shares * (steps - self._steps[own])
 
     def choose(self, draft_s: Floats, rate: float, max_nodes: int) -> tuple[int, float]:
@@ -122,7 +121,3 @@ class DraftLengthValues:
         if values[best] <= 0.0:
             return 0, float(values[best])
         return int(DRAFT_LENGTHS[best]), float(values[best])
-
-
-# Numbers of nodes per sequence that residents are asked for.
-DRAFT_LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))

@@ -14,12 +14,11 @@ compute-bound T(R/2) is nearly half of it, and two are.
 
 from __future__ import annotations
 
+from cluster.spec import evidence
 from cluster.spec.step_profile import StepProfile
 
 # Two must be faster by so much before they are taken, and are given up where they are not at all.
 _HYSTERESIS = 1.03
-# Weight of the newest round in the running means.
-_WEIGHT = 0.05
 # So many rounds are looked at before the first decision, and after each.
 _SETTLE_ROUNDS = 32
 
@@ -47,7 +46,7 @@ class CohortChoice:
         rows = num_sequences + num_nodes
         if self._profile is None or rows < 1:
             return
-        weight = _WEIGHT if self._num_rounds else 1.0
+        weight = evidence.RECENT if self._num_rounds else 1.0
         self._rows += weight * (rows - self._rows)
         self._scale += weight * (step_time_s / float(self._profile.at([rows])[0]) - self._scale)
         self._outside_s += weight * (outside_s - self._outside_s)

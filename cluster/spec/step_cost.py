@@ -20,6 +20,8 @@ EDGES: tuple[int, ...] = (
     0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048,
 )  # fmt: skip
 NODE_EDGES = np.array(EDGES)
+# Of a sequence: what residents may be asked for, and for which it is known what was accepted.
+DRAFT_LENGTHS = NODE_EDGES[(NODE_EDGES >= 1) & (NODE_EDGES <= 32)]
 
 # A median of so many ignores stray slow steps, and follows a change of load within five.
 _NUM_SAMPLES = 9

@@ -17,16 +17,16 @@ import enum
 import logging
 import math
 
+from cluster.spec import evidence
+
 log = logging.getLogger(__name__)
 
-# Seconds without a step worth drafts after which it is PLAIN: longer than a text's dull passages.
-_IDLE_S = 1.0
-# The first back-off: long beside a step, short beside a text.  The last: a mistake is found out
+# Seconds without a step worth drafts after which it is PLAIN, and the first back-off: long beside a
+# step and a text's dull passages, short beside a text.  The last back-off: a mistake is found out
 # within a minute.
 _FIRST_BACKOFF_S = 1.0
 _LAST_BACKOFF_S = 60.0
-# Rounds that can tell a loss, and by so many standard errors it must be one.
-_FEWEST_ROUNDS = 16
+# A loss is one by so many standard errors.
 _BEYOND_DOUBT = 3.0
 # So many rounds tell whatever they say, and the next ones are counted anew.
 _MOST_ROUNDS = 256
@@ -63,7 +63,7 @@ class Throttle:
             self._worth_at = now
         if self._state is State.PLAIN and is_worth:
             self._turn(State.SPECULATE, "drafts are worth their time again")
-        elif self._state is State.SPECULATE and now - self._worth_at >= _IDLE_S:
+        elif self._state is State.SPECULATE and now - self._worth_at >= _FIRST_BACKOFF_S:
             self._turn(State.PLAIN, "no drafts were worth their time of late")
 
     def settle(self, now: float, time_s: float, plain_s: float) -> None:
@@ -74,7 +74,7 @@ class Throttle:
         self._gained_s += plain_s - time_s
         self._squares += (plain_s - time_s) ** 2
         self._longest_s = max(self._longest_s, plain_s)
-        if self._num_rounds < _FEWEST_ROUNDS:
+        if self._num_rounds < evidence.FEW:
             return
         mean_square = self._gained_s**2 / self._num_rounds
         # Gains are rare and large: one that did not come yet may be the next.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.core import FloatArray
+from cluster.spec import evidence
 from cluster.spec.budget import Choice, Prices, choose_nodes
 from cluster.spec.forest import Floats
 
@@ -19,9 +20,8 @@ from cluster.spec.forest import Floats
 WAITS_S: tuple[float, ...] = (0.001, 0.002, 0.004, 0.008)
 # Survivals that are kept of a tree, best first.
 NUM_RANKS = 16
-# Weight of the newest commit, once there were enough for a plain mean; and in the share of commits
-# that are answered at all, where one that does not come is to be noticed within a few.
-_WEIGHT = 0.05
+# Weight of the newest commit in the share of those that are answered at all: one that does not come
+# is to be noticed within a few.
 _ANSWERED_WEIGHT = 0.5
 # A wait must promise so many times its price: texts that drafters have just missed are harder for
 # them than their claims say.
@@ -66,7 +66,7 @@ class ArrivalTable:
             came = [survival for age_s, survival in trees if age_s <= wait_s]
             newest = profile(came[-1]) if came else np.zeros(NUM_RANKS)
             self._counts[index] += 1
-            share = max(1.0 / float(self._counts[index]), _WEIGHT)
+            share = max(1.0 / float(self._counts[index]), evidence.RECENT)
             self._means[index] += share * (newest - self._means[index])
 
     def expected(self) -> Floats:

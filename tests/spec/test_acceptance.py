@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cluster.core import TokenTree, token_array
-from cluster.spec.acceptance import RANKS, AcceptanceModel, Score, Seen
+from cluster.spec.acceptance import AcceptanceModel, Score, Seen
+from cluster.spec.step_cost import DRAFT_LENGTHS
 
 GROUP = ("code", False)
 FORK = TokenTree.of([5, 6, 7, 8], [-1, 0, 0, -1])  # 5 -> 6 or 7, or 8
@@ -16,7 +17,7 @@ CLAIMED = np.array([0.8, 0.6, 0.1, 0.15], dtype=np.float32)
 
 
 def accepted(score: Score, rank: int) -> float:
-    return score.expected(RANKS.tolist().index(rank))[0]
+    return score.expected(DRAFT_LENGTHS.tolist().index(rank))[0]
 
 
 def test_accepted_are_the_best_nodes_that_the_text_went_through() -> None:

@@ -59,7 +59,7 @@ def test_every_beginning_of_the_ranking_is_closed_under_parents() -> None:
 
 
 def test_residents_draft_as_many_nodes_as_are_worth_their_time() -> None:
-    values = DraftLengthValues(weight=0.05)
+    values = DraftLengthValues()
     for _ in range(20):
         # What trees of 1, 2, 3, 4, 6 and 8 nodes bring: ever less with every node.
         values.learn(np.array([0.5, 0.8, 1.0, 1.1, 1.15, 1.16]))
@@ -72,7 +72,7 @@ def test_residents_draft_as_many_nodes_as_are_worth_their_time() -> None:
 
 def test_larger_trees_keep_their_lead_when_texts_change() -> None:
     """Only a few batches tell of eight nodes; when all get worse, so do these."""
-    values = DraftLengthValues(weight=0.05)
+    values = DraftLengthValues()
     values.learn(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5]))
     for _ in range(200):
         values.learn(np.array([0.0, 0.0, 0.0]))
