@@ -55,6 +55,7 @@ class SamplingParams:
     stop_token_ids end the text and are not part of it.
     logprobs: number of alternatives to report per token, None = no log-probabilities at all.
     prediction: output tokens that the client expects; drafts may come from them, the text does not.
+    forced_ids: the whole output, which is then scored instead of drawn; max_tokens is their number.
     """
 
     temperature: float = 1.0
@@ -72,6 +73,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None
     prediction: tuple[int, ...] = ()
+    forced_ids: tuple[int, ...] = ()
     grammar: GrammarSpec | None = None
 
     @property
@@ -276,6 +278,7 @@ class TokenLogprob:
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most probable first
+    rank: int = 0  # among all tokens, 1 = most probable; 0 = not known
 
 
 @record(frozen=True, slots=True, eq=False)

@@ -28,7 +28,7 @@ def check_request(
     for name, token_ids in (("prompt", request.prompt_ids), ("output_ids", request.output_ids)):
         _check_vocabulary(token_ids, limits.vocab_size, name)
     _check_sampling(request.params, limits.vocab_size)
-    _check_prediction(request, prompt_len, max_frame_tokens)
+    _check_given(request, prompt_len, max_frame_tokens)
     options = request.speculation
     if options.max_draft_tokens is not None and options.max_draft_tokens < 0:
         raise RequestError(
@@ -66,16 +66,20 @@ def _check_length(prompt_len: int, limits: Limits, max_frame_tokens: int) -> Non
         )
 
 
-def _check_prediction(request: Request, prompt_len: int, max_frame_tokens: int) -> None:
-    # It stands in the frame that opens the request, beside the prompt.
-    num_tokens = len(request.params.prediction)
-    if num_tokens and prompt_len + num_tokens > max_frame_tokens:
-        raise TooLargeError(
-            f"the prediction has {num_tokens} tokens and the prompt {prompt_len}; one frame "
-            f"carries {max_frame_tokens}; shorten the prediction or raise "
-            "coordinator.max_frame_bytes",
-            param="prediction",
-        )
+def _check_given(request: Request, prompt_len: int, max_frame_tokens: int) -> None:
+    # They stand in the frame that opens the request, beside the prompt.
+    for name, given in (
+        ("prediction", request.params.prediction),
+        ("forced_ids", request.params.forced_ids),
+    ):
+        # A forced output comes once more as the tokens that an opening repeats.
+        num_tokens = len(given) * (2 if name == "forced_ids" else 1)
+        if num_tokens and prompt_len + num_tokens > max_frame_tokens:
+            raise TooLargeError(
+                f"{name} has {len(given)} tokens and the prompt {prompt_len}; one frame carries "
+                f"{max_frame_tokens}; shorten them or raise coordinator.max_frame_bytes",
+                param=name,
+            )
 
 
 def _check_vocabulary(token_ids: TokenArray, vocab_size: int, param: str) -> None:

@@ -125,7 +125,10 @@ class RoundLog:
         for answer in answers:
             task, num_kept = answer.session.request.task, answer.num_kept
             num_tokens[task] = num_tokens.get(task, 0) + num_kept
-            self._activity.note_step(len(answer.in_flight.tree), len(answer.path), num_kept)
+            # The tree of a session that is scored was no draft.
+            num_drafted = len(answer.in_flight.tree) if answer.in_flight.drafters else 0
+            num_accepted = len(answer.path) if num_drafted else 0
+            self._activity.note_step(num_drafted, num_accepted, num_kept)
             if answer.last_event_at is None:
                 self._activity.counts.num_prompt_tokens += answer.session.prompt_len
                 ttft_s = answer.at - answer.session.arrived_at

@@ -188,9 +188,13 @@ class RoundLoop:
             session.deliver(session.event(position, verdict, reason, in_flight))
             return
         session.target_len = verdict.context_len + len(verdict.path)
-        session.status = Status.READY
-        session.ready_since = now
-        seat.ready[session.id] = session
+        if session.is_scored:  # what is left of it goes like another chunk of a prefill
+            session.status = Status.PREFILL
+            seat.unsent[session.id] = session
+        else:
+            session.status = Status.READY
+            session.ready_since = now
+            seat.ready[session.id] = session
         self._pool.commit(session, now)
         session.deliver(session.event(position, verdict, None, in_flight))
 
@@ -213,7 +217,7 @@ class RoundLoop:
             self._owner.relocate(session, error)
             return
         in_flight = session.in_flight
-        if in_flight is None or len(in_flight.tree) == 0:
+        if in_flight is None or len(in_flight.tree) == 0 or session.is_scored:
             self._owner.fail(session, error)
             return
         # Perhaps only its drafts were too much (pages, rows): they may never cost it its text.
@@ -233,10 +237,12 @@ class RoundLoop:
 
     def _start_prefill(self, seat: TargetSeat, session: Session, now: float) -> VerifyItem:
         session.status = Status.PREFILL
-        session.in_flight = InFlight(len(session.tokens))
+        tree = session.forced_tree(seat.description.max_batch_tokens)
+        session.in_flight = InFlight(len(session.tokens), tree)
         seat.prefilling[session.id] = session
-        nodes = self._controller.first_nodes(seat.id, len(seat.sessions), session, now)
-        self._residents.ask(seat, session, nodes, now)
+        if not session.is_scored:
+            nodes = self._controller.first_nodes(seat.id, len(seat.sessions), session, now)
+            self._residents.ask(seat, session, nodes, now)
         return session.item(session.in_flight.tree)
 
     def _form_batch(self, seat: TargetSeat) -> list[VerifyItem]:

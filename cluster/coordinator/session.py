@@ -23,10 +23,16 @@ from cluster.core import (
     TokenTree,
     Verdict,
     VerifyItem,
+    token_array,
 )
 from cluster.token_log import TokenLog
 
 Deliver = Callable[[TokenEvent], None]
+
+# Each row of a step that scores has logits of the whole vocabulary: 256 are 160 MB of a large one.
+_MAX_SCORED_ROWS = 256
+# Of a target that does not say how many rows its steps have.
+_FEW_ROWS = 32
 
 
 class Status(enum.StrEnum):
@@ -81,7 +87,9 @@ class Session(Text):
         self.last_event_at: float | None = None
         self.prompt_len = len(request.prompt_ids)
         self._max_len = self.prompt_len + request.params.max_tokens
-        self.stop_ids = frozenset(request.params.stop_token_ids)
+        # A given output is scored to its end: no token of it stops anything.
+        self.forced = token_array(request.params.forced_ids)
+        self.stop_ids = frozenset(() if self.is_scored else request.params.stop_token_ids)
         self.status = Status.WAITING
         self.generation = 0
         self.target: Seat | None = None
@@ -109,6 +117,22 @@ class Session(Text):
         if limits.max_context_len:
             end = min(end, limits.max_context_len)
         return end - len(self.tokens)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the output is given, and only its log-probabilities are asked for."""
+        return len(self.forced) > 0
+
+    def forced_tree(self, max_batch_tokens: int) -> TokenTree:
+        """The next tokens of a given output as a chain, which a step accepts whole; else none.
+
+        max_batch_tokens: rows of the target's steps, 0 = unknown.
+        """
+        # Like a chunk of a prefill: a share of a step that leaves room for those who decode.
+        most = min(max_batch_tokens // 4, _MAX_SCORED_ROWS) if max_batch_tokens else _FEW_ROWS
+        start = self.num_output_tokens
+        # The last token needs no node: it is what the target says after the others.
+        return TokenTree.chain(self.forced[start : min(start + max(most, 1), len(self.forced) - 1)])
 
     def item(self, tree: TokenTree) -> VerifyItem:
         """The next item for the target: what its cache lacks, and `tree` after that."""

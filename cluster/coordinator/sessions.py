@@ -81,7 +81,7 @@ class SessionTable:
         options, limit = request.speculation, self._config.coordinator.max_draft_tokens
         if options.max_draft_tokens is not None:
             limit = min(limit, options.max_draft_tokens)
-        if options.enabled and limit > 0:
+        if options.enabled and limit > 0 and not session.is_scored:
             session.max_draft_tokens = limit
             session.drafters = self._drafters_of(request)
         if options.latency_class is not None:

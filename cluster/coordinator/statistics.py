@@ -52,7 +52,7 @@ class RequestStatistics:
         """One target step that emitted tokens.  path: the accepted nodes of the tree in flight."""
         self._num_steps += 1
         num_drafted, num_accepted = len(in_flight.tree), len(path)
-        if num_drafted == 0:
+        if num_drafted == 0 or not in_flight.drafters:  # plain, or a part of a given output
             return
         if num_accepted:
             counts = zip(in_flight.drafters, in_flight.num_accepted(path), strict=True)

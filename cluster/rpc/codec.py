@@ -96,6 +96,7 @@ def encode_params(params: SamplingParams) -> pb.SamplingParams:
         stop_token_ids=params.stop_token_ids,
         logprobs=params.logprobs,
         prediction=params.prediction,
+        forced_ids=params.forced_ids,
         grammar=None if params.grammar is None else encode_grammar(params.grammar),
     )
 
@@ -141,6 +142,7 @@ def decode_params(message: pb.SamplingParams) -> SamplingParams:
         stop_token_ids=tuple(message.stop_token_ids),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prediction=tuple(message.prediction),
+        forced_ids=tuple(message.forced_ids),
         grammar=decode_grammar(message.grammar) if message.HasField("grammar") else None,
     )
 
@@ -168,6 +170,7 @@ def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> pb.Logprobs | None:
         num_top=[len(entry.top) for entry in logprobs],
         top_token_ids=[token_id for token_id, _ in top],
         top_logprobs=[logprob for _, logprob in top],
+        ranks=[entry.rank for entry in logprobs],
     )
 
 
@@ -181,10 +184,13 @@ def decode_logprobs(message: pb.Logprobs) -> tuple[TokenLogprob, ...]:
             f"logprobs counts {sum(counts)} alternatives but carries {len(top_ids)} ids and "
             f"{len(top_logprobs)} values"
         )
+    ranks = message.ranks or [0] * len(logprobs)
+    if len(ranks) != len(logprobs):
+        raise ProtocolError(f"logprobs has {len(logprobs)} tokens and {len(ranks)} ranks")
     alternatives = iter(zip(top_ids, top_logprobs, strict=True))
     return tuple(
-        TokenLogprob(logprob, tuple(next(alternatives) for _ in range(count)))
-        for logprob, count in zip(logprobs, counts, strict=True)
+        TokenLogprob(logprob, tuple(next(alternatives) for _ in range(count)), rank)
+        for logprob, count, rank in zip(logprobs, counts, ranks, strict=True)
     )
 
 

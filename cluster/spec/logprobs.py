@@ -40,12 +40,15 @@ def token_logprobs(
     """
     laws = _laws(logits)
     chosen = laws.gather(1, torch.from_numpy(token_ids).long().to(laws.device).unsqueeze(1))
+    ranks = (laws > chosen).sum(dim=1).add_(1).tolist()
     values = chosen.squeeze(1).tolist()
     if num_top <= 0:
-        return tuple(TokenLogprob(value) for value in values)
+        return tuple(TokenLogprob(*pair, rank=rank) for *pair, rank in zip(values, ranks, strict=True))
     top = _top(laws, num_top)
-    rows = zip(values, top.token_ids.tolist(), top.logprobs.tolist(), strict=True)
-    return tuple(TokenLogprob(value, tuple(zip(*pair, strict=True))) for value, *pair in rows)
+    rows = zip(values, ranks, top.token_ids.tolist(), top.logprobs.tolist(), strict=True)
+    return tuple(
+        TokenLogprob(value, tuple(zip(*pair, strict=True)), rank) for value, rank, *pair in rows
+    )
 
 
 def _laws(logits: torch.Tensor) -> torch.Tensor:

@@ -31,6 +31,23 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
             )
         _check_range("logit_bias", value, -math.inf, math.inf)
     _check_prediction(params.prediction, vocab_size)
+    _check_forced(params, vocab_size)
+
+
+def _check_forced(params: SamplingParams, vocab_size: int) -> None:
+    token_ids = params.forced_ids
+    if not token_ids:
+        return
+    _check_tokens("forced_ids", token_ids, vocab_size)
+    if params.max_tokens != len(token_ids):
+        raise RequestError(
+            f"max_tokens is {params.max_tokens} and forced_ids are {len(token_ids)} tokens; they "
+            "are the whole output, so give their number",
+            param="max_tokens",
+        )
+    if params.grammar is not None:
+        raise RequestError("forced_ids are the output whatever a grammar says; remove one of both",
+                           param="forced_ids")
 
 
 def _check_prediction(token_ids: tuple[int, ...], vocab_size: int) -> None:
@@ -42,11 +59,14 @@ def _check_prediction(token_ids: tuple[int, ...], vocab_size: int) -> None:
             "send the part that the output begins with",
             param="prediction",
         )
+    _check_tokens("prediction", token_ids, vocab_size)
+
+
+def _check_tokens(name: str, token_ids: tuple[int, ...], vocab_size: int) -> None:
     worst = min(token_ids) if min(token_ids) < 0 else max(token_ids)
     if not 0 <= worst < vocab_size:
         raise RequestError(
-            f"prediction names token {worst}; the vocabulary is 0..{vocab_size - 1}",
-            param="prediction",
+            f"{name} names token {worst}; the vocabulary is 0..{vocab_size - 1}", param=name
         )
 
 

@@ -45,6 +45,7 @@ class TargetSequence:
         self.hook = hook
         self.failure: RequestError | None = None  # of the hook: the request ends with it
         self.adapter = adapter
+        self.forced = token_array(params.forced_ids) if params.forced_ids else None
         self.bias = TokenBias.of(params.logit_bias, device) if params.logit_bias else None
         stops = [token for token in params.stop_token_ids if 0 <= token < vocab_size]
         self.banned = (
@@ -116,7 +117,29 @@ def draw_all(
     """The target's draws of each entry, int32[n + 1]; -1 where a row has no law to draw from.
 
     native: for logits on the CPU, fused: on a GPU; the draws are the same without them.
+    Where a sequence's output is given, its tokens stand in place of draws.
     """
+    drawn = _draw_all(batch, noise, native, fused)
+    return [_forced(entry, draws) for entry, draws in zip(batch, drawn, strict=True)]
+
+
+def _forced(entry: Evaluated, draws: TokenArray) -> TokenArray:
+    given = entry.sequence.forced
+    if given is None:
+        return draws
+    positions = _positions(entry)
+    # A row without a law has no log-probabilities either: it fails as in any other sequence.
+    rows = np.flatnonzero((positions < len(given)) & (draws >= 0))
+    draws[rows] = given[positions[rows]]
+    return draws
+
+
+def _draw_all(
+    batch: Sequence[Evaluated],
+    noise: NoiseRows,
+    native: DrawKernels | None,
+    fused: FusedDraw | None,
+) -> list[TokenArray]:
     sizes = [len(entry.tree) + 1 for entry in batch]
     edges = [0, *itertools.accumulate(sizes)]
     spans = list(itertools.pairwise(edges))

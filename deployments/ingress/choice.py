@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
+    Request,
     SpeculationStats,
     TokenArray,
     TokenEvent,
@@ -43,16 +44,28 @@ class Choice:
     """One sample; turns its tokens into text until the sequence or a stop string ends it."""
 
     def __init__(
-        self, index: int, text: TextStream, reading: Reading, ticket: Ticket | None
+        self,
+        index: int,
+        text: TextStream,
+        reading: Reading,
+        ticket: Ticket | None,
+        waiting: Request | None = None,
     ) -> None:
+        """ticket: None = it is over, or not submitted yet.  waiting: what is to be submitted."""
         self.index = index
         self.text = text
         self.reading = reading
         self.ticket = ticket
-        self.done = ticket is None
+        self.waiting = waiting
+        self.done = ticket is None and waiting is None
         self.stats = SpeculationStats()
         self.queue_time_s = 0.0
         self.finish_reason: FinishReason | None = None
+
+    def end(self) -> Delta:
+        """End it without a token: only its prompt was asked about."""
+        self.waiting, self.done, self.finish_reason = None, True, FinishReason.LENGTH
+        return Delta(self.index, "", finish_reason=self.finish_reason)
 
     def feed(self, event: TokenEvent) -> Delta | None:
         """The new text and tokens in `event`; None if there are none."""

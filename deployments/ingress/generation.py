@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 from cluster.core import (
     EMPTY_TOKENS,
@@ -23,6 +23,7 @@ from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Choice, Delta
 from deployments.ingress.coordinators import Coordinators, Ticket
+from deployments.ingress.prompt_scores import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.reading import Reading, skips_specials
 from deployments.ingress.request_log import RequestLine, RequestTimes
@@ -68,6 +69,7 @@ class Generation:
         self._max_chars_per_token = max_chars_per_token
         self._news = asyncio.Event()
         self._choices: list[Choice] = []
+        self._scores: list[PromptScore] = []  # one per prompt, where they are asked for
         self._times = RequestTimes()
         self._error_code = ""
         self._timeout_s = timeout_s
@@ -87,6 +89,10 @@ class Generation:
     def num_output_tokens(self) -> int:
         """Output tokens of all choices, up to the end of a stop string."""
         return sum(choice.text.num_tokens for choice in self._choices)
+
+    def prompt_logprobs(self, choice: int) -> PromptLogprobs:
+        """Of the choice's prompt, once the choice has begun; () where they are not asked for."""
+        return self._scores[choice // self._spec.num_choices].logprobs if self._scores else ()
 
     @property
     def is_over(self) -> bool:
@@ -136,7 +142,15 @@ class Generation:
                     tenant=spec.tenant,
                     adapter=spec.adapter,
                 )
+                if spec.prompt_logprobs is not None and sample == 0:
+                    self._scores.append(
+                        await PromptScore.start(
+                            request, spec.prompt_logprobs, self._coordinators, self._news
+                        )
+                    )
                 await self._open(index, request, resumed.get(index))
+        if spec.is_prompt_only:
+            self._news.set()  # nothing may ever arrive
 
     async def _open(self, index: int, request: Request, resumption: Resumption | None) -> None:
         text = TextStream(
@@ -154,8 +168,32 @@ class Generation:
             # The text was delivered before the stream broke; only the position is needed.
             reading.push(text.push(resumption.token_ids).text, is_last=False)
         is_over = resumption is not None and (resumption.finished or text.is_finished)
-        ticket = None if is_over else await self._coordinators.submit(request, self._news)
-        self._choices.append(Choice(index, text, reading, ticket))
+        waits = bool(self._scores) or self._spec.is_prompt_only
+        ticket = None
+        if not (is_over or waits):
+            ticket = await self._coordinators.submit(request, self._news)
+        waiting = request if waits and not is_over else None
+        self._choices.append(Choice(index, text, reading, ticket, waiting))
+
+    async def _go_on_after_scores(self) -> list[Delta]:
+        """Submit the samples whose prompts are scored; returns the ends of those without any."""
+        for score in self._scores:
+            if not score.is_complete:
+                with self._noting_errors():
+                    score.take()
+        ended: list[Delta] = []
+        for choice in self._choices:
+            request, number = choice.waiting, choice.index // self._spec.num_choices
+            if request is None or (self._scores and not self._scores[number].is_complete):
+                continue
+            if self._spec.is_prompt_only:
+                ended.append(choice.end())
+                continue
+            choice.waiting = None
+            # The score before it was admitted: it need not queue again.
+            request = dataclasses.replace(request, was_admitted=True)
+            choice.ticket = await self._coordinators.submit(request, self._news)
+        return ended
 
     def _truncated(self, prompt_ids: TokenArray) -> TokenArray:
         count = self._spec.truncate_prompt_tokens
@@ -167,6 +205,8 @@ class Generation:
         """The request's max_tokens, which must fit, or as much of the default as fits."""
         limit = self._coordinators.max_context_len
         wanted = self._spec.params.max_tokens
+        if self._spec.is_prompt_only and (not limit or prompt_len <= limit):
+            return 0
         if limit and prompt_len >= limit:
             raise RequestError(
                 f"the prompt has {prompt_len} tokens, prompt and output together may have {limit}; "
@@ -190,13 +230,22 @@ class Generation:
 
     async def admitted(self) -> None:
         """Wait until every choice is admitted; raises the error of one that is refused."""
-        while not all(one.ticket is None or self._is_admitted(one.ticket) for one in self._choices):
+        while not all(
+            one.ticket is None or self._is_admitted(one.ticket)
+            for one in (*self._choices, *self._scores)
+        ):
             await self._wait()
         self._news.set()  # `deltas` has not seen it
 
     def _is_admitted(self, ticket: Ticket) -> bool:
-        try:
+        with self._noting_errors():
             return ticket.is_admitted()
+
+    @contextlib.contextmanager
+    def _noting_errors(self) -> Iterator[None]:
+        """What ends the request is said in its line of the log."""
+        try:
+            yield
         except DrafthouseError as error:
             self._error_code = error.code
             raise
@@ -224,7 +273,7 @@ class Generation:
         """
         while not self.is_over:
             await self._wait()
-            pieces = self._take()
+            pieces = [*await self._go_on_after_scores(), *self._take()]
             if self.is_over:
                 await self._wait_for_last_events()
             if pieces:
@@ -254,11 +303,8 @@ class Generation:
         return pieces
 
     def _events(self, ticket: Ticket) -> list[TokenEvent]:
-        try:
+        with self._noting_errors():
             return ticket.take()
-        except DrafthouseError as error:
-            self._error_code = error.code
-            raise
 
     async def _wait_for_last_events(self) -> None:
         try:
@@ -272,9 +318,9 @@ class Generation:
 
     def close(self) -> None:
         """Cancel the choices that still run; their resources are freed at once."""
-        for choice in self._choices:
-            if choice.ticket is not None:
-                self._coordinators.close(choice.ticket)
+        for one in (*self._choices, *self._scores):
+            if one.ticket is not None:
+                self._coordinators.close(one.ticket)
         if self._is_logged and self._choices:
             self._is_logged = False
             self._line().write()

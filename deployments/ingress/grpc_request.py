@@ -16,15 +16,15 @@ from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, shown
 from deployments.ingress.openai_request import check_model
+from deployments.ingress.prompt_logprobs import read_max_tokens, read_prompt_logprobs
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
 from deployments.ingress.structured import parse_json
 
-_MAX_TOKENS = 2**31 - 1
 _MAX_NAME_LEN = 128
 _SAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
-    "repetition_penalty", "seed", "min_tokens", "ignore_eos",
+    "repetition_penalty", "seed", "min_tokens", "ignore_eos", "prompt_logprobs",
 )  # fmt: skip
 
 
@@ -64,16 +64,19 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
     }
     fields = Fields(values)
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
+    prompt_logprobs = read_prompt_logprobs(fields, limits)
     spec = read_spec(
         fields,
         limits,
         (_prompt(request.prompt, limits),),
         num_choices,
-        fields.integer("max_tokens", 0, 1, _MAX_TOKENS) or 0,
+        read_max_tokens(fields, "max_tokens", is_prompt_wanted=prompt_logprobs is not None),
         fields.integer("logprobs", None, 0, limits.max_logprobs),
     )
     _check_resume(request.resume, num_choices, limits)
-    return dataclasses.replace(spec, include_stop=sampling.include_stop)
+    return dataclasses.replace(
+        spec, include_stop=sampling.include_stop, prompt_logprobs=prompt_logprobs
+    )
 
 
 def _structured(grammar: GrammarSpec | None) -> dict[str, Any] | None:

@@ -184,16 +184,16 @@ async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
             is_streaming = True
             return EventStream(generation, writer, headers, ingress.config.api.heartbeat_s)
         collected = [delta async for deltas in generation.deltas() for delta in deltas]
-        body = await _whole(writer, collected)
+        body = await _whole(writer, collected, generation.num_prompt_logprobs)
         return Response(body, media_type="application/json", headers=headers)
     finally:
         if not is_streaming:
             generation.close()
 
 
-async def _whole(writer: Writer, deltas: Sequence[Delta]) -> bytes:
+async def _whole(writer: Writer, deltas: Sequence[Delta], num_prompt_logprobs: int) -> bytes:
     """Encode the whole answer, in another thread if it has many log-probabilities."""
-    num_logprobs = sum(1 + len(one.top) for delta in deltas for one in delta.logprobs)
+    num_logprobs = num_prompt_logprobs + sum(1 + len(one.top) for delta in deltas for one in delta.logprobs)
     if num_logprobs <= _INLINE_LOGPROBS:
         return writer.whole(deltas)
     return await asyncio.to_thread(writer.whole, deltas)

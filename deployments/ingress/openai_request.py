@@ -13,9 +13,10 @@ import numpy as np
 
 from cluster.errors import NotFoundError, RequestError
 from deployments.ingress.api.contract import Opened
-from deployments.ingress.api.table import CHAT, COMPLETIONS, MAX_TOKENS
+from deployments.ingress.api.table import CHAT, COMPLETIONS
 from deployments.ingress.chat import parse_messages, parse_template
 from deployments.ingress.fields import Fields, encodable, json_kind, shown
+from deployments.ingress.prompt_logprobs import most, read_max_tokens, read_prompt_logprobs
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
 from deployments.ingress.tools import ChatUse, read_chat_use
@@ -37,18 +38,20 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
         )
     echo = fields.boolean("echo", default=False)
     logprobs = fields.integer("logprobs", None, 0, limits.max_logprobs)
-    if echo and logprobs is not None:
-        raise RequestError(
-            "logprobs: not served for the prompt's tokens; remove echo or logprobs",
-            param="logprobs",
-        )
+    shown = read_prompt_logprobs(fields, limits)
     prompts = _prompts(fields, limits)
-    max_tokens = fields.integer("max_tokens", 0, 1, MAX_TOKENS) or 0
+    max_tokens = read_max_tokens(
+        fields, "max_tokens", is_prompt_wanted=echo or shown is not None
+    )
     is_ranked = best_of > num_choices
     # Samples are ranked by their tokens' log-probabilities.
     reported = 0 if is_ranked and logprobs is None else logprobs
     spec = read_spec(fields, limits, prompts, best_of, max_tokens, reported)
-    spec = dataclasses.replace(spec, default_max_tokens=_COMPLETION_MAX_TOKENS)
+    spec = dataclasses.replace(
+        spec,
+        default_max_tokens=_COMPLETION_MAX_TOKENS,
+        prompt_logprobs=most(shown, logprobs if echo else None),
+    )
     asked = _request(fields, opened, spec, model, is_chat=False, echo=echo)
     if is_ranked and asked.stream:
         raise RequestError(
@@ -56,7 +59,12 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
             "false",
             param="best_of",
         )
-    return dataclasses.replace(asked, num_kept=num_choices, shows_logprobs=logprobs is not None)
+    return dataclasses.replace(
+        asked,
+        num_kept=num_choices,
+        shows_logprobs=logprobs is not None,
+        shows_prompt_logprobs=shown,
+    )
 
 
 def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
@@ -77,13 +85,21 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
         tools=use.tools,
         template=parse_template(fields, use.template_arguments or {}),
     )
-    old = fields.integer("max_tokens", 0, 1, MAX_TOKENS) or 0
-    max_tokens = fields.integer("max_completion_tokens", old, 1, MAX_TOKENS) or 0
+    shown = read_prompt_logprobs(fields, limits)
+    is_wanted = shown is not None
+    max_tokens = read_max_tokens(fields, "max_completion_tokens", is_prompt_wanted=is_wanted)
+    if max_tokens is None:
+        max_tokens = read_max_tokens(fields, "max_tokens", is_prompt_wanted=is_wanted)
     logprobs = (top or 0) if wants_logprobs else None
     spec = read_spec(fields, limits, (prompt,), num_choices, max_tokens, logprobs)
-    spec = with_chat_use(spec, use)
+    spec = dataclasses.replace(with_chat_use(spec, use), prompt_logprobs=shown)
     asked = _request(fields, opened, spec, model, is_chat=True, echo=False)
-    return dataclasses.replace(asked, num_kept=num_choices, shows_logprobs=wants_logprobs)
+    return dataclasses.replace(
+        asked,
+        num_kept=num_choices,
+        shows_logprobs=wants_logprobs,
+        shows_prompt_logprobs=shown,
+    )
 
 
 def with_chat_use(spec: GenerationSpec, use: ChatUse) -> GenerationSpec:

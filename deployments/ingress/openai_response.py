@@ -16,6 +16,8 @@ from deployments.ingress.chat_message import delta_json, finish_reason, whole_me
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_error import error_event
+from deployments.ingress.prompt_logprobs import prompt_entries, trimmed
+from deployments.ingress.prompt_scores import PromptLogprobs
 from deployments.ingress.spec import OpenAIRequest
 
 DONE = b"data: [DONE]\n\n"
@@ -70,6 +72,15 @@ class LogprobWriter:
         self._is_chat = is_chat
         self._text_len = 0
 
+    def write_prompt(self, token_ids: Sequence[int], logprobs: PromptLogprobs) -> dict[str, Any]:
+        """Of an echoed prompt: nothing is said of its first token, which nothing comes before."""
+        known = [one or TokenLogprob(0.0) for one in logprobs]
+        written = self.write(token_ids, known)
+        for index, one in enumerate(logprobs):
+            if one is None:
+                written["token_logprobs"][index] = written["top_logprobs"][index] = None
+        return written
+
     def write(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         pairs = list(zip(token_ids, logprobs, strict=True))
         if self._is_chat:
@@ -119,6 +130,11 @@ class LogprobWriter:
         }
 
 
+def _joined(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
+    """Two lists of log-probabilities as one; `first` may be empty."""
+    return {name: first[name] + values for name, values in then.items()} if first else then
+
+
 class Answer:
     """Collects or streams the deltas of one generation in the format that its client asked for."""
 
@@ -145,6 +161,7 @@ class Answer:
             for _ in range(count)
         ]
         self._open = count
+        self._begun: set[int] = set()  # choices whose echo is written
         self._prefix = self._head("chat.completion.chunk" if request.is_chat else "text_completion")
 
     def _head(self, kind: str) -> str:
@@ -169,8 +186,11 @@ class Answer:
             for place, sample in enumerate(self._kept(collected))
         ]
         body: dict[str, Any] = {"choices": choices}
-        if self._request.return_token_ids and self._request.is_chat:
-            body["prompt_token_ids"] = self._generation.prompt_ids[0].tolist()
+        if self._request.is_chat:
+            if self._request.return_token_ids:
+                body["prompt_token_ids"] = self._prompt_ids(0)
+            if self._request.shows_prompt_logprobs is not None:
+                body["prompt_logprobs"] = self._prompt_logprobs(0)
         body["usage"] = usage(self._generation)
         body["metrics"] = metrics(self._generation.stats)
         kind = "chat.completion" if self._request.is_chat else "text_completion"
@@ -206,7 +226,13 @@ class Answer:
             choice["text"] = self._echoed(index) + text
         writer = self._writers[index]
         logprobs = [one for part in parts for one in part.logprobs]
-        choice["logprobs"] = writer.write(token_ids, logprobs) if writer else None
+        if writer is not None:
+            echoed = self._echoed_logprobs(index, writer)
+            choice["logprobs"] = _joined(echoed, writer.write(token_ids, logprobs))
+        else:
+            choice["logprobs"] = None
+        if self._request.shows_prompt_logprobs is not None and not self._request.is_chat:
+            choice["prompt_logprobs"] = self._prompt_logprobs(index)
         choice["finish_reason"] = finish_reason(last)
         choice["stop_reason"] = last.stop
         choice["seed"] = self._generation.seed_of(index)
@@ -243,6 +269,27 @@ class Answer:
         text = self._request.spec.prompts[choice // self._request.spec.num_choices].text
         return self._tokenizer.decode(self._prompt_ids(choice)) if text is None else text
 
+    @property
+    def _echoes_logprobs(self) -> bool:
+        return self._request.echo and self._request.shows_logprobs
+
+    def _echoed_logprobs(self, choice: int, writer: LogprobWriter) -> dict[str, Any]:
+        if not self._echoes_logprobs:
+            return {}
+        num_top = self._request.spec.params.logprobs or 0
+        logprobs = trimmed(self._generation.prompt_logprobs(choice), num_top)
+        return writer.write_prompt(self._prompt_ids(choice), logprobs)
+
+    def _prompt_logprobs(self, choice: int) -> list[dict[str, Any] | None]:
+        return prompt_entries(
+            self._prompt_ids(choice),
+            trimmed(
+                self._generation.prompt_logprobs(choice), self._request.shows_prompt_logprobs or 0
+            ),
+            self._tokenizer,
+            names_token_ids=self._request.names_token_ids,
+        )
+
     # Streams
 
     def opening(self) -> bytes:
@@ -251,7 +298,7 @@ class Answer:
         for index in range(len(self._writers)):
             if self._request.is_chat:
                 content = '"delta":{"role":"assistant","content":"","refusal":null}'
-            elif self._request.echo:
+            elif self._request.echo and not self._echoes_logprobs:
                 content = f'"text":{json.dumps(self._echoed(index))}'
             else:
                 continue
@@ -286,13 +333,19 @@ class Answer:
         return text.encode() + DONE
 
     def _choice(self, delta: Delta) -> str:
-        text = json.dumps(delta.text)
+        echoed: dict[str, Any] = {}
+        text = delta.text
+        writer = self._writers[delta.choice]
+        if writer is not None and self._echoes_logprobs and delta.choice not in self._begun:
+            # An echo with log-probabilities comes with the first text: they are known then.
+            self._begun.add(delta.choice)
+            echoed, text = self._echoed_logprobs(delta.choice, writer), self._echoed(delta.choice) + text
+        text = json.dumps(text)
         reason = json.dumps(finish_reason(delta))
         content = f'"delta":{delta_json(delta)}' if self._request.is_chat else f'"text":{text}'
-        writer = self._writers[delta.choice]
         logprobs = "null"
         if writer is not None:
-            written = writer.write(delta.token_ids.tolist(), delta.logprobs)
+            written = _joined(echoed, writer.write(delta.token_ids.tolist(), delta.logprobs))
             logprobs = json.dumps(written, separators=(",", ":"))
         extra = f',"seed":{self._generation.seed_of(delta.choice)}'
         if delta.stop is not None:

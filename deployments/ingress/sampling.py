@@ -28,10 +28,13 @@ def read_spec(
     limits: Limits,
     prompts: tuple[Prompt, ...],
     num_choices: int,
-    max_tokens: int,
+    max_tokens: int | None,
     logprobs: int | None,
 ) -> GenerationSpec:
-    """Read everything except the prompts and the format of the answer."""
+    """Read everything except the prompts and the format of the answer.
+
+    max_tokens: None = not given, 0 = nothing is generated.
+    """
     fields.string("user", "")
     _check_sequences(len(prompts), num_choices, limits)
     min_tokens = fields.integer("min_tokens", 0, 0, MAX_TOKENS) or 0
@@ -50,7 +53,7 @@ def read_spec(
         frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
         repetition_penalty=_repetition_penalty(fields, defaults.repetition_penalty),
         logit_bias=_logit_bias(fields, limits),
-        max_tokens=max_tokens,
+        max_tokens=max_tokens or 0,
         min_tokens=min_tokens,
         stop_token_ids=fields.integers(
             "stop_token_ids", MAX_STOP_TOKEN_IDS, 0, limits.vocab_size - 1
@@ -77,6 +80,7 @@ def read_spec(
         ),
         tenant=_tenant(fields),
         adapter=limits.adapter_of(fields.string("model", "")),
+        is_prompt_only=max_tokens == 0,
     )
 
 

@@ -48,6 +48,8 @@ class GenerationSpec:
     per prompt, whose samples use streams 0, 1, ...
     num_choices: samples per prompt.  adapter: as `Request.adapter`.
     chat: how the answers to a conversation are read; None = as plain text.
+    prompt_logprobs: alternatives per token of the prompts, None = no log-probabilities of them.
+    is_prompt_only: nothing is generated.
     truncate_prompt_tokens: prompts keep their last so many tokens; -1 = what fits, 0 = all.
     """
 
@@ -67,6 +69,8 @@ class GenerationSpec:
     tenant: bytes = DEFAULT_TENANT
     chat: ChatUse | None = None
     adapter: str = ""
+    prompt_logprobs: int | None = None
+    is_prompt_only: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +87,7 @@ class OpenAIRequest:
     """A GenerationSpec and the format of its answer.
 
     names_token_ids: log-probabilities name tokens by their ids.
+    shows_prompt_logprobs: so many alternatives of each, None = they are not shown.
     num_kept: how many of a prompt's samples are answered with, the likeliest first where there are
     more (`best_of`).  shows_logprobs: whether their log-probabilities are.
     ignored: names of fields that had no effect.
@@ -99,6 +104,7 @@ class OpenAIRequest:
     names_token_ids: bool = False
     num_kept: int = 1
     shows_logprobs: bool = False
+    shows_prompt_logprobs: int | None = None
     ignored: tuple[str, ...] = ()
 
 

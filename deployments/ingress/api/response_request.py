@@ -57,7 +57,7 @@ def parse_response(
         if name != _LOGPROBS:
             raise RequestError(f"include: {shown(name)} is not served; remove it", param="include")
     shows_logprobs = bool(top or include)
-    max_tokens = fields.integer("max_output_tokens", 0, 1, MAX_TOKENS) or 0
+    max_tokens = fields.integer("max_output_tokens", None, 1, MAX_TOKENS)
     prompt = Prompt(messages=(*system, *messages))
     spec = read_spec(fields, limits, (prompt,), 1, max_tokens, top if shows_logprobs else None)
     return ResponseRequest(
@@ -67,7 +67,7 @@ def parse_response(
         asked={
             "instructions": instructions or None,
             "previous_response_id": previous or None,
-            "max_output_tokens": max_tokens or None,
+            "max_output_tokens": max_tokens,
             "metadata": fields.get("metadata") or {},
             "user": fields.get("user"),
             "temperature": spec.params.temperature,

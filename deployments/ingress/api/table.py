@@ -125,7 +125,8 @@ _SAMPLING = (
         integer(-1, MAX_TOKENS),
         "the prompt keeps its last so many tokens; -1 = as many as fit; 0 = all",
     ),
-    refused("prompt_logprobs", "remove it; not served for the prompt's tokens"),
+    supported("prompt_logprobs", integer(0, "max_logprobs"), "log-probabilities of the prompt's "
+              "tokens, with so many alternatives; not for streams"),
     supported(
         "return_tokens_as_token_ids", BOOLEAN, "log-probabilities name tokens `token_id:N`"
     ),
@@ -141,7 +142,9 @@ _SAMPLING = (
 SAMPLING_OF_ONE = tuple(
     rule
     for rule in _SAMPLING
-    if not rule.name.startswith(("n", "stream_options", "return_", "add_special_tokens"))
+    if not rule.name.startswith(
+        ("n", "stream_options", "return_", "add_special_tokens", "prompt_logprobs")
+    )
 )
 
 # OpenAI's: they affect billing, caching or safety there, never the text.
@@ -198,11 +201,12 @@ COMPLETIONS = Endpoint(
             "a text, token ids, or a list of either",
             is_required=True,
         ),
-        supported("max_tokens", integer(1, MAX_TOKENS), "output tokens, at most; absent = 16"),
+        supported("max_tokens", integer(0, MAX_TOKENS), "output tokens, at most; absent = 16; 0 "
+                  "only with echo or prompt_logprobs"),
         supported(
             "logprobs", integer(0, "max_logprobs"), "log-probabilities, with so many alternatives"
         ),
-        supported("echo", BOOLEAN, "the prompt comes before the text"),
+        supported("echo", BOOLEAN, "the prompt comes before the text, with logprobs in them too"),
         supported("best_of", integer(1, "max_choices"),
                   "samples per prompt, of which the likeliest n per token are "
                   "answered with; not for streams"),
@@ -219,8 +223,9 @@ CHAT = Endpoint(
     (
         MODEL,
         *_MESSAGES,
-        supported("max_completion_tokens", integer(1, MAX_TOKENS), "output tokens, at most"),
-        supported("max_tokens", integer(1, MAX_TOKENS), "the older name of max_completion_tokens"),
+        supported("max_completion_tokens", integer(0, MAX_TOKENS), "output tokens, at most; 0 only "
+                  "with prompt_logprobs"),
+        supported("max_tokens", integer(0, MAX_TOKENS), "the older name of max_completion_tokens"),
         supported("logprobs", BOOLEAN, "log-probabilities of the output"),
         supported("top_logprobs", integer(0, "max_logprobs"), "alternatives; needs logprobs"),
         refused("echo", "remove it; it belongs to /v1/completions", False),
