@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -24,12 +24,20 @@ import numpy as np
 
 from cluster.core import FinishReason, SpeculationStats, TokenArray, TokenLogprob
 from cluster.errors import DrafthouseError, WorkerError
+from cluster.rpc.codec_tokens import (
+    decode_models,
+    decode_tokens,
+    encode_detokenize,
+    encode_tokenize,
+)
+from cluster.rpc.generated import generation_pb2 as pb
 from cluster.rpc.generation import (
     ChatMessage,
     ChoiceDelta,
     GenerationCall,
     GenerationRequest,
     GenerationResponse,
+    Model,
     SamplingOptions,
     Usage,
 )
@@ -45,6 +53,7 @@ __all__ = [
     "Generation",
     "GenerationRequest",
     "GenerationResponse",
+    "Model",
     "SamplingOptions",
     "Usage",
 ]
@@ -72,6 +81,7 @@ class Generation:
     choices: tuple[Choice, ...]
     usage: Usage
     speculative_decoding: SpeculationStats | None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
 class Client:
@@ -114,6 +124,34 @@ class Client:
         for response in self.generate(request, timeout_s=timeout_s):
             collector.add(response)
         return collector.generation()
+
+    def list_models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        """The names that requests may give as their model."""
+        answer = self._channel.call("ListModels", pb.ListModelsRequest(), timeout_s)
+        return decode_models(answer)
+
+    def tokenize(
+        self,
+        prompt: str | Sequence[ChatMessage],
+        *,
+        model: str = "",
+        add_special_tokens: bool = True,
+        timeout_s: float | None = None,
+    ) -> TokenArray:
+        """Its token ids, int32[n].  add_special_tokens: whether a text gets the model's own."""
+        asked = encode_tokenize(prompt, model, add_special_tokens=add_special_tokens)
+        return decode_tokens(self._channel.call("Tokenize", asked, timeout_s))
+
+    def detokenize(
+        self,
+        token_ids: Sequence[int] | TokenArray,
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> str:
+        """The text of tokens, special ones included."""
+        asked = encode_detokenize(token_ids, model)
+        return str((self._channel.call("Detokenize", asked, timeout_s)).text)
 
     def close(self) -> None:
         """Close the connection."""
@@ -165,6 +203,34 @@ class AsyncClient:
         async for response in self.generate(request, timeout_s=timeout_s):
             collector.add(response)
         return collector.generation()
+
+    async def list_models(self, *, timeout_s: float | None = None) -> tuple[Model, ...]:
+        """The names that requests may give as their model."""
+        answer = await self._channel.call("ListModels", pb.ListModelsRequest(), timeout_s)
+        return decode_models(answer)
+
+    async def tokenize(
+        self,
+        prompt: str | Sequence[ChatMessage],
+        *,
+        model: str = "",
+        add_special_tokens: bool = True,
+        timeout_s: float | None = None,
+    ) -> TokenArray:
+        """Its token ids, int32[n].  add_special_tokens: whether a text gets the model's own."""
+        asked = encode_tokenize(prompt, model, add_special_tokens=add_special_tokens)
+        return decode_tokens(await self._channel.call("Tokenize", asked, timeout_s))
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int] | TokenArray,
+        *,
+        model: str = "",
+        timeout_s: float | None = None,
+    ) -> str:
+        """The text of tokens, special ones included."""
+        asked = encode_detokenize(token_ids, model)
+        return str((await self._channel.call("Detokenize", asked, timeout_s)).text)
 
     async def close(self) -> None:
         """Close the connection."""
@@ -245,6 +311,7 @@ class _Collector:
             tuple(self._parts[index].choice(index) for index in sorted(self._parts)),
             last.usage or Usage(),
             last.speculative_decoding,
+            last.prompt_logprobs,
         )
 
 

@@ -287,6 +287,7 @@ class Verdict:
 
     context_len: tokens before the first of token_ids.  path: accepted nodes of the item's tree,
     root first.  token_ids: int32[len(path) + 1], the path's tokens and one more of the target's.
+    num_cached: tokens of the item's delta that were found in the prefix cache.
     """
 
     request_id: str
@@ -295,6 +296,7 @@ class Verdict:
     path: TokenArray
     token_ids: TokenArray
     logprobs: tuple[TokenLogprob, ...] = ()
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,10 +309,11 @@ class SpeculationStats:
     num_accepted_draft_tokens: int = 0
     num_spec_tokens: int = 0  # tokens emitted by speculative steps
     acceptance_histogram: tuple[int, ...] = ()  # [k] = speculative steps that accepted k drafts
-    # Accepted draft tokens; one that several drafters had proposed counts for each.
+    # Accepted draft tokens, as verified ones; one that several drafters proposed counts for each.
     accepted_by_drafter: Mapping[str, int] = field(default_factory=dict)
     # Why there was no speculative step: a name of `cluster.coordinator.idle`; "" = there was one.
     idle_because: str = ""
+    verified_by_drafter: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def mean_acceptance_length(self) -> float:
@@ -344,3 +347,4 @@ class TokenEvent:
     retry_after_s: float = 0.0  # with a CapacityError's code
     draft_sources: tuple[tuple[str, ...], ...] = ()
     queue_time_s: float = 0.0  # with the last event: until it first had a place at a target
+    num_cached: int = 0  # prompt tokens that the prefix cache had when the request first came

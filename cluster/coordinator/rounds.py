@@ -174,6 +174,8 @@ class RoundLoop:
         session.stepped(len(in_flight.tree))
         with self._statistics:
             session.statistics.record_step(in_flight, verdict.path, num_kept)
+        if session.num_cached is None:
+            session.num_cached = min(verdict.num_cached, session.prompt_len)
         session.in_flight = None
         session.num_misses = session.num_retries = 0
         opened = seat.answered(session.id)

@@ -106,6 +106,7 @@ class Session(Text):
         self.statistics = RequestStatistics()
         self.plain_steps = PlainSteps()
         self.queue_time_s: float | None = None  # until its first place at a target
+        self.num_cached: int | None = None  # tokens of the prompt, in the first verdict's step
 
     @property
     def num_output_tokens(self) -> int:
@@ -188,6 +189,7 @@ class Session(Text):
         """
         stats = self.statistics.snapshot() if finish_reason else None
         queue_time_s = (self.queue_time_s or 0.0) if finish_reason else 0.0
+        num_cached = self.num_cached or 0
         if verdict is None:
             return TokenEvent(
                 self.request.id,
@@ -196,6 +198,7 @@ class Session(Text):
                 finish_reason=finish_reason,
                 stats=stats,
                 queue_time_s=queue_time_s,
+                num_cached=num_cached,
             )
         token_ids = self.tokens.since(self.prompt_len + position)
         sources: tuple[tuple[str, ...], ...] = ()
@@ -210,4 +213,5 @@ class Session(Text):
             stats,
             draft_sources=sources,
             queue_time_s=queue_time_s,
+            num_cached=num_cached,
         )

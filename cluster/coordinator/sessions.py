@@ -83,7 +83,9 @@ class SessionTable:
             limit = min(limit, options.max_draft_tokens)
         if options.enabled and limit > 0 and not session.is_scored:
             session.max_draft_tokens = limit
-            session.drafters = self._drafters_of(request)
+            session.drafters = tuple(
+                name for name in self._drafters_of(request) if self._may_help(name, request)
+            )
         if options.latency_class is not None:
             session.weight = self._config.coordinator.latency_classes[options.latency_class]
         self.sessions[session_id] = session
@@ -169,6 +171,10 @@ class SessionTable:
             if now - max(session.arrived_at, self._unserved_since) >= timeout_s:
                 waited = f"no target has been available for {timeout_s:g} s; ask again later"
                 self.fail(session, UnavailableError(waited))
+
+    def _may_help(self, name: str, request: Request) -> bool:
+        """Whether the drafter has anything to go by: without a prediction one costs nothing."""
+        return bool(request.params.prediction) or self._config.drafters[name].kind != "prediction"
 
     def _drafters_of(self, request: Request) -> tuple[str, ...]:
         allowed = request.speculation.drafters

@@ -31,6 +31,7 @@ class RequestStatistics:
         "_num_spec_steps",
         "_num_spec_tokens",
         "_num_steps",
+        "_verified_by_drafter",
         "idle_because",
     )
 
@@ -42,6 +43,7 @@ class RequestStatistics:
         self._num_spec_tokens = 0
         self._histogram: list[int] = []
         self._accepted_by_drafter: Counter[str] = Counter()
+        self._verified_by_drafter: Counter[str] = Counter()
         self.idle_because = ""
 
     @property
@@ -54,6 +56,8 @@ class RequestStatistics:
         num_drafted, num_accepted = len(in_flight.tree), len(path)
         if num_drafted == 0 or not in_flight.drafters:  # plain, or a part of a given output
             return
+        verified = in_flight.num_proposed or (num_drafted,)
+        self._verified_by_drafter.update(dict(zip(in_flight.drafters, verified, strict=False)))
         if num_accepted:
             counts = zip(in_flight.drafters, in_flight.num_accepted(path), strict=True)
             self._accepted_by_drafter.update(dict(counts))
@@ -74,6 +78,7 @@ class RequestStatistics:
             num_spec_tokens=self._num_spec_tokens,
             acceptance_histogram=tuple(self._histogram),
             accepted_by_drafter={n: c for n, c in self._accepted_by_drafter.items() if c},
+            verified_by_drafter={n: c for n, c in self._verified_by_drafter.items() if c},
             idle_because=self.idle_because,
         )
 

@@ -291,11 +291,12 @@ class Engine:
                 self._residency.commit(sequence, pick.delta())
             if not pick.completes:
                 continue
+            num_cached, sequence.pending = sequence.num_adopted, None
             sequence.tree = pick.work.tree
-            sequence.pending = None
             rows = logits[row : row + pick.num_logit_rows]
             row += len(rows)
-            outputs.append(Output(sequence.request_id, logits=rows, top=pick.work.top(rows)))
+            found = Output(pick.work.request_id, rows, None, None, pick.work.top(rows), num_cached)
+            outputs.append(found)
         return outputs
 
     def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None:

@@ -71,6 +71,7 @@ class Output:
     send the rest.  It equals base_len where only the cached nodes were lost: send the whole tree.
     error: this work can never be served as it is.
     top: beside the logits where the work has num_top: of the rows it named, in its order.
+    num_cached: tokens of the work that were found in the prefix cache.
     """
 
     request_id: str
@@ -78,6 +79,7 @@ class Output:
     have_len: int | None = None
     error: RequestError | None = None
     top: TopTokens | None = None
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -60,6 +60,7 @@ def _encode_stats(stats: SpeculationStats) -> pb.SpeculationStats:
         num_spec_tokens=stats.num_spec_tokens,
         acceptance_histogram=stats.acceptance_histogram,
         accepted_by_drafter=stats.accepted_by_drafter,
+        verified_by_drafter=stats.verified_by_drafter,
         idle_because=stats.idle_because,
     )
 
@@ -73,6 +74,7 @@ def _decode_stats(message: pb.SpeculationStats) -> SpeculationStats:
         num_spec_tokens=message.num_spec_tokens,
         acceptance_histogram=tuple(message.acceptance_histogram),
         accepted_by_drafter=dict(message.accepted_by_drafter),
+        verified_by_drafter=dict(message.verified_by_drafter),
         idle_because=message.idle_because,
     )
 
@@ -140,6 +142,7 @@ def _encode_event(event: TokenEvent) -> pb.TokenEvent:
         retry_after_s=event.retry_after_s,
         draft_sources=encode_draft_sources(event.draft_sources),
         queue_time_s=event.queue_time_s,
+        num_cached=event.num_cached,
     )
 
 
@@ -163,6 +166,7 @@ def _decode_event(message: pb.TokenEvent) -> TokenEvent:
         retry_after_s=message.retry_after_s,
         draft_sources=draft_sources,
         queue_time_s=message.queue_time_s,
+        num_cached=message.num_cached,
     )
 
 

@@ -39,6 +39,7 @@ SERVICE: str = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].f
 _OPTIONAL_SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "max_tokens", "min_tokens", "logprobs",
+    "prompt_logprobs",
 )  # fmt: skip
 
 
@@ -61,6 +62,7 @@ def encode_request(request: GenerationRequest) -> generation_pb2.GenerateRequest
             ],
             request_id=request.request_id,
             cache_salt=request.cache_salt,
+            prediction=request.prediction,
         )
         if isinstance(request.prompt, str):
             message.text = request.prompt
@@ -107,6 +109,7 @@ def decode_request(message: generation_pb2.GenerateRequest) -> GenerationRequest
         ),
         request_id=message.request_id,
         cache_salt=message.cache_salt,
+        prediction=message.prediction,
     )
 
 
@@ -136,8 +139,12 @@ def encode_response(response: GenerationResponse) -> generation_pb2.GenerateResp
             completion_tokens=usage.completion_tokens,
             accepted_prediction_tokens=usage.accepted_prediction_tokens,
             rejected_prediction_tokens=usage.rejected_prediction_tokens,
+            cached_tokens=usage.cached_tokens,
         ),
-        speculative_decoding=None if stats is None else _encode_stats(stats),
+        speculative_decoding=None
+        if stats is None
+        else _encode_stats(stats, response.prediction_idle_because),
+        prompt_logprobs=encode_logprobs(response.prompt_logprobs),
     )
 
 
@@ -154,12 +161,17 @@ def decode_response(message: generation_pb2.GenerateResponse) -> GenerationRespo
             usage.completion_tokens,
             usage.accepted_prediction_tokens,
             usage.rejected_prediction_tokens,
+            usage.cached_tokens,
         )
         if message.HasField("usage")
         else None,
         speculative_decoding=_decode_stats(message.speculative_decoding)
         if message.HasField("speculative_decoding")
         else None,
+        prompt_logprobs=decode_logprobs(message.prompt_logprobs)
+        if message.HasField("prompt_logprobs")
+        else (),
+        prediction_idle_because=message.speculative_decoding.prediction_idle_because,
     )
 
 
@@ -221,7 +233,9 @@ def _decode_choice(message: generation_pb2.ChoiceDelta) -> ChoiceDelta:
     )
 
 
-def _encode_stats(stats: SpeculationStats) -> generation_pb2.SpeculativeDecoding:
+def _encode_stats(
+    stats: SpeculationStats, prediction_idle_because: str
+) -> generation_pb2.SpeculativeDecoding:
     return generation_pb2.SpeculativeDecoding(
         mean_acceptance_length=stats.mean_acceptance_length,
         draft_acceptance_rate=stats.draft_acceptance_rate,
@@ -233,6 +247,7 @@ def _encode_stats(stats: SpeculationStats) -> generation_pb2.SpeculativeDecoding
         num_steps=stats.num_steps,
         accepted_by_drafter=stats.accepted_by_drafter,
         idle_because=stats.idle_because,
+        prediction_idle_because=prediction_idle_because,
     )
 
 

@@ -108,6 +108,7 @@ def _encode_verdict(verdict: Verdict) -> pb.Verdict:
         path=pack_tokens(verdict.path),
         token_ids=pack_tokens(verdict.token_ids),
         logprobs=encode_logprobs(verdict.logprobs),
+        num_cached=verdict.num_cached,
     )
 
 
@@ -129,6 +130,7 @@ def _decode_verdict(message: pb.Verdict) -> Verdict:
         path=path,
         token_ids=token_ids,
         logprobs=logprobs,
+        num_cached=message.num_cached,
     )
 
 

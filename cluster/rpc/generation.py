@@ -64,6 +64,7 @@ class SamplingOptions:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
 
 
@@ -80,6 +81,8 @@ class ResumedChoice:
 class GenerationRequest:
     """A generation request.  prompt: plain text, a conversation, or token ids.
 
+    prediction: the output that is expected; drafts may come from it, the texts do not.
+
     cache_salt: requests with different salts share no prefix cache and no learned text.
     """
 
@@ -92,6 +95,7 @@ class GenerationRequest:
     resume: tuple[ResumedChoice, ...] = ()
     request_id: str = ""
     cache_salt: str = field(default="", repr=False)  # a secret
+    prediction: str = field(default="", repr=False)  # text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,11 +122,16 @@ class Usage:
     completion_tokens: int = 0
     accepted_prediction_tokens: int = 0
     rejected_prediction_tokens: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationResponse:
-    """One message of the stream; only the last has usage and speculative_decoding."""
+    """One message of the stream; only the last has what stands after the choices.
+
+    prompt_logprobs: where asked for, of the prompt's tokens from the second on.
+    prediction_idle_because: why nobody drafted from the request's prediction, "" = somebody did.
+    """
 
     id: str
     model: str
@@ -130,6 +139,22 @@ class GenerationResponse:
     choices: tuple[ChoiceDelta, ...] = ()
     usage: Usage | None = None
     speculative_decoding: SpeculationStats | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prediction_idle_because: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """One name that requests may give as their model.
+
+    root: the model behind it.  parent: of an adapter, the model that it belongs to, else "".
+    max_context_len: prompt and output together, in tokens; 0 = not known yet.
+    """
+
+    id: str
+    root: str
+    parent: str = ""
+    max_context_len: int = 0
 
 
 class GenerationCall:

@@ -12,13 +12,14 @@ from typing import Any
 import grpc
 
 from cluster.errors import ConfigError
-from cluster.rpc.codec_generation import SERVICE, decode_response, encode_request
+from cluster.rpc.codec_generation import decode_response, encode_request
+from cluster.rpc.codec_tokens import UNARY, path_of
 from cluster.rpc.generated import generation_pb2
 from cluster.rpc.generation import GenerationRequest, GenerationResponse
 from cluster.rpc.options import public_channel_options
 from cluster.rpc.status import error_of
 
-_METHOD = f"/{SERVICE}/Generate"
+_METHOD = path_of("Generate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,15 @@ class GenerationChannel:
         finally:
             call.cancel()
 
+    def call(self, method: str, message: Any, timeout_s: float | None = None) -> Any:
+        """One of the calls with one answer, by name: its message."""
+        try:
+            return self._channel.unary_unary(
+                path_of(method), type(message).SerializeToString, UNARY[method]
+            )(message, timeout=timeout_s, metadata=tuple(self._endpoint.metadata))
+        except grpc.RpcError as error:
+            raise error_of(error, peer=self._endpoint.address) from error
+
     def close(self) -> None:
         """Close the connection; streams in progress end with an error."""
         self._channel.close()
@@ -109,6 +119,16 @@ class AsyncGenerationChannel:
             raise error_of(error, peer=self._endpoint.address) from error
         finally:
             call.cancel()
+
+    async def call(self, method: str, message: Any, timeout_s: float | None = None) -> Any:
+        """One of the calls with one answer, by name: its message."""
+        ask: Any = self._channel.unary_unary(
+            path_of(method), type(message).SerializeToString, UNARY[method]
+        )
+        try:
+            return await ask(message, timeout=timeout_s, metadata=tuple(self._endpoint.metadata))
+        except grpc.RpcError as error:
+            raise error_of(error, peer=self._endpoint.address) from error
 
     async def close(self) -> None:
         """Close the connection; streams in progress end with an error."""

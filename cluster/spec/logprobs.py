@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +44,7 @@ def token_logprobs(
     ranks = (laws > chosen).sum(dim=1).add_(1).tolist()
     values = chosen.squeeze(1).tolist()
     if num_top <= 0:
-        return tuple(TokenLogprob(*pair, rank=rank) for *pair, rank in zip(values, ranks, strict=True))
+        return tuple(map(TokenLogprob, values, itertools.repeat(()), ranks))
     top = _top(laws, num_top)
     rows = zip(values, ranks, top.token_ids.tolist(), top.logprobs.tolist(), strict=True)
     return tuple(

@@ -46,8 +46,10 @@ def _check_forced(params: SamplingParams, vocab_size: int) -> None:
             param="max_tokens",
         )
     if params.grammar is not None:
-        raise RequestError("forced_ids are the output whatever a grammar says; remove one of both",
-                           param="forced_ids")
+        raise RequestError(
+            "forced_ids are the output whatever a grammar says; remove one of both",
+            param="forced_ids",
+        )
 
 
 def _check_prediction(token_ids: tuple[int, ...], vocab_size: int) -> None:

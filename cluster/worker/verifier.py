@@ -160,7 +160,7 @@ class Verifier:
         draws = draw_all(batch, self._noise, self._native, self._fused) if batch else []
         for (pending, output), entry, drawn in zip(answered, batch, draws, strict=True):
             try:
-                verdict = self._conclude(pending.item, entry, drawn)
+                verdict = self._conclude(pending.item, entry, drawn, output.num_cached)
                 concluded.append((pending.item, entry.sequence, output, verdict))
                 if pending.kept is not None:
                     verdict = replace(verdict, path=pending.kept[verdict.path])
@@ -267,7 +267,9 @@ class Verifier:
         sequence.extend(min(have_len, sequence.context_len), item.delta[:0])
         return CacheMiss(item.request_id, item.generation, have_len)
 
-    def _conclude(self, item: VerifyItem, entry: Evaluated, draws: TokenArray) -> Verdict:
+    def _conclude(
+        self, item: VerifyItem, entry: Evaluated, draws: TokenArray, num_cached: int
+    ) -> Verdict:
         """Walk, keep the accepted nodes' KV, and say so.  Raises WorkerError for broken logits,
         RequestError where the request's own hook cannot go on."""
         if entry.sequence.failure is not None:
@@ -280,14 +282,11 @@ class Verifier:
             )
         self._engine.retain(item.request_id, path.tolist())
         entry.sequence.extend(item.context_len, token_ids[:-1])
+        logprobs = _logprobs(entry, path, token_ids)
         return Verdict(
-            request_id=item.request_id,
-            generation=item.generation,
-            context_len=item.context_len,
-            path=path,
-            token_ids=token_ids,
-            logprobs=_logprobs(entry, path, token_ids),
-        )
+            item.request_id, item.generation, item.context_len, path, token_ids, logprobs,
+            num_cached,
+        )  # fmt: skip
 
     def _forget(self, request_id: str) -> None:
         self._pending.pop(request_id, None)

@@ -60,6 +60,7 @@ class Choice:
         self.done = ticket is None and waiting is None
         self.stats = SpeculationStats()
         self.queue_time_s = 0.0
+        self.num_cached: int | None = None  # tokens of its prompt, as its first event says
         self.finish_reason: FinishReason | None = None
 
     def end(self) -> Delta:
@@ -69,6 +70,9 @@ class Choice:
 
     def feed(self, event: TokenEvent) -> Delta | None:
         """The new text and tokens in `event`; None if there are none."""
+        is_admission = event.finish_reason is None and not len(event.token_ids)
+        if self.num_cached is None and not is_admission:
+            self.num_cached = event.num_cached
         if event.stats is not None:
             self.stats, self.queue_time_s = event.stats, event.queue_time_s
         if self.done:

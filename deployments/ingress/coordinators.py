@@ -216,6 +216,7 @@ class Coordinators:
 
     def _check_size(self, request: Request) -> None:
         num_tokens = len(request.prompt_ids) + len(request.output_ids)
+        num_tokens += len(request.params.forced_ids) + len(request.params.prediction)
         if num_tokens > self._max_prompt_len:
             raise TooLargeError(
                 f"the prompt has {num_tokens} tokens, {self._max_prompt_len} fit into one frame; "

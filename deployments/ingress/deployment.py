@@ -54,6 +54,18 @@ class IngressDeployment:
         async for response in self._grpc.responses_with_status(request, grpc_context):
             yield response
 
+    async def ListModels(self, request: Any, grpc_context: Any) -> Any:
+        """drafthouse.v1.GenerationService/ListModels."""
+        return await self._grpc.answer("ListModels", request, grpc_context)
+
+    async def Tokenize(self, request: Any, grpc_context: Any) -> Any:
+        """drafthouse.v1.GenerationService/Tokenize."""
+        return await self._grpc.answer("Tokenize", request, grpc_context)
+
+    async def Detokenize(self, request: Any, grpc_context: Any) -> Any:
+        """drafthouse.v1.GenerationService/Detokenize."""
+        return await self._grpc.answer("Detokenize", request, grpc_context)
+
     async def Check(self, request: Any, grpc_context: Any) -> Any:
         """grpc.health.v1.Health/Check."""
         return await self._grpc.check(request, grpc_context)

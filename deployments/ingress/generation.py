@@ -23,6 +23,8 @@ from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Choice, Delta
 from deployments.ingress.coordinators import Coordinators, Ticket
+from deployments.ingress.limits import max_tokens, stop_token_ids, truncated
+from deployments.ingress.predicted import prediction_ids
 from deployments.ingress.prompt_scores import PromptLogprobs, PromptScore
 from deployments.ingress.prompts import check_lengths, encode_all
 from deployments.ingress.reading import Reading, skips_specials
@@ -77,6 +79,11 @@ class Generation:
         self._is_logged = is_logged
         self._dialect = dialect or Dialect()
 
+    @property
+    def spec(self) -> GenerationSpec:
+        """What it was asked."""
+        return self._spec
+
     def seed_of(self, choice: int) -> int:
         """The seed of the choice, given or drawn."""
         return self._seeds[choice // self._spec.num_choices]
@@ -86,6 +93,14 @@ class Generation:
         return sum(map(len, self.prompt_ids))
 
     @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were in the prefix cache; those of a scored prompt are computed."""
+        if self._scores:
+            return 0
+        # Other samples of a prompt find what the first one has computed.
+        return sum(one.num_cached or 0 for one in self._choices[:: self._spec.num_choices])
+
+    @property
     def num_output_tokens(self) -> int:
         """Output tokens of all choices, up to the end of a stop string."""
         return sum(choice.text.num_tokens for choice in self._choices)
@@ -93,6 +108,11 @@ class Generation:
     def prompt_logprobs(self, choice: int) -> PromptLogprobs:
         """Of the choice's prompt, once the choice has begun; () where they are not asked for."""
         return self._scores[choice // self._spec.num_choices].logprobs if self._scores else ()
+
+    @property
+    def num_prompt_logprobs(self) -> int:
+        """How many values `prompt_logprobs` of all prompts has, alternatives included."""
+        return sum(1 + len(one.top) for each in self._scores for one in each.logprobs if one)
 
     @property
     def is_over(self) -> bool:
@@ -117,14 +137,16 @@ class Generation:
                     "the prompt has no tokens; send text that the model's tokenizer keeps",
                     param="prompt",
                 )
-            self.prompt_ids.append(self._truncated(prompt_ids))
+            self.prompt_ids.append(truncated(prompt_ids, spec, self._coordinators.max_context_len))
         resumed = {resumption.choice: resumption for resumption in resumptions}
+        prediction = await prediction_ids(spec, self._tokenizer, self._max_chars_per_token)
         for number, prompt_ids in enumerate(self.prompt_ids):
             params = dataclasses.replace(
                 spec.params,
                 seed=self._seeds[number],
-                max_tokens=self._max_tokens(len(prompt_ids)),
-                stop_token_ids=self._stop_token_ids(),
+                max_tokens=max_tokens(len(prompt_ids), spec, self._coordinators.max_context_len),
+                stop_token_ids=stop_token_ids(spec, self._tokenizer),
+                prediction=prediction,
                 grammar=self._dialect.held_to(spec.params.grammar, prompt_ids),
             )
             for sample in range(spec.num_choices):
@@ -195,47 +217,16 @@ class Generation:
             choice.ticket = await self._coordinators.submit(request, self._news)
         return ended
 
-    def _truncated(self, prompt_ids: TokenArray) -> TokenArray:
-        count = self._spec.truncate_prompt_tokens
-        if count == -1:  # as many as leave room for the output
-            count = self._coordinators.max_context_len - max(self._spec.params.max_tokens, 1)
-        return prompt_ids[-count:] if count > 0 else prompt_ids
-
-    def _max_tokens(self, prompt_len: int) -> int:
-        """The request's max_tokens, which must fit, or as much of the default as fits."""
-        limit = self._coordinators.max_context_len
-        wanted = self._spec.params.max_tokens
-        if self._spec.is_prompt_only and (not limit or prompt_len <= limit):
-            return 0
-        if limit and prompt_len >= limit:
-            raise RequestError(
-                f"the prompt has {prompt_len} tokens, prompt and output together may have {limit}; "
-                "shorten the prompt or raise target.engine.max_context_len",
-                param="prompt",
-            )
-        if limit and prompt_len + wanted > limit:
-            raise RequestError(
-                f"max_tokens: {wanted} and a prompt of {prompt_len} tokens exceed the limit of "
-                f"{limit} tokens; send at most {limit - prompt_len}",
-                param="max_tokens",
-            )
-        room = (limit or 2**31) - prompt_len
-        # A request that sets min_tokens wants at least that many tokens.
-        default = max(self._spec.default_max_tokens or room, self._spec.params.min_tokens)
-        return wanted or min(default, room)
-
-    def _stop_token_ids(self) -> tuple[int, ...]:
-        own = () if self._spec.ignore_eos else self._tokenizer.eos_token_ids
-        return tuple(sorted({*own, *self._spec.params.stop_token_ids}))
-
     async def admitted(self) -> None:
         """Wait until every choice is admitted; raises the error of one that is refused."""
         while not all(
-            one.ticket is None or self._is_admitted(one.ticket)
-            for one in (*self._choices, *self._scores)
+            one.ticket is None or self._is_admitted(one.ticket) for one in self._running()
         ):
             await self._wait()
         self._news.set()  # `deltas` has not seen it
+
+    def _running(self) -> list[Choice | PromptScore]:
+        return [*self._choices, *self._scores]
 
     def _is_admitted(self, ticket: Ticket) -> bool:
         with self._noting_errors():
@@ -318,7 +309,7 @@ class Generation:
 
     def close(self) -> None:
         """Cancel the choices that still run; their resources are freed at once."""
-        for one in (*self._choices, *self._scores):
+        for one in self._running():
             if one.ticket is not None:
                 self._coordinators.close(one.ticket)
         if self._is_logged and self._choices:

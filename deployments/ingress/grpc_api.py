@@ -10,12 +10,11 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from cluster.errors import DrafthouseError, NotFoundError, RequestError, TooLargeError
+from cluster.errors import DrafthouseError, NotFoundError
 from cluster.rpc.codec_generation import decode_request, encode_response
 from cluster.rpc.generated import generation_pb2
 from cluster.rpc.generation import (
     ChoiceDelta,
-    GenerationRequest,
     GenerationResponse,
     Usage,
 )
@@ -23,7 +22,9 @@ from cluster.rpc.status import status_code, trailing_metadata
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import request_name, to_spec
+from deployments.ingress.grpc_tokens import TokenCalls, read_message
 from deployments.ingress.ingress import Ingress
+from deployments.ingress.predicted import prediction_counts, prediction_idle
 from deployments.ingress.servicers import GENERATION
 from deployments.ingress.spec import Resumption
 
@@ -35,6 +36,7 @@ class GrpcApi:
 
     def __init__(self, ingress: Ingress) -> None:
         self._ingress = ingress
+        self._tokens = TokenCalls(ingress)
 
     async def responses(self, body: Any) -> AsyncIterator[Any]:
         """Yield one GenerateResponse per piece of text; the last one has the usage.
@@ -47,11 +49,7 @@ class GrpcApi:
         except DrafthouseError:
             raise
         except Exception as error:  # noqa: BLE001
-            # A bug of ours must become a status.  Its message may contain anything, including
-            # prompt text, so only the location is logged.
-            places = "".join(traceback.format_tb(error.__traceback__))
-            log.error("unexpected %s at\n%s", type(error).__name__, places)
-            raise DrafthouseError("internal error; the server's log says where") from None
+            raise _hidden(error) from None
 
     async def responses_with_status(self, body: Any, context: Any) -> AsyncIterator[Any]:
         """Yield the same for Serve's proxy; an error becomes the status of one empty response.
@@ -68,7 +66,8 @@ class GrpcApi:
 
     async def _responses(self, body: Any) -> AsyncIterator[GenerationResponse]:
         try:
-            request = self._parse(body)
+            message = read_message(generation_pb2.GenerateRequest, body, self._ingress)
+            request = decode_request(message)
             spec = to_spec(request, self._ingress.limits)
             request_id = request_name(request)
             resumptions = [
@@ -88,25 +87,17 @@ class GrpcApi:
         finally:
             generation.close()
 
-    def _parse(self, body: bytes | generation_pb2.GenerateRequest) -> GenerationRequest:
-        if not isinstance(
-            body, bytes
-        ):  # already parsed, by a proxy with the generated servicer function
-            return decode_request(body)
-        limit = self._ingress.config.ingress.max_body_bytes
-        if len(body) > limit:
-            raise TooLargeError(
-                f"the request has {len(body)} bytes, the limit is {limit}; shorten it or raise "
-                "ingress.max_body_bytes"
-            )
+    async def answer(self, method: str, body: Any, context: Any) -> Any:
+        """One of the calls with one answer.  Raises, as Serve's proxy wants it of a unary call."""
         try:
-            message = generation_pb2.GenerateRequest.FromString(body)
-        except DecodeError:
-            raise RequestError(
-                "the request is not a valid GenerateRequest; check the encoding and that all text "
-                "is UTF-8"
-            ) from None
-        return decode_request(message)
+            return await self._tokens.answer(method, body)
+        except DrafthouseError as error:
+            _set_status(context, error)
+            raise error from None
+        except Exception as error:  # noqa: BLE001
+            hidden = _hidden(error)
+            _set_status(context, hidden)
+            raise hidden from None
 
     async def check(self, body: Any, context: Any) -> Any:
         """grpc.health.v1.Health/Check.  Raises, as Serve's proxy wants it of a unary call."""
@@ -138,6 +129,14 @@ class GrpcApi:
         return int(values.SERVING if serving else values.NOT_SERVING)
 
 
+def _hidden(error: Exception) -> DrafthouseError:
+    """What a bug of ours becomes.  Its message may contain anything, including prompt text, so only
+    the location is logged."""
+    places = "".join(traceback.format_tb(error.__traceback__))
+    log.error("unexpected %s at\n%s", type(error).__name__, places)
+    return DrafthouseError("internal error; the server's log says where")
+
+
 def _service_of(body: Any) -> str:
     if not isinstance(body, bytes):
         return str(body.service)
@@ -162,6 +161,8 @@ def _response(
         usage = Usage(
             prompt_tokens=generation.num_prompt_tokens,
             completion_tokens=generation.num_output_tokens,
+            cached_tokens=generation.num_cached_tokens,
+            **prediction_counts(generation.spec, stats),
         )
     return GenerationResponse(
         id=generation.id,
@@ -176,4 +177,8 @@ def _response(
         ),
         usage=usage,
         speculative_decoding=stats,
+        prompt_logprobs=tuple(one for one in generation.prompt_logprobs(0) if one is not None)
+        if is_last
+        else (),
+        **(prediction_idle(generation.spec) if is_last else {}),
     )  # fmt: skip

@@ -6,7 +6,7 @@ on a node share the port, and the kernel distributes connections over them.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any
 
 import grpc
@@ -73,12 +73,25 @@ class _Servicer:
         except DrafthouseError as error:
             await abort(context, error)
 
+    async def ListModels(self, body: bytes, context: Any) -> bytes:
+        return await _answered(self._api.answer("ListModels", body, context), context)
+
+    async def Tokenize(self, body: bytes, context: Any) -> bytes:
+        return await _answered(self._api.answer("Tokenize", body, context), context)
+
+    async def Detokenize(self, body: bytes, context: Any) -> bytes:
+        return await _answered(self._api.answer("Detokenize", body, context), context)
+
     async def Check(self, body: bytes, context: Any) -> bytes:
-        try:
-            return bytes((await self._api.check(body, context)).SerializeToString())
-        except DrafthouseError as error:
-            await abort(context, error)
+        return await _answered(self._api.check(body, context), context)
 
     async def Watch(self, body: bytes, context: Any) -> AsyncIterator[bytes]:
         async for response in self._api.watch(body):
             yield response.SerializeToString()
+
+
+async def _answered(answer: Awaitable[Any], context: Any) -> bytes:
+    try:
+        return bytes((await answer).SerializeToString())
+    except DrafthouseError as error:
+        await abort(context, error)

@@ -16,6 +16,7 @@ from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, shown
 from deployments.ingress.openai_request import check_model
+from deployments.ingress.predicted import with_prediction
 from deployments.ingress.prompt_logprobs import read_max_tokens, read_prompt_logprobs
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
@@ -68,14 +69,16 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
     spec = read_spec(
         fields,
         limits,
-        (_prompt(request.prompt, limits),),
+        (prompt_of(request.prompt, limits),),
         num_choices,
         read_max_tokens(fields, "max_tokens", is_prompt_wanted=prompt_logprobs is not None),
         fields.integer("logprobs", None, 0, limits.max_logprobs),
     )
     _check_resume(request.resume, num_choices, limits)
     return dataclasses.replace(
-        spec, include_stop=sampling.include_stop, prompt_logprobs=prompt_logprobs
+        with_prediction(spec, request.prediction, limits),
+        include_stop=sampling.include_stop,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
@@ -108,10 +111,11 @@ def _check_resume(resume: Sequence[ResumedChoice], num_choices: int, limits: Lim
                 f"resume: choice {one.index} occurs twice; send it once", param="resume"
             )
         seen.add(one.index)
-        _check_ids(one.token_ids, f"resume[{position}].token_ids", limits)
+        check_ids(one.token_ids, f"resume[{position}].token_ids", limits)
 
 
-def _check_ids(token_ids: TokenArray, name: str, limits: Limits) -> None:
+def check_ids(token_ids: TokenArray, name: str, limits: Limits) -> None:
+    """Raise RequestError, naming the field, for a token outside the vocabulary."""
     if len(token_ids) == 0:
         return
     low, high = int(token_ids.min()), int(token_ids.max())
@@ -123,7 +127,8 @@ def _check_ids(token_ids: TokenArray, name: str, limits: Limits) -> None:
         )
 
 
-def _prompt(prompt: str | Sequence[ChatMessage] | TokenArray, limits: Limits) -> Prompt:
+def prompt_of(prompt: str | Sequence[ChatMessage] | TokenArray, limits: Limits) -> Prompt:
+    """The prompt of a request; raises RequestError for an empty one."""
     if isinstance(prompt, str):
         if not prompt:
             raise RequestError("text: empty; send at least one character", param="text")
@@ -131,7 +136,7 @@ def _prompt(prompt: str | Sequence[ChatMessage] | TokenArray, limits: Limits) ->
     if isinstance(prompt, np.ndarray):
         if len(prompt) == 0:
             raise RequestError("tokens: empty; send at least one token", param="tokens")
-        _check_ids(prompt, "tokens", limits)
+        check_ids(prompt, "tokens", limits)
         return Prompt(token_ids=prompt)
     messages = [{"role": one.role, "content": one.content, "name": one.name} for one in prompt]
     return Prompt(messages=parse_messages(messages))

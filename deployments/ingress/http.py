@@ -193,7 +193,9 @@ async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
 
 async def _whole(writer: Writer, deltas: Sequence[Delta], num_prompt_logprobs: int) -> bytes:
     """Encode the whole answer, in another thread if it has many log-probabilities."""
-    num_logprobs = num_prompt_logprobs + sum(1 + len(one.top) for delta in deltas for one in delta.logprobs)
+    num_logprobs = num_prompt_logprobs + sum(
+        1 + len(one.top) for delta in deltas for one in delta.logprobs
+    )
     if num_logprobs <= _INLINE_LOGPROBS:
         return writer.whole(deltas)
     return await asyncio.to_thread(writer.whole, deltas)

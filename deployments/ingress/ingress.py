@@ -64,6 +64,10 @@ class Ingress:
         )
         self.limits = Limits(
             model_name=config.model_name,
+            predictors=frozenset(
+                name for name, drafter in config.drafters.items() if drafter.kind == "prediction"
+            ),
+            drafters_of=config.tasks,
             aliases=config.api.served_model_names,
             drafters=tuple(config.drafters),
             tasks=tuple(config.tasks),

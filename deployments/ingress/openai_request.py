@@ -16,6 +16,7 @@ from deployments.ingress.api.contract import Opened
 from deployments.ingress.api.table import CHAT, COMPLETIONS
 from deployments.ingress.chat import parse_messages, parse_template
 from deployments.ingress.fields import Fields, encodable, json_kind, shown
+from deployments.ingress.predicted import read_prediction, with_prediction
 from deployments.ingress.prompt_logprobs import most, read_max_tokens, read_prompt_logprobs
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest, Prompt
@@ -40,9 +41,7 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
     logprobs = fields.integer("logprobs", None, 0, limits.max_logprobs)
     shown = read_prompt_logprobs(fields, limits)
     prompts = _prompts(fields, limits)
-    max_tokens = read_max_tokens(
-        fields, "max_tokens", is_prompt_wanted=echo or shown is not None
-    )
+    max_tokens = read_max_tokens(fields, "max_tokens", is_prompt_wanted=echo or shown is not None)
     is_ranked = best_of > num_choices
     # Samples are ranked by their tokens' log-probabilities.
     reported = 0 if is_ranked and logprobs is None else logprobs
@@ -92,7 +91,10 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
         max_tokens = read_max_tokens(fields, "max_tokens", is_prompt_wanted=is_wanted)
     logprobs = (top or 0) if wants_logprobs else None
     spec = read_spec(fields, limits, (prompt,), num_choices, max_tokens, logprobs)
-    spec = dataclasses.replace(with_chat_use(spec, use), prompt_logprobs=shown)
+    spec = dataclasses.replace(
+        with_prediction(with_chat_use(spec, use), read_prediction(fields), limits),
+        prompt_logprobs=shown,
+    )
     asked = _request(fields, opened, spec, model, is_chat=True, echo=False)
     return dataclasses.replace(
         asked,

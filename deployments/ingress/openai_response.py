@@ -9,130 +9,18 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cluster.core import SpeculationStats, TokenLogprob
 from cluster.errors import DrafthouseError
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
+from deployments.ingress.logprob_writer import LogprobWriter, joined
 from deployments.ingress.openai_error import error_event
 from deployments.ingress.prompt_logprobs import prompt_entries, trimmed
-from deployments.ingress.prompt_scores import PromptLogprobs
 from deployments.ingress.spec import OpenAIRequest
+from deployments.ingress.usage import metrics, usage
 
 DONE = b"data: [DONE]\n\n"
-
-
-def usage(generation: Generation) -> dict[str, Any]:
-    """OpenAI's usage.
-
-    Its prediction tokens refer to the request's `prediction` field, which is not supported; the
-    drafters' counts are in the metrics.
-    """
-    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": output,
-        "total_tokens": prompt + output,
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": 0,
-            "rejected_prediction_tokens": 0,
-            "reasoning_tokens": 0,
-            "audio_tokens": 0,
-        },
-    }
-
-
-def metrics(stats: SpeculationStats) -> dict[str, Any]:
-    """Per-request statistics with vLLM's names, for the top level of every answer."""
-    return {
-        "speculative_decoding": {
-            "mean_acceptance_length": stats.mean_acceptance_length,
-            "draft_acceptance_rate": stats.draft_acceptance_rate,
-            "acceptance_histogram": list(stats.acceptance_histogram),
-            "num_spec_steps": stats.num_spec_steps,
-            "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
-            "num_draft_tokens": stats.num_draft_tokens,
-            "num_spec_tokens": stats.num_spec_tokens,
-            "accepted_by_drafter": dict(stats.accepted_by_drafter),
-            "idle_because": stats.idle_because or None,
-        }
-    }
-
-
-class LogprobWriter:
-    """Formats the log-probabilities of one choice; counts characters for completions."""
-
-    def __init__(
-        self, tokenizer: Tokenizer, *, is_chat: bool, names_token_ids: bool = False
-    ) -> None:
-        """names_token_ids: tokens are named `token_id:N`, which no two of them share."""
-        self._tokenizer = tokenizer
-        self._names_token_ids = names_token_ids
-        self._is_chat = is_chat
-        self._text_len = 0
-
-    def write_prompt(self, token_ids: Sequence[int], logprobs: PromptLogprobs) -> dict[str, Any]:
-        """Of an echoed prompt: nothing is said of its first token, which nothing comes before."""
-        known = [one or TokenLogprob(0.0) for one in logprobs]
-        written = self.write(token_ids, known)
-        for index, one in enumerate(logprobs):
-            if one is None:
-                written["token_logprobs"][index] = written["top_logprobs"][index] = None
-        return written
-
-    def write(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
-        pairs = list(zip(token_ids, logprobs, strict=True))
-        if self._is_chat:
-            return {"content": [self._chat_entry(*pair) for pair in pairs], "refusal": None}
-        texts = [self._name(token) for token, _ in pairs]
-        offsets = []
-        for token, _ in pairs:
-            offsets.append(self._text_len)
-            self._text_len += len(self._text(token))
-        return {
-            "tokens": texts,
-            "token_logprobs": [one.logprob for _, one in pairs],
-            # As in vLLM, the token that was drawn is always there, though it may not be among the
-            # most likely ones; where two tokens have the same text its value is the one shown.
-            "top_logprobs": [
-                {self._name(other): value for other, value in one.top}
-                | {self._name(token): one.logprob}
-                for token, one in pairs
-            ],
-            "text_offset": offsets,
-        }
-
-    def _name(self, token: int) -> str:
-        """The token's text; incomplete characters as OpenAI writes them."""
-        if self._names_token_ids:
-            return f"token_id:{token}"
-        return self._text(token)
-
-    def _text(self, token: int) -> str:
-        data = self._tokenizer.token_bytes(token)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-    def _chat_entry(self, token: int, one: TokenLogprob) -> dict[str, Any]:
-        top = [self._alternative(other, value) for other, value in one.top]
-        return {**self._alternative(token, one.logprob), "top_logprobs": top}
-
-    def _alternative(self, token: int, value: float) -> dict[str, Any]:
-        return {
-            "token": f"token_id:{token}"
-            if self._names_token_ids
-            else self._tokenizer.token_text(token),
-            "logprob": value,
-            "bytes": list(self._tokenizer.token_bytes(token)),
-        }
-
-
-def _joined(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
-    """Two lists of log-probabilities as one; `first` may be empty."""
-    return {name: first[name] + values for name, values in then.items()} if first else then
 
 
 class Answer:
@@ -192,7 +80,7 @@ class Answer:
             if self._request.shows_prompt_logprobs is not None:
                 body["prompt_logprobs"] = self._prompt_logprobs(0)
         body["usage"] = usage(self._generation)
-        body["metrics"] = metrics(self._generation.stats)
+        body["metrics"] = metrics(self._generation)
         kind = "chat.completion" if self._request.is_chat else "text_completion"
         tail = json.dumps(body, separators=(",", ":"))
         return f"{self._head(kind)},{tail[1:]}".encode()
@@ -228,7 +116,7 @@ class Answer:
         logprobs = [one for part in parts for one in part.logprobs]
         if writer is not None:
             echoed = self._echoed_logprobs(index, writer)
-            choice["logprobs"] = _joined(echoed, writer.write(token_ids, logprobs))
+            choice["logprobs"] = joined(echoed, writer.write(token_ids, logprobs))
         else:
             choice["logprobs"] = None
         if self._request.shows_prompt_logprobs is not None and not self._request.is_chat:
@@ -339,13 +227,16 @@ class Answer:
         if writer is not None and self._echoes_logprobs and delta.choice not in self._begun:
             # An echo with log-probabilities comes with the first text: they are known then.
             self._begun.add(delta.choice)
-            echoed, text = self._echoed_logprobs(delta.choice, writer), self._echoed(delta.choice) + text
+            echoed, text = (
+                self._echoed_logprobs(delta.choice, writer),
+                self._echoed(delta.choice) + text,
+            )
         text = json.dumps(text)
         reason = json.dumps(finish_reason(delta))
         content = f'"delta":{delta_json(delta)}' if self._request.is_chat else f'"text":{text}'
         logprobs = "null"
         if writer is not None:
-            written = _joined(echoed, writer.write(delta.token_ids.tolist(), delta.logprobs))
+            written = joined(echoed, writer.write(delta.token_ids.tolist(), delta.logprobs))
             logprobs = json.dumps(written, separators=(",", ":"))
         extra = f',"seed":{self._generation.seed_of(delta.choice)}'
         if delta.stop is not None:
@@ -371,4 +262,4 @@ class Answer:
         return f'data: {self._prefix},"choices":[{choice}]{usage_field}{tail}}}\n\n'.encode()
 
     def _statistics(self) -> str:
-        return f',"metrics":{json.dumps(metrics(self._generation.stats), separators=(",", ":"))}'
+        return f',"metrics":{json.dumps(metrics(self._generation), separators=(",", ":"))}'

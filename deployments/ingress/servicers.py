@@ -33,7 +33,12 @@ def message_limit(settings: IngressConfig) -> int:
 
 def add_generation(servicer: Any, server: Any) -> None:
     """Register drafthouse.v1.GenerationService."""
-    _add(server, GENERATION, {"Generate": grpc.unary_stream_rpc_method_handler(servicer.Generate)})
+    handlers = {
+        name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name))
+        for name in ("ListModels", "Tokenize", "Detokenize")
+    }
+    handlers["Generate"] = grpc.unary_stream_rpc_method_handler(servicer.Generate)
+    _add(server, GENERATION, handlers)
 
 
 def add_health(servicer: Any, server: Any) -> None:

@@ -50,6 +50,8 @@ class GenerationSpec:
     chat: how the answers to a conversation are read; None = as plain text.
     prompt_logprobs: alternatives per token of the prompts, None = no log-probabilities of them.
     is_prompt_only: nothing is generated.
+    prediction: what the client expects the output to be; prediction_drafters: those of its drafters
+    that draft from it.
     truncate_prompt_tokens: prompts keep their last so many tokens; -1 = what fits, 0 = all.
     """
 
@@ -71,6 +73,8 @@ class GenerationSpec:
     adapter: str = ""
     prompt_logprobs: int | None = None
     is_prompt_only: bool = False
+    prediction: str = ""
+    prediction_drafters: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +119,8 @@ class Limits:
     max_sequences: limit on prompts times samples of one request.
     dialect: how the model writes its reasoning and its tool calls.
     latency_classes: those that requests may use.
+    predictors: names of the drafters that draft from a request's prediction; drafters_of: those
+    that serve a task class, where it is not all.
     aliases, compatibility: `api.served_model_names` and `api.compatibility`.
     adapters: names that `model` may have beside model_name.
     defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
@@ -130,6 +136,8 @@ class Limits:
     max_stop_strings: int
     max_draft_tokens: int
     latency_classes: tuple[str, ...]
+    predictors: frozenset[str] = frozenset()
+    drafters_of: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     compatibility: Compatibility = "strict"
     dialect: Dialect = field(default_factory=Dialect)
@@ -148,6 +156,15 @@ class Limits:
     def adapter_of(self, model: str) -> str:
         """The adapter that a served model's name stands for, "" for the model itself."""
         return model if model in self.adapters else ""
+
+    def predictors_of(self, task: str, speculation: SpeculationOptions) -> tuple[str, ...]:
+        """The drafters that draft from the prediction of a request."""
+        if not speculation.enabled or speculation.max_draft_tokens == 0:
+            return ()
+        names = speculation.drafters
+        if names is None:
+            names = self.drafters_of.get(task, self.drafters_of.get("default", self.drafters))
+        return tuple(name for name in names if name in self.predictors)
 
     def task_class(self, name: str) -> str:
         """`name` if it is configured, else the default class.

@@ -15,8 +15,10 @@ def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         for accepted, count in enumerate(one.acceptance_histogram):
             histogram[accepted] += count
     by_drafter: Counter[str] = Counter()
+    verified: Counter[str] = Counter()
     for one in stats:
         by_drafter.update(one.accepted_by_drafter)
+        verified.update(one.verified_by_drafter)
     num_spec_steps = sum(one.num_spec_steps for one in stats)
     reasons = [one.idle_because for one in stats if one.idle_because]
     return SpeculationStats(
@@ -27,5 +29,6 @@ def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         num_spec_tokens=sum(one.num_spec_tokens for one in stats),
         acceptance_histogram=tuple(histogram),
         accepted_by_drafter=dict(by_drafter),
+        verified_by_drafter=dict(verified),
         idle_because=reasons[0] if reasons and not num_spec_steps else "",
     )

@@ -56,6 +56,8 @@ PARSERS: Mapping[Endpoint, tuple[dict[str, Any], Callable[..., Any]]] = {
 NEEDS: Mapping[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
+    "max_tokens": {"prompt_logprobs": 0},
+    "max_completion_tokens": {"prompt_logprobs": 0},
 }
 ALL_RULES = [
     pytest.param(endpoint, rule, id=f"{endpoint.path} {rule.name}")

@@ -73,6 +73,18 @@ def test_a_stream_is_resumed_where_it_broke_off(client: Client) -> None:
     assert text.endswith("".join(choice.text for choice in rest))
 
 
+def test_calls_with_one_answer_pass_both_ways_in(client: Client, served: Served) -> None:
+    names = [model.id for model in client.list_models()]
+    assert names == [card["id"] for card in httpx.get(f"{served.http}/v1/models").json()["data"]]
+    token_ids = client.tokenize("hello", model=MODEL)
+    assert client.detokenize(token_ids) == "hello"
+    with pytest.raises(NotFoundError, match="'gpt-5' is not served"):
+        client.tokenize("hello", model="gpt-5")
+    with pytest.raises(RequestError) as caught:
+        client.detokenize([10**6])
+    assert caught.value.param == "token_ids"
+
+
 BAD: list[tuple[GenerationRequest, grpc.StatusCode]] = [
     (GenerationRequest("gpt-5", "x"), grpc.StatusCode.NOT_FOUND),
     (GenerationRequest(MODEL, ""), grpc.StatusCode.INVALID_ARGUMENT),

@@ -196,7 +196,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"stop_token_ids": "x"}, "stop_token_ids"),
     ({"logprobs": 6}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
-    ({"logprobs": 1, "echo": True}, "logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
     ({"logit_bias": [1]}, "logit_bias"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
     ({"logit_bias": {"100": 1}}, "logit_bias"),

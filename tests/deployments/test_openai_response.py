@@ -8,7 +8,7 @@ import pytest
 
 from cluster.core import TokenLogprob
 from cluster.text.tokenizer import Tokenizer
-from deployments.ingress.openai_response import LogprobWriter
+from deployments.ingress.logprob_writer import LogprobWriter
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 

@@ -56,6 +56,7 @@ samplings = st.builds(
     stop_token_ids=st.lists(token_ids, max_size=3).map(tuple),
     ignore_eos=st.booleans(),
     logprobs=counts,
+    prompt_logprobs=counts,
 )
 chats = st.lists(st.builds(ChatMessage, texts, texts, texts), max_size=3).map(tuple)
 public_requests = st.builds(
@@ -69,6 +70,7 @@ public_requests = st.builds(
     resume=st.lists(st.builds(ResumedChoice, counts.map(lambda c: c or 0), tokens(), st.booleans()))
     .map(tuple),
     request_id=texts,
+    prediction=texts,
 )  # fmt: skip
 
 
@@ -104,7 +106,10 @@ def test_a_response_survives_the_wire() -> None:
         ChoiceDelta(0, "a", token_array([1]), stop="a", finish_reason=FinishReason.STOP),
         ChoiceDelta(1),
     )
-    response = GenerationResponse("id", "toy", 2**63, tuple(deltas), Usage(1, 2, 3, 4))
+    scores = (TokenLogprob(-0.5, ((1, -0.25), (2, -0.5)), 2), TokenLogprob(-2.0))
+    response = GenerationResponse(
+        "id", "toy", 2**63, tuple(deltas), Usage(1, 2, 3, 4, 5), prompt_logprobs=scores
+    )
     read = decode_response(
         generation_pb2.GenerateResponse.FromString(encode_response(response).SerializeToString())
     )
@@ -137,8 +142,12 @@ def test_the_last_response_brings_usage_and_what_speculation_did() -> None:
 
 def test_why_nothing_was_speculated_reaches_the_client() -> None:
     stats = SpeculationStats(idle_because="paused")
-    sent = encode_response(GenerationResponse("id", "toy", 1, (), Usage(), stats))
+    why = "no_prediction_drafter"
+    sent = encode_response(
+        GenerationResponse("id", "toy", 1, (), Usage(), stats, prediction_idle_because=why)
+    )
     assert decode_response(sent).speculative_decoding == stats
+    assert decode_response(sent).prediction_idle_because == why
 
 
 def test_a_response_without_news_has_neither() -> None:

@@ -16,11 +16,13 @@ _INITIAL_CAPACITY = 256
 @dataclass(slots=True, eq=False)
 class Pending:
     """A submitted work.  order: grows with every submission.  opened: checked against the cache,
-    so that the sequence holds a prefix of the work's context from here on."""
+    so that the sequence holds a prefix of the work's context from here on.  num_adopted: tokens of
+    that prefix that the prefix cache had."""
 
     work: Work
     order: int
     opened: bool = False
+    num_adopted: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +50,11 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tables = [PageTable(self.page_size) for _ in range(self.num_tables)]
+
+    @property
+    def num_adopted(self) -> int:
+        """Tokens of the pending work that the prefix cache had."""
+        return 0 if self.pending is None else self.pending.num_adopted
 
     @property
     def cached_len(self) -> int:

@@ -93,7 +93,7 @@ class Scheduler:
                 sequence.pending = None
                 schedule.answers.append(Output(sequence.request_id, have_len=have_len))
                 return False
-            pending.opened = True
+            pending.opened, pending.num_adopted = True, 0
         return True
 
     def _rows_for_prefill(self, long: list[Sequence]) -> int:
@@ -117,9 +117,9 @@ class Scheduler:
         assert pending is not None
         if _num_delta_left(sequence) > self._page_size:
             start = sequence.cached_len - pending.work.base_len
-            schedule.num_prefix_hit_tokens += self._residency.adopt_prefix(
-                sequence, pending.work.delta[start:]
-            )
+            num_adopted = self._residency.adopt_prefix(sequence, pending.work.delta[start:])
+            pending.num_adopted += num_adopted
+            schedule.num_prefix_hit_tokens += num_adopted
             if self._waits_for_prefix(sequence, schedule):
                 return
         num_delta, completes = _cut(sequence, rows)

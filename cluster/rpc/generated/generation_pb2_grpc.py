@@ -39,6 +39,21 @@ class GenerationServiceStub:
                 request_serializer=drafthouse_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=drafthouse_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.ListModels = channel.unary_unary(
+                '/drafthouse.v1.GenerationService/ListModels',
+                request_serializer=drafthouse_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+                response_deserializer=drafthouse_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
+                _registered_method=True)
+        self.Tokenize = channel.unary_unary(
+                '/drafthouse.v1.GenerationService/Tokenize',
+                request_serializer=drafthouse_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+                response_deserializer=drafthouse_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+                _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/drafthouse.v1.GenerationService/Detokenize',
+                request_serializer=drafthouse_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=drafthouse_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -56,6 +71,27 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListModels(self, request, context):
+        """The names that requests may give as their model.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Tokenize(self, request, context):
+        """The tokens of a text or of a conversation.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Detokenize(self, request, context):
+        """The text of tokens, special ones included.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -63,6 +99,21 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=drafthouse_dot_v1_dot_generation__pb2.GenerateRequest.FromString,
                     response_serializer=drafthouse_dot_v1_dot_generation__pb2.GenerateResponse.SerializeToString,
+            ),
+            'ListModels': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListModels,
+                    request_deserializer=drafthouse_dot_v1_dot_generation__pb2.ListModelsRequest.FromString,
+                    response_serializer=drafthouse_dot_v1_dot_generation__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Tokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Tokenize,
+                    request_deserializer=drafthouse_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
+                    response_serializer=drafthouse_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=drafthouse_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=drafthouse_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -92,6 +143,87 @@ class GenerationService:
             '/drafthouse.v1.GenerationService/Generate',
             drafthouse_dot_v1_dot_generation__pb2.GenerateRequest.SerializeToString,
             drafthouse_dot_v1_dot_generation__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListModels(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drafthouse.v1.GenerationService/ListModels',
+            drafthouse_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
+            drafthouse_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Tokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drafthouse.v1.GenerationService/Tokenize',
+            drafthouse_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
+            drafthouse_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/drafthouse.v1.GenerationService/Detokenize',
+            drafthouse_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            drafthouse_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

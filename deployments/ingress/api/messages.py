@@ -17,9 +17,9 @@ from deployments.ingress.choice import Delta
 from deployments.ingress.fields import Fields, json_kind, shown
 from deployments.ingress.generation import Generation
 from deployments.ingress.openai_request import model_of
-from deployments.ingress.openai_response import metrics
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Prompt
+from deployments.ingress.usage import metrics
 
 _ERROR_TYPES: Mapping[int, str] = {
     400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error",
@@ -224,15 +224,17 @@ class MessagesWriter:
         }
 
     def _usage(self, num_output_tokens: int) -> dict[str, Any]:
+        num_cached = self._generation.num_cached_tokens
         return {
-            "input_tokens": self._generation.num_prompt_tokens,
+            # Anthropic's: without those that were in the cache.
+            "input_tokens": self._generation.num_prompt_tokens - num_cached,
             "output_tokens": num_output_tokens,
             "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
         }
 
     def _metrics(self) -> dict[str, Any]:
-        return metrics(self._generation.stats)
+        return metrics(self._generation)
 
 
 def _event(kind: str, **fields: Any) -> bytes:

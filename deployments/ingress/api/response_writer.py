@@ -14,7 +14,8 @@ from deployments.ingress.api.response_request import ResponseRequest
 from deployments.ingress.api.response_store import ResponseStore, StoredResponse
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
-from deployments.ingress.openai_response import LogprobWriter, metrics
+from deployments.ingress.logprob_writer import LogprobWriter
+from deployments.ingress.usage import metrics
 
 
 class ResponseWriter:
@@ -120,12 +121,15 @@ class ResponseWriter:
         generation = self._generation
         body["usage"] = {
             "input_tokens": generation.num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": generation.num_cached_tokens,
+                "cache_write_tokens": 0,
+            },
             "output_tokens": generation.num_output_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": generation.num_prompt_tokens + generation.num_output_tokens,
         }
-        body["metrics"] = metrics(generation.stats)
+        body["metrics"] = metrics(generation)
         if self._request.is_stored:
             said = {"role": "assistant", "content": text}
             self._store.put(StoredResponse(body, (*self._request.messages, said)))

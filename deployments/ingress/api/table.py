@@ -223,13 +223,20 @@ CHAT = Endpoint(
     (
         MODEL,
         *_MESSAGES,
-        supported("max_completion_tokens", integer(0, MAX_TOKENS), "output tokens, at most; 0 only "
-                  "with prompt_logprobs"),
+        supported(
+            "max_completion_tokens",
+            integer(0, MAX_TOKENS),
+            "output tokens, at most; 0 only with prompt_logprobs",
+        ),
         supported("max_tokens", integer(0, MAX_TOKENS), "the older name of max_completion_tokens"),
         supported("logprobs", BOOLEAN, "log-probabilities of the output"),
         supported("top_logprobs", integer(0, "max_logprobs"), "alternatives; needs logprobs"),
         refused("echo", "remove it; it belongs to /v1/completions", False),
-        refused("prediction", "remove it; predicted outputs are not served"),
+        supported(
+            "prediction", OBJECT, "the output that is expected, for drafters of kind prediction"
+        ),
+        supported("prediction.type", {"type": "string", "enum": ["content"]}, "content"),
+        supported("prediction.content", one_of(text(), array(OBJECT)), "a text, or text parts"),
         refused("modalities", 'send ["text"] or remove it', ["text"]),
         refused("audio", "remove it; only text is served"),
         refused("verbosity", "remove it", "medium"),

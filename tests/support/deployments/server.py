@@ -30,12 +30,13 @@ MODEL = "tiny"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """url: where it answers, without a slash.  folder: of the model."""
+    """url: where it answers, without a slash.  folder: of the model.  loop: that it runs on."""
 
     url: str
     folder: Path
     ingress: Ingress
     coordinator: Coordinator
+    loop: asyncio.AbstractEventLoop
 
 
 class _NoEndpoints:
@@ -99,7 +100,7 @@ class _House:
         ]
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        self.server = Server(url, folder, ingress, coordinator)
+        self.server = Server(url, folder, ingress, coordinator, asyncio.get_running_loop())
         self.uvicorn = uvicorn.Server(
             uvicorn.Config(create_app(ingress), log_level="warning", lifespan="off")
         )

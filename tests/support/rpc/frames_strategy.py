@@ -65,6 +65,7 @@ params = st.builds(
     min_tokens=lengths,
     stop_token_ids=st.lists(token_ids, max_size=4).map(tuple),
     prediction=st.lists(token_ids, max_size=4).map(tuple),
+    forced_ids=st.lists(token_ids, max_size=4).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
     grammar=st.none() | grammars,
 )
@@ -82,6 +83,7 @@ logprob = st.builds(
     core.TokenLogprob,
     logprob=singles,
     top=st.lists(st.tuples(token_ids, singles), max_size=3).map(tuple),
+    rank=lengths,
 )
 
 
@@ -101,7 +103,7 @@ def verdicts(draw: st.DrawFn) -> core.Verdict:
     size = draw(st.integers(0, 6))
     return core.Verdict(
         draw(ids), draw(generations), draw(lengths), draw(tokens(size, size)),
-        draw(tokens(size + 1, size + 1)), draw(logprobs(size + 1)),
+        draw(tokens(size + 1, size + 1)), draw(logprobs(size + 1)), draw(lengths),
     )  # fmt: skip
 
 
@@ -141,6 +143,7 @@ requests = st.builds(
 stats = st.builds(
     core.SpeculationStats, lengths, lengths, lengths, lengths, lengths,
     st.lists(lengths, max_size=5).map(tuple), st.dictionaries(ids, lengths, max_size=3), ids,
+    st.dictionaries(ids, lengths, max_size=3),
 )  # fmt: skip
 
 
@@ -152,6 +155,7 @@ def events(draw: st.DrawFn) -> core.TokenEvent:
         draw(st.none() | st.sampled_from(core.FinishReason)), draw(st.none() | stats), draw(ids),
         draw(ids), draw(st.floats(0.0, 60.0)),
         draw(st.just(()) | st.tuples(*[several(ids)] * len(array))), draw(st.floats(0.0, 60.0)),
+        draw(lengths),
     )  # fmt: skip
 
 

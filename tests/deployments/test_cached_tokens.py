@@ -1,0 +1,114 @@
+"""How much of a prompt was in the prefix cache, as every endpoint says it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.local_models import engine
+
+ASKED = {"model": MODEL, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def server(llama_folder: Path) -> Iterator[Server]:
+    with serving(tiny_config(llama_folder)) as running:
+        yield running
+
+
+@pytest.fixture
+def page_size(llama_folder: Path) -> int:
+    return engine(llama_folder).page_size
+
+
+def post(server: Server, path: str, **body: Any) -> dict[str, Any]:
+    answer = httpx.post(f"{server.url}{path}", json={**ASKED, **body}, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def complete(server: Server, prompt: list[int] | list[list[int]], **body: Any) -> dict[str, Any]:
+    answer = post(server, "/v1/completions", prompt=prompt, max_tokens=2, **body)
+    return dict(answer["usage"])
+
+
+def cached(usage: dict[str, Any]) -> int:
+    return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+
+def test_full_pages_of_an_earlier_prompt_are_counted(server: Server, page_size: int) -> None:
+    prompt = [(7 * i) % 200 + 5 for i in range(5 * page_size + 3)]
+    assert cached(complete(server, prompt)) == 0
+    assert cached(complete(server, prompt)) == 5 * page_size
+    # What differs is behind the third page.
+    assert cached(complete(server, [*prompt[: 3 * page_size + 1], *[9] * 40])) == 3 * page_size
+    assert cached(complete(server, prompt, cache_salt="other")) == 0
+
+
+def test_prompts_are_counted_once_each_and_samples_of_one_are_not(
+    server: Server, page_size: int
+) -> None:
+    first = [(11 * i) % 200 + 5 for i in range(2 * page_size + 1)]
+    second = [(13 * i) % 200 + 5 for i in range(3 * page_size + 1)]
+    # The other samples share the first one's pages; what the request itself computed is no hit.
+    assert cached(complete(server, first, n=3, seed=1)) == 0
+    complete(server, second)
+    assert cached(complete(server, [first, second], n=2, seed=1)) == 5 * page_size
+
+
+def test_the_last_token_of_a_prompt_is_always_computed(server: Server, page_size: int) -> None:
+    prompt = [(17 * i) % 200 + 5 for i in range(3 * page_size)]
+    complete(server, prompt)
+    assert cached(complete(server, prompt)) == 2 * page_size
+
+
+def test_a_scored_prompt_is_computed_whole(server: Server, page_size: int) -> None:
+    prompt = [(19 * i) % 200 + 5 for i in range(4 * page_size + 1)]
+    complete(server, prompt)
+    assert cached(complete(server, prompt, prompt_logprobs=0)) == 0
+
+
+def test_the_samples_of_a_scored_prompt_find_it_in_the_cache(
+    server: Server, page_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [(23 * i) % 200 + 5 for i in range(4 * page_size + 1)]
+    hits: list[int] = []
+    submit = server.ingress.coordinators.submit
+
+    async def spied(request: Any, arrived: Any) -> Any:
+        ticket = await submit(request, arrived)
+        take = ticket.take
+
+        def taken() -> Any:
+            events = take()
+            if not request.params.forced_ids:
+                hits.extend(event.num_cached for event in events)
+            return events
+
+        ticket.take = taken
+        return ticket
+
+    monkeypatch.setattr(server.ingress.coordinators, "submit", spied)
+    complete(server, prompt, prompt_logprobs=0)
+    assert set(hits) == {4 * page_size}
+
+
+def test_every_endpoint_says_it_in_its_own_words(server: Server, page_size: int) -> None:
+    """The same conversation again: all of it but the last, broken page and what follows it."""
+    text = "Tell me of the river, of the mill, and of the years since. " * 3
+    chat = {"messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    usage = post(server, "/v1/chat/completions", **chat)["usage"]
+    expected = (usage["prompt_tokens"] - 1) // page_size * page_size
+    assert expected > page_size
+    assert cached(post(server, "/v1/chat/completions", **chat)["usage"]) == expected
+    responses = {"input": text, "max_output_tokens": 2, "store": False}
+    found = post(server, "/v1/responses", **responses)["usage"]
+    assert found["input_tokens_details"]["cached_tokens"] == expected
+    found = post(server, "/v1/messages", **chat)["usage"]
+    assert found["cache_read_input_tokens"] == expected
+    assert found["input_tokens"] + expected == usage["prompt_tokens"]

@@ -1,0 +1,128 @@
+"""The gRPC API on its own listener: models, tokens, and log-probabilities of prompts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+
+from cluster.client import AsyncClient, Client, GenerationRequest, SamplingOptions
+from cluster.config import GrpcConfig
+from cluster.errors import NotFoundError, RequestError
+from cluster.rpc.codec_tokens import path_of
+from cluster.rpc.generation import ChatMessage
+from deployments.ingress.grpc_api import GrpcApi
+from deployments.ingress.grpc_listener import GrpcListener
+from tests.deployments.conftest import free_port
+from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+
+CHAT = (ChatMessage("user", "hello"), ChatMessage("assistant", "yes?"))
+
+
+@pytest.fixture(scope="module")
+def server(llama_folder: Path) -> Iterator[Server]:
+    with serving(tiny_config(llama_folder)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def address(server: Server) -> Iterator[str]:
+    port = free_port()
+    where = GrpcConfig(host="127.0.0.1", port=port)
+
+    async def start() -> GrpcListener:
+        listener = GrpcListener(GrpcApi(server.ingress), replace(server.ingress.config, grpc=where))
+        await listener.start()
+        return listener
+
+    def run(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
+
+    listener = run(start())
+    yield f"127.0.0.1:{port}"
+    run(listener.stop())
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[Client]:
+    with Client(address) as client:
+        yield client
+
+
+def test_the_models_are_those_of_http(client: Client, server: Server) -> None:
+    cards = httpx.get(f"{server.url}/v1/models").json()["data"]
+    models = client.list_models()
+    assert [model.id for model in models] == [card["id"] for card in cards]
+    assert [model.max_context_len for model in models] == [card["max_model_len"] for card in cards]
+    assert (models[0].root, models[0].parent) == (MODEL, "")
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_tokens_are_those_of_http(client: Client, server: Server, adds: bool) -> None:
+    body = {"prompt": "Grüße an alle", "add_special_tokens": adds}
+    expected = httpx.post(f"{server.url}/tokenize", json=body).json()["tokens"]
+    assert client.tokenize(body["prompt"], add_special_tokens=adds).tolist() == expected
+    body = {"messages": [{"role": turn.role, "content": turn.content} for turn in CHAT]}
+    expected = httpx.post(f"{server.url}/tokenize", json=body).json()["tokens"]
+    assert client.tokenize(CHAT, model=MODEL).tolist() == expected
+
+
+def test_text_comes_back_from_its_tokens(client: Client) -> None:
+    text = "Grüße: 你好, \N{SNOWMAN}"
+    assert client.detokenize(client.tokenize(text, add_special_tokens=False)) == text
+
+
+async def test_the_asyncio_client_says_the_same(address: str, client: Client) -> None:
+    async with AsyncClient(address) as other:
+        assert await other.list_models() == client.list_models()
+        token_ids = await other.tokenize("hello")
+        assert token_ids.tolist() == client.tokenize("hello").tolist()
+        assert await other.detokenize(token_ids) == client.detokenize(token_ids)
+        with pytest.raises(NotFoundError):
+            await other.tokenize("x", model="gpt-5")
+
+
+def test_what_is_wrong_is_named(client: Client, address: str) -> None:
+    with pytest.raises(NotFoundError, match="'gpt-5' is not served"):
+        client.detokenize([1], model="gpt-5")
+    with pytest.raises(RequestError) as caught:
+        client.detokenize([10**6])
+    assert caught.value.param == "token_ids"
+    with pytest.raises(RequestError, match="at least one token"):
+        client.detokenize([])
+    with grpc.insecure_channel(address) as channel:
+        for body in (b"", b"\xff\xff\xff"):  # no prompt, no message
+            with pytest.raises(grpc.RpcError) as refused:
+                channel.unary_unary(path_of("Tokenize"))(body)
+            assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+
+
+def test_a_prompt_is_scored_without_an_output(client: Client, server: Server) -> None:
+    sampling = SamplingOptions(temperature=0.0, max_tokens=0, prompt_logprobs=2)
+    answer = client.complete(GenerationRequest(MODEL, "hello there", sampling=sampling))
+    asked = {
+        "model": MODEL, "prompt": "hello there", "max_tokens": 0, "echo": True, "logprobs": 2,
+    }  # fmt: skip
+    choice = httpx.post(f"{server.url}/v1/completions", json=asked).json()["choices"][0]
+    values = [one.logprob for one in answer.prompt_logprobs]
+    assert values == pytest.approx(choice["logprobs"]["token_logprobs"][1:], abs=1e-5)
+    assert [len(one.top) for one in answer.prompt_logprobs] == [2] * len(values)
+    assert answer.usage.completion_tokens == 0
+    with pytest.raises(RequestError, match="max_tokens: 0 asks for nothing"):
+        client.complete(GenerationRequest(MODEL, "x", sampling=SamplingOptions(max_tokens=0)))
+
+
+def test_usage_and_predictions_reach_the_client(client: Client) -> None:
+    sampling = SamplingOptions(temperature=0.0, max_tokens=4)
+    request = GenerationRequest(MODEL, "many words " * 20, sampling=sampling, prediction="and more")
+    client.complete(request)
+    (*_, last) = client.generate(request)
+    assert last.usage is not None
+    assert 0 < last.usage.cached_tokens < last.usage.prompt_tokens
+    assert last.prediction_idle_because == "no_prediction_drafter"
