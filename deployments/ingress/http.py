@@ -19,8 +19,9 @@ from starlette.responses import Response
 
 from cluster.errors import DrafthouseError, NotFoundError, RequestError
 from deployments.ingress.api.contract import Endpoint, warning_header
-from deployments.ingress.api.messages import MessagesWriter, parse_messages_request
 from deployments.ingress.api.messages import error_body as messages_error
+from deployments.ingress.api.messages import parse_messages_request
+from deployments.ingress.api.messages_writer import MessagesWriter
 from deployments.ingress.api.pages import Pages
 from deployments.ingress.api.response_request import ResponseRequest, parse_response
 from deployments.ingress.api.response_store import ResponseStore

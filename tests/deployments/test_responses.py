@@ -57,6 +57,7 @@ def test_an_answer_is_that_of_the_chat(server: Server, openai: OpenAI) -> None:
 
 def test_a_stream_has_openais_events_in_order(openai: OpenAI) -> None:
     asked: dict[str, Any] = {**ASKED, "extra_body": ENDLESS, "input": "hello"}
+    openai.responses.create(**asked)  # from now on its prompt is in the prefix cache
     whole = openai.responses.create(**asked)
     events = list(openai.responses.create(**asked, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))

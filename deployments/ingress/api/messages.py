@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.core import FinishReason
 from cluster.errors import DrafthouseError, RequestError, surface_of
 from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.table import MAX_TOKENS
 from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
+from deployments.ingress.api.tool_fields import (
+    OF_MESSAGES,
+    messages_fields,
+    shows_thinking,
+    told_by,
+)
 from deployments.ingress.chat import parse_messages
-from deployments.ingress.choice import Delta
 from deployments.ingress.fields import Fields, json_kind, shown
-from deployments.ingress.generation import Generation
-from deployments.ingress.openai_request import model_of
+from deployments.ingress.openai_request import model_of, with_chat_use
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Prompt
-from deployments.ingress.usage import metrics
+from deployments.ingress.tools import ChatUse, read_chat_use
 
 _ERROR_TYPES: Mapping[int, str] = {
     400: "invalid_request_error", 404: "not_found_error", 408: "timeout_error",
@@ -40,7 +44,7 @@ class MessagesRequest:
 
 def parse_messages_request(values: Mapping[str, Any], limits: Limits) -> MessagesRequest:
     """Parse the body of POST /v1/messages."""
-    fields, model, prompt, ignored = _conversation(MESSAGES, values, limits)
+    fields, model, prompt, use, ignored = _conversation(MESSAGES, values, limits)
     max_tokens = fields.integer("max_tokens", None, 1, MAX_TOKENS)
     if max_tokens is None:
         raise RequestError("max_tokens: missing; send how many, at most", param="max_tokens")
@@ -49,28 +53,26 @@ def parse_messages_request(values: Mapping[str, Any], limits: Limits) -> Message
         raise RequestError(
             f"stop_sequences: {json_kind(stop)}; send a list", param="stop_sequences"
         )
-    # The parser of the other endpoints reads the stop strings by OpenAI's name.
-    try:
-        spec = read_spec(
-            Fields({**values, "stop": stop}),
-            limits, (prompt,), 1, max_tokens, None,
-        )  # fmt: skip
-    except RequestError as error:
-        if error.param != "stop":
-            raise
-        raise RequestError(f"stop_sequences: {error.message}", param="stop_sequences") from None
-    return MessagesRequest(spec, model, fields.boolean("stream", default=False), ignored)
+    # The parsers of the other endpoints read it all by OpenAI's names.
+    as_chat = Fields({**messages_fields(fields), "stop": stop})
+
+    def read() -> GenerationSpec:
+        spec = read_spec(as_chat, limits, (prompt,), 1, max_tokens, None)
+        return with_chat_use(spec, use)
+
+    is_streamed = fields.boolean("stream", default=False)
+    return MessagesRequest(told_by(OF_MESSAGES, read), model, is_streamed, ignored)
 
 
 def parse_count_tokens(values: Mapping[str, Any], limits: Limits) -> tuple[Prompt, tuple[str, ...]]:
     """Parse the body of POST /v1/messages/count_tokens: its prompt and what had no effect."""
-    _, _, prompt, ignored = _conversation(COUNT_TOKENS, values, limits)
+    _, _, prompt, _, ignored = _conversation(COUNT_TOKENS, values, limits)
     return prompt, ignored
 
 
 def _conversation(
     endpoint: Endpoint, values: Mapping[str, Any], limits: Limits
-) -> tuple[Fields, str, Prompt, tuple[str, ...]]:
+) -> tuple[Fields, str, Prompt, ChatUse, tuple[str, ...]]:
     opened = endpoint.open(values, limits.compatibility)
     fields = Fields(values)
     model = model_of(fields, limits)
@@ -84,8 +86,13 @@ def _conversation(
     parsed = parse_messages(turns)
     # An answer that the client has begun is continued.
     continues = parsed[-1]["role"] == "assistant" and "tool_calls" not in parsed[-1]
-    options = ChatOptions(add_generation_prompt=not continues, continue_final_message=continues)
-    return fields, model, Prompt(messages=parsed, template=options), tuple(opened.ignored)
+    use = told_by(
+        OF_MESSAGES, lambda: read_chat_use(Fields(messages_fields(fields)), limits.dialect)
+    )
+    use = dataclasses.replace(use, shows_reasoning=shows_thinking(fields))
+    options = ChatOptions(not continues, continues, use.template_arguments or {})
+    prompt = Prompt(messages=parsed, tools=use.tools, template=options)
+    return fields, model, prompt, use, tuple(opened.ignored)
 
 
 def _turns(message: Any, path: str) -> list[Any]:
@@ -148,95 +155,3 @@ def error_body(error: DrafthouseError, request_id: str) -> bytes:
     kind = _ERROR_TYPES.get(surface_of(error).http_status, "api_error")
     content = {"type": kind, "message": error.message}
     return json.dumps({"type": "error", "error": content, "request_id": request_id}).encode()
-
-
-class MessagesWriter:
-    """Writes one answer: whole, or as the events of a stream."""
-
-    def __init__(self, request: MessagesRequest, generation: Generation, request_id: str) -> None:
-        self._request = request
-        self._generation = generation
-        self._request_id = request_id
-        self._reason: FinishReason | None = None
-        self._stop: str | None = None
-
-    def whole(self, deltas: Sequence[Delta]) -> bytes:
-        """The answer to a request without `stream`."""
-        text = "".join(map(self._take, deltas))
-        body = self._message([{"type": "text", "text": text}], self._generation.num_output_tokens)
-        return json.dumps({**body, **self._end(), "metrics": self._metrics()}).encode()
-
-    def opening(self) -> bytes:
-        """The events before the first token."""
-        block = {"type": "text", "text": ""}
-        return (
-            _event("message_start", message=self._message([], 0))
-            + _event("content_block_start", index=0, content_block=block)
-            + _event("ping")
-        )
-
-    def chunks(self, deltas: Sequence[Delta]) -> bytes:
-        """The events for new text."""
-        text = "".join(map(self._take, deltas))
-        if not text:
-            return b""
-        delta = {"type": "text_delta", "text": text}
-        return _event("content_block_delta", index=0, delta=delta)
-
-    def closing(self) -> bytes:
-        """The events that end a stream without errors."""
-        return (
-            _event("content_block_stop", index=0)
-            + _event(
-                "message_delta",
-                delta=self._end(),
-                usage=self._usage(self._generation.num_output_tokens),
-                metrics=self._metrics(),
-            )
-            + _event("message_stop")
-        )
-
-    def failing(self, error: DrafthouseError) -> bytes:
-        """The event that ends a stream with an error."""
-        return b"event: error\ndata: " + error_body(error, self._request_id) + b"\n\n"
-
-    def _take(self, delta: Delta) -> str:
-        self._reason = delta.finish_reason or self._reason
-        self._stop = delta.stop or self._stop
-        return delta.text
-
-    def _end(self) -> dict[str, Any]:
-        if self._stop is not None:
-            return {"stop_reason": "stop_sequence", "stop_sequence": self._stop}
-        is_cut = self._reason is FinishReason.LENGTH
-        return {"stop_reason": "max_tokens" if is_cut else "end_turn", "stop_sequence": None}
-
-    def _message(self, content: list[dict[str, Any]], num_output_tokens: int) -> dict[str, Any]:
-        return {
-            "id": self._generation.id,
-            "type": "message",
-            "role": "assistant",
-            "model": self._request.model,
-            "content": content,
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": self._usage(num_output_tokens),
-        }
-
-    def _usage(self, num_output_tokens: int) -> dict[str, Any]:
-        num_cached = self._generation.num_cached_tokens
-        return {
-            # Anthropic's: without those that were in the cache.
-            "input_tokens": self._generation.num_prompt_tokens - num_cached,
-            "output_tokens": num_output_tokens,
-            "cache_creation_input_tokens": 0,
-            "cache_read_input_tokens": num_cached,
-        }
-
-    def _metrics(self) -> dict[str, Any]:
-        return metrics(self._generation)
-
-
-def _event(kind: str, **fields: Any) -> bytes:
-    data = json.dumps({"type": kind, **fields}, separators=(",", ":"))
-    return f"event: {kind}\ndata: {data}\n\n".encode()

@@ -10,11 +10,13 @@ from cluster.errors import RequestError
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.table import MAX_NAME_LEN, MAX_TOKENS
 from deployments.ingress.api.table_responses import RESPONSES
+from deployments.ingress.api.tool_fields import OF_RESPONSES, response_fields, told_by
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, json_kind, shown
-from deployments.ingress.openai_request import model_of
+from deployments.ingress.openai_request import model_of, with_chat_use
 from deployments.ingress.sampling import read_spec
-from deployments.ingress.spec import GenerationSpec, Limits, Message, Prompt
+from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Message, Prompt
+from deployments.ingress.tools import read_chat_use
 
 _LOGPROBS = "message.output_text.logprobs"
 # Every kind of text part that OpenAI's types name.
@@ -58,8 +60,19 @@ def parse_response(
             raise RequestError(f"include: {shown(name)} is not served; remove it", param="include")
     shows_logprobs = bool(top or include)
     max_tokens = fields.integer("max_output_tokens", None, 1, MAX_TOKENS)
-    prompt = Prompt(messages=(*system, *messages))
-    spec = read_spec(fields, limits, (prompt,), 1, max_tokens, top if shows_logprobs else None)
+    logprobs = top if shows_logprobs else None
+
+    def read() -> GenerationSpec:
+        as_chat = Fields(response_fields(fields))
+        use = read_chat_use(as_chat, limits.dialect)
+        prompt = Prompt(
+            messages=(*system, *messages),
+            tools=use.tools,
+            template=ChatOptions(arguments=use.template_arguments or {}),
+        )
+        return with_chat_use(read_spec(as_chat, limits, (prompt,), 1, max_tokens, logprobs), use)
+
+    spec = told_by(OF_RESPONSES, read)
     return ResponseRequest(
         spec=spec,
         model=model,
@@ -73,6 +86,11 @@ def parse_response(
             "temperature": spec.params.temperature,
             "top_p": spec.params.top_p,
             "top_logprobs": top,
+            "tools": fields.get("tools") or [],
+            "tool_choice": fields.get("tool_choice") or "auto",
+            "parallel_tool_calls": fields.boolean("parallel_tool_calls", default=True),
+            "text": fields.get("text") or {"format": {"type": "text"}},
+            "reasoning": fields.get("reasoning") or {"effort": None, "summary": None},
         },
         stream=fields.boolean("stream", default=False),
         is_stored=fields.boolean("store", default=True),
@@ -96,7 +114,27 @@ def _messages(value: Any) -> tuple[Message, ...]:
         return parse_messages([{"role": "user", "content": value}])
     if not isinstance(value, list):
         raise RequestError(f"input: {json_kind(value)}; send a string or a list", param="input")
-    return parse_messages([_chat_message(item, f"input[{i}]") for i, item in enumerate(value)])
+    # Reasoning that comes back is no part of a prompt.
+    told = [
+        _chat_message(item, f"input[{i}]")
+        for i, item in enumerate(value)
+        if not (isinstance(item, dict) and item.get("type") == "reasoning")
+    ]
+    return parse_messages(_joined_calls(told))
+
+
+def _joined_calls(messages: list[Any]) -> list[Any]:
+    """Calls that follow each other, or a text of the model's, are of one message."""
+    found: list[Any] = []
+    for message in messages:
+        last = found[-1] if found else None
+        is_call = isinstance(message, dict) and "tool_calls" in message
+        if is_call and isinstance(last, dict) and last.get("role") == "assistant":
+            calls = [*last.get("tool_calls", ()), *message["tool_calls"]]
+            found[-1] = {**last, "tool_calls": calls}
+        else:
+            found.append(message)
+    return found
 
 
 def _chat_message(item: Any, path: str) -> Any:

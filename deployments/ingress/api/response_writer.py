@@ -8,13 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster.core import FinishReason
-from cluster.errors import DrafthouseError
+from cluster.errors import DrafthouseError, RequestError
 from cluster.text.tokenizer import Tokenizer
+from cluster.text.tool_calls.base import CallPiece
+from deployments.ingress.api.response_items import CallItem, TextItem
 from deployments.ingress.api.response_request import ResponseRequest
 from deployments.ingress.api.response_store import ResponseStore, StoredResponse
+from deployments.ingress.chat import parse_messages
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.logprob_writer import LogprobWriter
+from deployments.ingress.spec import Message
 from deployments.ingress.usage import metrics
 
 
@@ -33,61 +37,78 @@ class ResponseWriter:
         self._store = store
         self._created_at = int(time.time())
         self._writer = LogprobWriter(tokenizer, is_chat=True)
-        self._item_id = f"msg_{generation.id.removeprefix('resp_')}"
         self._num_events = 0
-        self._texts: list[str] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._items: list[TextItem | CallItem] = []
+        self._is_open = False  # whether the last item may still grow
         self._reason: FinishReason | None = None
+        self._has_calls = False
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         """The answer to a request without `stream`."""
-        for delta in deltas:
-            self._take(delta)
+        self.chunks(deltas)
+        self._close_items()
         return json.dumps(self._ended()).encode()
 
     def opening(self) -> bytes:
         """The events before the first token."""
         body = self._body("in_progress", [])
-        return b"".join(
-            (
-                self._event("response.created", response=body),
-                self._event("response.in_progress", response=body),
-                self._event(
-                    "response.output_item.added",
-                    output_index=0,
-                    item=self._item("in_progress", []),
-                ),
-                self._part_event("response.content_part.added", part=self._part("", [])),
-            )
+        return self._event("response.created", response=body) + self._event(
+            "response.in_progress", response=body
         )
 
     def chunks(self, deltas: Sequence[Delta]) -> bytes:
-        """The events for new text."""
+        """The events for what is new."""
         events = []
         for delta in deltas:
-            logprobs = self._take(delta)
+            self._reason = delta.finish_reason or self._reason
+            self._has_calls |= delta.has_calls
+            logprobs = self._logprobs(delta)
+            if delta.reasoning:
+                events.append(self._said(delta.reasoning, [], is_reasoning=True))
             if delta.text or logprobs:
-                events.append(
-                    self._part_event(
-                        "response.output_text.delta", delta=delta.text, logprobs=logprobs
-                    )
-                )
+                events.append(self._said(delta.text, logprobs, is_reasoning=False))
+            events += [self._called(piece) for piece in delta.calls]
         return b"".join(events)
 
     def closing(self) -> bytes:
         """The events that end a stream without errors."""
-        text = "".join(self._texts)
-        part = self._part(text, self._logprobs)
+        events = self._close_items()
         body = self._ended()
-        item = body["output"][0]
-        return b"".join(
-            (
-                self._part_event("response.output_text.done", text=text, logprobs=self._logprobs),
-                self._part_event("response.content_part.done", part=part),
-                self._event("response.output_item.done", output_index=0, item=item),
-                self._event(f"response.{body['status']}", response=body),
-            )
-        )
+        return events + self._event(f"response.{body['status']}", response=body)
+
+    def _said(self, text: str, logprobs: list[dict[str, Any]], *, is_reasoning: bool) -> bytes:
+        last = self._items[-1] if self._is_open else None
+        events = b""
+        if not isinstance(last, TextItem) or last.is_reasoning != is_reasoning:
+            last = TextItem(len(self._items), is_reasoning=is_reasoning)
+            events = self._begin(last)
+        return events + last.add(self._event, text, logprobs)
+
+    def _called(self, piece: CallPiece) -> bytes:
+        events = b""
+        if piece.name is not None:
+            events = self._begin(CallItem(len(self._items), piece.name))
+        last = self._items[-1]
+        assert isinstance(last, CallItem), "a call's first piece has its name"
+        return events + last.add(self._event, piece.arguments)
+
+    def _begin(self, item: TextItem | CallItem) -> bytes:
+        events = self._items[-1].close(self._event, "completed") if self._is_open else b""
+        self._items.append(item)
+        self._is_open = True
+        return events + item.open(self._event)
+
+    def _close_items(self) -> bytes:
+        """The end of the last item; an answer without any has an empty text."""
+        events = b""
+        if not self._items:
+            events = self._begin(TextItem(0, is_reasoning=False))
+        self._is_open = False
+        return events + self._items[-1].close(self._event, self._status)
+
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._reason is FinishReason.LENGTH else "completed"
 
     def failing(self, error: DrafthouseError) -> bytes:
         """The events that end a stream with an error."""
@@ -98,25 +119,21 @@ class ResponseWriter:
             "error", code=error.code, message=error.message, param=error.param
         ) + self._event("response.failed", response=body)
 
-    def _take(self, delta: Delta) -> list[dict[str, Any]]:
-        """Remember `delta`; returns its log-probabilities, if they are asked for."""
-        self._texts.append(delta.text)
-        self._reason = delta.finish_reason or self._reason
+    def _logprobs(self, delta: Delta) -> list[dict[str, Any]]:
         if not self._request.shows_logprobs:
             return []
         found: list[dict[str, Any]] = self._writer.write(delta.token_ids.tolist(), delta.logprobs)[
             "content"
         ]
-        self._logprobs += found
         return found
 
     def _ended(self) -> dict[str, Any]:
         """The whole answer, which is kept from now on."""
-        text = "".join(self._texts)
-        is_cut = self._reason is FinishReason.LENGTH
-        status = "incomplete" if is_cut else "completed"
-        body = self._body(status, [self._item(status, [self._part(text, self._logprobs)])])
-        if is_cut:
+        status = self._status
+        # Whatever is followed by something has been completed.
+        bodies = [item.body("completed") for item in self._items[:-1]]
+        body = self._body(status, [*bodies, self._items[-1].body(status)])
+        if status == "incomplete":
             body["incomplete_details"] = {"reason": "max_output_tokens"}
         generation = self._generation
         body["usage"] = {
@@ -131,9 +148,32 @@ class ResponseWriter:
         }
         body["metrics"] = metrics(generation)
         if self._request.is_stored:
-            said = {"role": "assistant", "content": text}
-            self._store.put(StoredResponse(body, (*self._request.messages, said)))
+            self._store.put(StoredResponse(body, (*self._request.messages, *self._said_all())))
         return body
+
+    def _said_all(self) -> tuple[Message, ...]:
+        """The answer as a message of the conversation that goes on with it."""
+        said = [
+            item.text
+            for item in self._items
+            if isinstance(item, TextItem) and not item.is_reasoning
+        ]
+        calls = [
+            {
+                "id": item.call_id,
+                "type": "function",
+                "function": {"name": item.name, "arguments": item.arguments or "{}"},
+            }
+            for item in self._items
+            if isinstance(item, CallItem)
+        ]
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(said)}
+        if not calls:
+            return (message,)
+        try:
+            return parse_messages([{**message, "tool_calls": calls}])
+        except RequestError:  # a call that was cut off has no arguments that can be told again
+            return (message,)
 
     def _body(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -147,30 +187,11 @@ class ResponseWriter:
             "incomplete_details": None,
             "usage": None,
             "background": False,
-            "parallel_tool_calls": False,
-            "tool_choice": "none",
-            "tools": [],
-            "text": {"format": {"type": "text"}},
             "truncation": "disabled",
             "store": self._request.is_stored,
             "seed": self._generation.seed_of(0),
             **self._request.asked,
         }
-
-    def _item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self._item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    def _part(self, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-    def _part_event(self, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **fields)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._num_events, **fields}

@@ -40,15 +40,22 @@ _CONVERSATION: tuple[Rule, ...] = (
         is_required=True,
     ),
     supported("system", one_of(text(), array(OBJECT)), "a text, or text blocks"),
-    refused("tools", "remove it; tool calls are not served", []),
-    refused("tool_choice", "remove it", {"type": "auto"}, {"type": "none"}),
-    refused("thinking", "remove it; the model has no reasoning mode", {"type": "disabled"}),
-    refused("output_config", "remove it; structured outputs are not served", {}),
+    supported("tools", array(OBJECT, 128), "functions that the answer may call"),
+    supported("tool_choice", OBJECT, "its type is auto, any, tool or none; calls that are forced "
+              "obey their schemas"),
+    supported("thinking", OBJECT, "enabled or adaptive = the reasoning has blocks of its own"),
+    supported("thinking.type", text(16), "enabled, adaptive or disabled"),
+    ignored("thinking.budget_tokens", "max_tokens bounds all of the output"),
+    ignored("thinking.display", "reasoning is answered with as it is"),
+    supported("output_config", OBJECT, "what the answer must be"),
+    supported("output_config.format", OBJECT, "its type is json_schema"),
+    supported("output_config.effort", text(16), "for the model's template, where that uses it"),
+    refused("output_config.task_budget", "remove it; send max_tokens"),
     ignored("cache_control", "prefixes are found by their tokens"),
     ignored("speed", "there is one speed", "standard"),
     ignored("user_profile_id", "not kept"),
     ignored("workspace_id", "not kept"),
-)
+)  # fmt: skip
 
 MESSAGES = Endpoint(
     "/v1/messages",
@@ -75,7 +82,7 @@ MESSAGES = Endpoint(
         ignored("diagnostics", "see /metrics"),
         refused("container", "remove it; no code is run"),
         refused("context_management", "remove it; send what is to be kept"),
-        refused("mcp_servers", "remove it; tool calls are not served", []),
+        refused("mcp_servers", "remove it; send functions as tools", []),
     ),
 )  # fmt: skip
 

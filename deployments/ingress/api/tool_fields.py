@@ -1,0 +1,158 @@
+"""Tools and structured output of /v1/responses and /v1/messages, told in the fields of a chat.
+
+The chat's parsers read them; what they find wrong is told by the name that the client used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from cluster.errors import RequestError
+from deployments.ingress.fields import Fields, json_kind, shown
+from deployments.ingress.structured import refuse_others
+
+T = TypeVar("T")
+
+Renamed = tuple[tuple[str, str], ...]
+
+# What the chat calls it, and what the client did.
+OF_RESPONSES: Renamed = (
+    ("tool_choice.function", "tool_choice"), (".function", ""),
+    ("response_format.json_schema", "text.format"), ("response_format", "text.format"),
+    ("reasoning_effort", "reasoning.effort"),
+)  # fmt: skip
+OF_MESSAGES: Renamed = (
+    ("tool_choice.function", "tool_choice"), (".function.parameters", ".input_schema"),
+    (".function", ""), ("response_format.json_schema", "output_config.format"),
+    ("response_format", "output_config.format"), ("reasoning_effort", "output_config.effort"),
+    ("stop:", "stop_sequences:"),
+)  # fmt: skip
+
+
+def told_by(names: Renamed, parse: Callable[[], T]) -> T:
+    """What `parse` gives; its RequestErrors name the client's fields."""
+    try:
+        return parse()
+    except RequestError as error:
+        message, param = error.message, error.param
+        for chat, own in names:
+            message = message.replace(chat, own)
+            param = None if param is None else param.replace(chat, own)
+        if param == "stop" and OF_MESSAGES is names:
+            param = "stop_sequences"
+        raise RequestError(message, param=param) from None
+
+
+def response_fields(fields: Fields) -> dict[str, Any]:
+    """The chat's fields of a body of /v1/responses."""
+    found = dict(fields.values())
+    tools = _listed(fields, "tools")
+    found["tools"] = [_function(tool, f"tools[{i}]", "parameters") for i, tool in enumerate(tools)]
+    choice = fields.get("tool_choice")
+    if isinstance(choice, dict):
+        found["tool_choice"] = _named(choice.get("type"), choice.get("name"), choice)
+    answer = fields.get("text")
+    if answer is not None:
+        format_ = Fields.of(answer, "text").get("format")
+        if format_ is not None:
+            _check_one_form(fields, "text.format")
+            found["response_format"] = _form(Fields.of(format_, "text.format"))
+    reasoning = fields.get("reasoning")
+    if reasoning is not None:
+        found["reasoning_effort"] = Fields.of(reasoning, "reasoning").get("effort")
+    return found
+
+
+def messages_fields(fields: Fields) -> dict[str, Any]:
+    """The chat's fields of a body of /v1/messages."""
+    found = dict(fields.values())
+    tools = _listed(fields, "tools")
+    found["tools"] = [
+        _function(tool, f"tools[{i}]", "input_schema") for i, tool in enumerate(tools)
+    ]
+    choice = fields.get("tool_choice")
+    if choice is not None:
+        asked = Fields.of(choice, "tool_choice")
+        refuse_others(asked, "type", "name", "disable_parallel_tool_use")
+        kinds = {"auto": "auto", "any": "required", "none": "none"}
+        kind = asked.get("type")
+        if kind == "tool":
+            found["tool_choice"] = _named("function", asked.get("name"), choice)
+        elif isinstance(kind, str) and kind in kinds:
+            found["tool_choice"] = kinds[kind]
+        else:
+            raise RequestError(
+                f"tool_choice.type: {shown(kind)}; send auto, any, tool or none",
+                param="tool_choice.type",
+            )
+        is_single = asked.boolean("disable_parallel_tool_use", default=False)
+        found["parallel_tool_calls"] = not is_single
+    config = fields.get("output_config")
+    if config is not None:
+        asked = Fields.of(config, "output_config")
+        found["reasoning_effort"] = asked.get("effort")
+        if asked.get("format") is not None:
+            form = Fields.of(asked.get("format"), "output_config.format")
+            # Anthropic's schemas have no names.
+            found["response_format"] = _form(Fields({"name": "answer", **form.values()}))
+    return found
+
+
+def shows_thinking(fields: Fields) -> bool:
+    """Whether an answer of /v1/messages has its reasoning in blocks of its own."""
+    thinking = fields.get("thinking")
+    if thinking is None:
+        return False
+    kind = Fields.of(thinking, "thinking").get("type")
+    if kind not in ("enabled", "disabled", "adaptive"):
+        raise RequestError(
+            f"thinking.type: {shown(kind)}; send enabled, adaptive or disabled",
+            param="thinking.type",
+        )
+    return kind != "disabled"
+
+
+def _listed(fields: Fields, key: str) -> list[Any]:
+    value = fields.get(key) or []
+    if not isinstance(value, list):
+        raise RequestError(f"{key}: {json_kind(value)}; send a list", param=key)
+    return value
+
+
+def _function(tool: Any, path: str, schema: str) -> dict[str, Any]:
+    """A tool as the chat has it."""
+    fields = Fields.of(tool, path)
+    kind = fields.get("type")
+    if kind not in (None, "function" if schema == "parameters" else "custom"):
+        raise RequestError(
+            f"{path}.type: {shown(kind)} is not served; send functions", param=f"{path}.type"
+        )
+    refuse_others(fields, "type", "name", "description", schema, "strict", "cache_control")
+    named = {"name": fields.get("name"), "description": fields.get("description")}
+    more = {"parameters": fields.get(schema), "strict": fields.get("strict")}
+    function = {key: value for key, value in (named | more).items() if value is not None}
+    return {"type": "function", "function": function}
+
+
+def _named(kind: Any, name: Any, choice: Mapping[str, Any]) -> Any:
+    """A choice of one function as the chat has it; others as they are, for it to refuse."""
+    if kind != "function":
+        return dict(choice)
+    return {"type": "function", "function": {"name": name}}
+
+
+def _check_one_form(fields: Fields, name: str) -> None:
+    if fields.get("response_format") is not None:
+        raise RequestError(
+            f"{name}: response_format says what the answer must be, too; send one", param=name
+        )
+
+
+def _form(fields: Fields) -> dict[str, Any]:
+    """`response_format` for a form whose schema stands beside its type."""
+    if fields.get("type") != "json_schema":
+        return dict(fields.values())
+    refuse_others(fields, "type", "name", "description", "schema", "strict")
+    schema = {key: value for key, value in fields.values().items() if key != "type"}
+    return {"type": "json_schema", "json_schema": schema}

@@ -1,0 +1,258 @@
+"""Tools, reasoning and structured output of /v1/responses and /v1/messages, with their clients."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import jsonschema
+import openai
+import pytest
+from transformers import AutoTokenizer
+
+from cluster.core import FinishReason, SamplingParams
+from cluster.text.tokenizer import Tokenizer
+from cluster.text.tool_calls.base import CallPiece
+from deployments.ingress.api.messages import MessagesRequest
+from deployments.ingress.api.messages_writer import MessagesWriter
+from deployments.ingress.api.response_request import ResponseRequest
+from deployments.ingress.api.response_store import ResponseStore
+from deployments.ingress.api.response_writer import ResponseWriter
+from deployments.ingress.choice import Delta
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.generation import Generation
+from deployments.ingress.spec import GenerationSpec, Prompt
+from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+
+TEMPLATE = (
+    "{% for t in tools or [] %}<tool>{{ t | tojson }}</tool>{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "{% endfor %}<assistant>"
+)
+# Enough for the tiny model to end a call: it may write nothing else.
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}, "warm": {"type": "boolean"}},
+    "required": ["city", "warm"],
+    "additionalProperties": False,
+}
+USER: Any = {"role": "user", "content": "how is the weather?"}
+FUNCTION: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+
+TOOL: Any = {"name": "weather", "description": "d", "input_schema": SCHEMA}
+SEEDED = {"temperature": 0.8, "seed": 3}
+
+
+@pytest.fixture(scope="module")
+def folder(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    copy = Path(shutil.copytree(llama_folder, tmp_path_factory.mktemp("tools") / "model"))
+    tokenizer = AutoTokenizer.from_pretrained(copy)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(copy)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with serving(tiny_config(folder)) as running:
+        yield running
+
+
+@pytest.fixture
+def responses(server: Server) -> Any:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", timeout=120, max_retries=0)
+    return client.responses
+
+
+@pytest.fixture
+def messages(server: Server) -> Any:
+    client = anthropic.Anthropic(base_url=server.url, api_key="x", timeout=120, max_retries=0)
+    return client.messages
+
+
+def response(**more: Any) -> dict[str, Any]:
+    asked = {"model": MODEL, "input": "how is the weather?", "max_output_tokens": 120}
+    return {**asked, "extra_body": SEEDED, **more}
+
+
+def message(**more: Any) -> dict[str, Any]:
+    asked = {"model": MODEL, "messages": [USER], "max_tokens": 120, "extra_body": SEEDED}
+    return {**asked, **more}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "weather"}])
+def test_a_forced_call_is_an_item_of_a_response(responses: Any, choice: Any) -> None:
+    answer = responses.create(**response(tools=[FUNCTION], tool_choice=choice))
+    (call,) = answer.output[:1]
+    assert (call.type, call.name) == ("function_call", "weather")
+    jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    assert (answer.status, answer.tool_choice) == (
+        "completed", choice if isinstance(choice, str) else answer.tool_choice,
+    )  # fmt: skip
+    assert [tool.name for tool in answer.tools] == ["weather"]
+
+
+def test_openais_helper_puts_a_streamed_call_together(responses: Any) -> None:
+    asked = response(tools=[FUNCTION], tool_choice="required", parallel_tool_calls=False)
+    whole = responses.create(**asked)
+    with responses.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        last = stream.get_final_response()
+    (call,), (expected,) = last.output, whole.output
+    assert (call.name, call.arguments) == (expected.name, expected.arguments)
+    assert kinds[2] == "response.output_item.added"
+    assert kinds[-3:] == [
+        "response.function_call_arguments.done", "response.output_item.done", "response.completed",
+    ]  # fmt: skip
+
+
+def test_a_conversation_goes_on_after_a_call(server: Server, responses: Any) -> None:
+    """By its id or with its items, the prompt is the same; the chat sees the same one."""
+    tools = {"tools": [FUNCTION]}
+    first = responses.create(**response(**tools, tool_choice="required"))
+    (call, *_) = first.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    by_id = responses.create(**response(**tools, input=[result], previous_response_id=first.id))
+    items = [USER, *[item.model_dump(exclude_none=True) for item in first.output], result]
+    by_items = responses.create(**response(**tools, input=items))
+    assert by_id.output_text == by_items.output_text
+    assert by_id.usage.input_tokens == by_items.usage.input_tokens
+
+
+def test_the_form_of_a_response_holds(responses: Any) -> None:
+    form = {"type": "json_schema", "name": "w", "schema": SCHEMA, "strict": True}
+    answer = responses.create(**response(text={"format": form}))
+    jsonschema.validate(json.loads(answer.output_text), SCHEMA)
+    assert answer.text.format.type == "json_schema"
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+def test_a_forced_call_is_a_block_of_a_message(messages: Any, choice: Any) -> None:
+    answer = messages.create(**message(tools=[TOOL], tool_choice=choice))
+    block = answer.content[0]
+    assert (block.type, block.name) == ("tool_use", "weather")
+    assert answer.stop_reason == "tool_use"
+    jsonschema.validate(block.input, SCHEMA)
+
+
+def test_anthropics_helper_puts_a_streamed_call_together(messages: Any) -> None:
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    asked = message(tools=[TOOL], tool_choice=choice)
+    whole = messages.create(**asked)
+    with messages.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        last = stream.get_final_message()
+    (block,), (expected,) = last.content, whole.content
+    assert (block.name, block.input) == (expected.name, expected.input)
+    assert last.stop_reason == "tool_use"
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    # What was called and what came of it are told again.
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "rain"}
+    used = {
+        "role": "assistant",
+        "content": [block.model_dump(include={"type", "id", "name", "input"})],
+    }
+    turns = [USER, used, {"role": "user", "content": [result]}]
+    assert messages.create(**message(messages=turns, tools=[TOOL])).content
+
+
+def test_the_form_of_a_message_holds(messages: Any) -> None:
+    config = {"format": {"type": "json_schema", "schema": SCHEMA}}
+    answer = messages.create(**message(extra_body={**SEEDED, "output_config": config}))
+    jsonschema.validate(json.loads(answer.content[0].text), SCHEMA)
+
+
+def test_tools_are_counted_with_the_prompt(messages: Any) -> None:
+    plain = messages.count_tokens(model=MODEL, messages=[USER]).input_tokens
+    assert messages.count_tokens(model=MODEL, messages=[USER], tools=[TOOL]).input_tokens > plain
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("responses", {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ("responses", {"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ("responses", {"tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
+        ("responses", {"text": {"format": {"type": "yaml"}}}, "text.format.type"),
+        ("responses", {"reasoning": {"effort": "high"}}, "reasoning.effort"),
+        ("messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ("messages", {"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
+        ("messages", {"tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ("messages", {"thinking": {"type": "hard"}}, "thinking.type"),
+    ],
+)
+def test_what_is_wrong_is_told_by_the_clients_own_name(
+    server: Server, path: str, fields: dict[str, Any], param: str
+) -> None:
+    body = {"model": MODEL, "input": "x"}
+    if path == "messages":
+        body = {"model": MODEL, "messages": [USER], "max_tokens": 5}
+    answer = httpx.post(f"{server.url}/v1/{path}", json={**body, **fields}, timeout=60)
+    assert answer.status_code == 400
+    assert param in answer.json()["error"]["message"]
+
+
+# The tiny model does not reason: what a reasoning model's answer is read as, written by hand.
+DELTAS = [
+    Delta(0, "", reasoning="Let me"), Delta(0, "", reasoning=" see."), Delta(0, "I ask."),
+    Delta(0, "", calls=(CallPiece(0, "weather"), CallPiece(0, None, '{"city":')), has_calls=True),
+    Delta(0, "", calls=(CallPiece(0, None, '"Rome"}'), CallPiece(1, "time", "{}")), has_calls=True),
+    Delta(0, "", finish_reason=FinishReason.STOP, has_calls=True),
+]  # fmt: skip
+
+
+def generation(folder: Path) -> tuple[Generation, Tokenizer]:
+    tokenizer = Tokenizer.load(folder)
+    spec = GenerationSpec((Prompt(text="x"),), SamplingParams())
+    return Generation("resp_1", spec, tokenizer, Coordinators(), 8.0), tokenizer
+
+
+def events_of(stream: bytes) -> list[dict[str, Any]]:
+    lines = stream.decode().splitlines()
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data")]
+
+
+def test_a_response_has_its_reasoning_text_and_calls_in_order(folder: Path) -> None:
+    made, tokenizer = generation(folder)
+    asked = ResponseRequest(made.spec, MODEL, (), {}, False, True, False, ())
+    store = ResponseStore(4, 10**6)
+    whole = json.loads(ResponseWriter(asked, made, tokenizer, store).whole(DELTAS))
+    kinds = [item["type"] for item in whole["output"]]
+    assert kinds == ["reasoning", "message", "function_call", "function_call"]
+    assert whole["output"][0]["content"][0]["text"] == "Let me see."
+    assert whole["output"][2]["arguments"] == '{"city":"Rome"}'
+    (kept,) = store.get("resp_1", "x").messages
+    assert kept["content"] == "I ask."
+    assert [call["function"]["name"] for call in kept["tool_calls"]] == ["weather", "time"]
+    writer = ResponseWriter(asked, made, tokenizer, store)
+    events = events_of(writer.opening() + writer.chunks(DELTAS) + writer.closing())
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    added = [e["output_index"] for e in events if e["type"] == "response.output_item.added"]
+    done = [e["item"]["type"] for e in events if e["type"] == "response.output_item.done"]
+    assert (added, done) == ([0, 1, 2, 3], kinds)
+
+
+def test_a_message_has_its_thinking_text_and_calls_in_order(folder: Path) -> None:
+    made, _ = generation(folder)
+    asked = MessagesRequest(made.spec, MODEL, False, ())
+    whole = json.loads(MessagesWriter(asked, made, "id").whole(DELTAS))
+    assert [block["type"] for block in whole["content"]] == [
+        "thinking", "text", "tool_use", "tool_use",
+    ]  # fmt: skip
+    assert whole["content"][0]["thinking"] == "Let me see."
+    assert whole["content"][2]["input"] == {"city": "Rome"}
+    assert whole["stop_reason"] == "tool_use"
+    writer = MessagesWriter(asked, made, "id")
+    events = events_of(writer.opening() + writer.chunks(DELTAS) + writer.closing())
+    blocks = [(e["type"], e["index"]) for e in events if e["type"].startswith("content_block_st")]
+    assert blocks == [
+        (kind, index)
+        for index in range(4)
+        for kind in ("content_block_start", "content_block_stop")
+    ]
