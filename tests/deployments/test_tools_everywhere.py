@@ -46,6 +46,8 @@ USER: Any = {"role": "user", "content": "how is the weather?"}
 FUNCTION: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
 
 TOOL: Any = {"name": "weather", "description": "d", "input_schema": SCHEMA}
+# One call: the tiny model would go on calling.
+ANY: Any = {"type": "any", "disable_parallel_tool_use": True}
 SEEDED = {"temperature": 0.8, "seed": 3}
 
 
@@ -132,7 +134,7 @@ def test_the_form_of_a_response_holds(responses: Any) -> None:
     assert answer.text.format.type == "json_schema"
 
 
-@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
+@pytest.mark.parametrize("choice", [ANY, {"type": "tool", "name": "weather"}])
 def test_a_forced_call_is_a_block_of_a_message(messages: Any, choice: Any) -> None:
     answer = messages.create(**message(tools=[TOOL], tool_choice=choice))
     block = answer.content[0]
@@ -142,8 +144,7 @@ def test_a_forced_call_is_a_block_of_a_message(messages: Any, choice: Any) -> No
 
 
 def test_anthropics_helper_puts_a_streamed_call_together(messages: Any) -> None:
-    choice = {"type": "any", "disable_parallel_tool_use": True}
-    asked = message(tools=[TOOL], tool_choice=choice)
+    asked = message(tools=[TOOL], tool_choice=ANY)
     whole = messages.create(**asked)
     with messages.stream(**asked) as stream:
         kinds = [event.type for event in stream]
