@@ -72,7 +72,10 @@ def parse_response(
         )
         return with_chat_use(read_spec(as_chat, limits, (prompt,), 1, max_tokens, logprobs), use)
 
-    spec = told_by(OF_RESPONSES, read)
+    # Who sends vLLM's name of it is told by that one.
+    is_own = fields.get("response_format") is not None
+    names = tuple(name for name in OF_RESPONSES if not (is_own and "response_format" in name[0]))
+    spec = told_by(names, read)
     return ResponseRequest(
         spec=spec,
         model=model,

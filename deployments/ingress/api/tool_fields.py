@@ -41,7 +41,7 @@ def told_by(names: Renamed, parse: Callable[[], T]) -> T:
             param = None if param is None else param.replace(chat, own)
         if param == "stop" and OF_MESSAGES is names:
             param = "stop_sequences"
-        raise RequestError(message, param=param) from None
+        raise type(error)(message, param=param) from None
 
 
 def response_fields(fields: Fields) -> dict[str, Any]:
