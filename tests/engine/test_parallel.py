@@ -22,7 +22,8 @@ from tests.support.draft.inside import Inside, config_of
 from tests.support.engine.driver import GreedyDecoder, load_engine
 from tests.support.engine.rank_process import NUM_TOKENS, PROMPTS, drafted
 
-ARCHITECTURES = ("llama", "qwen3", "mixtral", "starcoder2")
+# The last one has layers with a window and without.
+ARCHITECTURES = ("llama", "qwen3", "mixtral", "starcoder2", "gemma2")
 # Starting two interpreters that import torch on a busy core takes most of it.
 TIMEOUT_S = 300
 

@@ -114,7 +114,8 @@ def _growing() -> Steps:
 
 MIXED = "a prompt beside a tree and a decoding row"
 CHUNKS = "a prompt of several chunks"
-OTHERS = (("mistral-sliding", MIXED), ("gemma2", "cached nodes"), ("gemma3", CHUNKS))
+APART = "a page has other numbers in layers with a window, behind a text whose windows slid"
+OTHERS = (("mistral-sliding", MIXED), ("gemma2", "cached nodes"), ("gemma3", APART))
 CASES: dict[str, Steps] = {
     "one sequence, its context growing": _decoding("a", 14, 4),
     "several sequences, of several widths": [*_decoding("abc", 14, 1), *_decoding("d", 5, 1)],
@@ -133,6 +134,7 @@ CASES: dict[str, Steps] = {
     ],
     "cached nodes": _growing(),
     CHUNKS: [[Work("a", 0, prompt(40), _tree(3))]],
+    APART: [[Work("a", 0, prompt(33))], [Work("b", 0, prompt(12), _tree(4))]],
 }
 
 
@@ -153,11 +155,11 @@ def test_graphed_steps_give_the_logits_of_eager_ones(
     checkpoint_factory: Callable[..., Path], architecture: str, name: str
 ) -> None:
     folder, recorder = checkpoint_factory(architecture), Recorder()
-    graphed = build(folder, recorder)
+    graphed = build(folder, recorder, prefix_cache=False)
     before = recorder.num_replays
     found = answers(graphed, CASES[name])
     assert recorder.num_replays - before >= len(CASES[name])
-    check_equal(found, answers(build(folder), CASES[name]))
+    check_equal(found, answers(build(folder, prefix_cache=False), CASES[name]))
 
 
 @interpreted

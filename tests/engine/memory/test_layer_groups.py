@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 from cluster.core import TokenTree, token_array
 from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Output, Work
+from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.reach import layer_groups
 from tests.support.checkpoints import SLIDING_WINDOW
 from tests.support.engine.driver import (
     GreedyDecoder,
@@ -76,6 +79,16 @@ def watch(engine: Engine) -> list[tuple[int, ...]]:
 
     engine.step = watched  # type: ignore[method-assign]
     return seen
+
+
+def set_apart(engine: Engine) -> None:
+    """Without a prefix cache, texts that follow have pages of other numbers in each kind, so that a
+    path that reads the other kind's table reads other rows.  In new pools the numbers are alike."""
+    run(engine, Work("apart", 0, prompt(41, seed=9)))
+
+
+def num_bytes(cache: KVCache) -> int:
+    return sum(kv.nbytes for kv in cache.layers)
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -205,17 +218,83 @@ def test_a_rollback_to_before_the_window_asks_for_the_text_again(folder: Path, o
     torch.testing.assert_close(found, expected_rows(oracle, changed, TREE), **CLOSE)
 
 
+def test_memory_that_windows_leave_serves_a_text_that_one_kind_of_layer_could_not_hold(
+    folder: Path, oracle: Any, attention: str
+) -> None:
+    """The same bytes; its prompt alone is longer than the share of the layers with a window."""
+    settings = {"num_pages": 20, "max_batch_tokens": 8, "max_running_sequences": 1}
+    engine = load_engine(folder, attention=attention, max_context_len=160, **settings)
+    one_kind = [replace(layer, window=None) for layer in engine.layers]
+    assert len(layer_groups(one_kind, PAGE_SIZE)) == 1
+    alike = KVCache(one_kind, (20,), PAGE_SIZE)
+    own, other = (num_bytes(cache) for cache in (engine.cache, alike))
+    scratch = num_bytes(KVCache(one_kind, (0,), PAGE_SIZE))
+    assert own <= other
+    assert other == 21 * scratch
+    assert pages(engine) == (40, 10)
+    text = prompt(90)
+    assert len(text) > 20 * PAGE_SIZE > pages(engine)[WINDOWED] * PAGE_SIZE
+    texts = {"a": generate(oracle, text, 60)}
+    decoder = GreedyDecoder(engine, {"a": text}, 60, np.random.default_rng(4), texts)
+    assert decoder.run() == texts
+    assert decoder.num_misses == 0
+
+
+def test_a_live_tree_grows_on_behind_released_pages(
+    folder: Path, oracle: Any, attention: str
+) -> None:
+    engine = load_engine(folder, attention=attention, max_batch_tokens=16, prefix_cache=False)
+    set_apart(engine)
+    run(engine, Work("a", 0, prompt(41), TREE))
+    engine.retain("a", [0], [1, 2])
+    context = np.append(prompt(41), TREE.token_ids[0])
+    grown = TokenTree.of([6, 7, 9, 10], [-1, -1, 0, 2])
+    found = rows(run(engine, Work("a", 42, token_array([]), grown, num_cached_nodes=2)))
+    expected = expected_rows(oracle, context, grown, first_node=2)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    full, windowed = engine._residency.sequences["a"].tables
+    assert windowed.num_released > 0 == full.num_released
+    assert all(own != other for own, other in zip(full.pages, windowed.pages, strict=True))
+
+
+def test_a_rollback_into_a_shared_page_copies_it_in_both_kinds(
+    folder: Path, oracle: Any, attention: str
+) -> None:
+    engine = load_engine(folder, attention=attention, max_batch_tokens=64)
+    text = prompt(44)
+    for name in "ab":
+        run(engine, Work(name, 0, text))
+    # Takes the page that "b" computed and gave up for that of "a": a copy is to go elsewhere.
+    run(engine, Work("c", 0, prompt(9, seed=8)))
+    changed = np.concatenate((text[:42], prompt(3, seed=6)))
+    tables = [engine._residency.sequences[name].tables for name in "ab"]
+    assert all(own.pages[10] == other.pages[10] for own, other in zip(*tables, strict=True))
+    found = rows(run(engine, Work("b", 42, changed[42:], TREE)))
+    torch.testing.assert_close(found, expected_rows(oracle, changed, TREE), **CLOSE)
+    assert all(own.pages[10] != other.pages[10] for own, other in zip(*tables, strict=True))
+    more = prompt(1, seed=7)
+    found = rows(run(engine, Work("a", 44, more, TREE)))
+    expected = expected_rows(oracle, np.concatenate((text, more)), TREE)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    engine.check_integrity()
+
+
 @native
 def test_native_layers_with_windows_and_without_read_their_own_pages(
-    checkpoint_factory: Callable[..., Path],
+    checkpoint_factory: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A model of the native layers' classes; one native call for all of them reads one table."""
+    """A model of the native layers' classes; one native call for all of them reads one table, so
+    its forward is left to a path that knows both, and the log says so."""
+    caplog.set_level("INFO", logger="cluster.engine.cpu.causal_lm")
     folder = checkpoint_factory(
         "qwen2", use_sliding_window=True, sliding_window=SLIDING_WINDOW, max_window_layers=1
     )
-    oracle, engine = load_oracle(folder), load_engine(folder, max_batch_tokens=16)
+    oracle = load_oracle(folder)
+    engine = load_engine(folder, max_batch_tokens=16, prefix_cache=False)
+    set_apart(engine)
     assert [layer.window for layer in engine.layers] == [None, SLIDING_WINDOW, SLIDING_WINDOW]
     assert engine.model.native is None
+    assert "layers with a window have page tables of their own" in caplog.text
     assert engine.grower is None
     texts = {"a": generate(oracle, prompt(43), 60)}
     decoder = GreedyDecoder(engine, {"a": prompt(43)}, 60, np.random.default_rng(3), texts)
