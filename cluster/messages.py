@@ -18,6 +18,7 @@ from cluster.core import (
     Verdict,
     VerifyItem,
 )
+from cluster.made_for import MadeFor
 
 # Frames between peers carry this number; peers with another one refuse each other in Describe.
 PROTOCOL_VERSION = 4
@@ -33,6 +34,7 @@ class WorkerDescription:
     `StepProfile`, empty = not measured.  native_build: of its own machine code, "" = none; a
     target that is_reproducible gives the same bits as another of the same build.  residents: names
     of the drafters that run inside a target; refused: those that should and cannot, and why.
+    made_for: of drafters that are here, by name, the target that each was made for.
     """
 
     worker_id: str
@@ -52,6 +54,7 @@ class WorkerDescription:
     is_reproducible: bool = False
     residents: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
+    made_for: Mapping[str, MadeFor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

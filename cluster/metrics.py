@@ -148,6 +148,12 @@ DRAFTER_FAULTS = Metric(
     "Broken connections and refused messages, by reason.",
     ("drafter", "why"),
 )
+DRAFTER_FOREIGN = Metric(
+    "drafthouse_drafter_made_for_another_target",
+    "counter",
+    "Times that a drafter joined which was made for another target than the one that is served.",
+    ("drafter",),
+)
 DRAFTER_REQUESTS = Metric(
     "drafthouse_drafter_requests",
     "gauge",

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.config import Config, EngineConfig
+from cluster.draft import registry
+from cluster.draft.head_options import HEAD_KINDS
+from cluster.draft.own_layers_options import EarlyExitOptions, LayerSkipOptions
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.fingerprint import difference, load_pretrained_tokenizer, token_strings, tokenizer_hash
 from cluster.models.names import source_of
 from cluster.models.resolve import find
+from cluster.models.sources import FolderSource
 from cluster.text.generation_config import load_sampling_defaults
 from deployments.models import engines
 from deployments.placement import check_gpus, local_labels, rank_bundle, total_resources
@@ -29,13 +33,15 @@ class Inspected:
     """A model as its files describe it.
 
     max_context_len: as configured, or the model's own limit.  num_tokens: of the tokenizer, 0 if
-    the folder has none.
+    the folder has none.  hidden_size, num_layers: of its decoder.
     """
 
     architecture: str
     vocab_size: int
     max_context_len: int
     num_tokens: int
+    hidden_size: int
+    num_layers: int
 
 
 def inspect(config: Config, *, is_here: bool) -> dict[str, Inspected]:
@@ -63,7 +69,37 @@ def inspect(config: Config, *, is_here: bool) -> dict[str, Inspected]:
             elif target:
                 reduced = load_draft_vocabulary(folder)
                 _compare(found[path], strings, reduced, found[TARGET], target)
+    if TARGET in found:
+        _check_made_of(config, found[TARGET])
     return found
+
+
+def _check_made_of(config: Config, target: Inspected) -> None:
+    """Raise ConfigError for a draft head, or a choice of the target's layers, that does not fit.
+
+    Heads that are still on the hub are left out.
+    """
+    for name, drafter in config.drafters.items():
+        if ":" in drafter.kind:
+            continue
+        options = registry.check(name, drafter)
+        path = f"drafters.{name}.options"
+        with _named(path):
+            if isinstance(options, EarlyExitOptions | LayerSkipOptions):
+                options.layers(target.num_layers)
+            if drafter.kind in HEAD_KINDS:
+                source = source_of(options.model)
+                if isinstance(source, FolderSource):
+                    _check_head(drafter.kind, source.path, target)
+
+
+def _check_head(kind: str, folder: Path, target: Inspected) -> None:
+    # torch takes seconds to import: only for those who have heads here.
+    from cluster.draft.heads.checkpoint import TargetShape
+    from cluster.draft.heads.load import check_draft_head
+
+    shape = TargetShape(target.hidden_size, target.vocab_size, target.num_layers)
+    check_draft_head(kind, folder, shape)
 
 
 def _inspected(folder: Path, engine: EngineConfig, num_tokens: int, *, is_here: bool) -> Inspected:
@@ -72,8 +108,9 @@ def _inspected(folder: Path, engine: EngineConfig, num_tokens: int, *, is_here: 
 
     described = check_loadable(folder, engine, is_here=is_here)
     return Inspected(
-        described.architecture, described.vocab_size, described.max_context_len, num_tokens
-    )
+        described.architecture, described.vocab_size, described.max_context_len, num_tokens,
+        int(described.text_config.hidden_size), int(described.text_config.num_hidden_layers),
+    )  # fmt: skip
 
 
 def _token_strings(folder: Path, engine: EngineConfig, *, is_target: bool) -> list[str]:
@@ -146,5 +183,5 @@ def _named(path: str) -> Iterator[None]:
         param = error.param or "model"
         if not param.startswith("target."):
             param = f"{path}.{param}"
-        message = error.message.removeprefix(f"{param}: ")
+        message = error.message.removeprefix(f"{param}: ").removeprefix(f"{error.param}: ")
         raise ConfigError(f"{param}: {message}", param=param) from error

@@ -20,6 +20,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "exit": ("early_exit", {"exit_layer": 2, "num_pages": 128}),
     "skip": ("layer_skip", {"skip_layers": [1], "num_pages": 128}),
     "recycling": ("token_recycling", {}),
+    "lookahead": ("lookahead", {}),
 }
 
 
@@ -43,7 +44,9 @@ def folder(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Pat
     return checkpoint_factory(request.param)
 
 
-@pytest.fixture(scope="module", params=[["exit"], ["skip"], ["recycling"], list(KINDS)], ids=str)
+@pytest.fixture(
+    scope="module", params=[["exit"], ["skip"], ["recycling"], ["lookahead"], list(KINDS)], ids=str
+)
 def llm(request: pytest.FixtureRequest, folder: Path) -> Iterator[LLM]:
     with LLM(config_of(folder, request.param)) as opened:
         yield opened

@@ -1,11 +1,13 @@
-"""Measures tokens per step of drafters inside the target, each alone, on real questions.
+"""Measures drafters inside the target, each alone or several merged, by kind of text.
 
-    python -m benchmarks.drafting.steps QUESTIONS --config configs/local.yaml --drafters lm suffix
+    python -m benchmarks.drafting.steps QUESTIONS --config configs/local.yaml \\
+        --drafters lm suffix lm+suffix --temperatures 0 0.7 --markdown steps.md
 
-QUESTIONS: Spec-Bench's JSONL.  The target answers some questions of each task with each drafter; a
-step verifies a fixed number of nodes, so that nothing depends on the machine's speed but the last
-column: what drafting takes, as a share of the time of drafting and steps together.  A drafter that
-the configuration does not have is given by `--set drafters.NAME.kind=KIND`.
+QUESTIONS: Spec-Bench's JSONL; code, JSON, edits with a prediction and second turns come beside its
+categories (`benchmarks.drafting.texts`).  The target answers some questions of each category with
+each drafter; a step verifies a fixed number of nodes, so that tokens do not depend on the machine's
+speed; what drafting costs does.  A drafter that the configuration does not have is given by
+`--set drafters.NAME.kind=KIND`.
 
 A `prediction` gets what the target answers without drafts, a tenth of its lines exchanged for lines
 of other answers.
@@ -14,81 +16,179 @@ of other answers.
 from __future__ import annotations
 
 import argparse
-import random
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from tqdm import tqdm
 
-from benchmarks.spec_bench import questions as spec_bench
+from benchmarks.drafting.texts import Ask, asks, edited
 from benchmarks.support.record import OUT, show_report
 from cluster.config import Config, DrafterPlacement
 from cluster.config_file import load
-from cluster.core import SamplingParams, SpeculationOptions
+from cluster.core import SamplingParams
 from cluster.local import LLM
 
-_EDITED_SHARE = 0.1
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Of one category.
+
+    tokens_per_step: over all steps.  acceptance_len: over those that verified drafts, the bonus
+    token included.  draft_ms: a step's drafting, of all drafters together.  draft_share: of the
+    time of drafting and steps.  calibration_error: mean over the drafters.  None: nothing to
+    measure.
+    """
+
+    tokens_per_step: float
+    acceptance_len: float | None
+    draft_ms: float | None
+    draft_share: float | None
+    calibration_error: float | None
 
 
-def edited(text: str, others: Sequence[str], seed: int) -> str:
-    """The text with a tenth of its lines, one at least, from other texts."""
-    lines, draw = text.splitlines(keepends=True), random.Random(seed)
-    pool = [line for other in others for line in other.splitlines(keepends=True) if line.strip()]
-    for index in draw.sample(range(len(lines)), max(round(_EDITED_SHARE * len(lines)), 1)):
-        lines[index] = draw.choice(pool)
-    return "".join(lines)
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """An `Ask` as token ids, and the prediction that goes with it."""
+
+    ask: Ask
+    token_ids: list[int]
+    prediction: tuple[int, ...] = ()
 
 
-def measure(
-    config: Config, name: str, chosen: Sequence[spec_bench.Question], law: SamplingParams,
-) -> dict[str, Any]:  # fmt: skip
-    """One new drafter over all questions, in their order, one at a time."""
-    drafter = replace(config.drafters[name], placement=DrafterPlacement(host="target"))
-    alone = replace(config, drafters={name: drafter}, tasks={})
-    emitted: dict[str, int] = {}
-    steps: dict[str, int] = {}
-    drafted_s = step_s = 0.0
-    with LLM(alone) as llm:
+def prepare(config: Config, asked: Sequence[Ask], law: SamplingParams) -> list[Prompt]:
+    """The prompts, with what the target answers in between without drafts."""
+    with LLM(replace(config, drafters={}, tasks={})) as llm:
         tokenizer = llm.tokenizer
         if tokenizer is None:
             raise SystemExit(f"{config.target.engine.model} has no tokenizer; name a chat model")
-        prompts = [
-            tokenizer.apply_chat_template([{"role": "user", "content": each.turns[0]}])
-            for each in chosen
-        ]
-        predictions: list[tuple[int, ...]] = [()] * len(prompts)
-        if drafter.kind == "prediction":
-            off = SpeculationOptions(enabled=False)
-            plain = [each.text for each in llm.generate(list(prompts), law, speculation=off)]
-            predictions = [
-                tuple(tokenizer.encode(edited(text, plain, index)))
-                for index, text in enumerate(plain)
+
+        def answer(prompts: list[list[int]]) -> list[str]:
+            return [each.text for each in llm.generate(prompts, law)] if prompts else []
+
+        spoken = [[{"role": "user", "content": each.turns[0]}] for each in asked]
+        several = [index for index, each in enumerate(asked) if len(each.turns) > 1]
+        first = answer([tokenizer.apply_chat_template(spoken[index]) for index in several])
+        for index, text in zip(several, first, strict=True):
+            spoken[index] += [
+                {"role": "assistant", "content": text},
+                {"role": "user", "content": asked[index].turns[1]},
             ]
-        for question, prompt, predicted in zip(
-            tqdm(chosen, desc=name, file=sys.stderr), prompts, predictions, strict=True
-        ):
-            (answer,) = llm.generate([prompt], replace(law, prediction=predicted))
-            task = question.category
-            emitted[task] = emitted.get(task, 0) + len(answer.token_ids)
-            steps[task] = steps.get(task, 0) + answer.stats.num_steps
-        metrics = llm.metrics()
-    drafted_s = _total(metrics, "drafthouse_draft_seconds_total")
-    step_s = _total(metrics, "drafthouse_target_step_seconds_sum")
-    by_task = {task: round(emitted[task] / max(steps[task], 1), 3) for task in emitted}
-    return {
-        "tokens per step": round(sum(by_task.values()) / len(by_task), 3),
-        "tokens per step by task": by_task,
-        "share of time": round(drafted_s / (drafted_s + step_s), 3) if step_s else None,
+        prompts = [list(tokenizer.apply_chat_template(each)) for each in spoken]
+        predicted = [index for index, each in enumerate(asked) if each.is_predicted]
+        plain = answer([prompts[index] for index in predicted])
+        predictions = {
+            index: tuple(tokenizer.encode(edited(text, plain, index)))
+            for index, text in zip(predicted, plain, strict=True)
+        }
+    return [
+        Prompt(each, prompts[index], predictions.get(index, ())) for index, each in enumerate(asked)
+    ]
+
+
+def measure(
+    config: Config, names: Sequence[str], prompts: Sequence[Prompt], law: SamplingParams
+) -> dict[str, Figures]:
+    """New drafters over all prompts, in their order, one at a time; by category."""
+    drafters = {
+        name: replace(config.drafters[name], placement=DrafterPlacement(host="target"))
+        for name in names
     }
+    found: dict[str, Figures] = {}
+    with LLM(replace(config, drafters=drafters, tasks={})) as llm:
+        bar = tqdm(total=len(prompts), desc="+".join(names), file=sys.stderr)
+        for category, group in groupby(prompts, key=lambda each: each.ask.category):
+            before = llm.metrics()
+            stats = []
+            for prompt in group:
+                asked = replace(law, prediction=prompt.prediction, grammar=prompt.ask.grammar)
+                (answer,) = llm.generate([prompt.token_ids], asked, task=category)
+                stats.append((len(answer.token_ids), answer.stats))
+                bar.update()
+            after = llm.metrics()
+            num_steps = sum(each.num_steps for _, each in stats)
+            num_spec = sum(each.num_spec_steps for _, each in stats)
+            drafted_s = _grown(before, after, "drafthouse_draft_seconds_total")
+            step_s = _grown(before, after, "drafthouse_target_step_seconds_sum")
+            errors = calibration_errors(after, category)
+            found[category] = Figures(
+                sum(count for count, _ in stats) / max(num_steps, 1),
+                sum(each.num_spec_tokens for _, each in stats) / num_spec if num_spec else None,
+                1000 * drafted_s / num_steps if num_steps else None,
+                drafted_s / (drafted_s + step_s) if step_s else None,
+                mean(errors) if errors else None,
+            )
+        bar.close()
+    return found
+
+
+def calibration_errors(metrics: str, task: str) -> list[float]:
+    """Of each drafter that had drafts verified on a task."""
+    lines = re.findall(
+        r"^drafthouse_survival_calibration_error\{([^}]*)\} (\S+)$", metrics, re.MULTILINE
+    )
+    return [float(value) for labels, value in lines if f'task="{task}"' in labels]
+
+
+def _grown(before: str, after: str, name: str) -> float:
+    return _total(after, name) - _total(before, name)
 
 
 def _total(metrics: str, name: str) -> float:
     values = re.findall(rf"^{name}(?:{{[^}}]*}})? (\S+)$", metrics, re.MULTILINE)
     return sum(map(float, values))
+
+
+def averaged(by_category: dict[str, Figures]) -> Figures:
+    """Every category counts alike."""
+
+    def over(name: str) -> float | None:
+        values = [getattr(each, name) for each in by_category.values()]
+        known = [value for value in values if value is not None]
+        return mean(known) if known else None
+
+    return Figures(
+        over("tokens_per_step") or 0.0, over("acceptance_len"), over("draft_ms"),
+        over("draft_share"), over("calibration_error"),
+    )  # fmt: skip
+
+
+def _plain(figures: dict[str, Figures]) -> dict[str, dict[str, float | None]]:
+    return {category: asdict(each) for category, each in figures.items()}
+
+
+# Columns of the tables: a figure, its heading and its format.
+_TABLES = (
+    ("tokens_per_step", "Tokens per step", "{:.2f}"),
+    ("acceptance_len", "Mean acceptance length", "{:.2f}"),
+    ("draft_ms", "Drafting, ms per step", "{:.1f}"),
+    ("draft_share", "Drafting, share of the time", "{:.0%}"),
+    ("calibration_error", "Calibration error of the survivals", "{:.3f}"),
+)
+
+
+def markdown(report: dict[str, dict[str, dict[str, Figures]]]) -> str:
+    """Tables of drafters by categories, for each law and figure.  report: law -> drafters ->
+    category."""
+    parts: list[str] = []
+    for law, rows in report.items():
+        for name, title, form in _TABLES:
+            categories = list(next(iter(rows.values())))
+            parts.append(f"## {title}, {law}\n")
+            parts.append("| drafter | " + " | ".join([*categories, "mean"]) + " |")
+            parts.append("|---|" + "---|" * (len(categories) + 1))
+            for drafters, figures in rows.items():
+                held = [*figures.values(), averaged(figures)]
+                values = [getattr(each, name) for each in held]
+                cells = ["-" if value is None else form.format(value) for value in values]
+                parts.append(f"| {drafters} | " + " | ".join(cells) + " |")
+            parts.append("")
+    return "\n".join(parts)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -100,27 +200,41 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("questions", type=Path)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--drafters", nargs="+", required=True)
-    parser.add_argument("--per-task", type=int, default=3, help="questions of each task")
+    parser.add_argument("--drafters", nargs="+", required=True, help="a+b: merged in one tree")
+    parser.add_argument("--per-task", type=int, default=3, help="questions of each category")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--nodes", type=int, default=8, help="verified per step")
-    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0])
+    parser.add_argument("--categories", nargs="+", help="default: all")
     parser.add_argument("--out", type=Path, default=OUT / "drafting" / "steps.json")
+    parser.add_argument("--markdown", type=Path, help="write the tables there, too")
     arguments = parser.parse_args(words)
     config = load(arguments.config, arguments.overrides).config
     fixed = replace(config.coordinator, budget="fixed", max_draft_tokens=arguments.nodes)
     config = replace(config, coordinator=fixed)
-    law = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=1)
-    chosen = spec_bench.limit(spec_bench.load(arguments.questions), arguments.per_task)
-    report = {name: measure(config, name, chosen, law) for name in arguments.drafters}
-    settings = {
-        "target": config.target.engine.model,
-        "questions": f"{len(chosen)}, {arguments.per_task} of each task",
-        "max_tokens": arguments.max_tokens,
-        "nodes": arguments.nodes,
-        "temperature": arguments.temperature,
+    asked = [
+        each
+        for each in asks(arguments.questions, arguments.per_task)
+        if not arguments.categories or each.category in arguments.categories
+    ]
+    report: dict[str, dict[str, dict[str, Figures]]] = {}
+    settings: dict[str, Any] = {
+        "target": config.target.engine.model, "questions of each category": arguments.per_task,
+        "max_tokens": arguments.max_tokens, "nodes": arguments.nodes,
+    }  # fmt: skip
+    for temperature in arguments.temperatures:
+        law = SamplingParams(temperature=temperature, max_tokens=arguments.max_tokens, seed=1)
+        prompts = prepare(config, asked, law)
+        rows = report[f"T = {temperature:g}" if temperature else "greedy"] = {}
+        for drafters in arguments.drafters:
+            rows[drafters] = measure(config, drafters.split("+"), prompts, law)
+            if arguments.markdown is not None:  # as far as it is measured
+                arguments.markdown.write_text(markdown(report), encoding="utf-8")
+    laws = {
+        name: {drafters: _plain(figures) for drafters, figures in rows.items()}
+        for name, rows in report.items()
     }
-    show_report(arguments.out, {"settings": settings, "drafters": report})
+    show_report(arguments.out, {"settings": settings, "laws": laws})
     return 0
 
 

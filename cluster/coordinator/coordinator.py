@@ -33,6 +33,7 @@ from cluster.coordinator.waits import DraftWaits, Timer, event_loop_timer
 from cluster.coordinator.workers import (
     check_drafter,
     describe_coordinator,
+    note_foreign,
     run_link,
 )
 from cluster.core import Request, TokenEvent
@@ -152,6 +153,9 @@ class Coordinator:
                 self.remove_drafter(replica.name, replica.id)
         for name, reason in description.refused.items():
             self.refuse_drafter(name, reason)
+        note_foreign(description, description, self.recorder)
+        for replica in self._pool:
+            note_foreign(replica.description, description, self.recorder)
         task = self._targets.add(target_id, description, link)
         self._warn_of_shared()
         return task
@@ -178,6 +182,7 @@ class Coordinator:
         self._refused.pop(name, None)
         replica = self._pool.add(name, replica_id, description, link)
         log.info("drafter joined name=%s id=%s", name, replica_id)
+        note_foreign(description, target, self.recorder)
         self._warn_of_shared()
         for session in list(self._table.sessions.values()):
             if session.target is not None and name in session.drafters:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Iterable
 
+from cluster import metrics
 from cluster.config import Config
 from cluster.coordinator.session import Limits
 from cluster.errors import ProtocolError, WorkerError
+from cluster.made_for import MadeFor
 from cluster.messages import PROTOCOL_VERSION, WorkerDescription
+from cluster.metrics import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,27 @@ def _check_vocabulary(description: WorkerDescription, target: WorkerDescription)
             f"drafter {description.name} has no tokenizer and {description.vocab_size} tokens, the "
             f"target {target.vocab_size}; use a draft model with the target's tokenizer"
         )
+
+
+def note_foreign(
+    drafters: WorkerDescription, target: WorkerDescription | None, recorder: Recorder
+) -> None:
+    """Warn of drafters that were made for another target, and count them.
+
+    They may draft: what they draft is verified, but hardly ever accepted.  drafters: a pool drafter
+    that joins, or the target itself, of its residents.
+    """
+    if target is None:
+        return
+    served = MadeFor(target.name, target.model_hash)
+    for name, made_for in drafters.made_for.items():
+        if not made_for.fits(served):
+            log.warning(
+                "drafter %s was made for %s, the target is %s: few of its drafts will be accepted; "
+                "train one for this target, or take the drafter out",
+                name, made_for, served,
+            )  # fmt: skip
+            recorder.add(metrics.DRAFTER_FOREIGN, drafter=name)
 
 
 def limits_of(targets: Iterable[WorkerDescription]) -> Limits | None:

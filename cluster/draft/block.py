@@ -25,7 +25,7 @@ from cluster.draft.head_options import BlockOptions
 from cluster.draft.heads import block_files
 from cluster.draft.heads.block import BlockHead, Sight
 from cluster.draft.heads.checkpoint import read_config
-from cluster.draft.heads.load import load_draft_head, made_ready, target_shape
+from cluster.draft.heads.load import load_head_of, made_ready, target_shape
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import Sharpness, conditionals
@@ -33,6 +33,7 @@ from cluster.draft.tree_request import TreeRequest, learn_draws
 from cluster.draft.vocabulary import written_vocabulary
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
+from cluster.made_for import folder_made_for
 from cluster.models.resolve import resolve_head
 
 Array = npt.NDArray[np.float64]
@@ -63,12 +64,9 @@ class BlockDrafter:
 
     def __init__(self, context: DrafterContext, options: BlockOptions) -> None:
         host = host_of(context.target, context.name, "block")
-        head = load_draft_head(resolve_head(options.model), target_shape(host), host.weight)
-        if not isinstance(head, BlockHead):
-            raise ConfigError(
-                f"{options.model} holds no DFlash or DSpark drafter; use another kind of drafter",
-                param="model",
-            )
+        folder = resolve_head(options.model)
+        self.made_for = folder_made_for(folder)
+        head = load_head_of(BlockHead, folder, target_shape(host), host.weight)
         if len(host.caches) == 0:
             raise ConfigError(
                 "the target's engine was loaded without the drafter's layers; load it by "

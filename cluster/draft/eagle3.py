@@ -23,7 +23,7 @@ from cluster.draft.head_cache import HeadCache, HeadContext, layers
 from cluster.draft.head_options import Eagle3Options
 from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.eagle3 import Eagle3Head, layer_of
-from cluster.draft.heads.load import load_draft_head, made_ready, target_shape
+from cluster.draft.heads.load import load_head_of, made_ready, target_shape
 from cluster.draft.heads.mtp import MtpHead
 from cluster.draft.inside import Host, StepRows, StepWants, host_of
 from cluster.draft.leaves import choose_leaves
@@ -33,6 +33,7 @@ from cluster.draft.tree_request import TreeRequest, learn_draws
 from cluster.draft.vocabulary import written_vocabulary
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
+from cluster.made_for import MadeFor, folder_made_for
 from cluster.models.resolve import resolve_head
 
 _NO_LIMIT = 1 << 62
@@ -75,6 +76,7 @@ class Eagle3Drafter:
     def __init__(self, context: DrafterContext, options: Eagle3Options) -> None:
         host = host_of(context.target, context.name, self.kind)
         head = self._load(options, host)
+        self.made_for = self._made_for(options)
         if len(host.caches) == 0:
             raise ConfigError(
                 "the target's engine was loaded without the head's layers; load it by "
@@ -113,12 +115,11 @@ class Eagle3Drafter:
         self._expand([(request, ROOT)])
 
     def _load(self, options: Eagle3Options, host: Host) -> Eagle3Head | MtpHead:
-        head = load_draft_head(resolve_head(options.model), target_shape(host), host.weight)
-        if not isinstance(head, Eagle3Head):
-            raise ConfigError(
-                f"{options.model} holds no EAGLE-3 head; use another kind of drafter", param="model"
-            )
-        return head
+        folder = resolve_head(options.model)
+        return load_head_of(Eagle3Head, folder, target_shape(host), host.weight)
+
+    def _made_for(self, options: Eagle3Options) -> MadeFor:
+        return folder_made_for(resolve_head(options.model))
 
     @classmethod
     def kv_layers(cls, options: Eagle3Options, like: LayerSpec) -> Sequence[LayerSpec]:

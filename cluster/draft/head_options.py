@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from cluster.draft.lm_options import check_growth
 from cluster.errors import ConfigError
 
+# The kinds whose `model` is the folder of a draft head.
+HEAD_KINDS = ("eagle3", "medusa", "block")
+
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Options:

@@ -119,9 +119,8 @@ class StepReader(Protocol):
 
 
 class Host(Protocol):
-    """The target as a drafter inside it sees it.  name: as the configuration names the model."""
+    """The target as a drafter inside it sees it."""
 
-    name: str
     num_layers: int
     hidden_size: int
     vocab_size: int

@@ -28,6 +28,7 @@ from cluster.draft.tree_request import learn_draws
 from cluster.draft.vocabulary import load_draft_vocabulary, readable_vocabulary
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
+from cluster.made_for import folder_made_for
 from cluster.models.resolve import resolve
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,9 @@ class LMDrafter:
         self, context: DrafterContext, options: LMOptions, engine: Engine | None = None
     ) -> None:
         self._engine = engine or Engine.load(options.engine)
-        self._vocabulary = load_draft_vocabulary(resolve(self._engine.config.model))
+        folder = resolve(self._engine.config.model)
+        self.made_for = folder_made_for(folder)
+        self._vocabulary = load_draft_vocabulary(folder)
         self.tokenizer_hash, self.vocab_size = readable_vocabulary(
             context, self._engine.tokenizer_hash, self._engine.vocab_size, self._vocabulary
         )

@@ -19,14 +19,14 @@ from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import RankedRows, RowContext, rank_rows
 from cluster.draft.committed_text import RequestTable, common_len
 from cluster.draft.head_options import MedusaOptions
-from cluster.draft.heads.load import load_draft_head, made_ready, target_shape
+from cluster.draft.heads.load import load_head_of, made_ready, target_shape
 from cluster.draft.heads.medusa import MedusaHead
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import Sharpness, conditionals
 from cluster.draft.tree_request import TreeRequest, learn_draws
 from cluster.draft.vocabulary import written_vocabulary
-from cluster.errors import ConfigError
+from cluster.made_for import folder_made_for
 from cluster.models.resolve import resolve_head
 
 _NO_LIMIT = 1 << 62
@@ -37,11 +37,9 @@ class MedusaDrafter:
 
     def __init__(self, context: DrafterContext, options: MedusaOptions) -> None:
         host = host_of(context.target, context.name, "medusa")
-        head = load_draft_head(resolve_head(options.model), target_shape(host), host.weight)
-        if not isinstance(head, MedusaHead):
-            raise ConfigError(
-                f"{options.model} holds no Medusa heads; use another kind of drafter", param="model"
-            )
+        folder = resolve_head(options.model)
+        self.made_for = folder_made_for(folder)
+        head = load_head_of(MedusaHead, folder, target_shape(host), host.weight)
         self._vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
         self._head = made_ready(head, host)
         self._dtype = torch.float32 if host.device.type == "cpu" else host.dtype

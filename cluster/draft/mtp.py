@@ -14,6 +14,7 @@ from cluster.draft.heads import mtp
 from cluster.draft.heads.load import target_shape
 from cluster.draft.inside import Host
 from cluster.engine.types import LayerSpec
+from cluster.made_for import MadeFor
 from cluster.models.resolve import resolve
 
 
@@ -24,6 +25,9 @@ class MtpDrafter(Eagle3Drafter):
 
     def _load(self, options: Eagle3Options, host: Host) -> mtp.MtpHead:
         return mtp.load(resolve(options.model), target_shape(host), host.weight)
+
+    def _made_for(self, options: Eagle3Options) -> MadeFor:
+        return MadeFor()  # it lies in the target's own folder
 
     @classmethod
     def kv_layers(cls, options: Eagle3Options, like: LayerSpec) -> Sequence[LayerSpec]:

@@ -41,6 +41,7 @@ class OwnLayersDrafter(LMDrafter):
             min_survival=options.min_survival,
         )
         super().__init__(context, growth, engine)
+        self.made_for = options.made_for_target
 
 
 class EarlyExitDrafter(OwnLayersDrafter):

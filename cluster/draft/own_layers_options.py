@@ -4,9 +4,10 @@ configuration needs no torch."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cluster.errors import ConfigError
+from cluster.made_for import MadeFor
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,11 @@ class OwnLayersOptions:
     width: int = 4
     expanded_per_node: int = 1
     min_survival: float = 0.02
+
+    @property
+    def made_for_target(self) -> MadeFor:
+        """The target that the choice of layers was made for, as far as it is known."""
+        return MadeFor()
 
     def check(self) -> None:
         """Raises ConfigError for values that no target could serve."""
@@ -75,7 +81,8 @@ class EarlyExitOptions(OwnLayersOptions):
 class LayerSkipOptions(OwnLayersOptions):
     """The target without some of its layers; `drafthouse train layer-skip` finds which.
 
-    skip_layers: those that do not draft, counted from 0.
+    skip_layers: those that do not draft, counted from 0.  made_for: the target that they were found
+    for, as `drafthouse train layer-skip` writes it.
     num_pages, memory_fraction: of its own KV cache, as of an engine; 0 pages = as many as
     memory_fraction of what the target has left allows.
     width: nodes expanded per forward pass and request.  expanded_per_node: nodes expanded for each
@@ -84,6 +91,7 @@ class LayerSkipOptions(OwnLayersOptions):
     """
 
     skip_layers: tuple[int, ...] = ()
+    made_for: MadeFor = field(default_factory=MadeFor)
 
     def __post_init__(self) -> None:
         self.check()
@@ -97,6 +105,11 @@ class LayerSkipOptions(OwnLayersOptions):
             raise ConfigError(
                 f"skip_layers: {list(self.skip_layers)} names a layer twice", param="skip_layers"
             )
+
+    @property
+    def made_for_target(self) -> MadeFor:
+        """See `OwnLayersOptions`."""
+        return self.made_for
 
     def layers(self, num_layers: int) -> Sequence[int]:
         """Those that draft, of a target of so many; raises ConfigError for layers it has not."""

@@ -66,6 +66,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "cluster.draft.token_recycling:TokenRecyclingDrafter",
             "cluster.draft.token_recycling:TokenRecyclingOptions",
         ),
+        "lookahead": Kind(
+            "cluster.draft.lookahead:LookaheadDrafter", "cluster.draft.lookahead:LookaheadOptions"
+        ),
         "early_exit": Kind(
             "cluster.draft.own_layers:EarlyExitDrafter",
             "cluster.draft.own_layers_options:EarlyExitOptions",

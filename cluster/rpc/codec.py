@@ -25,6 +25,7 @@ from cluster.core import (
 )
 from cluster.errors import ProtocolError
 from cluster.grammar_spec import GrammarSpec
+from cluster.made_for import MadeFor
 from cluster.messages import Refusal, WorkerDescription
 from cluster.rpc.generated import common_pb2 as pb
 
@@ -243,6 +244,10 @@ def encode_description(description: WorkerDescription) -> pb.DescribeResponse:
         is_reproducible=description.is_reproducible,
         residents=description.residents,
         refused=description.refused,
+        made_for={
+            name: pb.MadeFor(name=each.name, model_hash=each.model_hash)
+            for name, each in description.made_for.items()
+        },
     )
 
 
@@ -265,4 +270,7 @@ def decode_description(message: pb.DescribeResponse) -> WorkerDescription:
         is_reproducible=message.is_reproducible,
         residents=tuple(message.residents),
         refused=dict(message.refused),
+        made_for={
+            name: MadeFor(each.name, each.model_hash) for name, each in message.made_for.items()
+        },
     )

@@ -23,11 +23,13 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.fingerprint import folder_tokenizer_hash
+from cluster.made_for import write_made_for
 from cluster.models.int8 import save_int8
 from cluster.models.resolve import resolve
 from cluster.train.acceptance import mean_acceptance_len
 from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_order import ConversationOrder
+from cluster.train.made_for import target_of
 from cluster.train.optimizer import Rates
 from cluster.train.processes import rank, wait_for_all
 from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings, mixed_precision
@@ -169,6 +171,7 @@ def train_chat_drafter(
     trainer.run()
     if rank() == 0:
         save_drafter(drafter, vocabulary, folder, settings.weights)
+        write_made_for(folder, target_of(target))
     return evaluate(drafter, AnswerOrder(held_out, vocabulary, _PHASE.length, seed), held_out)
 
 
@@ -233,13 +236,10 @@ def smaller_copy(
         value = getattr(config, name, None)
         setattr(config, name, None if value is None else draft_id(value))
     ends = config.eos_token_id
-    config.eos_token_id = (
-        [draft_id(each) for each in ends]
-        if isinstance(ends, list)
-        else None
-        if ends is None
-        else draft_id(ends)
-    )
+    if isinstance(ends, list):
+        config.eos_token_id = [draft_id(each) for each in ends]
+    else:
+        config.eos_token_id = None if ends is None else draft_id(ends)
     smaller: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     kept = torch.from_numpy(vocabulary.target_ids).long()
     weights = network.state_dict()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cluster.errors import ConfigError
+from cluster.made_for import MadeFor
 from cluster.train.chat_answers import Answer, AnswerSettings
 from cluster.train.chat_order import ConversationOrder
 from cluster.train.trainer import mixed_precision
@@ -79,8 +80,8 @@ class Learner(Protocol):
         """[n, hidden] -> [n, draft vocabulary]."""
         ...
 
-    def save(self, folder: Path) -> None:
-        """Write the public format."""
+    def save(self, folder: Path, made_for: MadeFor) -> None:
+        """Write the public format, and the target that it was made for."""
         ...
 
 

@@ -13,10 +13,12 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.engine.device import computes
 from cluster.errors import ConfigError
+from cluster.made_for import write_made_for
 from cluster.train.corpus import KINDS
 from cluster.train.dataset import STREAMS, Mixture, mix_streams, read_streams, read_tokenizer
 from cluster.train.distill import Loss, distillation_loss
 from cluster.train.generate import Sampling, chat_prompts, corpus_prompts, generate_stream
+from cluster.train.made_for import target_of
 from cluster.train.networks import DRAFTER, build, load, save
 from cluster.train.optimizer import Rates
 from cluster.train.processes import rank
@@ -162,7 +164,10 @@ def train_drafter(work: Path, models: Path, recipe: Recipe, budget: Budget, seed
     trainer.resume()
     trainer.run()
     if rank() == 0:
-        save(network, tokenizer, recipe.folder(work, models))
+        folder = recipe.folder(work, models)
+        save(network, tokenizer, folder)
+        if recipe.loss is not None:
+            write_made_for(folder, target_of(str(models / "demo-target")))
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:

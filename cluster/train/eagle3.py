@@ -11,6 +11,7 @@ from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from cluster.draft.heads.eagle3 import Eagle3Head, Eagle3Spec
+from cluster.made_for import MadeFor
 from cluster.train.chat_heads import HeadBatch
 
 # Keys of the target's configuration that its draft layer shares.
@@ -64,9 +65,9 @@ class Eagle3Learner:
         """See `Learner`."""
         return self._head.logits(hidden)
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, made_for: MadeFor) -> None:
         """See `Learner`: the authors' format."""
-        save_eagle3(self._head, folder)
+        save_eagle3(self._head, folder, made_for)
 
 
 class _ChainAttention:
@@ -147,7 +148,7 @@ def new_head(
     return head.train()
 
 
-def save_eagle3(head: Eagle3Head, folder: Path) -> None:
+def save_eagle3(head: Eagle3Head, folder: Path, made_for: MadeFor) -> None:
     """Write the authors' folder: config.json and model.safetensors in bfloat16.
 
     The embedding is left out: it is the target's.
@@ -176,7 +177,7 @@ def save_eagle3(head: Eagle3Head, folder: Path) -> None:
             "use_aux_hidden_state": True,
         },
     }
-    text = json.dumps(config, indent=2, sort_keys=True)
+    text = json.dumps(made_for.written_into(config), indent=2, sort_keys=True)
     (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 

@@ -26,6 +26,7 @@ from cluster.train.chat_heads import (
     evaluate,
 )
 from cluster.train.eagle3 import Eagle3Learner, new_head
+from cluster.train.made_for import target_of
 from cluster.train.medusa import MedusaLearner, new_heads
 from cluster.train.optimizer import Rates
 from cluster.train.processes import rank, wait_for_all
@@ -85,7 +86,7 @@ def train_head(
     trainer.resume()
     trainer.run()
     if rank() == 0:
-        learner.save(folder)
+        learner.save(folder, target_of(target))
     return evaluate(learner, orders[1], held_out)
 
 

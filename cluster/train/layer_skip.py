@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -24,8 +24,10 @@ from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work
 from cluster.fingerprint import load_pretrained_tokenizer
+from cluster.made_for import MadeFor
 from cluster.models.resolve import resolve
 from cluster.train.chat_answers import Answer, AnswerSettings, ChatModel, context_len
+from cluster.train.made_for import target_of
 
 # Chains of drafts are no longer than that.
 _MAX_CHAIN = 8
@@ -193,10 +195,11 @@ def table(rows: Sequence[Found], num_layers: int) -> str:
     return "\n".join(lines)
 
 
-def as_yaml(found: Found, num_layers: int) -> str:
+def as_yaml(found: Found, num_layers: int, made_for: MadeFor) -> str:
     """The drafter's part of a configuration."""
     skipped = [layer for layer in range(num_layers) if layer not in found.layers]
-    return yaml.safe_dump({"kind": "layer_skip", "options": {"skip_layers": skipped}})
+    options = {"skip_layers": skipped, "made_for": asdict(made_for)}
+    return yaml.safe_dump({"kind": "layer_skip", "options": options})
 
 
 def find_layer_skip(source: str, settings: SearchSettings) -> tuple[str, str]:
@@ -210,4 +213,5 @@ def find_layer_skip(source: str, settings: SearchSettings) -> tuple[str, str]:
         f"{table(rows, num_layers)}\n\nits first layers alone (early_exit), for comparison:\n"
         f"{table(exits, num_layers)}"
     )
-    return report, as_yaml(max(rows, key=lambda row: row.chain), num_layers)
+    best = max(rows, key=lambda row: row.chain)
+    return report, as_yaml(best, num_layers, target_of(source))

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from cluster.draft.heads.medusa import MedusaHead, MedusaSpec
+from cluster.made_for import MadeFor
 from cluster.train.chat_heads import HeadBatch
 
 
@@ -36,7 +37,7 @@ class MedusaLearner:
         """See `Learner`."""
         return hidden @ self._output.T
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, made_for: MadeFor) -> None:
         """See `Learner`: vLLM's format, with the target's own output layer."""
         spec = self._head.spec
         folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +58,7 @@ class MedusaLearner:
             "medusa_fc_bias": spec.has_bias,
             "torch_dtype": "bfloat16",
         }
-        text = json.dumps(config, indent=2, sort_keys=True)
+        text = json.dumps(made_for.written_into(config), indent=2, sort_keys=True)
         (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 

@@ -16,6 +16,7 @@ from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.errors import ConfigError
 from cluster.grammar.compiler import create_compiler
+from cluster.made_for import MadeFor
 from cluster.messages import WorkerDescription
 from cluster.models.resolve import resolve
 from cluster.worker.devices import devices_of
@@ -70,6 +71,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         is_reproducible=settings.reproducible,
         residents=residents.names,
         refused=refused,
+        made_for=residents.made_for,
     )
     verifier = Verifier(engine, open_hook=grammars.open_hook, wants=residents.wants)
     return GrammarTargetWorker(verifier, description, residents, grammars)
@@ -110,6 +112,7 @@ def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> 
     resident = ResidentDrafter(
         name, drafter, engine.vocab_size, breaker, limits.breaker_reset_s, time.perf_counter
     )
+    resident.made_for = made_for_of(drafter)
     engine.model.resolve_taps(resident.wants.taps)  # refuses those that the target has not
     if getattr(drafter, "engine", None) is not None:
         resident.warm_up(engine.vocab_size)
@@ -159,8 +162,15 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         max_running_sequences=most,
         devices=devices_of(engine),
         native_build=engine.native_build if engine else "",
+        made_for={name: made_for_of(drafter)},
     )
     return DraftWorker(drafter, description, nice=settings.nice)
+
+
+def made_for_of(drafter: Any) -> MadeFor:
+    """The target that a drafter was made for, as far as it says so."""
+    found = getattr(drafter, "made_for", None)
+    return found if isinstance(found, MadeFor) else MadeFor()
 
 
 def _unique(role: str) -> str:

@@ -74,7 +74,6 @@ class EngineHost:
         else:
             count = 0
         first = len(model.layers) + before
-        self.name = config.target.engine.model
         self.num_layers = len(model.layers)
         self.vocab_size = engine.vocab_size
         self.device = engine.device

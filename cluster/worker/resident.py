@@ -24,6 +24,7 @@ from cluster.core import (
 from cluster.draft.base import Drafter
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
+from cluster.made_for import MadeFor
 from cluster.messages import ProposalFrame, Refusal
 from cluster.spec.tree_check import problem_in_text
 from cluster.token_log import TokenLog
@@ -67,7 +68,10 @@ class ResidentText:
 
 
 class ResidentDrafter:
-    """Belongs to the engine thread.  mean_s: running mean of what a round of it takes."""
+    """Belongs to the engine thread.
+
+    mean_s: running mean of what a round of it takes.  made_for: the target that it was made for.
+    """
 
     def __init__(
         self,
@@ -81,6 +85,7 @@ class ResidentDrafter:
         """vocab_size: the target's.  reset_s: so long a request that it refused is kept from it."""
         self.name = name
         self.mean_s = 0.0
+        self.made_for = MadeFor()
         self._drafter = ContainedDrafter(drafter, name, clock, vocab_size)
         self._breaker = breaker
         self._reset_s = reset_s

@@ -45,6 +45,7 @@ class Residents:
         self, drafters: Sequence[ResidentDrafter], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.names = tuple(drafter.name for drafter in drafters)
+        self.made_for = {drafter.name: drafter.made_for for drafter in drafters}
         self._drafters = list(drafters)
         self._clock = clock
         self._texts: dict[str, ResidentText] = {}

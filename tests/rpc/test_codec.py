@@ -19,6 +19,7 @@ from cluster.core import (
     token_array,
 )
 from cluster.errors import ProtocolError
+from cluster.made_for import MadeFor
 from cluster.messages import (
     EventFrame,
     ProposalFrame,
@@ -80,6 +81,9 @@ def test_every_frame_survives_the_wire(
         is_reproducible=st.booleans(),
         residents=st.lists(frames.ids, max_size=3).map(tuple),
         refused=st.dictionaries(frames.ids, frames.ids, max_size=3),
+        made_for=st.dictionaries(
+            frames.ids, st.builds(MadeFor, frames.ids, frames.ids), max_size=3
+        ),
     )
 )
 def test_a_description_survives_the_wire(description: WorkerDescription) -> None:

@@ -16,6 +16,7 @@ from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.vocabulary import load_draft_vocabulary
 from cluster.errors import ConfigError
+from cluster.made_for import MadeFor, folder_made_for
 from cluster.train import heads
 from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_heads import (
@@ -31,6 +32,7 @@ from cluster.train.heads import train_head
 from cluster.train.medusa import MedusaLearner, new_heads
 from cluster.train.trainer import Budget
 
+MADE_FOR = MadeFor("target", "0123")
 VOCAB, TAPS = 288, (2, 1, 0, 3)
 ANSWERS = AnswerSettings(
     6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5, taps=TAPS
@@ -170,7 +172,7 @@ def test_what_is_saved_is_what_was_trained(
     shape, output = target_shape(network), network.get_output_embeddings().weight.detach()
     embedding = network.get_input_embeddings().weight.detach()
     eagle = Eagle3Learner(new_head(network, TAPS[:3], IDS), 2, (0, 1, 2))
-    eagle.save(tmp_path / "eagle")
+    eagle.save(tmp_path / "eagle", MADE_FOR)
     loaded = load_draft_head(
         tmp_path / "eagle", shape, {"embedding": embedding, "output": output}.__getitem__
     )
@@ -179,16 +181,18 @@ def test_what_is_saved_is_what_was_trained(
     for name, tensor in eagle.module.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=8e-3, atol=1e-3)
     assert "embed_tokens.weight" not in load_file(tmp_path / "eagle" / "model.safetensors")
+    assert folder_made_for(tmp_path / "eagle") == MADE_FOR
 
     medusa = MedusaLearner(new_heads(network, 3), IDS, 3)
     with torch.no_grad():
         for parameter in medusa.module.parameters():
             if parameter.requires_grad:
                 parameter.normal_()
-    medusa.save(tmp_path / "medusa")
+    medusa.save(tmp_path / "medusa", MADE_FOR)
     found = load_draft_head(
         tmp_path / "medusa", shape, {"embedding": embedding, "output": output}.__getitem__
     )
+    assert folder_made_for(tmp_path / "medusa") == MADE_FOR
     rows = order_of(answers).batch(answers[:1]).states[0, :, 3].float()
     expected = [medusa.logits(each[0]) for each in medusa.drafts(HeadBatchOf(rows), 0)]
     logits = found(rows)[..., IDS]

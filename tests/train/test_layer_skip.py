@@ -15,9 +15,11 @@ from transformers import AutoModelForCausalLM
 from cluster.config import DrafterConfig
 from cluster.draft import registry
 from cluster.draft.own_layers_options import LayerSkipOptions
+from cluster.made_for import MadeFor
 from cluster.train.cli import configure, run
 from cluster.train.layer_skip import Found, as_yaml, search, table
 
+MADE_FOR = MadeFor("target", "0123")
 NUM_LAYERS = 8
 
 
@@ -73,8 +75,8 @@ def test_the_speed_up_is_that_of_the_best_chain(
 
 def test_the_options_are_those_of_a_drafter() -> None:
     found = Found((0, 1, 3), 0.9, 0.5)
-    config = DrafterConfig(**yaml.safe_load(as_yaml(found, 5)))
-    assert registry.check("skip", config) == LayerSkipOptions(skip_layers=(2, 4))
+    config = DrafterConfig(**yaml.safe_load(as_yaml(found, 5, MADE_FOR)))
+    assert registry.check("skip", config) == LayerSkipOptions(skip_layers=(2, 4), made_for=MADE_FOR)
 
 
 def test_the_table_marks_the_best_row() -> None:

@@ -17,8 +17,8 @@ from cluster.draft.heads.block import BlockHead, BlockSpec, Sight
 from cluster.draft.heads.checkpoint import (
     TargetShape,
     TargetWeight,
+    TensorReader,
     check_size,
-    check_verifier,
     read_tensors,
     refused,
 )
@@ -51,7 +51,6 @@ class _Config:
             config.get("dflash_config") or {},
             config.get("dspark_config") or {},
         )
-        self.verifier = (config.get("speculators_config") or {}).get("verifier") or {}
         methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
         self.speculative_tokens = methods[0].get("speculative_tokens")
         named = f"{config.get('architectures')} {config.get('speculators_model_type')}".lower()
@@ -113,7 +112,6 @@ def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> B
         raise refused(
             folder, f"it taps layers {outside}; the target has {target.num_layers} layers"
         )
-    check_verifier(folder, str(read.verifier.get("name_or_path") or ""), target)
     return spec
 
 
@@ -184,11 +182,12 @@ def _markov(read: _Config) -> MarkovSpec | None:
 
 
 def load(
-    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight
-) -> BlockHead:
+    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight,
+    read: TensorReader = read_tensors,
+) -> BlockHead:  # fmt: skip
     """The drafter of a folder.  weight: the target's, for the embedding and the output layer that a
     folder leaves out."""
-    tensors = read_tensors(folder, _plain_name)
+    tensors = read(folder, _plain_name)
     if any(name.startswith("candidate_selector.") for name in tensors.held):
         raise refused(folder, "it is a DFlash-2 block drafter, which is not served")
     spec = read_spec(folder, config, target)
@@ -205,13 +204,14 @@ def load(
             folder,
             f"its mask_token_id is {spec.mask_token_id}, the embedding has {len(embedding)} rows",
         )
-    head = BlockHead(spec, embedding, output)
+    with tensors.device:
+        head = BlockHead(spec, embedding, output)
     state: dict[str, torch.Tensor] = {}
     for name, tensor in head.state_dict().items():
         if name not in ("embed_tokens.weight", "lm_head.weight", "token_map"):
             state[name] = tensors.take(name, tuple(tensor.shape))
     tensors.check()
-    head.load_state_dict({**state, "token_map": ids}, strict=False)
+    tensors.fill(head, {**state, "token_map": ids}, strict=False)
     return head.eval()
 
 

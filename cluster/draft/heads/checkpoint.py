@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
 
 from cluster.errors import ConfigError
 
@@ -21,15 +23,11 @@ _MAX_NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class TargetShape:
-    """What a head must fit.
-
-    name: the target as the configuration names it, or its folder; only its last part is compared.
-    """
+    """What a head must fit."""
 
     hidden_size: int
     vocab_size: int
     num_layers: int
-    name: str = ""
 
 
 # The target's "embedding" or "output" weights, [vocab, hidden], for what a folder leaves out.
@@ -38,10 +36,13 @@ TargetWeight = Callable[[str], torch.Tensor]
 
 @dataclass(slots=True)
 class Tensors:
-    """The tensors of a folder, taken one by one; what nobody has taken is left over."""
+    """The tensors of a folder, taken one by one; what nobody has taken is left over.
+
+    device: meta, where only their shapes were read."""
 
     folder: Path
     held: dict[str, torch.Tensor]
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     missing: list[str] = field(default_factory=list)
 
     def take(self, name: str, shape: Sequence[int]) -> torch.Tensor:
@@ -53,7 +54,7 @@ class Tensors:
         tensor = self.held.pop(name, None)
         if tensor is None:
             self.missing.append(name)
-            return torch.zeros(*shape)
+            return torch.zeros(*shape, device=self.device)
         if tuple(tensor.shape) != tuple(shape):
             raise refused(
                 self.folder,
@@ -65,6 +66,13 @@ class Tensors:
     def take_if_there(self, name: str, shape: Sequence[int]) -> torch.Tensor | None:
         """The tensor of that name, or None where the file has none."""
         return self.take(name, shape) if name in self.held else None
+
+    def fill(
+        self, head: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool = True
+    ) -> None:
+        """Give a head what was taken, if it was read."""
+        if self.device.type != "meta":
+            head.load_state_dict(state, strict=strict)
 
     def check(self) -> None:
         """Raise ConfigError that names the tensors missing and left over, if there are any."""
@@ -93,19 +101,60 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_tensors(folder: Path, rename: Callable[[str], str] = str) -> Tensors:
     """Every tensor of a folder's weights, under the names that `rename` gives them."""
+    from safetensors.torch import load_file
+
+    return _read(folder, rename, load_file, torch.device("cpu"))
+
+
+def read_shapes(folder: Path, rename: Callable[[str], str] = str) -> Tensors:
+    """The same, of which only the vocabulary maps hold values: the others are shapes on the meta
+    device, which of safetensors takes the files' headers alone."""
+    return _read(folder, rename, _shapes_of, torch.device("meta"))
+
+
+# Reads a folder's tensors: `read_tensors`, or `read_shapes` to see whether a head would fit.
+TensorReader = Callable[[Path, Callable[[str], str]], Tensors]
+
+
+def _read(
+    folder: Path,
+    rename: Callable[[str], str],
+    load: Callable[[Path], Mapping[str, torch.Tensor]],
+    device: torch.device,
+) -> Tensors:
     files = sorted(folder.glob("*.safetensors"))
     found: dict[str, torch.Tensor] = {}
-    if files:
-        from safetensors.torch import load_file
-
-        for file in files:
-            found.update(load_file(file))
-    else:
+    for file in files:
+        try:
+            found.update(load(file))
+        except (OSError, SafetensorError) as error:
+            raise refused(folder, f"{file.name} is damaged ({error})") from error
+    if not files:
         for file in sorted([*folder.glob("*.bin"), *folder.glob("*.pt")]):
-            found.update(_load_torch(folder, file))
+            loaded = _load_torch(folder, file)
+            found.update({name: _as_on(device, name, each) for name, each in loaded.items()})
     if not found:
         raise refused(folder, "it has no weights (*.safetensors, *.bin or *.pt)")
-    return Tensors(folder, {rename(name): tensor for name, tensor in found.items()})
+    return Tensors(folder, {rename(name): each for name, each in found.items()}, device)
+
+
+def _shapes_of(file: Path) -> dict[str, torch.Tensor]:
+    with safe_open(file, framework="pt") as held:
+        return {
+            name: held.get_tensor(name)
+            if _is_map(name)
+            else torch.empty(held.get_slice(name).get_shape(), device="meta")
+            for name in held.keys()  # noqa: SIM118 - the file is no mapping
+        }
+
+
+def _as_on(device: torch.device, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if _is_map(name) else tensor.to(device)
+
+
+def _is_map(name: str) -> bool:
+    """Whether a tensor says which tokens a head writes: those values are checked too."""
+    return name.rpartition(".")[2] in ("d2t", "t2d", "token_map")
 
 
 def _load_torch(folder: Path, file: Path) -> Mapping[str, torch.Tensor]:
@@ -122,17 +171,6 @@ def _load_torch(folder: Path, file: Path) -> Mapping[str, torch.Tensor]:
     ):
         raise refused(folder, f"{file.name} is no table of tensors; convert it to safetensors")
     return loaded
-
-
-def check_verifier(folder: Path, named: str, target: TargetShape) -> None:
-    """Raise ConfigError where the head says that it was made for another target."""
-    made_for, served = named.rstrip("/").split("/")[-1], target.name.rstrip("/").split("/")[-1]
-    if made_for and served and made_for.lower() != served.lower():
-        raise refused(
-            folder,
-            f"it was made for {named!r}, the target is {target.name!r}; its drafts would hardly "
-            "ever be accepted",
-        )
 
 
 def check_size(folder: Path, name: str, value: int, target_value: int) -> None:

@@ -25,9 +25,9 @@ from transformers.models.llama.modeling_llama import (
 from cluster.draft.heads.checkpoint import (
     TargetShape,
     TargetWeight,
+    TensorReader,
     Tensors,
     check_size,
-    check_verifier,
     read_tensors,
     refused,
 )
@@ -198,8 +198,6 @@ def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> E
         raise refused(
             folder, f"it taps layers {outside}; the target has {target.num_layers} layers"
         )
-    verifier = (config.get("speculators_config") or {}).get("verifier") or {}
-    check_verifier(folder, str(verifier.get("name_or_path") or ""), target)
     return spec
 
 
@@ -221,10 +219,11 @@ def _own(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def load(
-    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight
-) -> Eagle3Head:
+    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight,
+    read: TensorReader = read_tensors,
+) -> Eagle3Head:  # fmt: skip
     """The head of a folder.  weight: the target's, whose embedding stands in for a missing one."""
-    tensors = read_tensors(folder, _plain_name)
+    tensors = read(folder, _plain_name)
     spec = read_spec(folder, config, target)
     if "mask_hidden" in tensors.held and not spec.has_mask:
         spec = Eagle3Spec(**{**_fields(spec), "has_mask": True})
@@ -238,7 +237,8 @@ def load(
                 f"it has no embedding, and its hidden size {hidden} is not the target's "
                 f"{embedding.shape[1]}",
             )
-    head = Eagle3Head(spec, embedding)
+    with tensors.device:
+        head = Eagle3Head(spec, embedding)
     state = {}
     for name, tensor in head.state_dict().items():
         if name not in ("embed_tokens.weight", "token_map", "mask_hidden"):
@@ -248,7 +248,7 @@ def load(
     if spec.has_mask:
         state["mask_hidden"] = tensors.take("mask_hidden", (hidden,))
     tensors.check()
-    head.load_state_dict(state)
+    tensors.fill(head, state)
     return head.eval()
 
 
@@ -260,7 +260,14 @@ def default_taps(num_layers: int) -> tuple[int, int, int]:
 _TAP_KEY = "eagle_aux_hidden_state_layer_ids"
 # Keys of the authors' flat config that would confuse a Llama configuration.
 _NOT_OF_THE_LAYER = frozenset(
-    ("architectures", "model_type", "draft_vocab_size", "eagle_config", "num_hidden_layers")
+    (
+        "architectures",
+        "model_type",
+        "draft_vocab_size",
+        "eagle_config",
+        "num_hidden_layers",
+        "made_for",
+    )
 )
 _MAPS = ("d2t", "t2d")
 

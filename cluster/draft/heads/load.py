@@ -6,11 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
 from cluster.draft.heads import block_files, eagle3, medusa
 from cluster.draft.heads.block import BlockHead
-from cluster.draft.heads.checkpoint import TargetShape, TargetWeight, read_config, refused
+from cluster.draft.heads.checkpoint import (
+    TargetShape,
+    TargetWeight,
+    TensorReader,
+    read_config,
+    read_shapes,
+    read_tensors,
+    refused,
+)
 from cluster.draft.inside import Host
 from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
 
@@ -23,6 +32,14 @@ _REFUSED = {
     "domino": "a Domino block drafter",
     "jetspec": "a JetSpec block drafter",
 }
+# The drafters that load a head's folder, and what they call it.
+KINDS: Mapping[str, type[nn.Module]] = {
+    "eagle3": eagle3.Eagle3Head, "medusa": medusa.MedusaHead, "block": BlockHead,
+}  # fmt: skip
+_NAMES = {
+    eagle3.Eagle3Head: "EAGLE-3 head", medusa.MedusaHead: "Medusa heads",
+    BlockHead: "DFlash or DSpark drafter",
+}  # fmt: skip
 _OF_DFLASH_2 = ("candidate_selector", "selector_rank")
 
 
@@ -67,7 +84,7 @@ def format_of(folder: Path, config: Mapping[str, Any]) -> str:
 
 def target_shape(host: Host) -> TargetShape:
     """What a head in this target must fit."""
-    return TargetShape(host.hidden_size, host.vocab_size, host.num_layers, host.name)
+    return TargetShape(host.hidden_size, host.vocab_size, host.num_layers)
 
 
 def made_ready(head: Head, host: Host) -> Head:
@@ -82,17 +99,41 @@ def made_ready(head: Head, host: Host) -> Head:
     return head
 
 
-def load_draft_head(folder: Path, target: TargetShape, weight: TargetWeight) -> DraftHead:
+def load_draft_head(
+    folder: Path, target: TargetShape, weight: TargetWeight, read: TensorReader = read_tensors
+) -> DraftHead:
     """The draft head of a folder, checked against the target.
 
-    weight: asked for what a folder leaves out.  Raises ConfigError that names the folder and what
-    does not fit: a size, a vocabulary, a tensor missing or left over, another target that it was
-    made for.
+    weight: asked for what a folder leaves out.  read: `read_shapes` gives a head without weights,
+    to see whether it would fit.  Raises ConfigError that names the folder and what does not fit: a
+    size, a vocabulary, a tensor missing or left over.
     """
     config = read_config(folder)
     form = format_of(folder, config)
     if form == "eagle3":
-        return eagle3.load(folder, config, target, weight)
+        return eagle3.load(folder, config, target, weight, read)
     if form == "block":
-        return block_files.load(folder, config, target, weight)
-    return medusa.load(folder, config, target, weight)
+        return block_files.load(folder, config, target, weight, read)
+    return medusa.load(folder, config, target, weight, read)
+
+
+def load_head_of(
+    kind: type[Head], folder: Path, target: TargetShape, weight: TargetWeight,
+    read: TensorReader = read_tensors,
+) -> Head:  # fmt: skip
+    """`load_draft_head` of a folder that must hold this kind of head."""
+    head = load_draft_head(folder, target, weight, read)
+    if not isinstance(head, kind):
+        raise refused(folder, f"it holds no {_NAMES[kind]}; use another kind of drafter")
+    return head
+
+
+def check_draft_head(kind: str, folder: Path, target: TargetShape) -> None:
+    """Raise ConfigError as `load_head_of` would, from configuration, headers and vocabulary maps.
+
+    kind: of the drafter, as the configuration names it.
+    """
+    shape = (target.vocab_size, target.hidden_size)
+    load_head_of(
+        KINDS[kind], folder, target, lambda name: torch.empty(shape, device="meta"), read_shapes
+    )

@@ -18,9 +18,9 @@ from torch import nn
 from cluster.draft.heads.checkpoint import (
     TargetShape,
     TargetWeight,
+    TensorReader,
     Tensors,
     check_size,
-    check_verifier,
     read_tensors,
     refused,
 )
@@ -79,23 +79,24 @@ class MedusaHead(nn.Module):
 
 
 def load(
-    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight
-) -> MedusaHead:
+    folder: Path, config: Mapping[str, Any], target: TargetShape, weight: TargetWeight,
+    read: TensorReader = read_tensors,
+) -> MedusaHead:  # fmt: skip
     """The heads of a folder; raises ConfigError where they do not fit the target.
 
     weight: the target's, whose output layer some files draft by."""
-    check_verifier(folder, str(config.get("base_model_name_or_path") or ""), target)
     check_size(
         folder, "hidden_size", int(config.get("hidden_size", target.hidden_size)),
         target.hidden_size,
     )  # fmt: skip
-    tensors = read_tensors(folder, lambda name: name.removeprefix("medusa_heads."))
+    tensors = read(folder, lambda name: name.removeprefix("medusa_heads."))
     spec, names = (
         _vllm_form(folder, config, tensors, target)
         if any(name.startswith("blocks.") for name in tensors.held)
         else _authors_form(folder, tensors, target)
     )
-    head = MedusaHead(spec, weight("output") if spec.uses_target_head else None)
+    with tensors.device:
+        head = MedusaHead(spec, weight("output") if spec.uses_target_head else None)
     state = {
         name: tensors.take(names.get(name, name), tuple(tensor.shape))
         for name, tensor in head.state_dict().items()
@@ -113,7 +114,7 @@ def load(
         state["token_map"] = token_map.to(torch.int64)
         if not 0 <= int(token_map.min()) <= int(token_map.max()) < target.vocab_size:
             raise refused(folder, "token_map leads outside the target's vocabulary")
-    head.load_state_dict(state, strict=False)
+    tensors.fill(head, state, strict=False)
     return head.eval()
 
 

@@ -19,7 +19,7 @@ from cluster.errors import ConfigError
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER, LAYERS = 32, 4, 2, 16, 48, 2
 VOCAB, DRAFT_VOCAB, TARGET_LAYERS, BLOCK, MASK, RANK = 50, 20, 9, 4, 49, 6
-TARGET = TargetShape(HIDDEN, VOCAB, TARGET_LAYERS, "org/target")
+TARGET = TargetShape(HIDDEN, VOCAB, TARGET_LAYERS)
 THETA = 5000.0
 OWN: dict[str, Any] = {
     "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
@@ -343,10 +343,6 @@ def test_windows_and_causality_are_read(
         ({**DSPARK, "markov_rank": 0}, {}, "needs a markov_rank above 0"),
         ({**SPECULATORS, "draft_vocab_size": 20}, {"d2t": None}, "it has no d2t"),
         ({**DFLASH, "is_neox_style": False}, {}, "rotary embedding is interleaved"),
-        (
-            {**SPECULATORS, "speculators_config": {"verifier": {"name_or_path": "org/other"}}},
-            {}, "made for 'org/other', the target is 'org/target'",
-        ),
         (
             {**SPECULATORS, "aux_hidden_state_layer_ids": None}, {},
             "names no aux_hidden_state_layer_ids",

@@ -16,7 +16,7 @@ from cluster.errors import ConfigError
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER = 32, 4, 2, 8, 48
 VOCAB, DRAFT_VOCAB, LAYERS, ROWS = 50, 20, 9, 7
-TARGET = TargetShape(HIDDEN, VOCAB, LAYERS, "org/target")
+TARGET = TargetShape(HIDDEN, VOCAB, LAYERS)
 LAYER = {
     "hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": HEADS,
     "num_key_value_heads": KV_HEADS, "vocab_size": VOCAB, "rms_norm_eps": 1e-5,
@@ -218,10 +218,6 @@ def test_the_mask_row_of_p_eagle_is_read(tmp_path: Path) -> None:
         (
             {**AUTHORS, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 12]}},
             {}, r"taps layers \[12\]; the target has 9",
-        ),
-        (
-            {**AUTHORS, "speculators_config": {"verifier": {"name_or_path": "org/other"}}},
-            {}, "made for 'org/other', the target is 'org/target'",
         ),
         ({"architectures": ["JetSpecModel"]}, {}, "JetSpec block drafter"),
         ({"architectures": ["LlamaForCausalLM"]}, {}, "no draft head that we know"),

@@ -14,7 +14,7 @@ from cluster.draft.heads.medusa import MedusaHead
 from cluster.errors import ConfigError
 
 HIDDEN, VOCAB, HEADS, LAYERS = 16, 30, 3, 2
-TARGET = TargetShape(HIDDEN, VOCAB, 4, "org/target")
+TARGET = TargetShape(HIDDEN, VOCAB, 4)
 OUTPUT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
 ROWS = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(6))
 
@@ -103,12 +103,6 @@ def test_one_output_layer_may_serve_all_heads_with_fewer_tokens(tmp_path: Path) 
     del named["token_map"]
     with pytest.raises(ConfigError, match="it has no token_map"):
         loaded(tmp_path, {"model_type": "medusa"}, named)
-
-
-def test_heads_for_another_target_are_refused(tmp_path: Path) -> None:
-    config = {"medusa_num_heads": 3, "base_model_name_or_path": "lmsys/vicuna-7b-v1.3"}
-    with pytest.raises(ConfigError, match=r"made for 'lmsys/vicuna-7b-v1.3'"):
-        loaded(tmp_path, config, weights())
 
 
 def test_a_lost_tensor_is_named(tmp_path: Path) -> None:

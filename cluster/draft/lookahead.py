@@ -1,0 +1,306 @@
+"""Lookahead: n-grams of the target's own guesses at later positions (Fu et al. 2024).
+
+Some nodes of every tree are a *window*: guesses at the next positions, of which each is what the
+target said at the row before it one step ago (a Jacobi iteration).  What the target says behind
+them, and behind every other row, gives n-grams; those that begin with the text's last words are
+drafted as chains.  The window's rows are nodes like all others: they are verified when the budget
+takes them, and one that is right is accepted.  Since the noise of a position is known, the target's
+own draw there is guessed at every temperature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cluster.core import EMPTY_TREE, Commit, DraftTask, Proposal, SamplingParams, TokenTree
+from cluster.draft.base import DrafterContext
+from cluster.draft.bounded import Bounded
+from cluster.draft.count_drafter import CountDrafter, CountState, opening_params
+from cluster.draft.count_tree import Continuations
+from cluster.draft.coupling import gumbel_scalar, is_useful
+from cluster.draft.gram_index import check_at_least
+from cluster.draft.hit_rates import HitRates
+from cluster.draft.inside import StepRows, StepWants, host_of
+
+# With noise the draw is one of the most probable tokens; with more of them it is hardly ever
+# another one.
+_NUM_TOP = 8
+# An older n-gram after the same words counts so much less than the next newer one.
+_OLDER = 0.7
+# Words before the n-gram's continuation: those after two agree more often than those after one.
+_MAX_KEY = 2
+# Under this evidence the window's hit rate is kept: of all guesses alike.
+_GUESS = 1
+
+Words = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LookaheadOptions:
+    """window: guesses at later positions that ride in each tree, at most half of its nodes.
+
+    ngram: tokens of an n-gram, of which the first one or two are looked up.  max_chains: n-grams
+    that are kept after the same words, the newest.  max_contexts: words that one store keeps
+    n-grams after.  max_stores: number of stores; each tenant and task class has its own, and the
+    one unused for longest is dropped.  min_survival: less likely chains are left out.
+    """
+
+    window: int = 4
+    ngram: int = 5
+    max_chains: int = 6
+    max_contexts: int = 50_000
+    max_stores: int = 8
+    min_survival: float = 0.02
+
+    def __post_init__(self) -> None:
+        check_at_least(0, window=self.window)
+        check_at_least(2, ngram=self.ngram)
+        check_at_least(
+            1, max_chains=self.max_chains, max_contexts=self.max_contexts,
+            max_stores=self.max_stores,
+        )  # fmt: skip
+
+
+class GramPool:
+    """What followed words in n-grams, the newest last; bounded."""
+
+    def __init__(self, max_contexts: int, max_chains: int) -> None:
+        self._max_contexts = max_contexts
+        self._max_chains = max_chains
+        self._after: dict[Words, dict[Words, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._after)
+
+    def put(self, gram: Words) -> None:
+        """Keep an n-gram after its first word, and after its first two."""
+        for size in range(1, min(_MAX_KEY, len(gram) - 1) + 1):
+            key, chain = gram[:size], gram[size:]
+            chains = self._after.pop(key, {})
+            self._after[key] = chains  # what is written stands last
+            chains.pop(chain, None)
+            chains[chain] = None
+            if len(chains) > self._max_chains:
+                del chains[next(iter(chains))]
+        while len(self._after) > self._max_contexts:
+            del self._after[next(iter(self._after))]
+
+    def after(self, key: Words, drafted: Words) -> dict[int, float]:
+        """The words that follow `key` and the drafts behind it, with weights."""
+        found: dict[int, float] = {}
+        depth = len(drafted)
+        for age, chain in enumerate(reversed(self._after.get(key, {}))):
+            if len(chain) > depth and chain[:depth] == drafted:
+                found[chain[depth]] = found.get(chain[depth], 0.0) + _OLDER**age
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class LookaheadState(CountState):
+    """guesses: the window, from the position guessed_at on.  drafted: those of the newest tree."""
+
+    guesses: list[int] = field(default_factory=list)
+    guessed_at: int = 0
+    drafted: list[int] = field(default_factory=list)
+
+
+# The words that are looked up, and the drafts behind them.
+Context = tuple[Words, Words]
+
+
+class LookaheadDrafter(CountDrafter[LookaheadState, Context]):
+    """Drafts inside the target alone: nobody else sees what it says at its rows."""
+
+    def __init__(self, context: DrafterContext, options: LookaheadOptions) -> None:
+        super().__init__(context, options.min_survival)
+        host_of(context.target, context.name, "lookahead")
+        self._options = options
+        self._pools = Bounded(
+            lambda: GramPool(options.max_contexts, options.max_chains), options.max_stores
+        )
+        # How often a guess is right where those before it are.
+        self._guess_rates: Bounded[HitRates] = Bounded(HitRates)
+        self.wants = StepWants(num_top=_NUM_TOP)
+
+    def read(self, rows: Sequence[StepRows]) -> None:
+        """See `StepReader`: n-grams of all rows, and the next guesses of the window."""
+        for each in rows:
+            if each.top is not None:
+                self._read(each)
+
+    def _read(self, rows: StepRows) -> None:
+        top = rows.top
+        assert top is not None
+        state = self._requests.get(rows.request_id, rows.generation)
+        pool = self._pools.of((rows.tenant, rows.task))
+        tokens, last = rows.token_ids.tolist(), rows.num_context - 1
+        nodes, parents = tokens[last + 1 :], rows.parents.tolist()
+        before = self._options.ngram - 1
+        words: list[Words] = [self._text_before(rows, state, before)]
+        depths = [0]
+        for parent, token in zip(parents, nodes, strict=True):
+            words.append((*words[parent + 1], token)[-before:])
+            depths.append(depths[parent + 1] + 1)
+        end = rows.first_position + rows.num_context  # the first draft's position
+        params = None if state is None else state.params
+        first = end - state.prompt_len if state is not None else 0
+        said = [
+            _drawn(top.token_ids[row].tolist(), top.logprobs[row].tolist(), params, first + depth)
+            for row, depth in enumerate(depths)
+        ]
+        for path, token in zip(words, said, strict=True):
+            if len(path) == before:
+                pool.put((*path, token))
+        if state is not None:
+            self._guess_on(state, rows, end, said, nodes, parents)
+
+    def _text_before(self, rows: StepRows, state: LookaheadState | None, count: int) -> Words:
+        """The last words up to the last row of the text, as far as they are known."""
+        end = rows.first_position + rows.num_context
+        if rows.num_context < count and state is not None and len(state.text) >= end:
+            return tuple(state.text.token_ids[max(end - count, 0) : end].tolist())
+        return tuple(rows.token_ids[: rows.num_context].tolist()[-count:])
+
+    def _guess_on(
+        self, state: LookaheadState, rows: StepRows, end: int, said: list[int], nodes: list[int],
+        parents: list[int],
+    ) -> None:  # fmt: skip
+        """One Jacobi iteration: what the target said at each guess is the next guess behind it."""
+        children = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(zip(parents, nodes, strict=True))
+        }
+        guesses = state.guesses if state.guessed_at == end else []
+        node, seen = -1, [said[0]]
+        for guess in guesses:
+            found = children.get((node, guess))
+            if found is None:
+                break
+            node = found
+            seen.append(said[node + 1])
+        # Guesses whose rows were not verified stay as they are.
+        seen += guesses[len(seen) :]
+        num_drawn = len(rows.path) + 1
+        state.guesses = seen[num_drawn:]
+        state.guessed_at = end + num_drawn
+
+    def _opened(self, commit: Commit) -> LookaheadState:
+        return LookaheadState(
+            commit.generation, commit.prompt_len, commit.task, opening_params(commit),
+            tenant=commit.tenant,
+        )  # fmt: skip
+
+    def _learn(self, state: LookaheadState, start: int) -> None:
+        """The window learns how often it is right; n-grams come from `read`."""
+
+    def _unlearn(self, state: LookaheadState, length: int) -> None:
+        state.guesses = []
+
+    def _root(self, state: LookaheadState) -> Context:
+        pool = self._pools.of(state.circle)
+        words = tuple(state.text.token_ids[-_MAX_KEY:].tolist())
+        for size in range(len(words), 1, -1):
+            if pool.after(words[-size:], ()):
+                return words[-size:], ()
+        return words[-1:], ()
+
+    def _continuations(
+        self, state: LookaheadState, context: Context
+    ) -> Continuations[Context] | None:
+        key, drafted = context
+        found = self._pools.of(state.circle).after(key, drafted)
+        if not found:
+            return None
+        after = [(key, (*drafted, token)) for token in found]
+        # Deeper in a chain more of it has been right: that is evidence too.
+        return Continuations(len(key) + len(drafted), list(found), list(found.values()), after)
+
+    def _propose(self, task: DraftTask) -> Proposal | None:
+        state = self._requests.get(task.request_id, task.generation)
+        if state is None:
+            return None
+        room = min(task.max_nodes, self._max_nodes)
+        if state.grown_max_nodes >= room - room // 2 or state.next_position < 0:
+            return None
+        guesses = self._window(state, room // 2)
+        chains = super()._propose(replace(task, max_nodes=room - len(guesses)))
+        if not guesses:
+            return chains
+        rate = self._guess_rates.of((state.task, state.params.temperature == 0.0)).rate(_GUESS)
+        found = EMPTY_TREE if chains is None else chains.tree
+        survival = [] if chains is None else chains.survival.tolist()
+        tree, survival = with_chain(found, survival, guesses, rate)
+        text, state.drafted = state.text, guesses
+        return Proposal(
+            task.request_id, state.generation, len(text), text.hash_at(len(text)), tree,
+            np.array(survival, np.float32), self._name, is_complete=True,
+        )  # fmt: skip
+
+    def _window(self, state: LookaheadState, most: int) -> list[int]:
+        """The guesses behind the text, made up to the window's length by repeating words of it: any
+        words do to begin with."""
+        size = min(self._options.window, most)
+        if state.guessed_at != len(state.text):
+            state.guesses, state.guessed_at = [], len(state.text)
+        missing = self._options.window - len(state.guesses)
+        if missing > 0:
+            state.guesses += state.text.token_ids[-missing:].tolist()
+        params, first = state.params, state.next_position
+        useful: list[int] = []
+        for place, token in enumerate(state.guesses[:size]):
+            if not is_useful(params, first + place, token):
+                break
+            useful.append(token)
+        return useful
+
+    def _advance(self, state: LookaheadState, commit: Commit) -> None:
+        if state.drafted and commit.base_len == len(state.text):
+            rates = self._guess_rates.of((state.task, state.params.temperature == 0.0))
+            for guess, token in zip(state.drafted, commit.token_ids.tolist(), strict=False):
+                rates.record(_GUESS, hit=guess == token)
+                if guess != token:
+                    break
+        state.drafted = []
+        super()._advance(state, commit)
+
+
+def with_chain(
+    tree: TokenTree, survival: Sequence[float], chain: Sequence[int], rate: float
+) -> tuple[TokenTree, list[float]]:
+    """The tree with a chain behind the text, whose nodes are new where the tree has not got them.
+
+    rate: probability that a new node is right where its parent is."""
+    tokens, parents = tree.token_ids.tolist(), tree.parents.tolist()
+    found = list(survival)
+    children = {
+        (parent, token): node
+        for node, (parent, token) in enumerate(zip(parents, tokens, strict=True))
+    }
+    node = -1
+    for token in chain:
+        child = children.get((node, token))
+        if child is None:
+            child = len(tokens)
+            tokens.append(token)
+            parents.append(node)
+            found.append((found[node] if node >= 0 else 1.0) * rate)
+        node = child
+    return TokenTree.of(tokens, parents), found
+
+
+def _drawn(
+    token_ids: Sequence[int], logprobs: Sequence[float], params: SamplingParams | None,
+    position: int,
+) -> int:  # fmt: skip
+    """The token that the target draws there, by its most probable ones; params: None = unknown."""
+    if params is None or params.temperature == 0.0 or position < 0:
+        return token_ids[0]
+    scores = [
+        logprob / params.temperature
+        + gumbel_scalar(params.noise_key, position, token, params.stream)
+        for token, logprob in zip(token_ids, logprobs, strict=True)
+    ]
+    return token_ids[int(np.argmax(scores))]

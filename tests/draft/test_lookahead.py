@@ -1,0 +1,162 @@
+"""The window's guesses go on as the target says, and the n-grams that it gives are drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
+from cluster.draft.base import DrafterContext
+from cluster.draft.inside import StepRows
+from cluster.draft.lookahead import GramPool, LookaheadDrafter, LookaheadOptions, with_chain
+from cluster.errors import ConfigError
+from cluster.spec.logprobs import TopTokens
+from cluster.spec.noise import gumbel
+from tests.support.draft.author import GREEDY, Author, write
+
+HOST: Any = object()
+
+
+def drafter(max_nodes: int = 12, **options: Any) -> LookaheadDrafter:
+    context = DrafterContext("look", max_nodes, 8, target=HOST)
+    return LookaheadDrafter(context, LookaheadOptions(**options))
+
+
+def rows(
+    text: Sequence[int], said: Sequence[int], tree: TokenTree = EMPTY_TREE, **changes: Any
+) -> StepRows:
+    """A step whose last context row is the end of `text`; said: the most probable token of it and
+    of each node."""
+    top = np.array([[token, 900, 901] for token in said], np.int32)
+    log = np.log(np.array([[0.7, 0.2, 0.1]], np.float32))
+    held = StepRows(
+        "a", 1, "default", b"", 0, token_array(list(text) + tree.token_ids.tolist()), len(text),
+        tree.parents, token_array([]), said[0], None, TopTokens(top, np.tile(log, (len(top), 1))),
+    )  # fmt: skip
+    return replace(held, **changes)
+
+
+def paths_of(tree: TokenTree) -> set[tuple[int, ...]]:
+    paths: list[tuple[int, ...]] = []
+    for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return set(paths)
+
+
+def proposed(look: LookaheadDrafter, author: Author, token_ids: Sequence[int] = ()) -> TokenTree:
+    proposal = write(look, author, token_ids)
+    return EMPTY_TREE if proposal is None else proposal.tree
+
+
+def test_the_window_is_a_jacobi_iteration() -> None:
+    """Each next guess is what the target said at the guess before, moved on by what was drawn."""
+    look, author = drafter(window=3, ngram=5), Author([1, 2, 3])
+    first = proposed(look, author)
+    assert (1, 2, 3) in paths_of(first)  # any words do to begin with
+    chain = TokenTree.chain([1, 2, 3])
+    look.read([rows([1, 2, 3], [10, 11, 12, 13], chain)])  # 10 is drawn: no guess was right
+    second = paths_of(proposed(look, author, [10]))
+    assert (11, 12, 13) in second
+
+
+def test_accepted_guesses_move_the_window_on() -> None:
+    look, author = drafter(window=3, ngram=5), Author([1, 2, 3])
+    proposed(look, author)
+    chain = TokenTree.chain([1, 2, 3])
+    accepted = {"path": token_array([0]), "next_token": 7}
+    look.read([rows([1, 2, 3], [1, 7, 8, 9], chain, **accepted)])
+    assert (8, 9) in paths_of(proposed(look, author, [1, 7]))
+
+
+def test_guesses_without_verified_rows_stay() -> None:
+    look, author = drafter(window=3, ngram=5), Author([1, 2, 3])
+    proposed(look, author)
+    look.read([rows([1, 2, 3], [10, 11], TokenTree.chain([1]))])
+    assert (11, 3) in paths_of(proposed(look, author, [10]))
+
+
+def test_ngrams_of_all_rows_are_drafted_after_their_first_words() -> None:
+    look = drafter(window=0, ngram=3, min_survival=0.001)
+    tree = TokenTree.of([6, 30], [-1, -1])
+    look.read([rows([4, 5], [6, 7, 31], tree)])  # 4 5 6, then 5 6 7 and, rejected, 5 30 31
+    assert {(6,), (6, 7), (30,), (30, 31)} <= paths_of(proposed(look, Author([9, 5])))
+    # After two words those of another one are not drafted.
+    assert paths_of(proposed(look, Author([5, 6], request_id="b"))) == {(7,)}
+
+
+@pytest.mark.parametrize("change", [{"tenant": b"x"}, {"task": "code"}])
+def test_no_other_tenants_or_tasks_words_are_drafted(change: dict[str, Any]) -> None:
+    look = drafter(window=0, ngram=3)
+    look.read([rows([4, 5], [6], **change)])
+    assert len(proposed(look, Author([3, 4]))) == 0
+    assert len(proposed(look, Author([3, 4], request_id="b", **change))) > 0
+
+
+def test_with_noise_the_guess_is_the_targets_own_draw() -> None:
+    params = SamplingParams(temperature=1.5, seed=3, max_tokens=50)
+    look, author = drafter(window=1, ngram=5), Author([1, 2, 3], params)
+    proposed(look, author)
+    look.read([rows([1, 2, 3], [10, 11], TokenTree.chain([3]))])
+    likely = np.array([11, 900, 901])
+    scores = np.log([0.7, 0.2, 0.1]) / 1.5 + gumbel(params.noise_key, 1, likely)
+    assert (int(likely[scores.argmax()]),) in paths_of(proposed(look, author, [10]))
+
+
+def test_the_window_takes_at_most_half_of_the_nodes_and_chains_the_rest() -> None:
+    look = drafter(max_nodes=6, window=5, ngram=3, min_survival=0.0001)
+    for token in range(20, 30):
+        look.read([rows([4, 5], [token])])
+    tree = proposed(look, Author([4, 5, 4, 5], max_nodes=6))
+    assert len(tree) <= 6
+    assert len(paths_of(tree) & {(4,), (4, 5), (4, 5, 4)}) == 3
+
+
+def test_survival_falls_along_every_path_and_is_learned() -> None:
+    look, author = drafter(window=4, ngram=5), Author([1, 2, 3, 4])
+    proposal = write(look, author, [])
+    assert proposal is not None
+    before = proposal.survival
+    assert (np.diff(before) < 0).all()
+    for token in range(50, 80):  # no guess is ever right
+        proposal = write(look, author, [token])
+    assert proposal is not None
+    assert proposal.survival[-1] < before[-1] / 4
+
+
+def test_a_chain_shares_what_the_tree_has() -> None:
+    tree, survival = with_chain(TokenTree.of([5, 6], [-1, -1]), [0.5, 0.25], [6, 7], 0.5)
+    assert (tree.token_ids.tolist(), tree.parents.tolist()) == ([5, 6, 7], [-1, -1, 1])
+    assert survival == [0.5, 0.25, 0.125]
+
+
+def test_a_pool_is_bounded_and_forgets_the_oldest() -> None:
+    pool = GramPool(4, 2)
+    for token in range(9):
+        pool.put((1, token, token))
+    assert len(pool) <= 4
+    assert pool.after((1,), ()).keys() == {7, 8}
+    assert pool.after((1,), ())[8] > pool.after((1,), ())[7]
+
+
+def test_text_that_is_cut_or_released_leaves_no_window() -> None:
+    look, author = drafter(window=2, ngram=5), Author([1, 2, 3])
+    proposed(look, author)
+    look.read([rows([1, 2, 3], [10, 11, 12], TokenTree.chain([2, 3]))])
+    look.release(["a"])
+    assert (2, 3) in paths_of(proposed(look, Author([1, 2, 3])))
+
+
+@pytest.mark.parametrize("options", [{"window": -1}, {"ngram": 1}, {"max_chains": 0}])
+def test_options_without_sense_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        LookaheadOptions(**options)
+
+
+def test_a_request_near_its_end_gets_no_useless_guesses() -> None:
+    params = replace(GREEDY, max_tokens=2)
+    tree = proposed(drafter(window=4, ngram=5), Author([1, 2, 3, 4], params))
+    assert len(tree) == 1
