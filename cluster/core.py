@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from cluster.beam_spec import BeamEnd, BeamSpec
 from cluster.grammar_spec import GrammarSpec
 from cluster.records import record
 
@@ -56,6 +57,7 @@ class SamplingParams:
     logprobs: number of alternatives to report per token, None = no log-probabilities at all.
     prediction: output tokens that the client expects; drafts may come from them, the text does not.
     forced_ids: the whole output, which is then scored instead of drawn; max_tokens is their number.
+    beams: texts are searched for, not drawn: of all else only what ends them and logprobs count.
     """
 
     temperature: float = 1.0
@@ -75,6 +77,7 @@ class SamplingParams:
     prediction: tuple[int, ...] = ()
     forced_ids: tuple[int, ...] = ()
     grammar: GrammarSpec | None = None
+    beams: BeamSpec | None = None
 
     @property
     def noise_key(self) -> int:
@@ -149,10 +152,6 @@ class TokenTree:
 
     def __len__(self) -> int:
         return len(self.token_ids)
-
-    @classmethod
-    def empty(cls) -> TokenTree:
-        return EMPTY_TREE
 
     @classmethod
     def of(cls, token_ids: Iterable[int], parents: Iterable[int]) -> TokenTree:
@@ -287,7 +286,6 @@ class Verdict:
 
     context_len: tokens before the first of token_ids.  path: accepted nodes of the item's tree,
     root first.  token_ids: int32[len(path) + 1], the path's tokens and one more of the target's.
-    num_cached: tokens of the item's delta that were found in the prefix cache.
     """
 
     request_id: str
@@ -296,7 +294,8 @@ class Verdict:
     path: TokenArray
     token_ids: TokenArray
     logprobs: tuple[TokenLogprob, ...] = ()
-    num_cached: int = 0
+    num_cached: int = 0  # tokens of the item's delta that were found in the prefix cache
+    beams: tuple[BeamEnd, ...] = ()  # of a search, which has no path: token_ids are all its texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,3 +347,4 @@ class TokenEvent:
     draft_sources: tuple[tuple[str, ...], ...] = ()
     queue_time_s: float = 0.0  # with the last event: until it first had a place at a target
     num_cached: int = 0  # prompt tokens that the prefix cache had when the request first came
+    beams: tuple[BeamEnd, ...] = ()  # as in `Verdict`, in the only event of a beam search

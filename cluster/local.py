@@ -13,13 +13,14 @@ import asyncio
 import dataclasses
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
+from cluster.beam_texts import beam_event
+from cluster.completion import Completion, PendingCompletion
 from cluster.config import Config
 from cluster.config_file import load
 from cluster.coordinator.coordinator import Coordinator
@@ -29,9 +30,6 @@ from cluster.core import (
     Request,
     SamplingParams,
     SpeculationOptions,
-    SpeculationStats,
-    TokenEvent,
-    TokenLogprob,
     token_array,
 )
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
@@ -46,24 +44,6 @@ from cluster.text.tokenizer import Tokenizer
 T = TypeVar("T")
 
 Prompt = str | Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """The generated continuation of one prompt.
-
-    token_ids: without stop tokens.  text: "" if the model's folder has no tokenizer.
-    logprobs: one entry per token if SamplingParams.logprobs asks for them.
-    seed, stream: the noise key; SamplingParams with both reproduce the text.
-    """
-
-    token_ids: list[int]
-    text: str
-    finish_reason: FinishReason
-    stats: SpeculationStats
-    logprobs: tuple[TokenLogprob, ...] = ()
-    seed: int = 0
-    stream: int = 0
 
 
 class LLM:
@@ -106,8 +86,47 @@ class LLM:
         that end a text and are not part of it.  ignore_eos: treat end-of-sequence tokens as
         ordinary text.  cache_salt: requests with different salts share no prefix cache and no
         learned text.  adapter: name of one in `target.engine.adapters`, "" = none.
+        Where params.beams asks for a beam search, the best text of each (`beam_search` has all).
         Raises the error of the first request that fails.
         """
+        found = self._generate(
+            prompts, params, task, cache_salt, adapter, speculation or SpeculationOptions(), stop,
+            ignore_eos=ignore_eos,
+        )  # fmt: skip
+        return [completions[0] for completions in found]
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams,
+        *,
+        task: str = "default",
+        cache_salt: str | None = None,
+        adapter: str = "",
+        ignore_eos: bool = False,
+    ) -> list[list[Completion]]:
+        """For every prompt the best texts that params.beams finds, the best first.
+
+        The rest as in `generate`."""
+        if params.beams is None:
+            raise RequestError("params.beams is None; say how to search", param="beams")
+        return self._generate(
+            prompts, params, task, cache_salt, adapter, SpeculationOptions(enabled=False), (),
+            ignore_eos=ignore_eos,
+        )  # fmt: skip
+
+    def _generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        task: str,
+        cache_salt: str | None,
+        adapter: str,
+        speculation: SpeculationOptions,
+        stop: Sequence[str],
+        *,
+        ignore_eos: bool,
+    ) -> list[list[Completion]]:
         asked = _as_prompts(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = _apart(params or self.default_params, len(asked))
@@ -118,7 +137,7 @@ class LLM:
             )
         requests = [
             dataclasses.replace(
-                self._request(prompt, each, speculation or SpeculationOptions(), ignore_eos),
+                self._request(prompt, each, speculation, ignore_eos),
                 task=task,
                 tenant=tenant_of(cache_salt),
                 adapter=adapter,
@@ -162,11 +181,11 @@ class LLM:
 
     async def _complete_all(
         self, cluster: InProcessCluster, requests: Sequence[Request], stop: tuple[str, ...]
-    ) -> list[Completion]:
+    ) -> list[list[Completion]]:
         # Requests beyond the limit wait here, so that admission control refuses none of them.
         places = asyncio.Semaphore(self.config.coordinator.max_running_sequences)
 
-        async def complete(request: Request) -> Completion:
+        async def complete(request: Request) -> list[Completion]:
             async with places:
                 return await self._complete(cluster.coordinator, request, stop)
 
@@ -176,7 +195,7 @@ class LLM:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not ends[0].done():
                 raise WorkerError("the target has failed, its log says why; create a new LLM")
-            completions: list[Completion] = ends[0].result()
+            completions: list[list[Completion]] = ends[0].result()
             return completions
         finally:
             for task in tasks:
@@ -185,20 +204,25 @@ class LLM:
 
     async def _complete(
         self, coordinator: Coordinator, request: Request, stop: tuple[str, ...]
-    ) -> Completion:
-        answer = _Answer(request.params, self._text_stream(request, stop))
+    ) -> list[Completion]:
+        beams = request.params.beams
+        answers = [
+            PendingCompletion(request.params, self._text_stream(request, stop))
+            for _ in range(1 if beams is None else beams.num_beams)
+        ]
         events = EventStream()
         coordinator.open(request.id, request, events.put)
         try:
             async for event in events:
                 if event.finish_reason is FinishReason.ERROR:
                     raise error_from_code(event.error_code, event.error_message)
-                if answer.take(event):
-                    # The last event, which carries the statistics, comes after this call.
-                    coordinator.cancel(request.id)
+                for rank, answer in enumerate(answers):
+                    if answer.take(event if beams is None else beam_event(event, rank)):
+                        # The last event, which carries the statistics, comes after this call.
+                        coordinator.cancel(request.id)
         finally:
             coordinator.cancel(request.id)
-        return answer.completion()
+        return [answer.completion() for answer in answers]
 
     def _text_stream(self, request: Request, stop: tuple[str, ...]) -> TextStream | None:
         if self.tokenizer is None:
@@ -252,54 +276,6 @@ def _default_params(folder: Path, generation_config: str) -> SamplingParams:
 
 async def _called(function: Callable[[], T]) -> T:
     return function()
-
-
-class _Answer:
-    """A completion that is still being generated."""
-
-    def __init__(self, params: SamplingParams, text: TextStream | None) -> None:
-        self._params = params
-        self._text = text
-        self._pieces: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-        self._reason: FinishReason | None = None
-        self._stats = SpeculationStats()
-
-    def take(self, event: TokenEvent) -> bool:
-        """Add an event; True if a stop string has just ended the text."""
-        self._stats = event.stats or self._stats
-        if self._reason is not None:
-            return False
-        num_tokens, stop = len(event.token_ids), None
-        if self._text is not None:
-            delta = self._text.push(event.token_ids)
-            self._pieces.append(delta.text)
-            num_tokens, stop = delta.num_tokens, delta.stop
-        self._token_ids.extend(event.token_ids[:num_tokens].tolist())
-        self._logprobs.extend(event.logprobs[:num_tokens])
-        if stop is not None:
-            self._reason = FinishReason.STOP
-            return event.finish_reason is None
-        self._reason = event.finish_reason
-        return False
-
-    def completion(self) -> Completion:
-        assert self._reason is not None
-        if self._text is not None:
-            rest = self._text.finish()
-            self._pieces.append(rest.text)
-            if rest.stop is not None:
-                self._reason = FinishReason.STOP
-        return Completion(
-            self._token_ids,
-            "".join(self._pieces),
-            self._reason,
-            self._stats,
-            tuple(self._logprobs),
-            self._params.noise_key,
-            self._params.stream,
-        )
 
 
 def _apart(params: SamplingParams, count: int) -> list[SamplingParams]:

@@ -30,7 +30,6 @@ def test_token_array_refuses_ids_that_do_not_fit() -> None:
 def test_the_shared_empty_arrays_cannot_be_written() -> None:
     assert not EMPTY_TOKENS.flags.writeable
     assert len(EMPTY_TREE) == 0
-    assert TokenTree.empty() is EMPTY_TREE
 
 
 def test_a_chain_is_a_tree_whose_nodes_continue_each_other() -> None:

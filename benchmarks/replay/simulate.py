@@ -17,7 +17,7 @@ from cluster.config import CoordinatorConfig
 from cluster.coordinator.controller import Controller, Round
 from cluster.coordinator.step_choice import Moment
 from cluster.coordinator.texts import HeldTree, Text
-from cluster.core import Proposal, TokenTree
+from cluster.core import EMPTY_TREE, Proposal, TokenTree
 from cluster.spec.throttle import State
 from cluster.spec.tree import walk
 from cluster.spec.waiting import WAITS_S
@@ -191,7 +191,7 @@ class Fixed:
     def plan(self, batch: Sequence[Playing], now: float, waited_s: float) -> Step:
         trees = []
         for own in batch:
-            tree = TokenTree.empty()
+            tree = EMPTY_TREE
             if self._num_nodes and own.growing:
                 (growing,) = own.growing.values()
                 if growing.num_nodes(now) <= self._num_nodes:

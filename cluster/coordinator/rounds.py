@@ -25,7 +25,7 @@ from cluster.coordinator.round_log import RoundLog
 from cluster.coordinator.session import Limits, Session, Status
 from cluster.coordinator.step_choice import Moment, Plan
 from cluster.coordinator.targets import TargetSeat
-from cluster.coordinator.verdicts import is_credible, is_sound, is_stuck
+from cluster.coordinator.verdicts import are_beams_sound, is_credible, is_sound, is_stuck
 from cluster.coordinator.waits import DraftWaits
 from cluster.core import FinishReason, Verdict, VerifyItem
 from cluster.errors import (
@@ -164,14 +164,18 @@ class RoundLoop:
         in_flight = session.in_flight
         if in_flight is None or verdict.context_len != in_flight.context_len:
             return  # it answers an older item, once more
-        if not is_sound(verdict, in_flight, self.limits.vocab_size):
+        if not self._fits(session, verdict, in_flight):
             error = ProtocolError(f"target {seat.id} sent a verdict that does not fit its item")
             self._owner.relocate(session, error)
             return
         position = session.num_output_tokens
-        num_kept, reason = session.cut(verdict.token_ids, self.limits)
-        session.tokens.append(verdict.token_ids[:num_kept])
-        session.stepped(len(in_flight.tree))
+        reason: FinishReason | None
+        if verdict.beams:  # whole texts, which nothing follows
+            num_kept, reason = len(verdict.token_ids), FinishReason.STOP
+        else:
+            num_kept, reason = session.cut(verdict.token_ids, self.limits)
+            session.tokens.append(verdict.token_ids[:num_kept])
+            session.stepped(len(in_flight.tree))
         with self._statistics:
             session.statistics.record_step(in_flight, verdict.path, num_kept)
         if session.num_cached is None:
@@ -199,6 +203,12 @@ class RoundLoop:
             seat.ready[session.id] = session
         self._pool.commit(session, now)
         session.deliver(session.event(position, verdict, None, in_flight))
+
+    def _fits(self, session: Session, verdict: Verdict, in_flight: InFlight) -> bool:
+        spec, vocab_size = session.request.params.beams, self.limits.vocab_size
+        if spec is not None:
+            return are_beams_sound(verdict, spec.num_beams, vocab_size)
+        return not verdict.beams and is_sound(verdict, in_flight, vocab_size)
 
     def _take_miss(self, seat: TargetSeat, session: Session, miss: CacheMiss) -> None:
         if not 0 <= miss.have_len <= session.target_len:

@@ -200,7 +200,9 @@ class Session(Text):
                 queue_time_s=queue_time_s,
                 num_cached=num_cached,
             )
-        token_ids = self.tokens.since(self.prompt_len + position)
+        token_ids = verdict.token_ids
+        if not verdict.beams:
+            token_ids = self.tokens.since(self.prompt_len + position)
         sources: tuple[tuple[str, ...], ...] = ()
         if in_flight is not None and self.request.speculation.return_draft_sources:
             sources = in_flight.sources(verdict.path, len(token_ids))
@@ -214,4 +216,5 @@ class Session(Text):
             draft_sources=sources,
             queue_time_s=queue_time_s,
             num_cached=num_cached,
+            beams=verdict.beams,
         )

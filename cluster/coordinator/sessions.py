@@ -81,7 +81,8 @@ class SessionTable:
         options, limit = request.speculation, self._config.coordinator.max_draft_tokens
         if options.max_draft_tokens is not None:
             limit = min(limit, options.max_draft_tokens)
-        if options.enabled and limit > 0 and not session.is_scored:
+        is_drawn = not session.is_scored and request.params.beams is None
+        if options.enabled and limit > 0 and is_drawn:
             session.max_draft_tokens = limit
             session.drafters = tuple(
                 name for name in self._drafters_of(request) if self._may_help(name, request)

@@ -29,6 +29,18 @@ def is_credible(report: StepReport) -> bool:
     return all(math.isfinite(time_s) and time_s >= 0.0 for time_s in times_s)
 
 
+def are_beams_sound(verdict: Verdict, num_beams: int, vocab_size: int) -> bool:
+    """Whether its texts are some of so many beams and have as many tokens as they say."""
+    token_ids, ends = verdict.token_ids, verdict.beams
+    if not 1 <= len(ends) <= num_beams or len(verdict.path):
+        return False
+    if sum(end.num_tokens for end in ends) != len(token_ids):
+        return False
+    if not all(math.isfinite(end.logprob) and math.isfinite(end.score) for end in ends):
+        return False
+    return not len(token_ids) or 0 <= token_ids.min() <= token_ids.max() < (vocab_size or 2**31)
+
+
 def is_sound(verdict: Verdict, in_flight: InFlight, vocab_size: int) -> bool:
     """Whether the path is one of the item's tree and the tokens are the path's and one more."""
     path = verdict.path.tolist()

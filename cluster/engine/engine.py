@@ -81,13 +81,13 @@ class Engine:
         )
         if group is not None:
             num_pages = tuple(group.minimum(each) for each in num_pages)
-        self._limits = Limits.of(
+        self.limits = Limits.of(
             config, model.max_context_len, model.vocab_size, num_pages,
             layer_groups(layers, config.page_size),
         )  # fmt: skip
         identity = identify(model.source)
         if group is not None:
-            group.agree(self._limits.digest(config, identity.model_hash), "settings or checkpoint")
+            group.agree(self.limits.digest(config, identity.model_hash), "settings or checkpoint")
         self.config = config
         self.device = model.device
         self.vocab_size = model.vocab_size
@@ -162,7 +162,7 @@ class Engine:
     @property
     def longest_context(self) -> int:
         """Tokens of the longest text that positions and pages suffice for."""
-        return self._limits.longest_context
+        return self.limits.longest_context
 
     @property
     def pages_in_use(self) -> int:
@@ -216,7 +216,7 @@ class Engine:
         error = unserved(work, len(self.adapter_names))
         if error is None:
             self._tell(commands.Submit(work))
-            error = self._limits.refusal(work)
+            error = self.limits.refusal(work)
         if error is not None:
             self._refused[work.request_id] = Output(work.request_id, error=error)
             return

@@ -56,21 +56,26 @@ class Limits:
 
     def refusal(self, work: Work) -> RequestError | None:
         """The error for a work that makes no sense or that no schedule can ever run."""
-        return _malformed(work, self.vocab_size) or self._too_large(work)
+        too_large = self.too_large(work.context_len, len(work.tree))
+        return _malformed(work, self.vocab_size) or too_large or self._too_wide(work)
 
-    def _too_large(self, work: Work) -> RequestError | None:
-        if work.context_len > self.max_context_len:
+    def too_large(self, context_len: int, num_nodes: int) -> RequestError | None:
+        """The error for a text with live nodes behind it that the cache can never hold."""
+        if context_len > self.max_context_len:
             return RequestError(
-                f"the context has {work.context_len} tokens, the limit is {self.max_context_len}; "
+                f"the context has {context_len} tokens, the limit is {self.max_context_len}; "
                 "shorten it or raise engine.max_context_len"
             )
         for reach, num_pages in zip(self.reaches, self.num_pages, strict=True):
-            if self._most_pages(reach, work.context_len, len(work.tree)) > num_pages:
+            if self._most_pages(reach, context_len, num_nodes) > num_pages:
                 return RequestError(
-                    f"{work.context_len} tokens and {len(work.tree)} draft nodes need more than "
+                    f"{context_len} tokens and {num_nodes} draft nodes need more than "
                     f"all {num_pages} pages of {reach.page_size} tokens; shorten the text or raise "
                     "engine.num_pages"
                 )
+        return None
+
+    def _too_wide(self, work: Work) -> RequestError | None:
         if work.num_new_nodes + 1 > self.max_rows:
             return RequestError(
                 f"{work.num_new_nodes} draft nodes do not fit one step of {self.max_rows} rows; "

@@ -27,6 +27,7 @@ from cluster.errors import ProtocolError
 from cluster.grammar_spec import GrammarSpec
 from cluster.made_for import MadeFor
 from cluster.messages import Refusal, WorkerDescription
+from cluster.rpc.codec_beams import decode_beam_spec, encode_beam_spec
 from cluster.rpc.generated import common_pb2 as pb
 
 _INT32 = np.dtype("<i4")
@@ -99,6 +100,7 @@ def encode_params(params: SamplingParams) -> pb.SamplingParams:
         prediction=params.prediction,
         forced_ids=params.forced_ids,
         grammar=None if params.grammar is None else encode_grammar(params.grammar),
+        beam_search=encode_beam_spec(params.beams),
     )
 
 
@@ -145,6 +147,7 @@ def decode_params(message: pb.SamplingParams) -> SamplingParams:
         prediction=tuple(message.prediction),
         forced_ids=tuple(message.forced_ids),
         grammar=decode_grammar(message.grammar) if message.HasField("grammar") else None,
+        beams=decode_beam_spec(message.beam_search) if message.HasField("beam_search") else None,
     )
 
 

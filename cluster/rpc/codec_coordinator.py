@@ -26,6 +26,7 @@ from cluster.rpc.codec import (
     refusal_of,
     unpack_tokens,
 )
+from cluster.rpc.codec_beams import decode_beam_ends, encode_beam_ends
 from cluster.rpc.frames import Decoded, FrameCodec
 from cluster.rpc.generated import coordinator_pb2 as pb
 
@@ -143,6 +144,7 @@ def _encode_event(event: TokenEvent) -> pb.TokenEvent:
         draft_sources=encode_draft_sources(event.draft_sources),
         queue_time_s=event.queue_time_s,
         num_cached=event.num_cached,
+        beams=encode_beam_ends(event.beams),
     )
 
 
@@ -167,6 +169,7 @@ def _decode_event(message: pb.TokenEvent) -> TokenEvent:
         draft_sources=draft_sources,
         queue_time_s=message.queue_time_s,
         num_cached=message.num_cached,
+        beams=decode_beam_ends(message.beams, token_ids),
     )
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from cluster.beam_spec import BeamSpec
 from cluster.core import SpeculationOptions, SpeculationStats
-from cluster.errors import RequestError
+from cluster.errors import ProtocolError, RequestError
 from cluster.rpc.codec import (
     decode_draft_sources,
     decode_finish,
@@ -23,6 +24,7 @@ from cluster.rpc.codec import (
     encode_logprobs,
     read_tokens,
 )
+from cluster.rpc.codec_beams import decode_beam_spec, encode_beam_spec
 from cluster.rpc.generated import generation_pb2
 from cluster.rpc.generation import (
     ChatMessage,
@@ -99,6 +101,7 @@ def decode_request(message: generation_pb2.GenerateRequest) -> GenerationRequest
             stop_token_ids=tuple(sampling.stop_token_ids),
             ignore_eos=sampling.ignore_eos,
             grammar=decode_grammar(sampling.grammar) if sampling.HasField("grammar") else None,
+            beam_search=_decode_beams(sampling),
         ),
         n=message.n or 1,
         speculation=_decode_speculation(message.speculation),
@@ -129,6 +132,7 @@ def encode_response(response: GenerationResponse) -> generation_pb2.GenerateResp
                 finish_reason=encode_finish(choice.finish_reason),
                 stop=choice.stop,
                 draft_sources=encode_draft_sources(choice.draft_sources),
+                cumulative_logprob=choice.cumulative_logprob,
             )
             for choice in response.choices
         ],
@@ -197,7 +201,18 @@ def _encode_sampling(options: SamplingOptions) -> generation_pb2.SamplingOptions
         stop_token_ids=options.stop_token_ids,
         ignore_eos=options.ignore_eos,
         grammar=None if options.grammar is None else encode_grammar(options.grammar),
+        beam_search=encode_beam_spec(options.beam_search),
     )
+
+
+def _decode_beams(sampling: generation_pb2.SamplingOptions) -> BeamSpec | None:
+    """num_beams 0 = n."""
+    if not sampling.HasField("beam_search"):
+        return None
+    try:
+        return decode_beam_spec(sampling.beam_search)
+    except ProtocolError as error:
+        raise RequestError(error.message, param="beam_search.early_stopping") from None
 
 
 def _encode_speculation(options: SpeculationOptions) -> generation_pb2.SpeculationRequest:
@@ -230,6 +245,9 @@ def _decode_choice(message: generation_pb2.ChoiceDelta) -> ChoiceDelta:
         finish_reason=decode_finish(message.finish_reason),
         stop=message.stop if message.HasField("stop") else None,
         draft_sources=decode_draft_sources(message.draft_sources),
+        cumulative_logprob=message.cumulative_logprob
+        if message.HasField("cumulative_logprob")
+        else None,
     )
 
 

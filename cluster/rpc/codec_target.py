@@ -25,6 +25,7 @@ from cluster.rpc.codec import (
     refusal_of,
     unpack_tokens,
 )
+from cluster.rpc.codec_beams import decode_beam_ends, encode_beam_ends
 from cluster.rpc.codec_draft import PROPOSAL
 from cluster.rpc.frames import Decoded, FrameCodec
 from cluster.rpc.generated import target_pb2 as pb
@@ -109,13 +110,15 @@ def _encode_verdict(verdict: Verdict) -> pb.Verdict:
         token_ids=pack_tokens(verdict.token_ids),
         logprobs=encode_logprobs(verdict.logprobs),
         num_cached=verdict.num_cached,
+        beams=encode_beam_ends(verdict.beams),
     )
 
 
 def _decode_verdict(message: pb.Verdict) -> Verdict:
     path = unpack_tokens(message.path, "path")
     token_ids = unpack_tokens(message.token_ids, "token_ids")
-    if len(token_ids) != len(path) + 1:
+    beams = decode_beam_ends(message.beams, token_ids)
+    if not beams and len(token_ids) != len(path) + 1:
         raise ProtocolError(
             f"verdict has {len(path)} accepted nodes and {len(token_ids)} tokens; "
             "one more token than nodes is expected"
@@ -131,6 +134,7 @@ def _decode_verdict(message: pb.Verdict) -> Verdict:
         token_ids=token_ids,
         logprobs=logprobs,
         num_cached=message.num_cached,
+        beams=beams,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cluster.beam_spec import BeamSpec
 from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
@@ -66,6 +67,7 @@ class SamplingOptions:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: GrammarSpec | None = None
+    beam_search: BeamSpec | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,6 +105,7 @@ class ChoiceDelta:
     """New text and tokens of one choice; the last delta has a finish_reason.
 
     draft_sources: where asked for (`SpeculationOptions`), the drafters of each token.
+    cumulative_logprob: of a beam search's whole text.
     """
 
     index: int
@@ -112,6 +115,7 @@ class ChoiceDelta:
     finish_reason: FinishReason | None = None
     stop: str | None = None
     draft_sources: tuple[tuple[str, ...], ...] = ()
+    cumulative_logprob: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
+from cluster.spec.beam_params import check_beams
 
 # Of a request's prediction; it travels with every opening of the request, and is indexed there.
 MAX_PREDICTION_TOKENS = 32_768
@@ -31,6 +32,7 @@ def check_params(params: SamplingParams, vocab_size: int) -> None:
             )
         _check_range("logit_bias", value, -math.inf, math.inf)
     _check_prediction(params.prediction, vocab_size)
+    check_beams(params)
     _check_forced(params, vocab_size)
 
 

@@ -8,7 +8,6 @@ alone.  Tokens beyond a stop or max_tokens are the coordinator's business.
 from __future__ import annotations
 
 import importlib.util
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -36,17 +35,17 @@ from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.params import check_params
 from cluster.spec.tree_check import are_sound, check_tree
 from cluster.spec.verify import walk_draws
+from cluster.worker.beams import BeamEngine, Beams
+from cluster.worker.item_check import check_item, refusal
 from cluster.worker.step_rows import rows_of_step
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all, possible
-
-log = logging.getLogger(__name__)
 
 Answer = Refusal | CacheMiss
 # What the rows of a request are edited by, from the item that opens it; None = by nothing.
 OpenHook = Callable[[VerifyItem], LogitsHook | None]
 
 
-class EngineLike(Protocol):
+class EngineLike(BeamEngine, Protocol):
     """What the verifier needs of `cluster.engine.engine.Engine`."""
 
     @property
@@ -63,9 +62,7 @@ class EngineLike(Protocol):
     def pages_in_use(self) -> int: ...
     @property
     def pages_total(self) -> int: ...
-    def submit(self, work: Work) -> None: ...
     def step(self, taps: Sequence[int] = ()) -> list[Output]: ...
-    def retain(self, request_id: str, path: Sequence[int]) -> None: ...
     def release(self, request_id: str) -> None: ...
     def cached_len(self, request_id: str) -> int: ...
 
@@ -108,6 +105,7 @@ class Verifier:
         self._fused = fused_draw(engine.device, engine.vocab_size)
         self._sequences: dict[str, TargetSequence] = {}
         self._pending: dict[str, _Pending] = {}
+        self._beams = Beams(engine)
 
     @property
     def has_pending(self) -> bool:
@@ -124,7 +122,7 @@ class Verifier:
                     check_tree(item.tree, self._engine.vocab_size)
                 self._admit(item, answers)
             except DrafthouseError as error:
-                answers.append(_refusal(item, error))
+                answers.append(refusal(item, error))
         return answers
 
     def release(self, request_ids: Iterable[str]) -> None:
@@ -141,7 +139,11 @@ class Verifier:
         misses: list[CacheMiss] = []
         refusals: list[Refusal] = []
         batch: list[Evaluated] = []
+        verdicts: list[Verdict] = []
         for output in outputs:
+            if output.request_id in self._beams:
+                self._search(output, verdicts, refusals)
+                continue
             pending = self._pending.pop(output.request_id, None)
             if pending is None:
                 continue  # released since
@@ -151,11 +153,10 @@ class Verifier:
                 answered.append((pending, output))
                 batch.append(Evaluated(sequence, item.tree, output.logits))
             elif output.error is not None:
-                refusals.append(_refusal(item, output.error))
+                refusals.append(refusal(item, output.error))
                 self._forget(item.request_id)
             else:
                 misses.append(self._miss(item, sequence, output.have_len or 0))
-        verdicts: list[Verdict] = []
         concluded: list[tuple[VerifyItem, TargetSequence, Output, Verdict]] = []
         draws = draw_all(batch, self._noise, self._native, self._fused) if batch else []
         for (pending, output), entry, drawn in zip(answered, batch, draws, strict=True):
@@ -166,10 +167,14 @@ class Verifier:
                     verdict = replace(verdict, path=pending.kept[verdict.path])
                 verdicts.append(verdict)
             except (WorkerError, RequestError) as error:
-                refusals.append(_refusal(pending.item, error))
+                refusals.append(refusal(pending.item, error))
                 self._forget(pending.item.request_id)
         report = self._report(started_at, [pending for pending, _ in answered], batch)
-        unfinished = [(each.item, self._sequences[name]) for name, each in self._pending.items()]
+        unfinished = [
+            (each.item, self._sequences[name])
+            for name, each in self._pending.items()
+            if name not in self._beams
+        ]
         taps = self._engine.last_step.taps
         self.last_rows = rows_of_step(self._wants, taps, concluded, unfinished)
         return VerdictFrame(tuple(verdicts), tuple(misses), tuple(refusals), report)
@@ -183,7 +188,7 @@ class Verifier:
 
     def _admit(self, item: VerifyItem, answers: list[Answer]) -> None:
         """Queue one item, or answer what is missing; raises what makes it unacceptable."""
-        self._check(item)
+        check_item(item, self._engine.vocab_size)
         known = self._sequences.get(item.request_id)
         if known is not None and item.generation < known.generation:
             raise ProtocolError(
@@ -205,10 +210,13 @@ class Verifier:
             return
         sequence.extend(item.base_len, item.delta)
         tree, kept = possible(sequence, item.tree)
-        work = Work(
-            item.request_id, item.base_len, item.delta, tree, 0, item.prefix_hash, item.tenant,
-            self._wants.num_top, adapter=sequence.adapter,
-        )  # fmt: skip
+        if sequence.params.beams is not None:
+            work = self._beams.open(item, sequence.adapter)
+        else:
+            work = Work(
+                item.request_id, item.base_len, item.delta, tree, 0, item.prefix_hash, item.tenant,
+                self._wants.num_top, adapter=sequence.adapter,
+            )  # fmt: skip
         self._engine.submit(work)
         self._sequences[item.request_id] = sequence
         possible_item = item if kept is None else replace(item, tree=tree)
@@ -219,7 +227,7 @@ class Verifier:
         pending = self._pending.get(item.request_id)
         if pending is not None:
             error = ProtocolError(f"generation {item.generation} took the request over")
-            answers.append(_refusal(pending.item, error))
+            answers.append(refusal(pending.item, error))
         self._forget(item.request_id)
 
     def _have_len(self, item: VerifyItem, sequence: TargetSequence | None) -> int:
@@ -244,23 +252,6 @@ class Verifier:
         engine, hook = self._engine, self._open_hook(item)
         adapter = adapter_index(engine.adapter_names, item.adapter)
         return TargetSequence(item, item.params, engine.vocab_size, engine.device, hook, adapter)
-
-    def _check(self, item: VerifyItem) -> None:
-        """Raise ProtocolError for an item that makes no sense in itself."""
-        vocab_size = self._engine.vocab_size
-        if item.base_len < 0:
-            raise ProtocolError(f"base_len is {item.base_len}; it counts tokens from 0")
-        if len(item.delta) == 0:
-            raise ProtocolError("delta is empty; send at least the last committed token")
-        if item.delta.min() < 0 or item.delta.max() >= vocab_size:
-            raise ProtocolError(
-                f"delta holds a token outside the target's vocabulary 0..{vocab_size - 1}"
-            )
-        if not 1 <= item.prompt_len <= item.context_len:
-            raise ProtocolError(
-                f"prompt_len is {item.prompt_len}; give 1..{item.context_len}, "
-                "and send the whole prompt before a draw"
-            )
 
     def _miss(self, item: VerifyItem, sequence: TargetSequence, have_len: int) -> CacheMiss:
         # What was lost is sent again, with its tokens.
@@ -288,8 +279,21 @@ class Verifier:
             num_cached,
         )  # fmt: skip
 
+    def _search(self, output: Output, verdicts: list[Verdict], refusals: list[Refusal]) -> None:
+        """Go on with a beam search; where it is over, its answer is added."""
+        item = self._pending[output.request_id].item
+        try:
+            verdict = self._beams.take(item, output)
+            if verdict is None:
+                return
+            verdicts.append(verdict)
+        except RequestError as error:
+            refusals.append(refusal(item, error))
+        self._forget(item.request_id)
+
     def _forget(self, request_id: str) -> None:
         self._pending.pop(request_id, None)
+        self._beams.forget(request_id)
         if self._sequences.pop(request_id, None) is not None:
             self._engine.release(request_id)
 
@@ -304,7 +308,8 @@ class Verifier:
             queue_time_s=max(waited, default=0.0),
             num_sequences=len(batch),
             num_nodes=sum(len(entry.tree) for entry in batch),
-            num_prefill_tokens=engine.last_step.num_prefill_rows,
+            # Beams' rows make a step as long as a chunk's.
+            num_prefill_tokens=engine.last_step.num_prefill_rows + self._beams.take_num_rows(),
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
         )
@@ -337,11 +342,3 @@ def _logprobs(
         return ()
     rows = torch.from_numpy(np.concatenate(([0], path + 1)).astype(np.int64))
     return token_logprobs(entry.logits[rows.to(entry.logits.device)], token_ids, num_top)
-
-
-def _refusal(item: VerifyItem, error: DrafthouseError) -> Refusal:
-    log.warning(
-        "item refused request=%s generation=%s code=%s: %s",
-        item.request_id, item.generation, error.code, error.message,
-    )  # fmt: skip
-    return Refusal(item.request_id, item.generation, error.code, error.message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from cluster.beam_texts import beam_event
 from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
@@ -26,6 +27,7 @@ class Delta:
 
     token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
     with FinishReason.STOP.  reasoning, calls: of a chat; has_calls: some came, now or before.
+    cumulative_logprob: of the whole text, where a beam search has found it.
     """
 
     choice: int
@@ -38,6 +40,7 @@ class Delta:
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
     has_calls: bool = False
+    cumulative_logprob: float | None = None
 
 
 class Choice:
@@ -50,9 +53,14 @@ class Choice:
         reading: Reading,
         ticket: Ticket | None,
         waiting: Request | None = None,
+        *,
+        rank: int = 0,
     ) -> None:
-        """ticket: None = it is over, or not submitted yet.  waiting: what is to be submitted."""
+        """ticket: None = it is over, or not submitted yet.  waiting: what is to be submitted.
+
+        rank: which of the texts of a beam search it is."""
         self.index = index
+        self._rank = rank
         self.text = text
         self.reading = reading
         self.ticket = ticket
@@ -73,6 +81,8 @@ class Choice:
         is_admission = event.finish_reason is None and not len(event.token_ids)
         if self.num_cached is None and not is_admission:
             self.num_cached = event.num_cached
+        if event.beams:
+            event = beam_event(event, self._rank)
         if event.stats is not None:
             self.stats, self.queue_time_s = event.stats, event.queue_time_s
         if self.done:
@@ -94,4 +104,5 @@ class Choice:
         return Delta(
             self.index, read.text, event.token_ids[:kept], event.logprobs[:kept], reason, stop,
             event.draft_sources[:kept], read.reasoning, read.calls, self.reading.has_calls,
+            event.beams[0].logprob if event.beams else None,
         )  # fmt: skip

@@ -100,9 +100,12 @@ class Ticket:
     def take(self) -> list[TokenEvent]:
         """All events since the last call, possibly none.
 
-        After the last events, raises the error that ended the request.
+        After the last events, raises the error that ended the request.  The only event of a beam
+        search stays, for every choice to take its text from.
         """
-        events, self._arrived = self._arrived, []
+        events = self._arrived
+        if self.request.params.beams is None:
+            self._arrived = []
         if not events and self._error is not None:
             raise self._error
         return events

@@ -190,12 +190,15 @@ class Generation:
             # The text was delivered before the stream broke; only the position is needed.
             reading.push(text.push(resumption.token_ids).text, is_last=False)
         is_over = resumption is not None and (resumption.finished or text.is_finished)
+        rank = index % self._spec.num_choices
         waits = bool(self._scores) or self._spec.is_prompt_only
         ticket = None
-        if not (is_over or waits):
+        if request.params.beams is not None and rank > 0:
+            ticket = self._choices[index - rank].ticket  # one search finds all texts
+        elif not (is_over or waits):
             ticket = await self._coordinators.submit(request, self._news)
         waiting = request if waits and not is_over else None
-        self._choices.append(Choice(index, text, reading, ticket, waiting))
+        self._choices.append(Choice(index, text, reading, ticket, waiting, rank=rank))
 
     async def _go_on_after_scores(self) -> list[Delta]:
         """Submit the samples whose prompts are scored; returns the ends of those without any."""

@@ -172,6 +172,7 @@ def _response(
             ChoiceDelta(
                 delta.choice, delta.text, delta.token_ids, tuple(delta.logprobs),
                 delta.finish_reason, delta.stop, tuple(map(tuple, delta.draft_sources)),
+                delta.cumulative_logprob,
             )
             for delta in deltas
         ),

@@ -13,6 +13,7 @@ from cluster.core import TokenArray
 from cluster.errors import RequestError
 from cluster.grammar_spec import GrammarSpec
 from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
+from deployments.ingress.beams import read_beams, with_beams
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, shown
 from deployments.ingress.openai_request import check_model
@@ -75,11 +76,36 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
         fields.integer("logprobs", None, 0, limits.max_logprobs),
     )
     _check_resume(request.resume, num_choices, limits)
-    return dataclasses.replace(
+    spec = dataclasses.replace(
         with_prediction(spec, request.prediction, limits),
         include_stop=sampling.include_stop,
         prompt_logprobs=prompt_logprobs,
     )
+    return _searched(request, spec, fields, limits)
+
+
+def _searched(
+    request: GenerationRequest, spec: GenerationSpec, fields: Fields, limits: Limits
+) -> GenerationSpec:
+    """`spec` as a beam search, where the request asks for one."""
+    asked = request.sampling.beam_search
+    if asked is None:
+        return spec
+    if request.resume:
+        raise RequestError(
+            "resume: a beam search has nothing to resume; send the request without it",
+            param="resume",
+        )
+    width = asked.num_beams or spec.num_choices
+    if not spec.num_choices <= width <= limits.max_choices:
+        raise RequestError(
+            f"beam_search.num_beams: {width}; send n={spec.num_choices} to {limits.max_choices}",
+            param="beam_search.num_beams",
+        )
+    searched = Fields({**fields.values(), "use_beam_search": True})
+    own = {"length_penalty": asked.length_penalty, "early_stopping": asked.early_stopping}
+    beams = read_beams(Fields({**searched.values(), **own}), width)
+    return with_beams(spec, beams, spec.num_choices)
 
 
 def _structured(grammar: GrammarSpec | None) -> dict[str, Any] | None:

@@ -14,6 +14,7 @@ import numpy as np
 from cluster.errors import NotFoundError, RequestError
 from deployments.ingress.api.contract import Opened
 from deployments.ingress.api.table import CHAT, COMPLETIONS
+from deployments.ingress.beams import read_beams, with_beams
 from deployments.ingress.chat import parse_messages, parse_template
 from deployments.ingress.fields import Fields, encodable, json_kind, shown
 from deployments.ingress.predicted import read_prediction, with_prediction
@@ -42,12 +43,13 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
     shown = read_prompt_logprobs(fields, limits)
     prompts = _prompts(fields, limits)
     max_tokens = read_max_tokens(fields, "max_tokens", is_prompt_wanted=echo or shown is not None)
-    is_ranked = best_of > num_choices
+    beams = read_beams(fields, best_of)
+    is_ranked = best_of > num_choices and beams is None
     # Samples are ranked by their tokens' log-probabilities.
     reported = 0 if is_ranked and logprobs is None else logprobs
     spec = read_spec(fields, limits, prompts, best_of, max_tokens, reported)
     spec = dataclasses.replace(
-        spec,
+        with_beams(spec, beams, num_choices),
         default_max_tokens=_COMPLETION_MAX_TOKENS,
         prompt_logprobs=most(shown, logprobs if echo else None),
     )
@@ -95,6 +97,7 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
         with_prediction(with_chat_use(spec, use), read_prediction(fields), limits),
         prompt_logprobs=shown,
     )
+    spec = with_beams(spec, read_beams(fields, num_choices), num_choices)
     asked = _request(fields, opened, spec, model, is_chat=True, echo=False)
     return dataclasses.replace(
         asked,

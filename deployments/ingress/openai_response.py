@@ -124,6 +124,8 @@ class Answer:
         choice["finish_reason"] = finish_reason(last)
         choice["stop_reason"] = last.stop
         choice["seed"] = self._generation.seed_of(index)
+        if last.cumulative_logprob is not None:
+            choice["cumulative_logprob"] = last.cumulative_logprob
         if self._request.spec.speculation.return_draft_sources:
             choice["draft_sources"] = [one for part in parts for one in self._sources(part)]
         if self._request.return_token_ids:

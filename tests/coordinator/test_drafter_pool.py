@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from cluster.core import Commit, Observation, TokenTree
+from cluster.core import EMPTY_TREE, Commit, Observation, TokenTree
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
 from cluster.rpc.memory import memory_pair
@@ -66,7 +66,7 @@ class PickyDrafter(ToyDrafter):
 
 
 def no_tree(context: list[int], opened: Commit) -> TokenTree:
-    return TokenTree.empty()
+    return EMPTY_TREE
 
 
 @pytest.mark.parametrize(

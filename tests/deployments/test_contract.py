@@ -215,6 +215,8 @@ def test_the_parser_and_the_schema_draw_the_same_bounds(endpoint: Endpoint, rule
         if rule.name == "min_tokens" and is_good:
             is_response = endpoint is RESPONSES
             body["max_output_tokens" if is_response else "max_tokens"] = 2**31 - 1
+        if rule.name in ("length_penalty", "early_stopping"):
+            body["use_beam_search"] = True
         assert whole.is_valid(body) == is_good, value
         if is_good:
             parse(endpoint, body)

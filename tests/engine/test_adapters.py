@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cluster.core import TokenTree
+from cluster.core import EMPTY_TREE, TokenTree
 from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
@@ -134,7 +134,7 @@ def test_no_adapter_uses_the_prefixes_of_another(base: Path, adapters: dict[str,
         found = rows(run(engine, Work(name, 0, text, adapter=index)))
         assert engine.last_step.num_prefix_hit_tokens == 0
         torch.testing.assert_close(
-            found, expected_rows(oracle, text, TokenTree.empty()), atol=1e-4, rtol=1e-4
+            found, expected_rows(oracle, text, EMPTY_TREE), atol=1e-4, rtol=1e-4
         )
         engine.release(name)
     for index in range(4):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cluster.core import SamplingParams, TokenTree
+from cluster.core import EMPTY_TREE, SamplingParams, TokenTree
 from cluster.spec.merge_trees import merge
 from cluster.spec.tree import prune, reroot
 from cluster.spec.verify import walk_draws
@@ -53,7 +53,7 @@ def hot_world() -> World:
 
 
 def no_tree(world: World, seed: int, context: Context) -> TokenTree:
-    return TokenTree.empty()
+    return EMPTY_TREE
 
 
 def merged_trees(world: World, seed: int, context: Context) -> TokenTree:

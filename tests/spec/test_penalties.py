@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.core import SamplingParams, TokenTree, token_array
+from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from tests.support.spec.trees import paths, token_trees
 
@@ -77,7 +77,7 @@ def test_penalties_leave_banned_tokens_banned_and_other_rows_alone() -> None:
     counts = Counts.of(token_array([0]), token_array([0, 1]), VOCAB_SIZE, CPU)
     params = SamplingParams(repetition_penalty=2.0, presence_penalty=1.0)
 
-    penalise(logits, [PenalisedRows(1, 2, counts, params, TokenTree.empty())])
+    penalise(logits, [PenalisedRows(1, 2, counts, params, EMPTY_TREE)])
 
     assert logits[0].tolist() == [-np.inf, 0, 0, 0, 0, 0]
     assert logits[1].tolist() == [-np.inf, -1, 0, 0, 0, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cluster.core import TokenTree, token_array
+from cluster.core import EMPTY_TREE, TokenTree, token_array
 from cluster.spec.verify import walk_draws
 
 #   0: a(5) - 2: c(7) - 4: e(9)
@@ -32,6 +32,6 @@ def test_the_walk_goes_on_from_the_child_that_carries_the_draw(
 
 
 def test_without_a_tree_the_draw_itself_is_emitted() -> None:
-    nodes, emitted = walk_draws(TokenTree.empty(), token_array([3]))
+    nodes, emitted = walk_draws(EMPTY_TREE, token_array([3]))
     assert (nodes.tolist(), emitted.tolist()) == ([], [3])
     assert nodes.dtype == np.int32

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from cluster.core import (
+    EMPTY_TREE,
     Commit,
     DraftTask,
     Observation,
@@ -223,7 +224,7 @@ class Endless(GreedyOracle):
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         self.tasks.extend(tasks)
         self.clock.now += 0.003
-        empty = TokenTree.empty()
+        empty = EMPTY_TREE
         return [
             Proposal(
                 task.request_id, 1, 3, text().tokens.hash_at(3), empty, np.empty(0, np.float32)

@@ -25,6 +25,8 @@ from cluster.errors import ConfigError
 _SETTINGS = "adapter_config.json"
 _WEIGHTS = "adapter_model.safetensors"
 _KEY = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+# The first and last layer of a model, as peft tells them.
+_EMBEDDING = re.compile(r"\.(embed_tokens|lm_head)(\.base_layer)?\.weight$")
 # Settings that change nothing here: what they did, the weights show.
 _HARMLESS = frozenset({
     "auto_mapping", "base_model_name_or_path", "eva_config", "exclude_modules", "fan_in_fan_out",
@@ -87,7 +89,7 @@ def _read(name: str, folder: Path, max_rank: int) -> dict[str, LowRank]:
     for key, tensor in tensors.items():
         found = _KEY.fullmatch(key)
         if found is None:
-            raise refused(name, f"its weight {key!r} is no part of plain LoRA on linear layers")
+            raise refused(name, _why_foreign(key))
         side = downs if found[2] == "A" else ups
         side[found[1]] = tensor
     if not downs:
@@ -104,6 +106,17 @@ def _read(name: str, folder: Path, max_rank: int) -> dict[str, LowRank]:
                 "engine.max_adapter_rank",
             )
     return pairs
+
+
+def _why_foreign(key: str) -> str:
+    """Why a weight that is no half of a pair cannot be served, and what to do where one can."""
+    if ".lora_" not in key and _EMBEDDING.search(key):
+        return (
+            f"its weight {key!r} is a whole embedding layer, which peft adds where lm_head or "
+            "embed_tokens is adapted; if it is the base model's own, save the adapter by "
+            "save_pretrained(folder, save_embedding_layers=False)"
+        )
+    return f"its weight {key!r} is no part of plain LoRA on linear layers"
 
 
 def _pair(

@@ -97,7 +97,7 @@ class InHand(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Verdict(_message.Message):
-    __slots__ = ("request_id", "generation", "context_len", "path", "token_ids", "logprobs", "num_cached")
+    __slots__ = ("request_id", "generation", "context_len", "path", "token_ids", "logprobs", "num_cached", "beams")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class Verdict(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
+    BEAMS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     context_len: int
@@ -112,7 +113,8 @@ class Verdict(_message.Message):
     token_ids: bytes
     logprobs: _common_pb2.Logprobs
     num_cached: int
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., path: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ...) -> None: ...
+    beams: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamEnd]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., path: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ...) -> None: ...
 
 class CacheMiss(_message.Message):
     __slots__ = ("request_id", "generation", "have_len")

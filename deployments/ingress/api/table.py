@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from cluster.spec.beam_params import MAX_LENGTH_PENALTY
 from deployments.ingress.api.contract import (
     BOOLEAN,
     OBJECT,
@@ -53,6 +54,26 @@ SPECULATION = (
     ),
     supported("speculation.latency_class", text(64), "one of ingress.public_latency_classes"),
     supported("return_draft_sources", BOOLEAN, "whose drafts each token was"),
+)
+
+# vLLM's, and transformers' early_stopping.
+_BEAMS = (
+    supported(
+        "use_beam_search",
+        BOOLEAN,
+        "the n best texts are searched for, by best_of (else n) beams; nothing is drawn, so "
+        "temperature and the like have no effect, and nothing is streamed",
+    ),
+    supported(
+        "length_penalty",
+        number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY),
+        "of beam search: a text's score is its log-probability over its length to this power",
+    ),
+    supported(
+        "early_stopping",
+        one_of(BOOLEAN, {"enum": ["never"]}),
+        "of beam search, as in transformers: true = it ends with its first texts",
+    ),
 )
 
 # Of all endpoints that generate from OpenAI's sampling fields.
@@ -115,8 +136,7 @@ _SAMPLING = (
     supported("skip_special_tokens", BOOLEAN, "false = special tokens are part of the text"),
     supported("include_stop_str_in_output", BOOLEAN, "the text keeps the stop string that ends it"),
     ignored("spaces_between_special_tokens", "the tokenizers served do not use it", True),
-    refused("use_beam_search", "remove it; beam search is not served", False),
-    refused("length_penalty", "remove it; it belongs to beam search", 1, 1.0),
+    *_BEAMS,
     refused("allowed_token_ids", "remove it; use logit_bias", []),
     refused("bad_words", "remove it; use logit_bias", []),
     refused("logits_processors", "remove it; no code is taken from requests", []),
@@ -139,12 +159,17 @@ _SAMPLING = (
 )  # fmt: skip
 
 # Of endpoints that answer with one text.
-SAMPLING_OF_ONE = tuple(
-    rule
-    for rule in _SAMPLING
-    if not rule.name.startswith(
-        ("n", "stream_options", "return_", "add_special_tokens", "prompt_logprobs")
-    )
+SAMPLING_OF_ONE = (
+    *(
+        rule
+        for rule in _SAMPLING
+        if not rule.name.startswith(
+            ("n", "stream_options", "return_", "add_special_tokens", "prompt_logprobs")
+        )
+        and rule not in _BEAMS
+    ),
+    refused("use_beam_search", "remove it; it is served by /v1/completions and chat", False),
+    refused("length_penalty", "remove it; it belongs to beam search", 1, 1.0),
 )
 
 # OpenAI's: they affect billing, caching or safety there, never the text.

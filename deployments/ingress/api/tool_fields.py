@@ -110,7 +110,7 @@ def shows_thinking(fields: Fields) -> bool:
             f"thinking.type: {shown(kind)}; send enabled, adaptive or disabled",
             param="thinking.type",
         )
-    return kind != "disabled"
+    return bool(kind != "disabled")
 
 
 def _listed(fields: Fields, key: str) -> list[Any]:

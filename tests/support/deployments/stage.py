@@ -20,8 +20,10 @@ class Stage:
         self.links: dict[str, MemoryLink[object, object]] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
-    def add(self, name: str, stage: House, **limits: int) -> ToyTarget:
-        toy = ToyTarget()
+    def add(
+        self, name: str, stage: House, toy: ToyTarget | None = None, **limits: int
+    ) -> ToyTarget:
+        toy = toy or ToyTarget()
         stage.add_target(toy, **limits)
         ours, theirs = memory_pair()
         self.links[name] = ours

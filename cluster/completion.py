@@ -1,0 +1,86 @@
+"""The texts of `cluster.local.LLM`, whole and on their way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.beam_spec import BeamEnd
+from cluster.core import (
+    FinishReason,
+    SamplingParams,
+    SpeculationStats,
+    TokenEvent,
+    TokenLogprob,
+)
+from cluster.text.stream import TextStream
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The generated continuation of one prompt.
+
+    token_ids: without stop tokens.  text: "" if the model's folder has no tokenizer.
+    logprobs: one entry per token if SamplingParams.logprobs asks for them.
+    seed, stream: the noise key; SamplingParams with both reproduce the text.
+    beam: of a beam search, what the text's place follows from.
+    """
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    stats: SpeculationStats
+    logprobs: tuple[TokenLogprob, ...] = ()
+    seed: int = 0
+    stream: int = 0
+    beam: BeamEnd | None = None
+
+
+class PendingCompletion:
+    """A completion that is still being generated."""
+
+    def __init__(self, params: SamplingParams, text: TextStream | None) -> None:
+        self._params = params
+        self._text = text
+        self._pieces: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+        self._reason: FinishReason | None = None
+        self._stats = SpeculationStats()
+        self._beam: BeamEnd | None = None
+
+    def take(self, event: TokenEvent) -> bool:
+        """Add an event; True if a stop string has just ended the text."""
+        self._stats = event.stats or self._stats
+        if self._reason is not None:
+            return False
+        self._beam = event.beams[0] if event.beams else None
+        num_tokens, stop = len(event.token_ids), None
+        if self._text is not None:
+            delta = self._text.push(event.token_ids)
+            self._pieces.append(delta.text)
+            num_tokens, stop = delta.num_tokens, delta.stop
+        self._token_ids.extend(event.token_ids[:num_tokens].tolist())
+        self._logprobs.extend(event.logprobs[:num_tokens])
+        if stop is not None:
+            self._reason = FinishReason.STOP
+            return event.finish_reason is None
+        self._reason = event.finish_reason
+        return False
+
+    def completion(self) -> Completion:
+        assert self._reason is not None
+        if self._text is not None:
+            rest = self._text.finish()
+            self._pieces.append(rest.text)
+            if rest.stop is not None:
+                self._reason = FinishReason.STOP
+        return Completion(
+            self._token_ids,
+            "".join(self._pieces),
+            self._reason,
+            self._stats,
+            tuple(self._logprobs),
+            self._params.noise_key,
+            self._params.stream,
+            self._beam,
+        )

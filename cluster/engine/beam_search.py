@@ -1,0 +1,196 @@
+"""Beam search over an engine: the beams are one live tree behind the text that they share.
+
+    run = BeamRun("a", prompt, spec, max_tokens=50)
+    engine.submit(run.work())
+    ...                               # for its output of each step:
+    run.take(output, engine)          # then engine.submit(run.work()), unless run.is_done
+    engine.release("a")
+
+A step evaluates the newest token of each beam.  Before it, nodes that no beam continues give up
+their slots, and what all beams have in common is committed; so the pages that are held are those
+of the texts that are still alive, each shared part once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from cluster.beam_spec import BeamSpec
+from cluster.core import TokenArray, TokenTree, token_array
+from cluster.engine.work import Output, Work
+from cluster.spec.beam_search import Beam, BeamSearch, Hypothesis
+
+
+class Retaining(Protocol):
+    """What a run needs of `cluster.engine.engine.Engine`."""
+
+    def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None: ...
+
+
+class Stepping(Retaining, Protocol):
+    """What `beam_search` needs of it."""
+
+    @property
+    def has_pending(self) -> bool: ...
+    def submit(self, work: Work) -> None: ...
+    def step(self) -> list[Output]: ...
+    def release(self, request_id: str) -> None: ...
+
+
+class BeamRun:
+    """The search of one request.  Not thread-safe; `take` needs the outputs of `work` in turn."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_ids: TokenArray,
+        spec: BeamSpec,
+        max_tokens: int,
+        stop_token_ids: Sequence[int] = (),
+        num_logprobs: int | None = None,
+        tenant: bytes = b"",
+        adapter: int = 0,
+    ) -> None:
+        """prompt_ids: at least one token.  num_logprobs: as `BeamSearch` has it; tenant, adapter:
+        as `Work` has them."""
+        self.request_id = request_id
+        self._search = BeamSearch(spec, max_tokens, stop_token_ids, num_logprobs)
+        self._width = spec.num_beams
+        self._num_top = max(self._search.num_candidates, num_logprobs or 0)
+        self._tenant = tenant
+        self._adapter = adapter
+        # The text that all beams share, and how much of it the engine is believed to hold.
+        self._context = token_array(prompt_ids)
+        self._cached_len = 0
+        # What each beam has beyond it, as one tree: parents before children, the newest token of
+        # each beam last.  So many leading nodes hold KV.
+        self._nodes: list[Beam] = []
+        self._parents: list[int] = []
+        self._num_cached = 0
+
+    @property
+    def is_done(self) -> bool:
+        return self._search.is_done
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the live tree."""
+        return len(self._nodes)
+
+    @property
+    def hypotheses(self) -> list[Hypothesis]:
+        """The finished texts, the best first."""
+        return self._search.hypotheses
+
+    def work(self) -> Work:
+        """What the engine is to evaluate next."""
+        delta = self._context[self._cached_len :]
+        stop = self._next_stop()
+        tree = TokenTree.of(
+            [node.token_id for node in self._nodes[:stop]], self._parents[:stop]
+        )  # fmt: skip
+        is_complete = stop == len(self._nodes)
+        num_rows = stop - self._num_cached + (len(delta) > 0)
+        num_wanted = max(1, len(self._search.beams))
+        return Work(
+            self.request_id,
+            self._cached_len,
+            delta,
+            tree,
+            self._num_cached,
+            tenant=self._tenant,
+            num_top=self._num_top if is_complete else 0,
+            top_rows=tuple(range(num_rows - num_wanted, num_rows)) if is_complete else None,
+            adapter=self._adapter,
+        )
+
+    def _next_stop(self) -> int:
+        """Up to which node the next work goes: all of them, but where the cache was lost.
+
+        Then the older ones are evaluated first, few at a time, as they were before."""
+        num_older = len(self._nodes) - len(self._search.beams)
+        if self._num_cached < num_older:
+            return min(self._num_cached + self._width, num_older)
+        return len(self._nodes)
+
+    def take(self, output: Output, engine: Retaining) -> None:
+        """Go on with the engine's answer to `work`; raises the RequestError of one that cannot."""
+        if output.error is not None:
+            raise output.error
+        if output.have_len is not None:
+            self._cached_len = min(output.have_len, len(self._context))
+            self._num_cached = 0
+            return
+        self._num_cached = self._next_stop()
+        self._cached_len = len(self._context)
+        if output.top is None:
+            return  # more of what was lost is to be evaluated
+        beams = self._search.beams
+        self._search.advance(output.top.token_ids, output.top.logprobs)
+        if not self._search.is_done:
+            first = len(self._nodes) - len(beams)
+            self._grow([first + beam.row if beams else -1 for beam in self._search.beams], engine)
+
+    def _grow(self, parents: Sequence[int], engine: Retaining) -> None:
+        """Drop the nodes that no beam continues, commit what all share, and add the new tokens.
+
+        parents: the node that each of the search's beams continues, -1 = the context."""
+        path, keep = _survivors(self._parents, parents)
+        engine.retain(self.request_id, path, keep)
+        committed = [self._nodes[node].token_id for node in path]
+        self._context = np.concatenate((self._context, token_array(committed)))
+        self._cached_len = len(self._context)
+        places = {node: index for index, node in enumerate(keep)} | dict.fromkeys([-1, *path], -1)
+        self._nodes = [self._nodes[node] for node in keep] + self._search.beams
+        self._parents = [places[self._parents[node]] for node in keep]
+        self._parents += [places[node] for node in parents]
+        self._num_cached = len(keep)
+
+
+def _survivors(parents: Sequence[int], tips: Sequence[int]) -> tuple[list[int], list[int]]:
+    """The nodes that all of `tips` go through, and those that some of them do; ascending.
+
+    tips: nodes, -1 = the context, which nothing is before."""
+    counts: dict[int, int] = {}
+    for tip in tips:
+        node = tip
+        while node >= 0:
+            counts[node] = counts.get(node, 0) + 1
+            node = parents[node]
+    path = sorted(node for node, count in counts.items() if count == len(tips))
+    return path, sorted(counts.keys() - set(path))
+
+
+def beam_search(
+    engine: Stepping,
+    prompts: Sequence[TokenArray],
+    spec: BeamSpec,
+    max_tokens: int,
+    stop_token_ids: Sequence[int] = (),
+) -> list[list[Hypothesis]]:
+    """The best texts of every prompt, the best first; all are searched at once.
+
+    The engine must have no other work.  Raises RequestError for a prompt that it cannot serve."""
+    runs = {
+        f"beams-{index}": BeamRun(f"beams-{index}", ids, spec, max_tokens, stop_token_ids)
+        for index, ids in enumerate(prompts)
+    }
+    try:
+        for run in runs.values():
+            engine.submit(run.work())
+        while engine.has_pending:
+            for output in engine.step():
+                run = runs[output.request_id]
+                run.take(output, engine)
+                if run.is_done:
+                    engine.release(run.request_id)
+                else:
+                    engine.submit(run.work())
+    finally:
+        for name in runs:
+            engine.release(name)
+    assert all(run.is_done for run in runs.values()), "the engine did not finish"
+    return [run.hypotheses for run in runs.values()]

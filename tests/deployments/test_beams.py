@@ -1,0 +1,154 @@
+"""Beam search at the ingress: what may be asked, and how one search becomes n choices."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.beam_spec import BeamSpec
+from cluster.core import token_array
+from cluster.errors import RequestError
+from cluster.rpc.generation import GenerationRequest, ResumedChoice, SamplingOptions
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.generation import Generation
+from deployments.ingress.grpc_request import to_spec
+from deployments.ingress.openai_request import parse_chat, parse_completion
+from deployments.ingress.openai_response import Answer
+from deployments.ingress.spec import GenerationSpec, OpenAIRequest
+from tests.coordinator.test_beams import ENDS, TOKENS, BeamTarget
+from tests.deployments.test_openai_request import LIMITS, chat, completion
+from tests.support.coordinator.house import house
+from tests.support.deployments.stage import stage
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+BEAMS: dict[str, Any] = {"use_beam_search": True, "n": 3}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    return Tokenizer.load(byte_level_folder(folder))
+
+
+def searched(fields: dict[str, Any]) -> GenerationSpec:
+    return parse_completion(completion(**fields), LIMITS).spec
+
+
+@pytest.mark.parametrize(
+    ("fields", "spec", "num_choices"),
+    [
+        (BEAMS, BeamSpec(3), 3),
+        ({"use_beam_search": True}, BeamSpec(1), 1),
+        ({**BEAMS, "best_of": 4, "length_penalty": 0.5}, BeamSpec(4, 0.5), 3),
+        ({**BEAMS, "early_stopping": True}, BeamSpec(3, 1.0, True), 3),
+        ({**BEAMS, "early_stopping": "never", "length_penalty": -1}, BeamSpec(3, -1.0, "never"), 3),
+    ],
+)
+def test_a_request_for_beams(fields: dict[str, Any], spec: BeamSpec, num_choices: int) -> None:
+    found = searched(fields)
+    assert found.params.beams == spec
+    assert found.num_choices == num_choices
+    assert not found.speculation.enabled
+    asked = parse_completion(completion(**fields), LIMITS)
+    assert asked.num_kept == num_choices, "beams are ranked already"
+    assert asked.spec.params.logprobs is None
+
+
+def test_chat_and_grpc_search_too() -> None:
+    assert parse_chat(chat(**BEAMS), LIMITS).spec.params.beams == BeamSpec(3)
+    options = SamplingOptions(beam_search=BeamSpec(0, 2.0, "never"), max_tokens=5)
+    found = to_spec(GenerationRequest("demo", "hello", sampling=options, n=2), LIMITS)
+    assert found.params.beams == BeamSpec(2, 2.0, "never")
+    assert found.num_choices == 2
+
+
+def test_what_shapes_a_draw_has_no_effect() -> None:
+    plain = searched(BEAMS)
+    warm = searched({**BEAMS, "temperature": 1.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1})
+    assert warm.params == plain.params
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({**BEAMS, "stream": True}, "stream"),
+        ({**BEAMS, "stop": "a"}, "stop"),
+        ({**BEAMS, "min_tokens": 2}, "min_tokens"),
+        ({**BEAMS, "early_stopping": "soon"}, "early_stopping"),
+        ({**BEAMS, "length_penalty": "long"}, "length_penalty"),
+        ({**BEAMS, "echo": True, "logprobs": 1}, "logprobs"),
+        ({"length_penalty": 2.0}, "length_penalty"),
+        ({"early_stopping": True}, "early_stopping"),
+        ({"use_beam_search": 1}, "use_beam_search"),
+    ],
+)
+def test_what_beams_exclude_is_refused_by_name(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        searched(fields)
+    assert caught.value.param == named
+
+
+def test_vllms_defaults_are_accepted_without_a_search() -> None:
+    found = searched({"use_beam_search": False, "length_penalty": 1.0, "early_stopping": False})
+    assert found.params.beams is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"resume": (ResumedChoice(0, token_array([1])),)}, "resume"),
+        ({"n": 3}, "beam_search.num_beams"),
+    ],
+)
+def test_grpc_refuses_by_name(changes: dict[str, Any], named: str) -> None:
+    options = SamplingOptions(beam_search=BeamSpec(2), max_tokens=5)
+    with pytest.raises(RequestError) as caught:
+        to_spec(GenerationRequest("demo", "hello", sampling=options, **changes), LIMITS)
+    assert caught.value.param == named
+
+
+async def answered(
+    asked: OpenAIRequest, tokenizer: Tokenizer, ingress: Coordinators
+) -> dict[str, Any]:
+    generation = Generation("name", asked.spec, tokenizer, ingress, max_chars_per_token=16.0)
+    try:
+        async with asyncio.timeout(20):
+            await generation.start()
+            deltas = [delta async for pieces in generation.deltas() for delta in pieces]
+        whole = Answer(asked, generation, tokenizer, 0, "id").whole(deltas)
+    finally:
+        generation.close()
+    found: dict[str, Any] = json.loads(whole)
+    return found
+
+
+@pytest.mark.parametrize("num_prompts", [1, 2])
+async def test_one_search_answers_with_the_best_texts_in_order(
+    tokenizer: Tokenizer, num_prompts: int
+) -> None:
+    target = BeamTarget()
+    prompts = [[5, 6, 7], [8, 9]][:num_prompts]
+    asked = parse_completion(
+        completion(**{**BEAMS, "n": 2, "best_of": 3, "return_token_ids": True, "prompt": prompts}),
+        LIMITS,
+    )
+    async with stage() as setting, house() as only:
+        setting.add("a", only, target)
+        await asyncio.sleep(0)
+        body = await answered(asked, tokenizer, setting.ingress)
+        await only.settle()
+        assert only.coordinator.status()["num_running"] == 0
+    items = [item for frame in target.frames for item in frame.items]
+    assert len(items) == num_prompts, "one search per prompt"
+    texts = [list(TOKENS[:2]), []] * num_prompts
+    assert [choice["token_ids"] for choice in body["choices"]] == texts
+    assert [choice["index"] for choice in body["choices"]] == list(range(2 * num_prompts))
+    assert {choice["finish_reason"] for choice in body["choices"]} == {"stop"}
+    values = [end.logprob for end in ENDS[:2]] * num_prompts
+    assert [choice["cumulative_logprob"] for choice in body["choices"]] == values
+    assert body["usage"]["completion_tokens"] == 2 * num_prompts

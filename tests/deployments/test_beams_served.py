@@ -1,0 +1,67 @@
+"""Beam search through the whole stack: the texts of transformers, over HTTP and gRPC."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.beam_spec import BeamSpec
+from cluster.client import Client, GenerationRequest, SamplingOptions
+from cluster.core import token_array
+from tests.deployments.conftest import MODEL, Served, wait_until
+from tests.engine.test_beam_search import expected
+from tests.support.engine.driver import load_oracle
+
+PROMPT = [9, 8, 7, 6, 5] * 3
+STOPS = tuple(range(2, 288, 24))
+ASKED: dict[str, Any] = {
+    "model": MODEL, "prompt": PROMPT, "n": 3, "best_of": 4, "use_beam_search": True,
+    "max_tokens": 12, "ignore_eos": True, "return_token_ids": True, "stop_token_ids": STOPS,
+    "length_penalty": 0.5,
+}  # fmt: skip
+
+
+def post(served: Served, **fields: Any) -> httpx.Response:
+    return httpx.post(f"{served.http}/v1/completions", json={**ASKED, **fields}, timeout=120)
+
+
+def test_http_and_grpc_give_the_texts_of_transformers(served: Served) -> None:
+    spec = BeamSpec(4, 0.5)
+    wanted = expected(load_oracle(served.target_folder), token_array(PROMPT), spec, 12, STOPS)[:3]
+    texts = [text[:-1] if text[-1] in STOPS else text for text, _ in wanted]
+    choices = post(served).json()["choices"]
+    assert [choice["token_ids"] for choice in choices] == texts
+    assert [choice["cumulative_logprob"] for choice in choices] == pytest.approx(
+        [score * len(text) ** 0.5 for text, score in wanted], abs=1e-3
+    )
+    sampling = SamplingOptions(
+        beam_search=spec, max_tokens=12, stop_token_ids=STOPS, ignore_eos=True
+    )
+    with Client(served.grpc) as client:
+        request = GenerationRequest(MODEL, token_array(PROMPT), sampling=sampling, n=3)
+        (piece,) = client.generate(request)
+    found = {choice.index: choice for choice in piece.choices}
+    assert [found[index].token_ids.tolist() for index in range(3)] == texts
+    assert found[0].cumulative_logprob == pytest.approx(choices[0]["cumulative_logprob"], abs=1e-5)
+
+
+def test_refusals_name_the_field_and_the_remedy(served: Served) -> None:
+    for fields, named in (({"stream": True}, "stream"), ({"temperature": 9}, "temperature")):
+        answer = post(served, **fields)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"] == named
+    answer = post(served, max_tokens=4000 // 4 + 100)
+    assert answer.status_code == 400
+    assert "max_tokens" in answer.json()["error"]["message"]
+
+
+def test_a_client_that_goes_away_frees_its_search(served: Served) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{served.http}/v1/completions",
+            json={**ASKED, "max_tokens": 200, "stop_token_ids": [], "early_stopping": "never"},
+            timeout=0.3,
+        )
+    wait_until(lambda: served.metric("drafthouse_running_requests") == 0)

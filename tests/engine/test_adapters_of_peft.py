@@ -1,0 +1,92 @@
+"""Adapters that peft itself made: in one batch, the greedy texts are those of peft's own model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from cluster.errors import ConfigError
+from tests.support.engine.adapters import ATTENTION, EVERYTHING
+from tests.support.engine.driver import (
+    GreedyDecoder,
+    generate,
+    load_engine,
+    load_oracle,
+    prompt,
+)
+
+NUM_PROMPTS = 50
+NUM_TOKENS = 16
+CONFIGS: dict[str, dict[str, Any]] = {
+    "everything": {"r": 4, "lora_alpha": 16, "target_modules": list(EVERYTHING)},
+    "attention": {"r": 3, "lora_alpha": 24, "target_modules": list(ATTENTION)},
+    "rslora": {
+        "r": 9, "lora_alpha": 12, "use_rslora": True, "target_modules": ["up_proj", "q_proj"],
+        "rank_pattern": {"q_proj": 2}, "layers_to_transform": [0, 2],
+    },
+}  # fmt: skip
+
+
+def make(base: Path, folder: Path, seed: int, *, is_served: bool = True, **settings: Any) -> Path:
+    """An adapter with weights drawn by peft, saved by peft."""
+    torch.manual_seed(seed)
+    config = LoraConfig(task_type="CAUSAL_LM", init_lora_weights=False, **settings)
+    adapted = get_peft_model(load_oracle(base), config)
+    with torch.no_grad():
+        # peft's first weights hardly change a text.
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight *= 3.0
+    how = {"save_embedding_layers": False} if is_served else {}
+    adapted.save_pretrained(folder, **how)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def base(checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory("llama", head_dim=16)
+
+
+@pytest.fixture(scope="module")
+def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    root = tmp_path_factory.mktemp("peft")
+    return {
+        name: str(make(base, root / name, seed, **settings))
+        for seed, (name, settings) in enumerate(CONFIGS.items())
+    }
+
+
+@pytest.mark.parametrize("speculates", [False, True], ids=["plain", "speculative"])
+def test_fifty_greedy_texts_of_three_adapters_in_one_batch_are_those_of_peft(
+    base: Path, folders: dict[str, str], *, speculates: bool
+) -> None:
+    engine = load_engine(base, adapters=folders, num_pages=1024)
+    prompts = {str(index): prompt(5 + index % 9, seed=index) for index in range(NUM_PROMPTS)}
+    chosen = {name: 1 + index % 3 for index, name in enumerate(prompts)}
+    models = [
+        PeftModel.from_pretrained(load_oracle(base), each).eval() for each in folders.values()
+    ]
+    texts = {
+        name: generate(models[chosen[name] - 1], prompts[name], NUM_TOKENS) for name in prompts
+    }
+    generator = np.random.default_rng(1) if speculates else None
+    decoder = GreedyDecoder(engine, prompts, NUM_TOKENS, generator, texts, chosen)
+    assert decoder.run() == texts
+    assert (decoder.num_accepted > 0) == speculates
+    plain = load_oracle(base)
+    changed = [texts[name] != generate(plain, prompts[name], NUM_TOKENS) for name in prompts]
+    assert np.mean(changed) > 0.8, "the adapters change too little for the test to fail"
+
+
+def test_embedding_layers_in_a_folder_are_refused_with_the_remedy(
+    base: Path, tmp_path: Path
+) -> None:
+    folder = make(base, tmp_path / "whole", 0, is_served=False, **CONFIGS["everything"])
+    with pytest.raises(ConfigError, match=r"whole embedding layer.*save_embedding_layers=False"):
+        load_engine(base, adapters={"whole": str(folder)})

@@ -1,0 +1,65 @@
+"""A beam search and its texts on the wire."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.beam_spec import BeamEnd, BeamSpec
+from cluster.core import SamplingParams, TokenEvent, TokenLogprob, Verdict, token_array
+from cluster.errors import RequestError
+from cluster.messages import EventFrame, Refusal, VerdictFrame
+from cluster.rpc.codec import decode_params, encode_params
+from cluster.rpc.codec_coordinator import EVENT
+from cluster.rpc.codec_generation import decode_request, encode_request
+from cluster.rpc.codec_target import VERDICT
+from cluster.rpc.generated import common_pb2, target_pb2
+from cluster.rpc.generation import GenerationRequest, SamplingOptions
+
+ENDS = (BeamEnd(2, True, -1.5, -0.75), BeamEnd(0, True, -2.0, -2.0), BeamEnd(1, False, -4.0, -4.0))
+SPECS = [BeamSpec(1), BeamSpec(4, 0.0, True), BeamSpec(64, -1.5, "never")]
+
+
+@pytest.mark.parametrize("spec", [None, *SPECS])
+def test_the_parameters_survive_the_wire(spec: BeamSpec | None) -> None:
+    message = encode_params(SamplingParams(beams=spec))
+    assert (
+        decode_params(common_pb2.SamplingParams.FromString(message.SerializeToString())).beams
+        == spec
+    )
+
+
+@pytest.mark.parametrize("spec", [None, *SPECS])
+def test_the_public_request_survives_the_wire(spec: BeamSpec | None) -> None:
+    request = GenerationRequest("m", "hello", sampling=SamplingOptions(beam_search=spec))
+    assert decode_request(encode_request(request)).sampling.beam_search == spec
+
+
+def test_a_way_of_stopping_that_nobody_knows_is_the_clients_mistake() -> None:
+    message = encode_request(
+        GenerationRequest("m", "hello", sampling=SamplingOptions(beam_search=BeamSpec(2)))
+    )
+    message.sampling.beam_search.early_stopping = 9
+    with pytest.raises(RequestError, match="early_stopping is 9"):
+        decode_request(message)
+
+
+def test_texts_survive_both_ways_from_target_to_ingress() -> None:
+    logprobs = tuple(TokenLogprob(-0.5) for _ in range(3))
+    verdict = Verdict("a", 1, 3, token_array([]), token_array([5, 6, 7]), logprobs, ENDS)
+    found = VERDICT.decode(VERDICT.encode(VerdictFrame((verdict,)))[0]).frame.verdicts[0]
+    assert found.beams == ENDS
+    assert found.token_ids.tolist() == [5, 6, 7]
+    assert found.logprobs == logprobs
+    event = TokenEvent("a", 0, token_array([5, 6, 7]), beams=ENDS)
+    assert EVENT.decode(EVENT.encode(EventFrame((event,)))[0]).frame.events[0].beams == ENDS
+
+
+def test_texts_of_more_tokens_than_came_are_a_refusal() -> None:
+    verdict = Verdict("a", 1, 3, token_array([]), token_array([5, 6, 7]), beams=ENDS)
+    message = target_pb2.VerdictFrame.FromString(VERDICT.encode(VerdictFrame((verdict,)))[0])
+    message.verdicts[0].beams[2].num_tokens = 2
+    frame = VERDICT.decode(message.SerializeToString()).frame
+    assert frame.verdicts == ()
+    (refusal,) = frame.refusals
+    assert isinstance(refusal, Refusal)
+    assert "3 beams end after 4 of 3 tokens" in refusal.message

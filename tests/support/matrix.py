@@ -1,0 +1,166 @@
+"""What the matrix of laws compares: a request of every kind, answered with and without drafts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from cluster.config import Config, CoordinatorConfig, DrafterConfig, EngineConfig, TargetConfig
+from cluster.core import FinishReason, Request, SamplingParams, SpeculationOptions
+from cluster.local import LLM, Completion
+from deployments.ingress.openai_request import parse_chat
+from tests.deployments.test_openai_request import chat
+from tests.deployments.test_tools import SERVED, tool
+from tests.support.grammar.backends import FOLDER, SPECS
+
+DRAFT = Path(__file__).resolve().parents[2] / "models" / "demo-draft"
+PLAIN = SpeculationOptions(enabled=False)
+LAWS = {
+    "greedy": SamplingParams(temperature=0.0, max_tokens=32, logprobs=2, seed=9),
+    "seeded": SamplingParams(temperature=0.8, max_tokens=32, logprobs=2, seed=9),
+}
+PROMPTS = ["def read_lines(path):\n    ", "import json\n\n", "Once upon a time there was"]
+# Of the greedy text as of the drawn one, the first words vary with the law alone.
+LONG = "for name in sorted(names):\n    print(name)\n" * 22
+
+
+def config(num_pages: int = 256) -> Config:
+    engine = EngineConfig(
+        model=str(FOLDER), dtype="float32", device="cpu", num_pages=num_pages, page_size=16,
+        max_context_len=512, max_batch_tokens=128, threads=1,
+    )  # fmt: skip
+    lm = {"engine": {"model": str(DRAFT), "dtype": "float32", "device": "cpu", "num_pages": 256,
+                     "max_context_len": 512, "threads": 1}}  # fmt: skip
+    return Config(
+        target=TargetConfig(engine=engine, generation_config="none"),
+        drafters={
+            "lm": DrafterConfig(kind="lm", options=lm),
+            "grammar": DrafterConfig(kind="grammar"),
+            "suffix": DrafterConfig(kind="suffix"),
+        },
+        # A fixed budget verifies drafts in every step; the adaptive one may verify none here.
+        coordinator=CoordinatorConfig(budget="fixed", max_draft_tokens=8, keep_learned=False),
+    )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of request.
+
+    change: the law's parameters as this kind has them, given what the model says without.
+    holds: what must be true of its texts, so that the cell is about what its name says.
+    """
+
+    change: Callable[[LLM, SamplingParams], SamplingParams | list[SamplingParams]]
+    prompts: Sequence[Any] = field(default_factory=lambda: PROMPTS)
+    stop: Callable[[LLM, SamplingParams], tuple[str, ...]] = lambda llm, law: ()
+    ignore_eos: bool = True
+    holds: Callable[[Sequence[Completion]], bool] = lambda found: True
+
+
+def same(llm: LLM, law: SamplingParams) -> SamplingParams:
+    return law
+
+
+def setting(**changes: Any) -> Callable[[LLM, SamplingParams], SamplingParams]:
+    return lambda llm, law: replace(law, **changes)
+
+
+def plain_texts(llm: LLM, law: SamplingParams) -> list[Completion]:
+    return llm.generate(PROMPTS, law, speculation=PLAIN, ignore_eos=True)
+
+
+def crossing_stops(llm: LLM, law: SamplingParams) -> tuple[str, ...]:
+    """Of each text the end of one token with the start of the next: no token has it all."""
+    assert llm.tokenizer is not None
+    stops = []
+    for one in plain_texts(llm, law):
+        for middle in range(len(one.token_ids) // 3, len(one.token_ids)):
+            head = llm.tokenizer.decode(one.token_ids[:middle])
+            whole = llm.tokenizer.decode(one.token_ids)
+            stop = whole[len(head) - 2 : len(head) + 2]
+            if len(head) > 2 and len(stop) == 4 and whole.startswith(head) and stop.strip():
+                stops.append(stop)
+                break
+    assert stops, "no text has a place for a stop string"
+    return tuple(stops)
+
+
+def early_stops(llm: LLM, law: SamplingParams) -> SamplingParams:
+    """Stop tokens that would end each text at its third token, which min_tokens forbids."""
+    ends = {one.token_ids[2] for one in plain_texts(llm, law)}
+    return replace(law, stop_token_ids=tuple(sorted(ends)), min_tokens=20)
+
+
+def favoured(llm: LLM, law: SamplingParams) -> SamplingParams:
+    """The text's own tokens less likely, another one more."""
+    own = sorted({token for one in plain_texts(llm, law) for token in one.token_ids[:4]})
+    return replace(law, logit_bias=(*((token, -3.0) for token in own), (own[0] + 1, 2.0)))
+
+
+def strict_call() -> Any:
+    asked = parse_chat(chat(tools=[tool("weather", strict=True)], tool_choice="required"), SERVED)
+    assert asked.spec.params.grammar is not None
+    return asked.spec.params.grammar
+
+
+def all_stopped(found: Sequence[Completion]) -> bool:
+    return all(one.finish_reason is FinishReason.STOP for one in found)
+
+
+def mixed(llm: LLM, law: SamplingParams) -> list[SamplingParams]:
+    """Another kind of request at each prompt of one batch."""
+    return [
+        law, replace(law, repetition_penalty=1.2), favoured(llm, law),
+        replace(law, grammar=SPECS["json_schema"], max_tokens=80), replace(law, min_p=0.1),
+        replace(law, logprobs=None),
+    ]  # fmt: skip
+
+
+CELLS: dict[str, Cell] = {
+    "plain law": Cell(same),
+    "structured output": Cell(
+        setting(grammar=SPECS["json_schema"], max_tokens=80), ignore_eos=False, holds=all_stopped
+    ),
+    "strict tools": Cell(
+        setting(grammar=strict_call(), max_tokens=120), ignore_eos=False,
+        holds=lambda found: all('"weather"' in one.text for one in found),
+    ),
+    "logprobs": Cell(
+        setting(logprobs=5),
+        holds=lambda found: all(len(each.top) == 5 for one in found for each in one.logprobs),
+    ),
+    "min_p": Cell(setting(min_p=0.1)),
+    "logit_bias": Cell(favoured),
+    "penalties": Cell(
+        setting(presence_penalty=0.5, frequency_penalty=0.4, repetition_penalty=1.2)
+    ),
+    "stop strings": Cell(same, stop=crossing_stops, holds=all_stopped),
+    "min_tokens": Cell(
+        early_stops, ignore_eos=False,
+        holds=lambda found: all(len(one.token_ids) >= 20 for one in found),
+    ),
+    "n > 1": Cell(same, prompts=[PROMPTS[0]] * 4),
+    "long context": Cell(same, prompts=[LONG, LONG + "names = [", PROMPTS[0]]),
+    "batch of prompts": Cell(mixed, prompts=[*PROMPTS, *PROMPTS]),
+}  # fmt: skip
+
+
+async def neighbour(llm: LLM, law: SamplingParams, num_tokens: int) -> int:
+    """A request that is aborted once it has so many tokens; returns how many it had."""
+    cluster, tokenizer = llm._cluster, llm.tokenizer
+    assert cluster is not None
+    assert tokenizer is not None
+    name = f"neighbour-{num_tokens}"
+    asked = Request(name, tokenizer.encode(LONG), replace(law, max_tokens=100))
+    count = 0
+    async with asyncio.timeout(60):
+        async for event in cluster.coordinator.submit(asked):
+            count += len(event.token_ids)
+            if count >= num_tokens:
+                break
+    cluster.coordinator.cancel(name)
+    return count

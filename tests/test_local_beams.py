@@ -1,0 +1,150 @@
+"""`LLM.beam_search`: beams through coordinator and target, beside requests that draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.beam_spec import BeamSpec, EarlyStopping
+from cluster.config import Config, CoordinatorConfig
+from cluster.core import SamplingParams, token_array
+from cluster.errors import RequestError
+from cluster.grammar_spec import GrammarSpec
+from cluster.local import LLM
+from tests.engine.test_beam_search import expected
+from tests.support.engine.driver import load_oracle, prompt
+from tests.support.local_models import PROMPTS, drafters, hf_greedy, target
+
+STOPS = tuple(range(0, 288, 24))
+NUM_TOKENS = 16
+
+
+def asked(num_beams: int, early_stopping: EarlyStopping = False, **more: Any) -> SamplingParams:
+    beams = BeamSpec(num_beams, early_stopping=early_stopping)
+    defaults = {"temperature": 0.7, "max_tokens": NUM_TOKENS, "stop_token_ids": STOPS}
+    return SamplingParams(**{**defaults, "beams": beams, **more})
+
+
+@pytest.fixture(scope="module")
+def llm(llama_folder: Path, draft_folder: Path) -> Iterator[LLM]:
+    config = Config(
+        target=target(llama_folder),
+        drafters=drafters(draft_folder),
+        coordinator=CoordinatorConfig(budget="fixed"),
+    )
+    with LLM(config) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def oracle(llama_folder: Path) -> Any:
+    return load_oracle(llama_folder)
+
+
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_all_texts_of_all_prompts_are_those_of_transformers(
+    llm: LLM, oracle: Any, early_stopping: EarlyStopping
+) -> None:
+    found = llm.beam_search(PROMPTS, asked(3, early_stopping), ignore_eos=True)
+    num_stopped = 0
+    for ids, completions in zip(PROMPTS, found, strict=True):
+        spec = BeamSpec(3, early_stopping=early_stopping)
+        for one, (text, score) in zip(
+            completions, expected(oracle, token_array(ids), spec, NUM_TOKENS, STOPS), strict=True
+        ):
+            is_stopped = text[-1] in STOPS
+            assert one.token_ids == (text[:-1] if is_stopped else text)
+            assert one.finish_reason.value == ("stop" if is_stopped else "length")
+            assert one.beam is not None
+            assert one.beam.score == pytest.approx(score, abs=1e-4)
+            assert one.beam.logprob == pytest.approx(score * len(text), abs=1e-3)
+            num_stopped += is_stopped
+    assert num_stopped > 0
+
+
+def test_requests_beside_a_search_go_on_with_their_drafts(
+    llm: LLM, llama_folder: Path, oracle: Any
+) -> None:
+    greedy = SamplingParams(temperature=0.0, max_tokens=40)
+    with ThreadPoolExecutor(2) as pool:
+        searched = pool.submit(llm.beam_search, PROMPTS * 2, asked(5), ignore_eos=True)
+        texts = [each for _ in range(3) for each in llm.generate(PROMPTS, greedy)]
+        found = searched.result()
+    assert [one.token_ids for one in texts] == 3 * hf_greedy(llama_folder, PROMPTS, 40)
+    assert sum(one.stats.num_accepted_draft_tokens for one in texts) > 0
+    spec = BeamSpec(5)
+    for ids, completions in zip(PROMPTS * 2, found, strict=True):
+        wanted = expected(oracle, token_array(ids), spec, NUM_TOKENS, STOPS)
+        assert [one.token_ids for one in completions] == [
+            text[:-1] if text[-1] in STOPS else text for text, _ in wanted
+        ]
+
+
+def test_log_probabilities_add_up_to_what_the_texts_are_ranked_by(llm: LLM) -> None:
+    (found,) = llm.beam_search(PROMPTS[0], asked(4, logprobs=2, stop_token_ids=()), ignore_eos=True)
+    for one in found:
+        assert one.beam is not None
+        assert len(one.logprobs) == len(one.token_ids) == NUM_TOKENS
+        assert sum(each.logprob for each in one.logprobs) == pytest.approx(
+            one.beam.logprob, abs=1e-4
+        )
+        assert all(len(each.top) == 2 and each.top[0][1] >= each.logprob for each in one.logprobs)
+
+
+def test_the_temperature_changes_nothing_and_generate_returns_the_best(llm: LLM) -> None:
+    found = [
+        llm.generate(PROMPTS, asked(3, temperature=temperature, seed=seed), ignore_eos=True)
+        for temperature, seed in ((0.0, 1), (1.5, 2))
+    ]
+    best = [each[0] for each in llm.beam_search(PROMPTS, asked(3), ignore_eos=True)]
+    for texts in found:
+        assert [one.token_ids for one in texts] == [one.token_ids for one in best]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("presence_penalty", 0.5),
+        ("repetition_penalty", 1.1),
+        ("logit_bias", ((5, 1.0),)),
+        ("min_tokens", 3),
+        ("grammar", GrammarSpec("regex", "a*")),
+        ("n", BeamSpec(65)),
+        ("length_penalty", BeamSpec(2, float("nan"))),
+    ],
+)
+def test_what_a_search_cannot_honour_is_refused_by_name(llm: LLM, field: str, value: Any) -> None:
+    name = "beams" if isinstance(value, BeamSpec) else field
+    with pytest.raises(RequestError) as caught:
+        llm.beam_search(PROMPTS[0], replace(asked(2), **{name: value}))
+    assert caught.value.param == field
+
+
+def test_beams_of_too_many_tokens_are_refused_with_the_remedy(llm: LLM) -> None:
+    with pytest.raises(RequestError, match=r"40 beams of 200 tokens are 8000.*smaller max_tokens"):
+        llm.beam_search(PROMPTS[0], asked(40, max_tokens=200))
+
+
+def test_a_search_that_might_not_find_room_is_refused_with_the_reason(
+    llama_folder: Path, oracle: Any
+) -> None:
+    """The pool has 512 tokens: four beams of 100 behind 60 fit, five do not."""
+    config = Config(target=target(llama_folder, num_pages=32), drafters={})
+    ids = prompt(60)
+    with LLM(config) as llm:
+        (found,) = llm.beam_search([ids], asked(4, max_tokens=100), ignore_eos=True)
+        assert len(found) == 4
+        with pytest.raises(RequestError, match=r"cannot be sure of their place.*all 32 pages"):
+            llm.beam_search([ids], asked(5, max_tokens=100), ignore_eos=True)
+        # Nothing is left behind, and four searches that take each other's pages end as one does.
+        texts = llm.beam_search([ids] * 4, asked(4, max_tokens=100), ignore_eos=True)
+        assert all(
+            [one.token_ids for one in each] == [one.token_ids for one in found] for each in texts
+        )
+        assert np.isfinite([one.beam.score for one in found if one.beam is not None]).all()

@@ -1,0 +1,131 @@
+"""Beam searches at the target: one item, many steps, nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.beam_spec import BeamSpec
+from cluster.core import SamplingParams, TokenTree, Verdict
+from cluster.engine.beam_search import beam_search
+from cluster.engine.engine import Engine
+from cluster.messages import Refusal
+from cluster.worker.verifier import Verifier
+from tests.support.engine.driver import load_engine, prompt
+from tests.support.worker.rounds import Session, decode
+
+PROMPT = prompt(11, seed=3)
+SPEC = BeamSpec(4)
+NUM_TOKENS = 12
+STOPS = tuple(range(0, 288, 24))
+SEARCH = SamplingParams(max_tokens=NUM_TOKENS, stop_token_ids=STOPS, beams=SPEC)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def engine(llama_folder: Path) -> Engine:
+    return load_engine(llama_folder)
+
+
+def searched(engine: Engine) -> list[tuple[list[int], bool]]:
+    """What the engine's own driver finds: texts without their stop tokens."""
+    (found,) = beam_search(engine, [PROMPT], SPEC, NUM_TOKENS, STOPS)
+    texts = [[beam.token_id for beam in one.beam.lineage()] for one in found]
+    return [
+        (text[:-1] if one.is_stopped else text, one.is_stopped)
+        for text, one in zip(texts, found, strict=True)
+    ]
+
+
+def texts_of(verdict: Verdict) -> list[tuple[list[int], bool]]:
+    edges = np.cumsum([0, *(end.num_tokens for end in verdict.beams)])
+    return [
+        (verdict.token_ids[start:stop].tolist(), end.is_stopped)
+        for start, stop, end in zip(edges, edges[1:], verdict.beams, strict=False)
+    ]
+
+
+def run(verifier: Verifier) -> tuple[Sequence[Verdict], int]:
+    """Step until something is said; returns the verdicts and how many steps it took."""
+    for count in range(1, 100):
+        frame = verifier.step()
+        assert not frame.refusals
+        assert frame.report is not None
+        # Its rows count like a chunk's, so that nobody takes the step for a plain one.
+        assert frame.report.num_prefill_tokens > 0
+        assert frame.report.num_sequences == 0
+        if frame.verdicts:
+            return frame.verdicts, count
+    raise AssertionError("the search never ended")
+
+
+def test_a_search_is_one_item_that_is_answered_after_many_steps(engine: Engine) -> None:
+    expected = searched(engine)
+    verifier = Verifier(engine)
+    assert verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()]) == []
+    (verdict,), num_steps = run(verifier)
+    assert num_steps > 5
+    assert texts_of(verdict) == expected
+    assert verdict.context_len == len(PROMPT)
+    assert not verifier.has_pending
+    assert engine.pages_in_use == 0
+    engine.check_integrity()
+
+
+def test_others_decode_in_the_steps_of_a_search(engine: Engine) -> None:
+    alone = decode(Verifier(engine), PROMPT.tolist(), GREEDY, num_tokens=5)
+    verifier = Verifier(engine)
+    verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
+    other = Session("b", PROMPT.tolist(), GREEDY)
+    for count in range(5):
+        verifier.submit([other.item()])
+        frame = verifier.step()
+        assert [each.request_id for each in frame.verdicts] == ["b"], "it waits for no beam"
+        other.take(frame.verdicts[0])
+        assert len(other.output) == count + 1
+    assert other.output == alone
+    verifier.release(["b"])
+    (verdict,), _ = run(verifier)
+    assert texts_of(verdict) == searched(engine)
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 4])
+def test_a_search_that_is_released_leaves_nothing(engine: Engine, num_steps: int) -> None:
+    verifier = Verifier(engine)
+    verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
+    for _ in range(num_steps):
+        assert verifier.step().verdicts == ()
+    verifier.release(["a"])
+    assert engine.pages_in_use == 0
+    assert not verifier.has_pending
+    engine.check_integrity()
+    assert decode(verifier, PROMPT.tolist(), GREEDY, num_tokens=3)
+
+
+def test_a_new_owner_of_the_request_begins_the_search_anew(engine: Engine) -> None:
+    verifier = Verifier(engine)
+    verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
+    for _ in range(4):
+        verifier.step()
+    (answer,) = verifier.submit([Session("a", PROMPT.tolist(), SEARCH, generation=1).item()])
+    assert isinstance(answer, Refusal)
+    assert answer.generation == 0
+    (verdict,), _ = run(verifier)
+    assert verdict.generation == 1
+    assert texts_of(verdict) == searched(engine)
+
+
+def test_drafts_and_what_cannot_fit_are_refused(engine: Engine) -> None:
+    verifier = Verifier(engine)
+    with_drafts = Session("a", PROMPT.tolist(), SEARCH).item(TokenTree.chain([1, 2]))
+    wide = SamplingParams(max_tokens=400, beams=BeamSpec(5))
+    answers = verifier.submit([with_drafts, Session("b", PROMPT.tolist(), wide).item()])
+    assert [type(each) for each in answers] == [Refusal, Refusal]
+    assert [each.code for each in answers if isinstance(each, Refusal)] == [
+        "protocol_error", "invalid_request_error",
+    ]  # fmt: skip
+    assert engine.pages_in_use == 0
+    assert not verifier.has_pending
