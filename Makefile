@@ -17,7 +17,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve test check check-native check-gpu-offline format docs lint-protos mutation stubs train clean
+.PHONY: help serve test test-clients check check-native check-gpu-offline format docs lint-protos mutation stubs train clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -32,6 +32,11 @@ serve: $(VENV)/.serve-installed ## serve the demonstration (or CONFIG=FILE)
 test: check ## every check, then every test
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --ignore=tests/deployments $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/deployments
+
+# Each client gets an environment of its own, from the package index; the table is in docs/benchmarks/clients.
+# CONFIG is the server's; ARGS='--only openai lm_eval' runs some of them, ARGS='--vllm PYTHON' also vLLM's.
+test-clients: $(VENV)/.dev-installed ## clients that others wrote (openai, anthropic, lm_eval ...) against a started server
+	$(BIN)/python -m benchmarks.clients $(if $(CONFIG),--config $(CONFIG)) $(ARGS)
 
 check: $(VENV)/.dev-installed ## lint, format, types, layers, generated files
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from cluster.client.generated import common_pb2
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import (
     PROTOCOL_VERSION,
@@ -35,7 +36,7 @@ from cluster.rpc.conversations import (
     Service,
 )
 from cluster.rpc.frames import MAX_FRAME_BYTES
-from cluster.rpc.generated import common_pb2, coordinator_pb2
+from cluster.rpc.generated import coordinator_pb2
 from cluster.rpc.link import Link
 from cluster.rpc.options import channel_options
 from cluster.rpc.status import CODE_KEY, error_of

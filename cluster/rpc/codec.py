@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from cluster.client.generated import common_pb2 as pb
 from cluster.core import (
     EMPTY_FLOATS,
     EMPTY_TOKENS,
@@ -28,7 +29,6 @@ from cluster.grammar_spec import GrammarSpec
 from cluster.made_for import MadeFor
 from cluster.messages import Refusal, WorkerDescription
 from cluster.rpc.codec_beams import decode_beam_spec, encode_beam_spec
-from cluster.rpc.generated import common_pb2 as pb
 
 _INT32 = np.dtype("<i4")
 # Protobuf hands a repeated field to numpy in one piece, at a fixed price; shorter ones are read

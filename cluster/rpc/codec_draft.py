@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cluster.client.generated.common_pb2 import TokenTree
 from cluster.core import Commit, Completion, Observation, Proposal
 from cluster.errors import ProtocolError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal
@@ -17,7 +18,6 @@ from cluster.rpc.codec import (
 )
 from cluster.rpc.frames import Decoded, FrameCodec
 from cluster.rpc.generated import draft_pb2 as pb
-from cluster.rpc.generated.common_pb2 import TokenTree
 from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
 
 

@@ -7,77 +7,31 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from cluster.beam_spec import BeamSpec
+from cluster.client.generated import generation_pb2
 from cluster.core import SpeculationOptions, SpeculationStats
 from cluster.errors import ProtocolError, RequestError
 from cluster.rpc.codec import (
-    decode_draft_sources,
-    decode_finish,
     decode_grammar,
-    decode_logprobs,
-    drafter_names,
     encode_draft_sources,
     encode_finish,
-    encode_grammar,
     encode_logprobs,
     read_tokens,
 )
-from cluster.rpc.codec_beams import decode_beam_spec, encode_beam_spec
-from cluster.rpc.generated import generation_pb2
+from cluster.rpc.codec_beams import decode_beam_spec
 from cluster.rpc.generation import (
     ChatMessage,
-    ChoiceDelta,
     GenerationRequest,
     GenerationResponse,
     ResumedChoice,
     SamplingOptions,
-    Usage,
 )
 
-SERVICE: str = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
-
-_OPTIONAL_SAMPLING = (
+OPTIONAL_SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "max_tokens", "min_tokens", "logprobs",
     "prompt_logprobs",
 )  # fmt: skip
-
-
-def encode_request(request: GenerationRequest) -> generation_pb2.GenerateRequest:
-    """Raises RequestError for a value that the message cannot hold (a negative count, say)."""
-    try:
-        message = generation_pb2.GenerateRequest(
-            model=request.model,
-            sampling=_encode_sampling(request.sampling),
-            n=request.n,
-            speculation=_encode_speculation(request.speculation),
-            metadata=request.metadata,
-            resume=[
-                generation_pb2.ResumedChoice(
-                    index=choice.index,
-                    token_ids=choice.token_ids.tolist(),
-                    finished=choice.is_finished,
-                )
-                for choice in request.resume
-            ],
-            request_id=request.request_id,
-            cache_salt=request.cache_salt,
-            prediction=request.prediction,
-        )
-        if isinstance(request.prompt, str):
-            message.text = request.prompt
-        elif isinstance(request.prompt, np.ndarray):
-            message.tokens.SetInParent()
-            message.tokens.token_ids.extend(request.prompt.tolist())
-        else:
-            message.chat.SetInParent()
-            for turn in request.prompt:
-                message.chat.messages.add(role=turn.role, content=turn.content, name=turn.name)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise RequestError(f"the request holds a value out of range: {error}") from error
-    return message
 
 
 def decode_request(message: generation_pb2.GenerateRequest) -> GenerationRequest:
@@ -92,7 +46,7 @@ def decode_request(message: generation_pb2.GenerateRequest) -> GenerationRequest
         sampling=SamplingOptions(
             **{
                 name: getattr(sampling, name)
-                for name in _OPTIONAL_SAMPLING
+                for name in OPTIONAL_SAMPLING
                 if sampling.HasField(name)
             },
             logit_bias=dict(sampling.logit_bias),
@@ -152,33 +106,6 @@ def encode_response(response: GenerationResponse) -> generation_pb2.GenerateResp
     )
 
 
-def decode_response(message: generation_pb2.GenerateResponse) -> GenerationResponse:
-    """Raises ProtocolError for a response that cannot be understood."""
-    usage = message.usage
-    return GenerationResponse(
-        id=message.id,
-        model=message.model,
-        seed=message.seed,
-        choices=tuple(map(_decode_choice, message.choices)),
-        usage=Usage(
-            usage.prompt_tokens,
-            usage.completion_tokens,
-            usage.accepted_prediction_tokens,
-            usage.rejected_prediction_tokens,
-            usage.cached_tokens,
-        )
-        if message.HasField("usage")
-        else None,
-        speculative_decoding=_decode_stats(message.speculative_decoding)
-        if message.HasField("speculative_decoding")
-        else None,
-        prompt_logprobs=decode_logprobs(message.prompt_logprobs)
-        if message.HasField("prompt_logprobs")
-        else (),
-        prediction_idle_because=message.speculative_decoding.prediction_idle_because,
-    )
-
-
 def _decode_prompt(message: generation_pb2.GenerateRequest) -> Any:
     kind = message.WhichOneof("prompt")
     if kind == "text":
@@ -192,19 +119,6 @@ def _decode_prompt(message: generation_pb2.GenerateRequest) -> Any:
     raise RequestError("the prompt is absent; set text, chat or tokens", param="prompt")
 
 
-def _encode_sampling(options: SamplingOptions) -> generation_pb2.SamplingOptions:
-    return generation_pb2.SamplingOptions(
-        **{name: getattr(options, name) for name in _OPTIONAL_SAMPLING},
-        logit_bias=options.logit_bias,
-        stop=options.stop,
-        include_stop=options.include_stop,
-        stop_token_ids=options.stop_token_ids,
-        ignore_eos=options.ignore_eos,
-        grammar=None if options.grammar is None else encode_grammar(options.grammar),
-        beam_search=encode_beam_spec(options.beam_search),
-    )
-
-
 def _decode_beams(sampling: generation_pb2.SamplingOptions) -> BeamSpec | None:
     """num_beams 0 = n."""
     if not sampling.HasField("beam_search"):
@@ -215,16 +129,6 @@ def _decode_beams(sampling: generation_pb2.SamplingOptions) -> BeamSpec | None:
         raise RequestError(error.message, param="beam_search.early_stopping") from None
 
 
-def _encode_speculation(options: SpeculationOptions) -> generation_pb2.SpeculationRequest:
-    return generation_pb2.SpeculationRequest(
-        enabled=options.enabled,
-        max_draft_tokens=options.max_draft_tokens,
-        drafters=drafter_names(options.drafters),
-        latency_class=options.latency_class,
-        return_draft_sources=options.return_draft_sources,
-    )
-
-
 def _decode_speculation(message: generation_pb2.SpeculationRequest) -> SpeculationOptions:
     has = message.HasField
     return SpeculationOptions(
@@ -233,21 +137,6 @@ def _decode_speculation(message: generation_pb2.SpeculationRequest) -> Speculati
         drafters=tuple(message.drafters.names) if has("drafters") else None,
         latency_class=message.latency_class if has("latency_class") else None,
         return_draft_sources=message.return_draft_sources,
-    )
-
-
-def _decode_choice(message: generation_pb2.ChoiceDelta) -> ChoiceDelta:
-    return ChoiceDelta(
-        index=message.index,
-        text=message.text,
-        token_ids=read_tokens(message.token_ids),
-        logprobs=decode_logprobs(message.logprobs) if message.HasField("logprobs") else (),
-        finish_reason=decode_finish(message.finish_reason),
-        stop=message.stop if message.HasField("stop") else None,
-        draft_sources=decode_draft_sources(message.draft_sources),
-        cumulative_logprob=message.cumulative_logprob
-        if message.HasField("cumulative_logprob")
-        else None,
     )
 
 
@@ -266,17 +155,4 @@ def _encode_stats(
         accepted_by_drafter=stats.accepted_by_drafter,
         idle_because=stats.idle_because,
         prediction_idle_because=prediction_idle_because,
-    )
-
-
-def _decode_stats(message: generation_pb2.SpeculativeDecoding) -> SpeculationStats:
-    return SpeculationStats(
-        num_steps=message.num_steps,
-        num_spec_steps=message.num_spec_steps,
-        num_draft_tokens=message.num_draft_tokens,
-        num_accepted_draft_tokens=message.num_accepted_draft_tokens,
-        num_spec_tokens=message.num_spec_tokens,
-        acceptance_histogram=tuple(message.acceptance_histogram),
-        accepted_by_drafter=dict(message.accepted_by_drafter),
-        idle_because=message.idle_because,
     )

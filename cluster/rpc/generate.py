@@ -1,4 +1,7 @@
-"""Generates cluster/rpc/generated from protos/: `python -m cluster.rpc.generate`.
+"""Generates the stubs of protos/: `python -m cluster.rpc.generate`.
+
+What a client of the public service needs is in cluster/client/generated, which is packaged alone;
+the rest is in cluster/rpc/generated.
 
 --check writes nothing; it names the committed stubs that differ from the generated ones and exits
 with 1 if there are any.
@@ -15,10 +18,13 @@ from pathlib import Path
 
 _ROOT = Path(__file__).resolve().parents[2]
 PROTOS = _ROOT / "protos"
-GENERATED = Path(__file__).resolve().parent / "generated"
+_CLIENT = "cluster/client/generated"
+_DATA_PLANE = "cluster/rpc/generated"
+FOLDERS = (_CLIENT, _DATA_PLANE)
+_OF_CLIENTS = ("common_pb2", "generation_pb2")
 
-# protoc writes imports relative to the proto root, but the stubs are in our package.
-_IMPORT = re.compile(r"^from drafthouse\.[.\w]+ import ", re.MULTILINE)
+# protoc writes imports relative to the proto root, but the stubs are in our packages.
+_IMPORT = re.compile(r"^from drafthouse\.[.\w]+ import (\w+_pb2)", re.MULTILINE)
 
 
 def contract(protos: Path = PROTOS) -> list[Path]:
@@ -27,7 +33,7 @@ def contract(protos: Path = PROTOS) -> list[Path]:
 
 
 def generate(protos: Path = PROTOS) -> dict[str, str]:
-    """Maps the file name of every stub generated from `protos` to its content."""
+    """Maps the path, in the repository, of every stub generated from `protos` to its content."""
     from grpc_tools import protoc  # a development dependency: servers run on committed stubs
 
     sources = contract(protos)
@@ -44,15 +50,35 @@ def generate(protos: Path = PROTOS) -> dict[str, str]:
         if protoc.main(arguments) != 0:
             raise RuntimeError(f"protoc refused {protos}; its message is above")
         written = sorted(path for path in Path(folder).rglob("*_pb2*") if path.is_file())
-        return {path.name: _IMPORT.sub("from cluster.rpc.generated import ", path.read_text())
-                for path in written}  # fmt: skip
+        return dict(_placed(path.name, path.read_text()) for path in written)
 
 
-def stale(stubs: dict[str, str], folder: Path = GENERATED) -> list[str]:
-    """Names of files in `folder` that are missing, differ from `stubs`, or are left over."""
-    committed = {path.name: path.read_text() for path in folder.glob("*_pb2*.py*")}
-    names = sorted(committed.keys() | stubs.keys())
-    return [name for name in names if committed.get(name) != stubs.get(name)]
+def _placed(name: str, content: str) -> tuple[str, str]:
+    """Path and content of one stub; its imports lead to where the others are."""
+    home = _home(name.removesuffix("_grpc.py"))
+
+    def imported(match: re.Match[str]) -> str:
+        other = _home(match[1])
+        # The client is packaged under another name, so its stubs find each other by place.
+        package = "." if other == home == _CLIENT else other.replace("/", ".")
+        return f"from {package} import {match[1]}"
+
+    return f"{home}/{name}", _IMPORT.sub(imported, content)
+
+
+def _home(name: str) -> str:
+    return _CLIENT if name.startswith(_OF_CLIENTS) else _DATA_PLANE
+
+
+def stale(stubs: dict[str, str], root: Path = _ROOT) -> list[str]:
+    """Paths below `root` of files that are missing, differ from `stubs`, or are left over."""
+    committed = {
+        path.relative_to(root).as_posix(): path.read_text()
+        for folder in FOLDERS
+        for path in (root / folder).glob("*_pb2*.py*")
+    }
+    paths = sorted(committed.keys() | stubs.keys())
+    return [path for path in paths if committed.get(path) != stubs.get(path)]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -63,16 +89,14 @@ def main(arguments: list[str] | None = None) -> int:
     stubs = generate()
     old = stale(stubs)
     if options.check:
-        for name in old:
-            sys.stderr.write(
-                f"cluster/rpc/generated/{name} is stale: run python -m cluster.rpc.generate\n"
-            )
+        for path in old:
+            sys.stderr.write(f"{path} is stale: run python -m cluster.rpc.generate\n")
         return 1 if old else 0
-    for name in old:
-        if name in stubs:
-            (GENERATED / name).write_text(stubs[name])
+    for path in old:
+        if path in stubs:
+            (_ROOT / path).write_text(stubs[path])
         else:
-            (GENERATED / name).unlink()
+            (_ROOT / path).unlink()
     sys.stdout.write(f"{len(stubs)} stubs, {len(old)} changed\n")
     return 0
 

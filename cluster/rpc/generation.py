@@ -1,14 +1,12 @@
-"""Requests and responses of the public Generation service, and how to resume a stream.
+"""Requests and responses of the public Generation service, as the ingress sees them.
 
-No gRPC here: the client's transports and the ingress convert these to and from wire messages.
+No gRPC here: `codec_generation` converts them from and to wire messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from cluster.beam_spec import BeamSpec
 from cluster.core import (
@@ -19,18 +17,7 @@ from cluster.core import (
     TokenArray,
     TokenLogprob,
 )
-from cluster.errors import (
-    CapacityError,
-    DrafthouseError,
-    ProtocolError,
-    UnavailableError,
-    WorkerError,
-)
 from cluster.grammar_spec import GrammarSpec
-from cluster.seeds import asked_seed, draw_seed
-
-_FIRST_DELAY_S = 0.1
-_MAX_DELAY_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,67 +146,3 @@ class Model:
     root: str
     parent: str = ""
     max_context_len: int = 0
-
-
-class GenerationCall:
-    """The state of one request over one or more streams; the caller does the I/O.
-
-    Send `request()` and pass each response through `accept`.  When a stream breaks, wait
-    `delay_after(error)` seconds and send `request()` again.  If the request has no seed, one is
-    drawn here, so that the next stream continues the same text.
-    """
-
-    def __init__(self, request: GenerationRequest, max_retries: int = 5) -> None:
-        """max_retries: how many streams in a row may break without a new token."""
-        if asked_seed(request.sampling.seed) is None:
-            request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
-        self._request = request
-        self._max_retries = max_retries
-        self._num_failures = 0
-        self._tokens: dict[int, list[TokenArray]] = {}
-        self._finished: set[int] = set()
-        self.is_complete = False
-        for choice in request.resume:
-            self._tokens[choice.index] = [choice.token_ids]
-            if choice.is_finished:
-                self._finished.add(choice.index)
-
-    def request(self) -> GenerationRequest:
-        """The request to send, with the tokens received so far to be continued."""
-        resume = tuple(
-            ResumedChoice(index, np.concatenate(pieces), index in self._finished)
-            for index, pieces in sorted(self._tokens.items())
-        )
-        return replace(self._request, resume=resume)
-
-    def accept(self, response: GenerationResponse) -> GenerationResponse:
-        """Record a response and return it; raises ProtocolError for a choice not requested."""
-        for choice in response.choices:
-            if not 0 <= choice.index < max(1, self._request.n) or choice.index in self._finished:
-                raise ProtocolError(
-                    f"the server sent choice {choice.index}, which is finished or not one of the "
-                    f"{self._request.n} requested"
-                )
-            self._tokens.setdefault(choice.index, []).append(choice.token_ids)
-            if choice.finish_reason is not None:
-                self._finished.add(choice.index)
-            self._num_failures = 0
-        self.is_complete = response.usage is not None
-        return response
-
-    def delay_after(self, error: DrafthouseError) -> float:
-        """Seconds to wait before resuming after `error`; raises `error` if a retry cannot help.
-
-        A request that has already received tokens is retried without limit while the server
-        answers that it is busy and says when to retry: such a server is alive.
-        """
-        if type(error) is CapacityError and error.retry_after_s > 0.0 and self._tokens:
-            return error.retry_after_s
-        self._num_failures += 1
-        can_retry = isinstance(error, WorkerError | UnavailableError)
-        if not can_retry or self._num_failures > self._max_retries:
-            raise error
-        delay = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** (self._num_failures - 1))
-        if isinstance(error, UnavailableError):
-            delay = min(_MAX_DELAY_S, max(delay, error.retry_after_s))
-        return delay

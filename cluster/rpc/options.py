@@ -21,24 +21,6 @@ def channel_options(max_frame_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def public_channel_options() -> list[tuple[str, int]]:
-    """Options of a client of the public service, which may be behind any proxy.
-
-    Sends pings only while a call is open, at a rate that gRPC's default server policy permits:
-    a proxy closes the connection if there are too many.
-    """
-    return [
-        ("grpc.keepalive_time_ms", 5 * 60_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.max_receive_message_length", 16 * 1024 * 1024),
-        # Find a restarted server again quickly.
-        ("grpc.initial_reconnect_backoff_ms", 100),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
-        # Our client retries, because gRPC cannot resume a stream.
-        ("grpc.enable_retries", 0),
-    ]
-
-
 def public_server_options(max_message_bytes: int) -> list[tuple[str, int]]:
     """Options of the public service's own server; it reads no longer message."""
     return [

@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from cluster.client.generated import common_pb2
 from cluster.errors import ConfigError, DrafthouseError, WorkerError
 from cluster.messages import (
     CommitFrame,
@@ -36,7 +37,7 @@ from cluster.rpc.conversations import (
     Service,
 )
 from cluster.rpc.frames import MAX_FRAME_BYTES
-from cluster.rpc.generated import common_pb2, coordinator_pb2
+from cluster.rpc.generated import coordinator_pb2
 from cluster.rpc.link import Link
 from cluster.rpc.options import server_options
 from cluster.rpc.status import abort

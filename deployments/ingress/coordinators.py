@@ -24,6 +24,7 @@ from cluster.messages import EventFrame, SubmitFrame, WorkerDescription
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.frames import MAX_FRAME_BYTES
 from cluster.rpc.link import Link
+from deployments.ingress.backlog import compacted_events, compacted_tokens
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,7 @@ class Ticket:
             )
         if len(event.token_ids):
             self._output.append(event.token_ids)
+            self._output = compacted_tokens(self._output)
             self.output_len += len(event.token_ids)
         if event.error_code:
             if len(event.token_ids):
@@ -84,6 +86,7 @@ class Ticket:
             self.fail(_error_of(event))
             return
         self._arrived.append(event)
+        self._arrived = compacted_events(self._arrived)
         self.finished = event.finish_reason is not None
         self._signal.set()
 

@@ -10,9 +10,9 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
+from cluster.client.generated import generation_pb2
 from cluster.errors import DrafthouseError, NotFoundError
 from cluster.rpc.codec_generation import decode_request, encode_response
-from cluster.rpc.generated import generation_pb2
 from cluster.rpc.generation import (
     ChoiceDelta,
     GenerationResponse,

@@ -8,10 +8,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from cluster.client.generated import generation_pb2 as pb
 from cluster.errors import RequestError, TooLargeError
 from cluster.rpc.codec import read_tokens
 from cluster.rpc.codec_tokens import decode_tokenize, encode_models
-from cluster.rpc.generated import generation_pb2 as pb
 from cluster.rpc.generation import Model
 from deployments.ingress.grpc_request import check_ids, prompt_of
 from deployments.ingress.ingress import Ingress

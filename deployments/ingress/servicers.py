@@ -13,8 +13,8 @@ import grpc
 # The proxy's reflection service shows these descriptors.
 from grpc_health.v1 import health_pb2
 
+from cluster.client.generated import generation_pb2
 from cluster.config import IngressConfig
-from cluster.rpc.generated import generation_pb2
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

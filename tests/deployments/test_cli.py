@@ -19,7 +19,7 @@ import httpx
 import pytest
 import yaml
 
-from cluster.client import Client, GenerationRequest, SamplingOptions
+from cluster.client import Client, GenerateRequest, SamplingOptions
 from deployments.cli import main
 from deployments.console_log import is_wanted
 from deployments.ports import is_free
@@ -185,8 +185,9 @@ def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(
     headers = {"Authorization": f"Bearer {file.read_text()}"}
     assert httpx.get(dashboard, headers=headers, timeout=60).status_code == 200
     with Client(f"127.0.0.1:{arguments['grpc']['port']}") as client:
-        request = GenerationRequest(MODEL, "x", sampling=SamplingOptions(max_tokens=4))
-        assert list(client.generate(request))[-1].usage is not None
+        sampling = SamplingOptions(max_tokens=4)
+        request = GenerateRequest(model=MODEL, text="x", sampling=sampling)
+        assert client.complete(request).usage.completion_tokens > 0
 
 
 def unauthenticated(port: int) -> bool:

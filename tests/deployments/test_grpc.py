@@ -14,12 +14,22 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from cluster.client import Client, GenerationRequest, SamplingOptions
-from cluster.core import FinishReason, SpeculationOptions
-from cluster.errors import NotFoundError, RequestError
-from cluster.rpc.codec_generation import encode_request
-from cluster.rpc.generation import ChatMessage, ResumedChoice
+from cluster.client import (
+    Client,
+    DetokenizeRequest,
+    FinishReason,
+    InvalidRequestError,
+    TokenizeRequest,
+)
+from cluster.core import SpeculationOptions, token_array
+from cluster.rpc.generation import (
+    ChatMessage,
+    GenerationRequest,
+    ResumedChoice,
+    SamplingOptions,
+)
 from tests.deployments.conftest import MODEL, Served, wait_until
+from tests.support.rpc.generation_messages import encode_request
 
 TOO_HOT = SamplingOptions(temperature=9.0)
 GREEDY = SamplingOptions(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -44,7 +54,9 @@ def channel(address: str) -> Iterator[grpc.Channel]:
 
 
 def test_http_and_grpc_give_the_same_text(client: Client, served: Served) -> None:
-    pieces = list(client.generate(GenerationRequest(MODEL, "hello", sampling=GREEDY)))
+    pieces = list(
+        client.generate(encode_request(GenerationRequest(MODEL, "hello", sampling=GREEDY)))
+    )
     text = "".join(choice.text for piece in pieces for choice in piece.choices)
     body = {"model": MODEL, "prompt": "hello", "temperature": 0, "max_tokens": 24}
     answer = httpx.post(
@@ -52,36 +64,38 @@ def test_http_and_grpc_give_the_same_text(client: Client, served: Served) -> Non
     ).json()
     assert text == answer["choices"][0]["text"]
     last = pieces[-1]
-    assert last.usage is not None
     assert last.usage.completion_tokens == 24
-    assert last.speculative_decoding is not None
     assert 0 < last.speculative_decoding.num_steps <= 24
-    assert last.choices[-1].finish_reason is FinishReason.LENGTH
+    assert last.choices[-1].finish_reason == FinishReason.FINISH_REASON_LENGTH
 
 
 def test_a_stream_is_resumed_where_it_broke_off(client: Client) -> None:
     sampling = SamplingOptions(temperature=0.9, seed=4, max_tokens=32, ignore_eos=True)
     request = GenerationRequest(MODEL, "hello", sampling=sampling)
-    whole = [choice for piece in client.generate(request) for choice in piece.choices]
-    ids = np.concatenate([choice.token_ids for choice in whole])
+    whole = [
+        choice for piece in client.generate(encode_request(request)) for choice in piece.choices
+    ]
+    ids = [token for choice in whole for token in choice.token_ids]
     resumed = GenerationRequest(
-        MODEL, "hello", sampling=sampling, resume=(ResumedChoice(0, ids[:10]),)
+        MODEL, "hello", sampling=sampling, resume=(ResumedChoice(0, token_array(ids[:10])),)
     )
-    rest = [choice for piece in client.generate(resumed) for choice in piece.choices]
-    assert np.concatenate([choice.token_ids for choice in rest]).tolist() == ids[10:].tolist()
+    rest = [
+        choice for piece in client.generate(encode_request(resumed)) for choice in piece.choices
+    ]
+    assert [token for choice in rest for token in choice.token_ids] == ids[10:]
     text = "".join(choice.text for choice in whole)
     assert text.endswith("".join(choice.text for choice in rest))
 
 
 def test_calls_with_one_answer_pass_both_ways_in(client: Client, served: Served) -> None:
-    names = [model.id for model in client.list_models()]
+    names = [model.id for model in client.list_models().models]
     assert names == [card["id"] for card in httpx.get(f"{served.http}/v1/models").json()["data"]]
-    token_ids = client.tokenize("hello", model=MODEL)
-    assert client.detokenize(token_ids) == "hello"
-    with pytest.raises(NotFoundError, match="'gpt-5' is not served"):
-        client.tokenize("hello", model="gpt-5")
-    with pytest.raises(RequestError) as caught:
-        client.detokenize([10**6])
+    tokens = client.tokenize(TokenizeRequest(text="hello", model=MODEL))
+    assert client.detokenize(DetokenizeRequest(token_ids=tokens.token_ids)).text == "hello"
+    with pytest.raises(InvalidRequestError, match="'gpt-5' is not served"):
+        client.tokenize(TokenizeRequest(text="hello", model="gpt-5"))
+    with pytest.raises(InvalidRequestError) as caught:
+        client.detokenize(DetokenizeRequest(token_ids=[10**6]))
     assert caught.value.param == "token_ids"
 
 
@@ -161,12 +175,13 @@ def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(
     client: Client, served: Served
 ) -> None:
     before = errors_logged()
-    with pytest.raises(RequestError, match="temperature") as caught:
-        list(client.generate(GenerationRequest(MODEL, "x", sampling=TOO_HOT)))
+    with pytest.raises(InvalidRequestError, match="temperature") as caught:
+        client.complete(encode_request(GenerationRequest(MODEL, "x", sampling=TOO_HOT)))
     assert not caught.value.message.startswith("gRPC status")
     assert caught.value.param == "temperature"
-    with pytest.raises(NotFoundError):
-        list(client.generate(GenerationRequest("gpt-5", "x")))
+    with pytest.raises(InvalidRequestError) as caught:
+        client.complete(encode_request(GenerationRequest("gpt-5", "x")))
+    assert caught.value.code == "not_found_error"
     assert errors_logged() == before
 
 

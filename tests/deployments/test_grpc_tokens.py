@@ -12,17 +12,29 @@ import grpc
 import httpx
 import pytest
 
-from cluster.client import AsyncClient, Client, GenerationRequest, SamplingOptions
+from cluster.client import (
+    AsyncClient,
+    ChatMessage,
+    ChatMessages,
+    Client,
+    DetokenizeRequest,
+    GenerateRequest,
+    InvalidRequestError,
+    SamplingOptions,
+    TokenizeRequest,
+)
 from cluster.config import GrpcConfig
-from cluster.errors import NotFoundError, RequestError
-from cluster.rpc.codec_tokens import path_of
-from cluster.rpc.generation import ChatMessage
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from tests.deployments.conftest import free_port
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config
 
-CHAT = (ChatMessage("user", "hello"), ChatMessage("assistant", "yes?"))
+CHAT = ChatMessages(
+    messages=[
+        ChatMessage(role="user", content="hello"),
+        ChatMessage(role="assistant", content="yes?"),
+    ]
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +69,7 @@ def client(address: str) -> Iterator[Client]:
 
 def test_the_models_are_those_of_http(client: Client, server: Server) -> None:
     cards = httpx.get(f"{server.url}/v1/models").json()["data"]
-    models = client.list_models()
+    models = client.list_models().models
     assert [model.id for model in models] == [card["id"] for card in cards]
     assert [model.max_context_len for model in models] == [card["max_model_len"] for card in cards]
     assert (models[0].root, models[0].parent) == (MODEL, "")
@@ -67,62 +79,69 @@ def test_the_models_are_those_of_http(client: Client, server: Server) -> None:
 def test_tokens_are_those_of_http(client: Client, server: Server, adds: bool) -> None:
     body = {"prompt": "Grüße an alle", "add_special_tokens": adds}
     expected = httpx.post(f"{server.url}/tokenize", json=body).json()["tokens"]
-    assert client.tokenize(body["prompt"], add_special_tokens=adds).tolist() == expected
-    body = {"messages": [{"role": turn.role, "content": turn.content} for turn in CHAT]}
+    request = TokenizeRequest(text=body["prompt"], add_special_tokens=adds)
+    assert list(client.tokenize(request).token_ids) == expected
+    body = {"messages": [{"role": turn.role, "content": turn.content} for turn in CHAT.messages]}
     expected = httpx.post(f"{server.url}/tokenize", json=body).json()["tokens"]
-    assert client.tokenize(CHAT, model=MODEL).tolist() == expected
+    request = TokenizeRequest(chat=CHAT, model=MODEL)
+    assert list(client.tokenize(request).token_ids) == expected
 
 
 def test_text_comes_back_from_its_tokens(client: Client) -> None:
     text = "Grüße: 你好, \N{SNOWMAN}"
-    assert client.detokenize(client.tokenize(text, add_special_tokens=False)) == text
+    tokens = client.tokenize(TokenizeRequest(text=text, add_special_tokens=False))
+    assert client.detokenize(DetokenizeRequest(token_ids=tokens.token_ids)).text == text
 
 
 async def test_the_asyncio_client_says_the_same(address: str, client: Client) -> None:
     async with AsyncClient(address) as other:
         assert await other.list_models() == client.list_models()
-        token_ids = await other.tokenize("hello")
-        assert token_ids.tolist() == client.tokenize("hello").tolist()
-        assert await other.detokenize(token_ids) == client.detokenize(token_ids)
-        with pytest.raises(NotFoundError):
-            await other.tokenize("x", model="gpt-5")
+        hello = TokenizeRequest(text="hello")
+        tokens = await other.tokenize(hello)
+        assert tokens == client.tokenize(hello)
+        back = DetokenizeRequest(token_ids=tokens.token_ids)
+        assert await other.detokenize(back) == client.detokenize(back)
+        with pytest.raises(InvalidRequestError):
+            await other.tokenize(TokenizeRequest(text="x", model="gpt-5"))
 
 
 def test_what_is_wrong_is_named(client: Client, address: str) -> None:
-    with pytest.raises(NotFoundError, match="'gpt-5' is not served"):
-        client.detokenize([1], model="gpt-5")
-    with pytest.raises(RequestError) as caught:
-        client.detokenize([10**6])
+    with pytest.raises(InvalidRequestError, match="'gpt-5' is not served"):
+        client.detokenize(DetokenizeRequest(token_ids=[1], model="gpt-5"))
+    with pytest.raises(InvalidRequestError) as caught:
+        client.detokenize(DetokenizeRequest(token_ids=[10**6]))
     assert caught.value.param == "token_ids"
-    with pytest.raises(RequestError, match="at least one token"):
-        client.detokenize([])
+    with pytest.raises(InvalidRequestError, match="at least one token"):
+        client.detokenize(DetokenizeRequest())
     with grpc.insecure_channel(address) as channel:
         for body in (b"", b"\xff\xff\xff"):  # no prompt, no message
             with pytest.raises(grpc.RpcError) as refused:
-                channel.unary_unary(path_of("Tokenize"))(body)
+                channel.unary_unary("/drafthouse.v1.GenerationService/Tokenize")(body)
             assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
 
 
 def test_a_prompt_is_scored_without_an_output(client: Client, server: Server) -> None:
     sampling = SamplingOptions(temperature=0.0, max_tokens=0, prompt_logprobs=2)
-    answer = client.complete(GenerationRequest(MODEL, "hello there", sampling=sampling))
+    answer = client.complete(GenerateRequest(model=MODEL, text="hello there", sampling=sampling))
     asked = {
         "model": MODEL, "prompt": "hello there", "max_tokens": 0, "echo": True, "logprobs": 2,
     }  # fmt: skip
     choice = httpx.post(f"{server.url}/v1/completions", json=asked).json()["choices"][0]
-    values = [one.logprob for one in answer.prompt_logprobs]
+    values = list(answer.prompt_logprobs.logprobs)
     assert values == pytest.approx(choice["logprobs"]["token_logprobs"][1:], abs=1e-5)
-    assert [len(one.top) for one in answer.prompt_logprobs] == [2] * len(values)
+    assert list(answer.prompt_logprobs.num_top) == [2] * len(values)
     assert answer.usage.completion_tokens == 0
-    with pytest.raises(RequestError, match="max_tokens: 0 asks for nothing"):
-        client.complete(GenerationRequest(MODEL, "x", sampling=SamplingOptions(max_tokens=0)))
+    nothing = SamplingOptions(max_tokens=0)
+    with pytest.raises(InvalidRequestError, match="max_tokens: 0 asks for nothing"):
+        client.complete(GenerateRequest(model=MODEL, text="x", sampling=nothing))
 
 
 def test_usage_and_predictions_reach_the_client(client: Client) -> None:
     sampling = SamplingOptions(temperature=0.0, max_tokens=4)
-    request = GenerationRequest(MODEL, "many words " * 20, sampling=sampling, prediction="and more")
+    request = GenerateRequest(
+        model=MODEL, text="many words " * 20, sampling=sampling, prediction="and more"
+    )
     client.complete(request)
     (*_, last) = client.generate(request)
-    assert last.usage is not None
     assert 0 < last.usage.cached_tokens < last.usage.prompt_tokens
-    assert last.prediction_idle_because == "no_prediction_drafter"
+    assert last.speculative_decoding.prediction_idle_because == "no_prediction_drafter"

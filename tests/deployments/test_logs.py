@@ -8,9 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.client import Client, GenerationRequest
-from cluster.errors import RequestError
-from cluster.rpc.generation import ChatMessage
+from cluster.client import ChatMessage, ChatMessages, Client, GenerateRequest, InvalidRequestError
 from tests.deployments.conftest import MODEL, Served
 
 SECRET = "quartz xylophone seventy-seven"
@@ -33,11 +31,12 @@ def test_no_log_holds_prompt_text(served: Served) -> None:
         body |= {"model": MODEL, "max_tokens": 4}
         assert httpx.post(f"{served.http}{path}", json=body, timeout=120).status_code in (200, 400)
     with Client(served.grpc) as client:
-        list(client.generate(GenerationRequest(MODEL, SECRET)))
-        with pytest.raises(RequestError):
-            list(client.generate(GenerationRequest(MODEL, (ChatMessage("wizard", SECRET),))))
-        with pytest.raises(RequestError):
-            list(client.generate(GenerationRequest(MODEL, SECRET * 1000)))
+        client.complete(GenerateRequest(model=MODEL, text=SECRET))
+        wizard = ChatMessages(messages=[ChatMessage(role="wizard", content=SECRET)])
+        with pytest.raises(InvalidRequestError):
+            client.complete(GenerateRequest(model=MODEL, chat=wizard))
+        with pytest.raises(InvalidRequestError):
+            client.complete(GenerateRequest(model=MODEL, text=SECRET * 1000))
     logs = Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"
     files = [path for path in logs.rglob("*") if path.is_file()]
     assert files

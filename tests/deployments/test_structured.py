@@ -13,13 +13,14 @@ from cluster.config_answers import AnswersConfig
 from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.grammar_spec import GrammarSpec
-from cluster.rpc.codec_generation import decode_request, encode_request
+from cluster.rpc.codec_generation import decode_request
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 from tests.support.grammar.backends import SPECS, compiler
+from tests.support.rpc.generation_messages import encode_request
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}

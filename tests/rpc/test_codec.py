@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cluster.client.generated import common_pb2
 from cluster.core import (
     FinishReason,
     Proposal,
@@ -33,7 +34,7 @@ from cluster.rpc.codec_draft import COMMIT, PROPOSAL
 from cluster.rpc.codec_target import VERDICT, VERIFY
 from cluster.rpc.conversations import ANSWER_AS_COORDINATOR, ANSWER_AS_DRAFTER, ANSWER_AS_TARGET
 from cluster.rpc.frames import FrameCodec
-from cluster.rpc.generated import common_pb2, coordinator_pb2, draft_pb2, target_pb2
+from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
 from tests.support.rpc import frames_strategy as frames
 from tests.support.rpc.frames_strategy import same, verify_item
 

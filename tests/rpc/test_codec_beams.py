@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.beam_spec import BeamEnd, BeamSpec
+from cluster.client.generated import common_pb2
 from cluster.core import SamplingParams, TokenEvent, TokenLogprob, Verdict, token_array
 from cluster.errors import RequestError
 from cluster.messages import EventFrame, Refusal, VerdictFrame
@@ -12,7 +13,7 @@ from cluster.rpc.codec import decode_params, encode_params
 from cluster.rpc.codec_coordinator import EVENT
 from cluster.rpc.codec_generation import decode_request, encode_request
 from cluster.rpc.codec_target import VERDICT
-from cluster.rpc.generated import common_pb2, target_pb2
+from cluster.rpc.generated import target_pb2
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
 
 ENDS = (BeamEnd(2, True, -1.5, -0.75), BeamEnd(0, True, -2.0, -2.0), BeamEnd(1, False, -4.0, -4.0))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.rpc.generate import contract, generate, main, stale
+from cluster.rpc.generate import FOLDERS, contract, generate, main, stale
 
 _FIELD = re.compile(r"^\s+(optional |repeated |map<[^>]+> |)?[\w.]*\s*\w+ = \d+;")
 
@@ -17,13 +17,14 @@ def test_committed_stubs_are_fresh() -> None:
 
 
 def test_stale_missing_and_left_over_stubs_are_named(tmp_path: Path) -> None:
-    (tmp_path / "old_pb2.py").write_text("left over")
-    (tmp_path / "new_pb2.py").write_text("edited")
-    assert stale({"new_pb2.py": "fresh", "more_pb2.py": ""}, tmp_path) == [
-        "more_pb2.py",
-        "new_pb2.py",
-        "old_pb2.py",
-    ]
+    for folder in FOLDERS:
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "old_pb2.py").write_text("left over")
+        (tmp_path / folder / "new_pb2.py").write_text("edited")
+        names = [f"{folder}/{name}_pb2.py" for name in ("more", "new", "old")]
+        assert stale({names[0]: "", names[1]: "fresh"}, tmp_path) == names
+        (tmp_path / folder / "old_pb2.py").unlink()
+        (tmp_path / folder / "new_pb2.py").unlink()
 
 
 def test_a_folder_without_protos_is_an_error(tmp_path: Path) -> None:

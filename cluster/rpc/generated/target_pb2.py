@@ -22,7 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
-from cluster.rpc.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
+from cluster.client.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
 from cluster.rpc.generated import draft_pb2 as drafthouse_dot_v1_dot_draft__pb2
 
 

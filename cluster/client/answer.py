@@ -1,0 +1,91 @@
+"""One answer over one or more streams, and one answer from all its pieces.  No I/O."""
+
+from __future__ import annotations
+
+from .errors import ProtocolError
+from .generated.common_pb2 import FINISH_REASON_UNSPECIFIED
+from .generated.generation_pb2 import (
+    ChoiceDelta,
+    GenerateRequest,
+    GenerateResponse,
+    ResumedChoice,
+)
+
+
+class Resumption:
+    """What a request has received, so that a stream that breaks can be continued.
+
+    Send `request()` and pass each response to `accept`.  When a stream breaks, send `request()`
+    again: it carries the seed in force and every token that came, so the text goes on as if nothing
+    had happened, on whichever server answers.
+    """
+
+    def __init__(self, request: GenerateRequest) -> None:
+        """Copies the request."""
+        self._request = GenerateRequest()
+        self._request.CopyFrom(request)
+        self._choices: dict[int, ResumedChoice] = {}
+        for choice in request.resume:
+            self._choices.setdefault(choice.index, ResumedChoice()).CopyFrom(choice)
+        self.is_complete = False
+
+    @property
+    def is_started(self) -> bool:
+        """Whether part of the answer is there."""
+        return bool(self._choices)
+
+    def request(self) -> GenerateRequest:
+        """The request for the next stream."""
+        del self._request.resume[:]
+        self._request.resume.extend(self._choices[index] for index in sorted(self._choices))
+        return self._request
+
+    def accept(self, response: GenerateResponse) -> bool:
+        """Record a response; returns whether it says anything.
+
+        Raises ProtocolError for a choice that is finished or was not requested.
+        """
+        if not response.id:
+            return False  # Ray Serve's proxy puts one before the status of an error
+        self._request.sampling.seed = response.seed
+        self._request.request_id = response.id
+        for delta in response.choices:
+            choice = self._choices.setdefault(delta.index, ResumedChoice(index=delta.index))
+            if choice.finished or delta.index >= max(1, self._request.n):
+                raise ProtocolError(
+                    f"the server sent choice {delta.index}, which is finished or not one of the "
+                    f"{max(1, self._request.n)} requested"
+                )
+            choice.token_ids.extend(delta.token_ids)
+            choice.finished = delta.finish_reason != FINISH_REASON_UNSPECIFIED
+        self.is_complete = response.HasField("usage")
+        return True
+
+
+class Collector:
+    """Puts the pieces of an answer together."""
+
+    def __init__(self) -> None:
+        self._head = GenerateResponse()
+        self._choices: dict[int, ChoiceDelta] = {}
+        self._texts: dict[int, list[str]] = {}
+
+    def add(self, response: GenerateResponse) -> None:
+        """Take the next piece."""
+        for delta in response.choices:
+            self._choices.setdefault(delta.index, ChoiceDelta()).MergeFrom(delta)
+            self._texts.setdefault(delta.index, []).append(delta.text)
+        piece = GenerateResponse()
+        piece.CopyFrom(response)
+        piece.ClearField("choices")
+        self._head.MergeFrom(piece)
+
+    def answer(self) -> GenerateResponse:
+        """One response with everything: a choice has its whole text and all its tokens."""
+        whole = GenerateResponse()
+        whole.CopyFrom(self._head)
+        for index in sorted(self._choices):
+            choice = whole.choices.add()
+            choice.CopyFrom(self._choices[index])
+            choice.text = "".join(self._texts[index])
+        return whole

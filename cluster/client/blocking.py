@@ -1,0 +1,209 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from .answer import Collector, Resumption
+from .endpoint import Endpoint
+from .errors import CancelledError, ClientError, UnavailableError, error_of
+from .generated.generation_pb2 import (
+    DetokenizeRequest,
+    DetokenizeResponse,
+    GenerateRequest,
+    GenerateResponse,
+    ListModelsRequest,
+    ListModelsResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from .generated.generation_pb2_grpc import GenerationServiceStub
+from .retry import Deadline, Retries
+
+
+class Client:
+    """Blocking client; safe to use from several threads."""
+
+    def __init__(self, endpoint: str | Endpoint, *, max_retries: int = 5) -> None:
+        """endpoint: "host:port" for a plain connection; it is made when first used.
+
+        max_retries: how many calls in a row may fail without a new token before the error is
+        raised.
+        """
+        where = endpoint if isinstance(endpoint, Endpoint) else Endpoint(endpoint)
+        credentials = where.credentials()
+        if credentials is None:
+            self._channel = grpc.insecure_channel(where.address, where.options())
+        else:
+            self._channel = grpc.secure_channel(where.address, credentials, where.options())
+        self._stub: Any = GenerationServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._endpoint = where
+        self._max_retries = max_retries
+
+    def generate(self, request: GenerateRequest, *, timeout_s: float | None = None) -> Stream:
+        """Stream the answer; the last response carries usage and statistics.
+
+        A stream that breaks is resumed after the last received token, on another server if need be.
+        timeout_s: limit for the whole answer.  The stream raises ClientErrors.
+        """
+        return Stream(
+            self._stub.Generate, self._endpoint, Resumption(request), self._max_retries, timeout_s
+        )
+
+    def complete(
+        self, request: GenerateRequest, *, timeout_s: float | None = None
+    ) -> GenerateResponse:
+        """Wait for the whole answer: one response that has all of it.  Errors as in `generate`."""
+        collector = Collector()
+        for response in self.generate(request, timeout_s=timeout_s):
+            collector.add(response)
+        return collector.answer()
+
+    def list_models(self, *, timeout_s: float | None = None) -> ListModelsResponse:
+        """The names that requests may give as their model.  Errors as in `generate`."""
+        answer: ListModelsResponse = self._call(
+            self._stub.ListModels, ListModelsRequest(), timeout_s
+        )
+        return answer
+
+    def tokenize(
+        self, request: TokenizeRequest, *, timeout_s: float | None = None
+    ) -> TokenizeResponse:
+        """The tokens of a text or of a conversation."""
+        answer: TokenizeResponse = self._call(self._stub.Tokenize, request, timeout_s)
+        return answer
+
+    def detokenize(
+        self, request: DetokenizeRequest, *, timeout_s: float | None = None
+    ) -> DetokenizeResponse:
+        """The text of tokens."""
+        answer: DetokenizeResponse = self._call(self._stub.Detokenize, request, timeout_s)
+        return answer
+
+    def _call(self, start: Any, request: Any, timeout_s: float | None) -> Any:
+        """One call with one answer, again where that may help."""
+        retries, deadline = Retries(self._max_retries), Deadline(timeout_s)
+        metadata = tuple(self._endpoint.metadata)
+        while True:
+            try:
+                return start(request, timeout=deadline.remaining_s(), metadata=metadata)
+            except grpc.RpcError as failure:
+                error = error_of(failure, self._endpoint.address)
+                delay_s = deadline.checked(retries.delay_after(error), error)
+            time.sleep(delay_s)
+
+    def close(self) -> None:
+        """Close the connection; streams in progress end with an error."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Stream(Iterator[GenerateResponse]):
+    """The responses of one request, in order.  Leaving a `with` block around it cancels it."""
+
+    def __init__(
+        self,
+        start: Any,
+        endpoint: Endpoint,
+        resumption: Resumption,
+        max_retries: int,
+        timeout_s: float | None,
+    ) -> None:
+        """start: the method of the stub."""
+        self._start = start
+        self._endpoint = endpoint
+        self._resumption = resumption
+        self._retries = Retries(max_retries)
+        self._deadline = Deadline(timeout_s)
+        self._call: Any = None
+        self._cancelled = threading.Event()
+
+    def __next__(self) -> GenerateResponse:
+        while not self._resumption.is_complete:
+            try:
+                response: GenerateResponse = next(self._open())
+            except StopIteration:
+                self._wait(UnavailableError("the stream ended before its last response"))
+            except grpc.RpcError as failure:
+                error = error_of(failure, self._endpoint.address)
+                self._wait(error, failure)
+            else:
+                if self._accept(response):
+                    return response
+        raise StopIteration
+
+    def _open(self) -> Any:
+        """The call in progress, or a new one."""
+        if self._call is None:
+            self._call = self._start(
+                self._resumption.request(),
+                timeout=self._deadline.remaining_s(),
+                metadata=tuple(self._endpoint.metadata),
+            )
+        if self._cancelled.is_set():  # perhaps while the call was made
+            self._call.cancel()
+            raise CancelledError("the stream was cancelled")
+        return self._call
+
+    def _accept(self, response: GenerateResponse) -> bool:
+        try:
+            says_something = self._resumption.accept(response)
+        except ClientError:
+            self.cancel()
+            raise
+        if response.choices:
+            self._retries.progress()
+        if self._resumption.is_complete:
+            self._call.cancel()  # nothing but the status is left, which frees the call
+        return says_something
+
+    def _wait(self, error: ClientError, cause: Exception | None = None) -> None:
+        """Sleep before the next call; raises `error` where there is none."""
+        self._call = None
+        if self._cancelled.is_set():
+            raise CancelledError("the stream was cancelled") from cause
+        try:
+            delay_s = self._retries.delay_after(error, is_started=self._resumption.is_started)
+            self._deadline.checked(delay_s, error)
+        except ClientError as final:
+            raise final from cause
+        self._cancelled.wait(delay_s)
+
+    def cancel(self) -> None:
+        """End the request, from any thread; a read that waits raises CancelledError."""
+        self._cancelled.set()
+        call = self._call
+        if call is not None:
+            call.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    def __del__(self) -> None:
+        # A loop that is left by `break` drops its iterator, which is all that Python tells us.
+        if getattr(self, "_call", None) is not None:
+            self.cancel()

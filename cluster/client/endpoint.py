@@ -1,0 +1,66 @@
+"""Where the service is, and how to reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where and how to reach the service.
+
+    address: "host:port".  tls: encrypt, and check the server by root_certificates or the system's.
+    private_key, certificate_chain: show this client certificate to the server; both or neither.
+    server_name: the name in the server's certificate, where it is not the host of the address.
+    Keys and certificates are PEM.  metadata: sent with every call, e.g. an authorization header.
+    Raises ValueError for parts that do not go together.
+    """
+
+    address: str
+    tls: bool = False
+    root_certificates: bytes | None = None
+    private_key: bytes | None = field(default=None, repr=False)
+    certificate_chain: bytes | None = None
+    server_name: str | None = None
+    metadata: Sequence[tuple[str, str]] = field(default=(), repr=False)  # may hold secrets
+
+    def __post_init__(self) -> None:
+        if (self.private_key is None) != (self.certificate_chain is None):
+            raise ValueError(
+                "a client certificate needs private_key and certificate_chain; give both or none"
+            )
+        if self.tls:
+            return
+        for name in ("root_certificates", "private_key", "server_name"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name} is given but tls is off; set tls=True")
+
+    def credentials(self) -> grpc.ChannelCredentials | None:
+        """What a secure channel needs; None for a plain one."""
+        if not self.tls:
+            return None
+        return grpc.ssl_channel_credentials(
+            self.root_certificates, self.private_key, self.certificate_chain
+        )
+
+    def options(self) -> list[tuple[str, int | str]]:
+        """gRPC's options of the channel.
+
+        Sends pings only while a call is open, at a rate that gRPC's default server policy permits:
+        a proxy closes the connection if there are too many.
+        """
+        name = self.server_name
+        return [
+            ("grpc.keepalive_time_ms", 5 * 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.max_receive_message_length", 16 * 1024 * 1024),
+            # Find a restarted server again quickly.
+            ("grpc.initial_reconnect_backoff_ms", 100),
+            ("grpc.max_reconnect_backoff_ms", 2_000),
+            # This client retries, because gRPC cannot resume a stream.
+            ("grpc.enable_retries", 0),
+            *([] if name is None else [("grpc.ssl_target_name_override", name)]),
+        ]

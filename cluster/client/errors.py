@@ -1,0 +1,137 @@
+"""Every error that the client raises for a call.
+
+ClientError
+├── InvalidRequestError   the same request fails again: a bad field, no such model
+├── BusyError             the server is full, or a rate limit holds; retries are used up
+├── UnavailableError      no server could be reached or kept; retries are used up
+├── DeadlineError         the time that was allowed is over
+├── CancelledError        the call was cancelled
+└── ProtocolError         client and server disagree: version skew, or a bug
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+
+# Trailing metadata of an error; cluster.rpc.status writes the first three.
+CODE_KEY = "drafthouse-code"
+PARAM_KEY = "drafthouse-param"
+RETRY_AFTER_KEY = "drafthouse-retry-after-s"
+# What gateways send: gRPC's own retry push-back (A6) and HTTP's header, in seconds.
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+HTTP_RETRY_AFTER_KEY = "retry-after"
+
+
+class ClientError(Exception):
+    """Base of every error of a call.
+
+    code: the error code of the HTTP API, e.g. "invalid_request_error"; "" if a proxy or gRPC itself
+    ended the call.  status: the gRPC status.  param: the request field at fault, if one is named.
+    retry_after_s: how long the server asks to wait, None = it does not say.
+    is_final: whether the server asks not to be called again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str = "",
+        status: grpc.StatusCode = grpc.StatusCode.UNKNOWN,
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code
+        self.status = status
+        self.param = param
+        self.retry_after_s: float | None = None
+        self.is_final = False
+
+
+class InvalidRequestError(ClientError):
+    pass
+
+
+class BusyError(ClientError):
+    pass
+
+
+class UnavailableError(ClientError):
+    pass
+
+
+class DeadlineError(ClientError):
+    pass
+
+
+class CancelledError(ClientError):
+    pass
+
+
+class ProtocolError(ClientError):
+    pass
+
+
+# A test checks that every status is here.
+_KINDS: dict[grpc.StatusCode, type[ClientError]] = {
+    grpc.StatusCode.OK: ProtocolError,  # a failed call that says it succeeded
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequestError,
+    grpc.StatusCode.NOT_FOUND: InvalidRequestError,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequestError,
+    grpc.StatusCode.ALREADY_EXISTS: InvalidRequestError,
+    grpc.StatusCode.PERMISSION_DENIED: InvalidRequestError,
+    grpc.StatusCode.UNAUTHENTICATED: InvalidRequestError,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: BusyError,
+    grpc.StatusCode.UNAVAILABLE: UnavailableError,
+    grpc.StatusCode.ABORTED: UnavailableError,
+    grpc.StatusCode.DATA_LOSS: UnavailableError,
+    grpc.StatusCode.INTERNAL: UnavailableError,
+    grpc.StatusCode.UNKNOWN: UnavailableError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineError,
+    grpc.StatusCode.CANCELLED: CancelledError,
+    grpc.StatusCode.UNIMPLEMENTED: ProtocolError,
+    grpc.StatusCode.FAILED_PRECONDITION: ProtocolError,
+}
+
+
+def error_of(call: Any, address: str) -> ClientError:
+    """The error behind a failed call (`grpc.RpcError` with code, details and metadata)."""
+    metadata = dict(call.trailing_metadata() or ())
+    return error_from_status(call.code(), call.details() or "", metadata, address)
+
+
+def error_from_status(
+    status: grpc.StatusCode, details: str, metadata: Mapping[str, Any], address: str
+) -> ClientError:
+    """The error that a server, a proxy or gRPC itself ended a call with."""
+    kind = _KINDS[status]
+    # gRPC refuses messages over its limit with the status of a full server: the next is as long.
+    if "larger than max" in details:
+        kind = InvalidRequestError
+    code = metadata.get(CODE_KEY, "")
+    message = details if code else f"gRPC status {status.name} from {address}: {details}"
+    param = metadata.get(PARAM_KEY)
+    error = kind(message, code=code, status=status, param=None if param is None else unquote(param))
+    pushback = metadata.get(PUSHBACK_KEY)
+    if pushback is not None:
+        seconds = _seconds(pushback)
+        error.is_final = seconds is None
+        error.retry_after_s = None if seconds is None else seconds / 1000.0
+    else:
+        error.retry_after_s = _seconds(metadata.get(RETRY_AFTER_KEY))
+        if error.retry_after_s is None:
+            error.retry_after_s = _seconds(metadata.get(HTTP_RETRY_AFTER_KEY))
+    return error
+
+
+def _seconds(value: Any) -> float | None:
+    """A number of 0 or more; None for anything else."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if 0.0 <= number < float("inf") else None

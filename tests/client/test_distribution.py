@@ -1,0 +1,104 @@
+"""drafthouse-client is this folder alone: what its wheel holds, needs and imports.
+
+How long its installation takes depends on the network: `python -m benchmarks.clients.thin` measures
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = REPOSITORY / "cluster" / "client"
+# Reading the wheel's own modules takes a tenth of it; the rest is grpc and protobuf.
+IMPORT_LIMIT_S = 0.5
+PROBE = """
+import sys, time, json
+started_at = time.perf_counter()
+import {module}
+print(json.dumps({{
+    "seconds": time.perf_counter() - started_at,
+    "packages": sorted({{name.partition(".")[0] for name in sys.modules}}),
+    "file": {module}.__file__,
+}}))
+"""
+
+
+def project(path: Path) -> dict[str, Any]:
+    return dict(tomllib.loads((path / "pyproject.toml").read_text("utf-8"))["project"])
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with nothing but what the wheel holds, as pip unpacks it."""
+    built = tmp_path_factory.mktemp("built")
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(built)],
+        cwd=SOURCES,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    (wheel,) = built.glob("*.whl")
+    folder = tmp_path_factory.mktemp("installed")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def probe(installed: Path, module: str = "drafthouse_client") -> dict[str, Any]:
+    """Import a module in an interpreter that knows this repository not at all."""
+    path = [str(installed), sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    code = f"import sys; sys.path[:0] = {path!r}\n" + PROBE.format(module=module)
+    output = subprocess.run(
+        [sys.executable, "-S", "-I", "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=installed,
+    )
+    return dict(json.loads(output.stdout))
+
+
+def test_the_wheel_imports_grpc_and_protobuf_and_nothing_else(installed: Path) -> None:
+    found, grpc = probe(installed), probe(installed, "grpc.aio")
+    assert Path(found["file"]).is_relative_to(installed)
+    others = set(found["packages"]) - set(grpc["packages"]) - sys.stdlib_module_names
+    assert others == {"drafthouse_client", "google"}  # protobuf is google.protobuf
+
+
+def test_the_wheel_is_imported_in_half_a_second(installed: Path) -> None:
+    """The fastest of five: what else the machine does is no property of the client."""
+    assert min(probe(installed)["seconds"] for _ in range(5)) < IMPORT_LIMIT_S
+
+
+def test_the_wheel_holds_every_module_of_the_folder(installed: Path) -> None:
+    package = installed / "drafthouse_client"
+    held = {path.relative_to(package).as_posix() for path in package.rglob("*.py*")}
+    sources = {path.relative_to(SOURCES).as_posix() for path in SOURCES.rglob("*.py*")}
+    assert {name for name in sources if "__pycache__" not in name} <= held
+    assert "answer.py" in held
+    assert (package / "py.typed").is_file()
+
+
+def test_client_and_server_carry_one_version_and_agree_on_what_they_need() -> None:
+    client, server = project(SOURCES), project(REPOSITORY)
+    assert client["version"] == server["version"]
+    assert client["requires-python"] == server["requires-python"]
+    needs = {Requirement(line).name: Requirement(line) for line in client["dependencies"]}
+    assert set(needs) == {"grpcio", "protobuf"}
+    lines = (REPOSITORY / "constraints.txt").read_text("utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if "==" in line)
+    for name, need in needs.items():
+        assert Version(pins[name]) in need.specifier

@@ -1,0 +1,187 @@
+"""What the client decides without a server: delays, resumption, errors, endpoints."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+
+from cluster.client import (
+    BusyError,
+    ChoiceDelta,
+    ClientError,
+    DeadlineError,
+    Endpoint,
+    FinishReason,
+    GenerateRequest,
+    GenerateResponse,
+    InvalidRequestError,
+    ProtocolError,
+    ResumedChoice,
+    UnavailableError,
+)
+from cluster.client.answer import Resumption
+from cluster.client.errors import error_from_status
+from cluster.client.retry import Deadline, Retries
+from cluster.errors import SURFACES, CapacityError
+from cluster.rpc.status import status_code, trailing_metadata
+
+REQUEST = GenerateRequest(model="toy", text="prompt")
+
+
+def never_later() -> float:
+    return 0.0
+
+
+def response(*choices: ChoiceDelta, seed: int = 1) -> GenerateResponse:
+    return GenerateResponse(id="id", model="toy", seed=seed, choices=choices)
+
+
+@pytest.mark.parametrize("surface", SURFACES, ids=lambda surface: surface.error.code)
+def test_every_error_of_the_server_is_one_of_the_client(surface: object) -> None:
+    sent = surface.error("what and what to do", param="messages[0].rôle")  # type: ignore[attr-defined]
+    metadata = dict(trailing_metadata(sent))
+    read = error_from_status(status_code(sent), sent.message, metadata, "host:1")
+    assert type(read) is not ClientError
+    assert (read.message, read.code, read.param) == (sent.message, sent.code, sent.param)
+    if isinstance(sent, CapacityError):
+        assert read.retry_after_s == sent.retry_after_s
+
+
+@pytest.mark.parametrize("status", list(grpc.StatusCode))
+def test_every_status_has_an_error(status: grpc.StatusCode) -> None:
+    error = error_from_status(status, "why", {}, "host:1")
+    assert type(error) is not ClientError
+    assert (error.status, error.code, error.retry_after_s) == (status, "", None)
+    assert "host:1" in error.message
+
+
+@pytest.mark.parametrize(
+    ("metadata", "seconds", "is_final"),
+    [
+        ({"drafthouse-retry-after-s": "2.5"}, 2.5, False),
+        ({"retry-after": "3"}, 3.0, False),
+        ({"grpc-retry-pushback-ms": "250", "retry-after": "9"}, 0.25, False),
+        ({"grpc-retry-pushback-ms": "-1"}, None, True),
+        ({"drafthouse-retry-after-s": "soon"}, None, False),
+        ({"retry-after": "inf"}, None, False),
+        ({}, None, False),
+    ],
+)
+def test_the_delay_that_a_server_asks_for(
+    metadata: dict[str, str], seconds: float | None, is_final: bool
+) -> None:
+    error = error_from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, "full", metadata, "host:1")
+    assert isinstance(error, BusyError)
+    assert (error.retry_after_s, error.is_final) == (seconds, is_final)
+
+
+def test_a_message_over_a_limit_of_grpc_is_not_sent_again() -> None:
+    details = "CLIENT: Received message larger than max (20 vs. 10)"
+    error = error_from_status(grpc.StatusCode.RESOURCE_EXHAUSTED, details, {}, "host:1")
+    assert isinstance(error, InvalidRequestError)
+
+
+def test_delays_double_to_a_limit_and_jitter_makes_them_longer() -> None:
+    retries = Retries(8, never_later)
+    delays = [retries.delay_after(UnavailableError("gone")) for _ in range(8)]
+    assert delays == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0])
+    assert Retries(1, lambda: 1.0).delay_after(UnavailableError("gone")) == pytest.approx(0.125)
+
+
+def test_a_delay_that_the_server_asks_for_is_never_shortened() -> None:
+    error = BusyError("full")
+    error.retry_after_s = 30.0
+    assert Retries(1, never_later).delay_after(error) == 30.0
+
+
+def test_progress_resets_the_retries() -> None:
+    retries = Retries(1)
+    for _ in range(5):
+        retries.delay_after(UnavailableError("broken"))
+        retries.progress()
+    retries.delay_after(UnavailableError("broken"))
+    with pytest.raises(UnavailableError):
+        retries.delay_after(UnavailableError("broken"))
+
+
+@pytest.mark.parametrize("kind", [BusyError, UnavailableError])
+def test_no_retries_means_none(kind: type[ClientError]) -> None:
+    error = kind("no")
+    error.retry_after_s = 0.0
+    with pytest.raises(kind):
+        Retries(0).delay_after(error, is_started=True)
+
+
+def test_a_full_server_that_names_no_delay_is_given_up_even_for_a_started_answer() -> None:
+    retries = Retries(2)
+    for _ in range(2):
+        retries.delay_after(BusyError("full"), is_started=True)
+    with pytest.raises(BusyError):
+        retries.delay_after(BusyError("full"), is_started=True)
+
+
+def test_time_that_is_over_is_an_error_before_the_next_call() -> None:
+    assert Deadline(None).remaining_s() is None
+    assert 0.0 < (Deadline(60.0).remaining_s() or 0.0) <= 60.0
+    with pytest.raises(DeadlineError):
+        Deadline(0.0).remaining_s()
+
+
+def test_the_seed_of_the_first_response_is_that_of_the_next_stream() -> None:
+    resumption = Resumption(REQUEST)
+    assert not resumption.request().sampling.HasField("seed")
+    resumption.accept(response(ChoiceDelta(index=0, token_ids=[1]), seed=2**64 - 1))
+    assert resumption.request().sampling.seed == 2**64 - 1
+
+
+def test_what_the_caller_resumes_is_continued() -> None:
+    asked = GenerateRequest(n=2, resume=[ResumedChoice(index=1, token_ids=[4, 5])])
+    resumption = Resumption(asked)
+    assert resumption.is_started
+    resumption.accept(response(ChoiceDelta(index=1, token_ids=[6])))
+    resumption.accept(response(ChoiceDelta(index=0, token_ids=[7])))
+    assert [list(one.token_ids) for one in resumption.request().resume] == [[7], [4, 5, 6]]
+    assert [list(one.token_ids) for one in asked.resume] == [[4, 5]]
+
+
+def test_an_empty_response_before_an_error_says_nothing() -> None:
+    resumption = Resumption(REQUEST)
+    assert not resumption.accept(GenerateResponse())
+    assert not resumption.is_started
+    assert not resumption.request().sampling.HasField("seed")
+
+
+@pytest.mark.parametrize("index", [0, 3])
+def test_a_choice_that_is_finished_or_was_not_requested_is_a_protocol_error(index: int) -> None:
+    resumption = Resumption(REQUEST)
+    ended = FinishReason.FINISH_REASON_STOP
+    resumption.accept(response(ChoiceDelta(index=0, finish_reason=ended)))
+    with pytest.raises(ProtocolError, match=f"choice {index}"):
+        resumption.accept(response(ChoiceDelta(index=index, text="x")))
+
+
+@pytest.mark.parametrize(
+    ("parts", "remedy"),
+    [
+        ({"root_certificates": b"pem"}, "tls=True"),
+        ({"server_name": "name"}, "tls=True"),
+        ({"private_key": b"pem", "certificate_chain": b"pem"}, "tls=True"),
+        ({"tls": True, "private_key": b"pem"}, "both or none"),
+        ({"tls": True, "certificate_chain": b"pem"}, "both or none"),
+    ],
+)
+def test_parts_of_an_endpoint_that_do_not_go_together_are_refused(
+    parts: dict[str, object], remedy: str
+) -> None:
+    with pytest.raises(ValueError, match=remedy):
+        Endpoint("host:1", **parts)  # type: ignore[arg-type]
+
+
+def test_secrets_of_an_endpoint_are_not_shown() -> None:
+    shown = repr(
+        Endpoint(
+            "host:1", True, None, b"the key", b"chain", metadata=[("authorization", "the token")]
+        )
+    )
+    assert "the key" not in shown
+    assert "the token" not in shown

@@ -1,0 +1,71 @@
+"""What waits for a slow client takes little room and says the same."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import numpy as np
+import pytest
+
+from cluster.core import (
+    FinishReason,
+    Request,
+    SamplingParams,
+    SpeculationStats,
+    TokenEvent,
+    TokenLogprob,
+    token_array,
+)
+from deployments.ingress.backlog import MAX_PIECES
+from deployments.ingress.coordinators import Ticket
+
+NUM_STEPS = 5000
+
+
+def event(position: int, *, is_last: bool = False) -> TokenEvent:
+    return TokenEvent(
+        "r", position, token_array([position, position + 1]),
+        (TokenLogprob(-1.0), TokenLogprob(-2.0)),
+        FinishReason.STOP if is_last else None,
+        SpeculationStats(num_steps=NUM_STEPS) if is_last else None,
+        draft_sources=(("lm",), ()),
+    )  # fmt: skip
+
+
+async def filled(count: int) -> Ticket:
+    ticket = Ticket(Request("r", token_array([1]), SamplingParams()), asyncio.Event())
+    for step in range(count):
+        ticket.push(event(2 * step, is_last=step == count - 1))
+    return ticket
+
+
+@pytest.mark.parametrize("count", [1, 2, MAX_PIECES, MAX_PIECES + 1, NUM_STEPS])
+async def test_nothing_is_lost_or_moved(count: int) -> None:
+    events = (await filled(count)).take()
+    assert len(events) <= MAX_PIECES
+    tokens = np.concatenate([one.token_ids for one in events])
+    expected = [token for step in range(count) for token in (2 * step, 2 * step + 1)]
+    assert tokens.tolist() == expected
+    position = 0
+    for one in events:
+        assert one.position == position
+        assert len(one.logprobs) == len(one.draft_sources) == len(one.token_ids)
+        position += len(one.token_ids)
+    assert [one.finish_reason for one in events[:-1]] == [None] * (len(events) - 1)
+    assert events[-1].finish_reason is FinishReason.STOP
+    assert events[-1].stats is not None
+
+
+async def test_another_coordinator_is_given_all_of_it() -> None:
+    ticket = await filled(NUM_STEPS)
+    assert len(ticket.resumed().output_ids) == 2 * NUM_STEPS
+
+
+async def test_a_token_that_waits_takes_a_few_bytes() -> None:
+    ticket = Ticket(Request("r", token_array([1]), SamplingParams()), asyncio.Event())
+    for step in range(NUM_STEPS):
+        ticket.push(TokenEvent("r", step, token_array([step])))
+    held = ticket.take()
+    size = sum(sys.getsizeof(one) + one.token_ids.nbytes for one in held)
+    assert size < 6 * NUM_STEPS + 300 * MAX_PIECES

@@ -1,0 +1,85 @@
+"""Damaged requests of the public service: each ends, others are answered, nothing is kept.
+
+DRAFTHOUSE_MUTATIONS says how many there are; see tests/rpc/test_mutated_frames.py.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from cluster.client import Client, GenerateRequest, SamplingOptions, TokenIds
+from cluster.config import Config
+from tests.support.deployments.scripted import scripted
+from tests.support.rpc.generation_messages import encode_request
+from tests.support.rpc.generation_strategy import public_requests
+from tests.support.rpc.mutations import MAX_GROWTH_BYTES, NUM_MUTATIONS, damaged
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+PATIENCE_S = 20.0
+METHOD = "/drafthouse.v1.GenerationService/Generate"
+# A bug of ours, or a request that is stuck.
+BROKEN = (
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+)
+# Between two requests that must be answered.
+NUM_BETWEEN = 10
+VALID = public_requests.map(lambda one: encode_request(one).SerializeToString())
+REQUEST = GenerateRequest(
+    model="toy",
+    tokens=TokenIds(token_ids=[1, 2, 3]),
+    sampling=SamplingOptions(max_tokens=8, ignore_eos=True),
+)
+
+
+def named(data: bytes) -> bytes:
+    """The same for the model that is served: later fields win, so the request gets further."""
+    return data + GenerateRequest(model="toy").SerializeToString()
+
+
+def test_the_ingress_answers_others_while_damaged_requests_come(tmp_path: Path) -> None:
+    messages = damaged(VALID, max(40, NUM_MUTATIONS // 4))
+    sizes: list[int] = []
+    outcomes: Counter[str] = Counter()
+    with scripted(byte_level_folder(tmp_path), Config(model_name="toy")) as server:
+        address = f"127.0.0.1:{server.grpc_port}"
+        with grpc.insecure_channel(address) as channel, Client(address) as client:
+            half = len(messages) // 2
+            tracemalloc.start()
+            try:
+                for part in (messages[:half], messages[half:]):
+                    for number, message in enumerate(part):
+                        outcomes[send(channel, named(message) if number % 2 else message)] += 1
+                        if number % NUM_BETWEEN == 0:
+                            answer = client.complete(REQUEST, timeout_s=PATIENCE_S)
+                            assert answer.usage.completion_tokens == 8
+                    gc.collect()
+                    sizes.append(tracemalloc.get_traced_memory()[0])
+            finally:
+                tracemalloc.stop()
+        deadline = time.monotonic() + PATIENCE_S
+        while server.num_running():
+            assert time.monotonic() < deadline, "a request is stuck"
+            time.sleep(0.02)
+    assert set(outcomes) == {"answered", "refused"}, outcomes
+    assert sizes[1] - sizes[0] < MAX_GROWTH_BYTES
+
+
+def send(channel: grpc.Channel, message: bytes) -> str:
+    """How the call ended; an answer that begins is enough."""
+    call: Any = channel.unary_stream(METHOD)(message, timeout=PATIENCE_S)
+    try:
+        for _ in call:
+            call.cancel()
+            return "answered"
+    except grpc.RpcError:
+        return "refused" if call.code() not in BROKEN else f"{call.code()}: {call.details()}"
+    return "answered"
