@@ -44,8 +44,7 @@ _MAX_TREES = 64
 # tree, the more often it goes on behind the next commit; but the coordinator reads all of it.
 _POOL_NODES = 64
 _POOL_NODES_OF_ALL = 512
-# Of what `export` gives.
-_STATE_VERSION = 1
+_STATE_VERSION = 1  # of what `export` gives
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -187,18 +186,16 @@ class Controller:
 
         is_model: it keeps what it has grown; look-ups would build a broad tree anew each time.
         """
-        if text.max_draft_tokens == 0:
-            return 0
+        most = _POOL_NODES if text.max_draft_tokens else 0
         if is_model or self._config.budget == "fixed":
-            return _POOL_NODES  # beyond what a step takes, for the rest survives the re-rooting
-        return min(max(_POOL_NODES_OF_ALL // max(num_sequences, 1), 1), _POOL_NODES)
+            return most  # beyond what a step takes, for the rest survives the re-rooting
+        return min(max(_POOL_NODES_OF_ALL // max(num_sequences, 1), 1), most)
 
     def commit_lag(self, text: Text, num_sequences: int) -> int:
         """Tokens of `text` that a pool drafter may lack before it is told of them.
 
-        1 = it is told of every step.  Reading a tree costs the coordinator the same whether it is
-        verified or not, and in a crowd these costs add up: a text whose drafts were not verified
-        for a while is drafted for less often there.
+        1 = it is told of every step.  The coordinator reads every tree that comes back, and in a
+        crowd that adds up: texts of which nothing was verified for a while are told of less often.
         """
         if self._config.budget == "fixed" or text.num_plain < step_choice.LOOK_INTERVAL:
             return 1

@@ -8,8 +8,9 @@ import httpx
 import pytest
 
 from cluster.beam_spec import BeamSpec
-from cluster.client import Client, GenerationRequest, SamplingOptions
+from cluster.client import Client, GenerateRequest, SamplingOptions, TokenIds
 from cluster.core import token_array
+from cluster.rpc.codec_beams import encode_beam_spec
 from tests.deployments.conftest import MODEL, Served, wait_until
 from tests.engine.test_beam_search import expected
 from tests.support.engine.driver import load_oracle
@@ -37,13 +38,15 @@ def test_http_and_grpc_give_the_texts_of_transformers(served: Served) -> None:
         [score * len(text) ** 0.5 for text, score in wanted], abs=1e-3
     )
     sampling = SamplingOptions(
-        beam_search=spec, max_tokens=12, stop_token_ids=STOPS, ignore_eos=True
+        beam_search=encode_beam_spec(spec), max_tokens=12, stop_token_ids=STOPS, ignore_eos=True
     )
     with Client(served.grpc) as client:
-        request = GenerationRequest(MODEL, token_array(PROMPT), sampling=sampling, n=3)
+        request = GenerateRequest(
+            model=MODEL, tokens=TokenIds(token_ids=PROMPT), sampling=sampling, n=3
+        )
         (piece,) = client.generate(request)
     found = {choice.index: choice for choice in piece.choices}
-    assert [found[index].token_ids.tolist() for index in range(3)] == texts
+    assert [list(found[index].token_ids) for index in range(3)] == texts
     assert found[0].cumulative_logprob == pytest.approx(choices[0]["cumulative_logprob"], abs=1e-5)
 
 

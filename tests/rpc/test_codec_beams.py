@@ -5,19 +5,25 @@ from __future__ import annotations
 import pytest
 
 from cluster.beam_spec import BeamEnd, BeamSpec
+from cluster.client import GenerateRequest, SamplingOptions
 from cluster.client.generated import common_pb2
 from cluster.core import SamplingParams, TokenEvent, TokenLogprob, Verdict, token_array
 from cluster.errors import RequestError
 from cluster.messages import EventFrame, Refusal, VerdictFrame
 from cluster.rpc.codec import decode_params, encode_params
+from cluster.rpc.codec_beams import encode_beam_spec
 from cluster.rpc.codec_coordinator import EVENT
-from cluster.rpc.codec_generation import decode_request, encode_request
+from cluster.rpc.codec_generation import decode_request
 from cluster.rpc.codec_target import VERDICT
 from cluster.rpc.generated import target_pb2
-from cluster.rpc.generation import GenerationRequest, SamplingOptions
 
 ENDS = (BeamEnd(2, True, -1.5, -0.75), BeamEnd(0, True, -2.0, -2.0), BeamEnd(1, False, -4.0, -4.0))
 SPECS = [BeamSpec(1), BeamSpec(4, 0.0, True), BeamSpec(64, -1.5, "never")]
+
+
+def asked(spec: BeamSpec | None) -> GenerateRequest:
+    sampling = SamplingOptions(beam_search=encode_beam_spec(spec))
+    return GenerateRequest(model="m", text="hello", sampling=sampling)
 
 
 @pytest.mark.parametrize("spec", [None, *SPECS])
@@ -31,14 +37,11 @@ def test_the_parameters_survive_the_wire(spec: BeamSpec | None) -> None:
 
 @pytest.mark.parametrize("spec", [None, *SPECS])
 def test_the_public_request_survives_the_wire(spec: BeamSpec | None) -> None:
-    request = GenerationRequest("m", "hello", sampling=SamplingOptions(beam_search=spec))
-    assert decode_request(encode_request(request)).sampling.beam_search == spec
+    assert decode_request(asked(spec)).sampling.beam_search == spec
 
 
 def test_a_way_of_stopping_that_nobody_knows_is_the_clients_mistake() -> None:
-    message = encode_request(
-        GenerationRequest("m", "hello", sampling=SamplingOptions(beam_search=BeamSpec(2)))
-    )
+    message = asked(BeamSpec(2))
     message.sampling.beam_search.early_stopping = 9
     with pytest.raises(RequestError, match="early_stopping is 9"):
         decode_request(message)
