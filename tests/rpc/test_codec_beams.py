@@ -49,7 +49,7 @@ def test_a_way_of_stopping_that_nobody_knows_is_the_clients_mistake() -> None:
 
 def test_texts_survive_both_ways_from_target_to_ingress() -> None:
     logprobs = tuple(TokenLogprob(-0.5) for _ in range(3))
-    verdict = Verdict("a", 1, 3, token_array([]), token_array([5, 6, 7]), logprobs, ENDS)
+    verdict = Verdict("a", 1, 3, token_array([]), token_array([5, 6, 7]), logprobs, beams=ENDS)
     found = VERDICT.decode(VERDICT.encode(VerdictFrame((verdict,)))[0]).frame.verdicts[0]
     assert found.beams == ENDS
     assert found.token_ids.tolist() == [5, 6, 7]
