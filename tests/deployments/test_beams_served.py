@@ -55,7 +55,7 @@ def test_refusals_name_the_field_and_the_remedy(served: Served) -> None:
         answer = post(served, **fields)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == named
-    answer = post(served, max_tokens=4000 // 4 + 100)
+    answer = post(served, best_of=16, max_tokens=400)
     assert answer.status_code == 400
     assert "max_tokens" in answer.json()["error"]["message"]
 
