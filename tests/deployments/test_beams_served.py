@@ -55,9 +55,6 @@ def test_refusals_name_the_field_and_the_remedy(served: Served) -> None:
         answer = post(served, **fields)
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == named
-    answer = post(served, best_of=16, max_tokens=400)
-    assert answer.status_code == 400
-    assert "max_tokens" in answer.json()["error"]["message"]
 
 
 def test_a_client_that_goes_away_frees_its_search(served: Served) -> None:

@@ -96,7 +96,7 @@ def test_calls_with_one_answer_pass_both_ways_in(client: Client, served: Served)
         client.tokenize(TokenizeRequest(text="hello", model="gpt-5"))
     with pytest.raises(InvalidRequestError) as caught:
         client.detokenize(DetokenizeRequest(token_ids=[10**6]))
-    assert caught.value.param == "token_ids"
+    assert "token_ids: token id 1000000" in str(caught.value)  # Serve's proxy drops the metadata
 
 
 BAD: list[tuple[GenerationRequest, grpc.StatusCode]] = [
