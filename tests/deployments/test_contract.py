@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -58,6 +59,7 @@ NEEDS: Mapping[str, dict[str, Any]] = {
     "stream_options": {"stream": True},
     "max_tokens": {"prompt_logprobs": 0},
     "max_completion_tokens": {"prompt_logprobs": 0},
+    "thinking": {"thinking": {"type": "enabled"}},
 }
 ALL_RULES = [
     pytest.param(endpoint, rule, id=f"{endpoint.path} {rule.name}")
@@ -72,7 +74,7 @@ def rules(status: Status) -> list[Any]:
 
 def body_with(endpoint: Endpoint, name: str, value: Any) -> dict[str, Any]:
     """A good body with `value` at the path `name`."""
-    needed = NEEDS.get(name.partition(".")[0], {})
+    needed = copy.deepcopy(NEEDS.get(name.partition(".")[0], {}))
     usable = {key: value for key, value in needed.items() if key in endpoint.below("")}
     body: dict[str, Any] = {**PARSERS[endpoint][0], **usable}
     if name.startswith("messages"):
