@@ -191,15 +191,15 @@ class Controller:
             return most  # beyond what a step takes, for the rest survives the re-rooting
         return min(max(_POOL_NODES_OF_ALL // max(num_sequences, 1), 1), most)
 
-    def commit_lag(self, text: Text, num_sequences: int) -> int:
-        """Tokens of `text` that a pool drafter may lack before it is told of them.
+    def commit_lag(self, text: Text, num_sequences: int, *, is_shared: bool) -> int:
+        """Tokens of `text` that may be kept back from a pool drafter, and one: 1 = none.
 
-        1 = it is told of every step.  The coordinator reads every tree that comes back, and in a
-        crowd that adds up: texts of which nothing was verified for a while are told of less often.
+        Reading its trees costs time, in a crowd above all; so does drafting on the target's cores.
         """
-        if self._config.budget == "fixed" or text.num_plain < step_choice.LOOK_INTERVAL:
+        most = step_choice.LOOK_INTERVAL
+        if self._config.budget == "fixed" or text.num_plain < most:
             return 1
-        return min(max(num_sequences // 2, 1), step_choice.LOOK_INTERVAL)
+        return most if is_shared else min(max(num_sequences // 2, 1), most)
 
     def committed(self, text: Text, drafter: str, now: float) -> None:
         """A pool drafter is about to be told of new tokens of `text`."""

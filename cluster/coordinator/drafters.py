@@ -98,7 +98,6 @@ class DrafterPool:
         if target is not None and target.residents:
             names = tuple(name for name in names if name not in target.residents)
         num_sequences = target.num_sessions if target is not None else 1
-        lag = self._controller.commit_lag(session, num_sequences)
         for name in names:
             subscription = session.subscriptions.get(name)
             if subscription is None:
@@ -106,8 +105,10 @@ class DrafterPool:
                 if subscription is None:
                     continue
             replica = subscription.replica
-            if session.status is Status.PREFILL and share_devices(replica, target):
+            is_shared = share_devices(replica, target)
+            if session.status is Status.PREFILL and is_shared:
                 continue
+            lag = self._controller.commit_lag(session, num_sequences, is_shared=is_shared)
             num_unsent = len(session.tokens) - subscription.sent_len
             if subscription.generation == session.generation and num_unsent < lag:
                 continue

@@ -120,3 +120,21 @@ def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
     known = acceptance.known("lm", ("new", False)).calibrator
     assert known.calibrate([0.9])[0] < 0.5
     assert acceptance.known("lm", ("new", True)).calibrator.calibrate([0.9])[0] > 0.8
+
+
+@pytest.mark.parametrize(
+    ("num_sequences", "is_shared", "lag"),
+    [(1, False, 1), (6, False, 3), (64, False, 8), (1, True, 8)],
+)
+def test_pool_drafters_hear_of_every_step_while_drafts_are_verified_and_of_fewer_else(
+    num_sequences: int, is_shared: bool, lag: int
+) -> None:
+    played = Played(is_right=True)
+    played.run(20)
+    ask = played.controller.commit_lag
+    assert ask(played.text, num_sequences, is_shared=is_shared) == 1
+    played.text.num_plain = 8
+    assert ask(played.text, num_sequences, is_shared=is_shared) == lag
+    fixed = Played(is_right=True, budget="fixed")
+    fixed.text.num_plain = 8
+    assert fixed.controller.commit_lag(fixed.text, num_sequences, is_shared=is_shared) == 1
