@@ -21,6 +21,8 @@ class AnswersConfig:
     harmony).  auto = what its chat template shows; none = tools are refused.
     reasoning_parser: how the model marks its reasoning (think or harmony).  auto = what its chat
     template shows; none = reasoning stays a part of the answer.
+    chat_template: a file with a Jinja template in place of the model's own, below the working
+    directory or the repository; for a model whose own has no place for tools, say.
     """
 
     grammar_backend: Literal["llguidance", "xgrammar"] = "llguidance"
@@ -30,3 +32,4 @@ class AnswersConfig:
         "auto"
     )
     reasoning_parser: Literal["auto", "none", "think", "harmony"] = "auto"
+    chat_template: str = ""

@@ -37,6 +37,7 @@ from cluster.in_process import InProcessCluster
 from cluster.models.resolve import resolve
 from cluster.seeds import asked_seed, draw_seed
 from cluster.tenant import tenant_of
+from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
@@ -60,7 +61,8 @@ class LLM:
         target = self.config.target
         engine = load_target_engine(self.config)
         folder = resolve(target.engine.model)
-        self.tokenizer = _tokenizer(folder, target.generation_config)
+        template = self.config.answers.chat_template
+        self.tokenizer = _tokenizer(folder, target.generation_config, template)
         self.default_params = _default_params(folder, target.generation_config)
         own = self.tokenizer.eos_token_ids if self.tokenizer else ()
         self._stop_ids = {*engine.eos_token_ids, *own}
@@ -262,9 +264,13 @@ class LLM:
         return Request(uuid.uuid4().hex[:16], prompt_ids, params, speculation=speculation)
 
 
-def _tokenizer(folder: Path, generation_config: str) -> Tokenizer | None:
+def _tokenizer(folder: Path, generation_config: str, chat_template: str) -> Tokenizer | None:
+    if chat_template:
+        read_template(chat_template)  # that it cannot be read is no matter of the folder
     try:
-        return Tokenizer.load(folder, generation_config=generation_config)
+        return Tokenizer.load(
+            folder, generation_config=generation_config, chat_template=chat_template
+        )
     except ConfigError:
         return None  # prompts and results are token ids only
 

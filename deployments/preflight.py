@@ -21,6 +21,7 @@ from cluster.fingerprint import difference, load_pretrained_tokenizer, token_str
 from cluster.models.names import source_of
 from cluster.models.resolve import find
 from cluster.models.sources import FolderSource
+from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
 from deployments.models import engines
 from deployments.placement import check_gpus, local_labels, rank_bundle, total_resources
@@ -51,6 +52,8 @@ def inspect(config: Config, *, is_here: bool) -> dict[str, Inspected]:
     the remedy, for what would stop the application or one of its drafters.
     """
     rank_bundle(config.target.placement)
+    if config.answers.chat_template:
+        read_template(config.answers.chat_template)
     if is_here:
         local_labels(config)
         _check_devices(config)

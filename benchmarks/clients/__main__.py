@@ -26,12 +26,14 @@ from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, ROOT
 from benchmarks.support.serving import running
 from cluster.config_file import load
+from cluster.models.resolve import resolve
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.clients", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--config", default="configs/tiny.yaml")
+    parser.add_argument("--config", default="configs/local.yaml")
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--url", help="a server of that configuration, instead of starting one")
     parser.add_argument("--only", nargs="+", choices=[client.name for client in CLIENTS])
     parser.add_argument("--venvs", type=Path, default=ROOT / "build" / "clients")
@@ -41,11 +43,14 @@ def main() -> None:
     exit_on_sigterm()
     rows = dict(read_rows(options.out))
     environments = Environments(options.venvs, options.vllm)
-    tokenizer = Path(load(options.config).config.target.engine.model).resolve()
+    # A client must find the tokenizer's folder: the server's model may be a name.
+    tokenizer = resolve(
+        load(options.config, options.overrides).config.target.engine.model, only_tokenizer=True
+    )
     chosen = [one for one in CLIENTS if not options.only or one.name in options.only]
     with (
         tempfile.TemporaryDirectory() as work,
-        running(options.config, _free_ports(), options.url) as server,
+        running(options.config, [*free_ports(), *options.overrides], options.url) as server,
     ):
         model = server.model()
         for client in chosen:
@@ -55,12 +60,13 @@ def main() -> None:
                 print(client.name, row.version, row.check, row.result, row.note, flush=True)
             # After each one: a run that is ended here has not been for nothing.
             ordered = {one.name: rows[one.name] for one in CLIENTS if one.name in rows}
-            publish(options.out, ordered, {"config": options.config, "model": model})
+            settings = {"config": options.config, "model": model}
+            publish(options.out, ordered, settings)
     rows = {one.name: rows[one.name] for one in chosen}
     sys.exit(any(row.is_failure for found in rows.values() for row in found))
 
 
-def _free_ports() -> list[str]:
+def free_ports() -> list[str]:
     """Settings for ports that nobody uses: another server may run beside this one."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(3)]

@@ -47,8 +47,10 @@ class Row:
         return self.result == "failed" and not self.note.startswith("explained: ")
 
 
-def rows_of(client: Client, environments: Environments, setting: Setting) -> list[Row]:
-    """Every check of `client`; one that cannot be run at all gives one row."""
+def rows_of(
+    client: Client, environments: Environments, setting: Setting, only: str = ""
+) -> list[Row]:
+    """Every check of `client`, or the command `only`; one that cannot be run gives one row."""
     try:
         folder = environments.bin(client)
     except Unavailable as reason:
@@ -58,7 +60,11 @@ def rows_of(client: Client, environments: Environments, setting: Setting) -> lis
         found = _scripted(client, folder, shown, setting)
     else:
         assert not isinstance(client.checks, str)
-        found = [_commanded(client, one, folder, shown, setting) for one in client.checks]
+        found = [
+            _commanded(client, one, folder, shown, setting)
+            for one in client.checks
+            if only in ("", one.check)
+        ]
     return [_explained(client, row) for row in found]
 
 

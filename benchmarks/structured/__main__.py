@@ -4,12 +4,15 @@
 
 Each question is answered under its schema with speculation on and off, and then, with as many
 tokens as the answer had, without a schema.  All in one process, over the whole stack but HTTP.
+The prompts are read before anything is timed, so that every way finds them in the prefix cache,
+and whether speculation is on or off first changes from batch to batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -28,6 +31,8 @@ from cluster.grammar_spec import GrammarSpec
 from cluster.local import LLM, Completion
 
 _PLAIN = SpeculationOptions(enabled=False)
+# A prompt with its schema, its answer, and as much again for the prefix cache.
+_TOKENS_PER_TEXT = 2048
 
 
 def main() -> None:
@@ -43,15 +48,20 @@ def main() -> None:
     options = parser.parse_args()
     config = load(options.config).config
     answers = replace(config.answers, grammar_backend=options.backend)
-    with LLM(_inside(replace(config, answers=answers))) as llm:
+    with LLM(_inside(replace(config, answers=answers), options.concurrency)) as llm:
         report = measure(llm, tasks(options.count, options.seed), options)
     show_report(options.out, report)
 
 
-def _inside(config: Config) -> Config:
-    """The same with its residents alone: processes of their own belong to a cluster."""
+def _inside(config: Config, concurrency: int) -> Config:
+    """The same with its residents alone: processes of their own belong to a cluster.
+
+    The KV cache would take a quarter of the machine's free memory; it gets what these texts need.
+    """
     drafters = {name: config.drafters[name] for name in config.residents}
-    return replace(config, drafters=drafters)
+    engine = config.target.engine
+    engine = replace(engine, num_pages=concurrency * _TOKENS_PER_TEXT // engine.page_size)
+    return replace(config, drafters=drafters, target=replace(config.target, engine=engine))
 
 
 def measure(llm: LLM, asked: Sequence[Task], options: argparse.Namespace) -> dict[str, Any]:
@@ -62,25 +72,26 @@ def measure(llm: LLM, asked: Sequence[Task], options: argparse.Namespace) -> dic
     )
     unequal = 0
     _warm_up(llm, params)
-    for start in range(0, len(asked), options.concurrency):
+    for index, start in enumerate(range(0, len(asked), options.concurrency)):
         batch = asked[start : start + options.concurrency]
         prompts = [_prompt(llm, task) for task in batch]
+        llm.generate(prompts, replace(params, max_tokens=1), speculation=_PLAIN)
         held = [
             replace(params, grammar=GrammarSpec("json_schema", json.dumps(task.schema)))
             for task in batch
         ]
-        found = ways["constrained"].run(llm, prompts, held, batch)
-        plain = ways["constrained plain"].run(llm, prompts, held, batch, _PLAIN)
-        unequal += sum(a.token_ids != b.token_ids for a, b in zip(found, plain, strict=True))
+        drafting = (None, _PLAIN) if index % 2 else (_PLAIN, None)
+        one, other = (
+            ways[_named("constrained", each)].run(llm, prompts, held, batch, each)
+            for each in drafting
+        )
+        unequal += sum(a.token_ids != b.token_ids for a, b in zip(one, other, strict=True))
         # The end-of-sequence token was drawn too.
-        lengths = [
-            len(each.token_ids) + (each.finish_reason is FinishReason.STOP) for each in found
-        ]
+        lengths = [len(each.token_ids) + (each.finish_reason is FinishReason.STOP) for each in one]
         free = [replace(params, max_tokens=length) for length in lengths]
-        ways["free"].run(llm, prompts, free, batch, ignore_eos=True)
-        ways["free plain"].run(llm, prompts, free, batch, _PLAIN, ignore_eos=True)
+        for each in drafting:
+            ways[_named("free", each)].run(llm, prompts, free, batch, each, ignore_eos=True)
     summary: dict[str, Any] = {name: way.summary() for name, way in ways.items()}
-    constrained, free_way = summary["constrained"], summary["free"]
     return {
         "settings": {
             "model": llm.config.model_name or llm.config.target.engine.model,
@@ -91,17 +102,33 @@ def measure(llm: LLM, asked: Sequence[Task], options: argparse.Namespace) -> dic
         },
         "valid": f"{ways['constrained'].valid} of {ways['constrained'].ended}",
         "texts_changed_by_drafts": unequal,
-        "speed_of_constrained": constrained["tokens_per_s"] / free_way["tokens_per_s"],
+        "speed_of_constrained": _ratio(ways["free"], ways["constrained"]),
+        "speed_of_constrained_plain": _ratio(ways["free plain"], ways["constrained plain"]),
+        "speed_of_drafts": _ratio(ways["constrained plain"], ways["constrained"]),
         "summary": summary,
     }  # fmt: skip
 
 
+def _named(kind: str, speculation: SpeculationOptions | None) -> str:
+    return kind if speculation is None else f"{kind} plain"
+
+
+def _ratio(slow: _Way, quick: _Way) -> float:
+    """How many times as fast the second is, as the median of the batches: a pause of the machine
+    spoils one of them."""
+    pairs = zip(slow.seconds, quick.seconds, strict=True)
+    return round(statistics.median(one / other for one, other in pairs), 3)
+
+
 class _Way:
-    """One way of answering.  ended: answers that ended with stop; valid: those of them that are."""
+    """One way of answering.
+
+    ended: answers that ended with stop; valid: those of them that are.  seconds: of each batch.
+    """
 
     def __init__(self) -> None:
         self.valid = self.ended = self._tokens = self._steps = 0
-        self._seconds = 0.0
+        self.seconds: list[float] = []
         self._valid_by_family: Counter[str] = Counter()
         self._ended_by_family: Counter[str] = Counter()
         self._accepted: Counter[str] = Counter()
@@ -117,8 +144,12 @@ class _Way:
         ignore_eos: bool = False,
     ) -> list[Completion]:
         started = time.perf_counter()
-        found = llm.generate(list(prompts), params, speculation=speculation, ignore_eos=ignore_eos)
-        self._seconds += time.perf_counter() - started
+        # A task of its own: look-ups would draft free text from the same question's answer.
+        found = llm.generate(
+            list(prompts), params, task="free" if ignore_eos else "held",
+            speculation=speculation, ignore_eos=ignore_eos,
+        )  # fmt: skip
+        self.seconds.append(time.perf_counter() - started)
         for task, completion in zip(batch, found, strict=True):
             has_ended = completion.finish_reason is FinishReason.STOP
             self._tokens += len(completion.token_ids) + has_ended
@@ -135,7 +166,7 @@ class _Way:
     def summary(self) -> dict[str, Any]:
         return {
             "tokens": self._tokens,
-            "tokens_per_s": round(self._tokens / max(self._seconds, 1e-9), 1),
+            "tokens_per_s": round(self._tokens / max(sum(self.seconds), 1e-9), 1),
             "tokens_per_step": round(self._tokens / max(self._steps, 1), 3),
             "accepted_by_drafter": dict(self._accepted),
             "ended": dict(self._ended_by_family),

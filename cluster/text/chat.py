@@ -1,14 +1,16 @@
-"""Renders chat messages with the model's own Jinja template, in transformers' sandbox."""
+"""Renders chat messages with a Jinja template, the model's own or a file's, in a sandbox."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from cluster.errors import RequestError
+from cluster.errors import ConfigError, RequestError
+from cluster.models.catalogue import REPOSITORY
 
 # OpenAI's roles; other roles are accepted if the template's source names them.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -119,6 +121,28 @@ class ChatTemplate:
         if role == "developer" and not self._names("developer"):
             return "system"
         return role
+
+
+def read_template(name: str) -> str:
+    """The text of a template's file, below the working directory or the repository.
+
+    Raises ConfigError where neither has it, or where it cannot be read.
+    """
+    places = (Path(name).expanduser(), REPOSITORY / name)
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise ConfigError(
+            f"answers.chat_template: {name} is no file below {Path.cwd()} or {REPOSITORY}; name a "
+            "file with a Jinja template, or leave it out for the model's own",
+            param="answers.chat_template",
+        )
+    try:
+        return found.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"answers.chat_template: {found} cannot be read ({error}); name a text file in UTF-8",
+            param="answers.chat_template",
+        ) from error
 
 
 def text_of(content: Any, param: str) -> str:

@@ -17,7 +17,7 @@ from tokenizers import decoders
 from cluster.core import TokenArray
 from cluster.errors import ConfigError, RequestError
 from cluster.fingerprint import load_pretrained_tokenizer, token_strings, tokenizer_hash
-from cluster.text.chat import ChatTemplate
+from cluster.text.chat import ChatTemplate, read_template
 from cluster.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from cluster.text.generation_config import AUTO, load_eos_token_ids
 
@@ -91,14 +91,18 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls, folder: str | Path, *, generation_config: str = AUTO, trust_remote_code: bool = False
-    ) -> Tokenizer:
+        cls, folder: str | Path, *, generation_config: str = AUTO, trust_remote_code: bool = False,
+        chat_template: str = "",
+    ) -> Tokenizer:  # fmt: skip
         """Read a Hugging Face folder; raises ConfigError if it has no usable tokenizer.
 
         generation_config: `target.generation_config`, which may define end-of-sequence tokens.
+        chat_template: `answers.chat_template`, a file in place of the model's own template.
         """
         folder = Path(folder)
         pretrained = load_pretrained_tokenizer(folder, trust_remote_code=trust_remote_code)
+        if chat_template:
+            pretrained.chat_template = read_template(chat_template)
         return cls(pretrained, load_eos_token_ids(folder, generation_config))
 
     @cached_property

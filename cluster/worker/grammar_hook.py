@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, Future
 
 import numpy as np
-import torch
 
 from cluster.core import TokenArray, TokenTree
 from cluster.errors import RequestError
@@ -20,14 +19,10 @@ from cluster.grammar.text import ConstrainedText
 class GrammarHook:
     """Makes impossible what the grammar forbids after each node of a tree."""
 
-    def __init__(
-        self, text: ConstrainedText, prompt_len: int, executor: Executor, *, may_ban: bool
-    ) -> None:
-        """may_ban: end-of-sequence tokens may be banned before the hook has its turn."""
+    def __init__(self, text: ConstrainedText, prompt_len: int, executor: Executor) -> None:
         self._text = text
         self._prompt_len = prompt_len
         self._executor = executor
-        self._may_ban = may_ban
         self._vocab_size = text.vocab_size
         self._masks: Future[MaskRow] | None = None
 
@@ -50,15 +45,10 @@ class GrammarHook:
         self._masks = self._executor.submit(self._fill, tree, nodes)
         return nodes
 
-    def __call__(self, logits: torch.Tensor, tree: TokenTree) -> None:
-        """See `LogitsHook`."""
+    def masks(self) -> MaskRow:
+        """See `LogitsHook.masks`."""
         assert self._masks is not None, "prepare comes first"
-        forbidden = _forbidden(self._masks.result(), logits)
-        logits.masked_fill_(forbidden, -torch.inf)
-        if self._may_ban:
-            # Where only an end is left and it is banned, the grammar goes before min_tokens.
-            dead = (logits.amax(dim=1) == -torch.inf).unsqueeze(1)
-            logits.masked_fill_(dead & ~forbidden, 0.0)
+        return self._masks.result()
 
     def _fill(self, tree: TokenTree, nodes: Sequence[int]) -> MaskRow:
         words = mask_words(self._vocab_size)
@@ -71,19 +61,3 @@ class GrammarHook:
         masks, self._masks = self._masks, None
         if masks is not None:
             masks.exception()
-
-
-def _forbidden(rows: MaskRow, logits: torch.Tensor) -> torch.Tensor:
-    """bool[rows, vocab] on the logits' device: the bits that are clear."""
-    vocab_size = logits.shape[1]
-    if logits.device.type == "cpu":
-        bits = np.unpackbits(rows.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
-        return torch.from_numpy(bits == 0)
-    return clear_bits(torch.from_numpy(rows.view(np.int32)).to(logits.device), vocab_size)
-
-
-def clear_bits(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The same on any device, where the mask travels as words.  words: int32[rows, words]."""
-    shifts = torch.arange(32, dtype=torch.int32, device=words.device)
-    allowed = (words.unsqueeze(2) >> shifts) & 1  # [rows, words, 32]
-    return allowed.flatten(1)[:, :vocab_size] == 0

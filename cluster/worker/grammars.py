@@ -43,9 +43,7 @@ class Grammars:
         spec = None if item.params is None else item.params.grammar
         if spec is None:
             return None
-        text = self.text(spec)
-        may_ban = item.params is not None and item.params.min_tokens > 0
-        return GrammarHook(text, item.prompt_len, self._masks, may_ban=may_ban)
+        return GrammarHook(self.text(spec), item.prompt_len, self._masks)
 
     def text(self, spec: GrammarSpec) -> ConstrainedText:
         """A text under that grammar, which has not begun.  Raises RequestError as above."""

@@ -15,7 +15,7 @@ from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem, toke
 from cluster.engine.draw.native import DrawKernels, DrawShare
 from cluster.errors import RequestError
 from cluster.spec.draw import DrawRows, FusedDraw, Indices, draw, winner_among
-from cluster.spec.logits_hook import LogitsHook
+from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
@@ -143,20 +143,22 @@ def _draw_all(
     sizes = [len(entry.tree) + 1 for entry in batch]
     edges = [0, *itertools.accumulate(sizes)]
     spans = list(itertools.pairwise(edges))
+    masks = [_masks(entry) for entry in batch]
     is_adjusted = any(_is_adjusted(entry.sequence) for entry in batch)
     if any(_is_truncated(entry.sequence) for entry in batch):
         native = None
     if native is not None and not is_adjusted:
-        token_ids = _draw_natively(batch, [entry.logits for entry in batch], spans, native)
+        logits_of = [entry.logits for entry in batch]
+        token_ids = _draw_natively(batch, logits_of, masks, spans, native)
         return [token_ids[start:stop] for start, stop in spans]
     logits = batch[0].logits if len(batch) == 1 else torch.cat([e.logits for e in batch])
-    if is_adjusted:
+    if is_adjusted or any(each is not None for each in masks):
         # The engine's tensors stay as they are: log-probabilities are those of the raw law.
         logits = logits.clone() if len(batch) == 1 else logits
-        _adjust(logits, batch, spans)
+        _adjust(logits, batch, masks, spans)
     if native is not None:
         parts = [logits[start:stop] for start, stop in spans]
-        token_ids = _draw_natively(batch, parts, spans, native)
+        token_ids = _draw_natively(batch, parts, [None] * len(batch), spans, native)
     else:
         draws = draw(logits, _draw_rows(batch, sizes), noise, fused)
         token_ids = np.where(draws.valid, draws.token_ids, np.int32(-1))
@@ -166,28 +168,50 @@ def _draw_all(
 def _draw_natively(
     batch: Sequence[Evaluated],
     logits: Sequence[torch.Tensor],
+    masks: Sequence[TokenMask | None],
     spans: Sequence[tuple[int, int]],
     native: DrawKernels,
 ) -> TokenArray:
-    """All rows' draws, where no law truncates.  logits: of each entry, spans: its rows."""
+    """All rows' draws, where no law truncates.  logits, masks: of each entry, spans: its rows."""
     rows = [each.contiguous() for each in logits]
     shares = [
         DrawShare(
             row.data_ptr(), entry.tree.parents.tobytes(), len(entry.tree) + 1,
             entry.sequence.seed, entry.sequence.output_len, entry.sequence.params.stream,
-            entry.sequence.params.temperature,
+            entry.sequence.params.temperature, None if mask is None else mask.ctypes.data,
         )
-        for entry, row in zip(batch, rows, strict=True)
+        for entry, row, mask in zip(batch, rows, masks, strict=True)
     ]  # fmt: skip
     winners = native.draw(shares, rows[0].shape[1])
     for row, candidates in winners.close:
         index = bisect.bisect_right(spans, row, key=operator.itemgetter(0)) - 1
         entry, inner = batch[index], row - spans[index][0]
-        among = np.arange(rows[index].shape[1]) if candidates is None else candidates
+        among = _allowed(masks[index], inner, rows[index]) if candidates is None else candidates
         params, sequence = entry.sequence.params, entry.sequence
         triple = (sequence.seed, int(_positions(entry)[inner]), params.stream)
         winners.token_ids[row] = winner_among(rows[index][inner], among, params.temperature, triple)
     return winners.token_ids
+
+
+def _allowed(mask: TokenMask | None, row: int, logits: torch.Tensor) -> Indices:
+    """The tokens that may be drawn at a row of an entry, ascending."""
+    vocab_size = logits.shape[1]
+    if mask is None:
+        return np.arange(vocab_size)
+    bits = np.unpackbits(mask[row].view(np.uint8), count=vocab_size, bitorder="little")
+    return np.flatnonzero(bits)
+
+
+def _masks(entry: Evaluated) -> TokenMask | None:
+    """What the sequence's hook allows at each of its rows; None = everything, or nothing counts
+    any more because the request has failed."""
+    if entry.sequence.hook is None:
+        return None
+    try:
+        return entry.sequence.hook.masks()
+    except RequestError as error:
+        entry.sequence.failure = error
+        return None
 
 
 def _positions(entry: Evaluated) -> Indices:
@@ -215,7 +239,6 @@ def _is_adjusted(sequence: TargetSequence) -> bool:
     return (
         sequence.params.has_penalties
         or sequence.bias is not None
-        or sequence.hook is not None
         or (sequence.banned is not None and sequence.output_len < sequence.params.min_tokens)
     )
 
@@ -225,9 +248,12 @@ def _is_truncated(sequence: TargetSequence) -> bool:
 
 
 def _adjust(
-    logits: torch.Tensor, batch: Sequence[Evaluated], spans: Sequence[tuple[int, int]]
+    logits: torch.Tensor,
+    batch: Sequence[Evaluated],
+    masks: Sequence[TokenMask | None],
+    spans: Sequence[tuple[int, int]],
 ) -> None:
-    """Bias, penalties, bans and hooks, in place and in the order `cluster.spec.sampling` states."""
+    """Bias, penalties, bans and masks, in place and in the order `cluster.spec.sampling` states."""
     for entry, (start, stop) in zip(batch, spans, strict=True):
         if entry.sequence.bias is not None:
             entry.sequence.bias.apply(logits[start:stop])
@@ -242,9 +268,7 @@ def _adjust(
         if entry.sequence.banned is not None:
             early = np.flatnonzero(_positions(entry) < entry.sequence.params.min_tokens)
             ban(logits, (early + start).tolist(), entry.sequence.banned)
-    for entry, (start, stop) in zip(batch, spans, strict=True):
-        if entry.sequence.hook is not None:
-            try:
-                entry.sequence.hook(logits[start:stop], entry.tree)
-            except RequestError as error:
-                entry.sequence.failure = error
+    for entry, mask, (start, stop) in zip(batch, masks, spans, strict=True):
+        if mask is not None:
+            has_bans = entry.sequence.banned is not None
+            forbid(logits[start:stop], mask, may_be_banned=has_bans)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ray import serve
 
-from cluster.config import Config, TargetConfig
+from cluster.config import Config
 from cluster.core import SamplingParams
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ class IngressDeployment:
     async def __init__(self, config: Config, coordinator: Any) -> None:  # type: ignore[misc]  # awaited
         """coordinator: a Serve handle, used only to find the coordinators' addresses."""
         configure_logging()
-        tokenizer, defaults = await asyncio.to_thread(_load_text, config.target)
+        tokenizer, defaults = await asyncio.to_thread(_load_text, config)
         process = process_id("ingress")
         self._ingress = Ingress(
             config, tokenizer, defaults, ServeEndpoints(coordinator),
@@ -92,11 +92,15 @@ class IngressDeployment:
             await self._exporter.stop()
 
 
-def _load_text(target: TargetConfig) -> tuple[Tokenizer, SamplingParams]:
+def _load_text(config: Config) -> tuple[Tokenizer, SamplingParams]:
     """The tokenizer of the target's model and its default sampling parameters."""
+    target = config.target
     folder, choice = tokenizer_folder(target.engine.model), target.generation_config
     tokenizer = Tokenizer.load(
-        folder, generation_config=choice, trust_remote_code=target.engine.trust_remote_code
+        folder,
+        generation_config=choice,
+        trust_remote_code=target.engine.trust_remote_code,
+        chat_template=config.answers.chat_template,
     )
     return tokenizer, load_sampling_defaults(folder, choice)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import jsonschema
@@ -13,7 +14,7 @@ import torch
 from cluster.core import SamplingParams, TokenTree
 from cluster.grammar_spec import GrammarSpec
 from cluster.messages import Refusal
-from cluster.worker.grammar_hook import _forbidden, clear_bits
+from cluster.spec.logits_hook import _forbidden, clear_bits
 from cluster.worker.grammars import Grammars
 from cluster.worker.verifier import Verifier
 from tests.support.grammar.backends import (
@@ -75,6 +76,18 @@ def test_no_tree_changes_the_text(backend: str, name: str, law: str) -> None:
         random_drafts(1, VOCAB_SIZE),
     ):
         assert decode(verifier(backend), PROMPT, params, drafter, length) == plain[:length]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_text_that_nothing_else_adjusts_belongs_to_its_grammar(temperature: float) -> None:
+    # Such rows are masked within the native draw, where there is one.
+    law = SamplingParams(temperature, seed=2, grammar=SPECS["regex"], stop_token_ids=eos())
+    plain = decode(verifier(), PROMPT, law, num_tokens=12)
+    text = until_end(plain)
+    assert re.fullmatch(SPECS["regex"].source, text)
+    length = plain.index(eos()[0]) + 1
+    right = half_right(PROMPT + plain, 1, VOCAB_SIZE)
+    assert decode(verifier(), PROMPT, law, right, length) == plain[:length]
 
 
 def test_another_target_goes_on_with_the_text_that_is_there() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-import torch
 
 from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem
 from cluster.engine.cpu import kernels
 from cluster.messages import Refusal
+from cluster.spec.logits_hook import TokenMask
 from cluster.worker.verifier import Verifier
 from tests.support.worker.rounds import (
     Session,
@@ -46,14 +47,19 @@ class Allowed:
         self.text = [*self.text[:base_len], *token_ids.tolist()]
 
     def prepare(self, tree: TokenTree) -> None:
-        return None
-
-    def __call__(self, logits: torch.Tensor, tree: TokenTree) -> None:
-        texts = [self.text]
+        self.texts = [self.text]
         for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
-            texts.append([*texts[parent + 1], token])
-        allowed = torch.tensor([is_allowed(text) for text in texts])
-        logits.masked_fill_(~allowed, -torch.inf)
+            self.texts.append([*self.texts[parent + 1], token])
+
+    def masks(self) -> TokenMask:
+        return packed(np.array([is_allowed(text) for text in self.texts]))
+
+
+def packed(allowed: npt.NDArray[np.bool_]) -> TokenMask:
+    """uint32[rows, words] of bool[rows, vocab]."""
+    bits = np.zeros((len(allowed), -(-allowed.shape[1] // 32) * 32), dtype=np.bool_)
+    bits[:, : allowed.shape[1]] = allowed
+    return np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
 
 
 def is_allowed(text: Sequence[int]) -> list[bool]:
@@ -126,8 +132,8 @@ def test_log_probabilities_stay_those_of_the_raw_law() -> None:
 
 def test_a_hook_that_allows_nothing_ends_its_request_with_an_error() -> None:
     class Nothing(Allowed):
-        def __call__(self, logits: torch.Tensor, tree: TokenTree) -> None:
-            logits.fill_(-torch.inf)
+        def masks(self) -> TokenMask:
+            return np.zeros((1, 1), dtype=np.uint32)
 
     engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
     target = Verifier(engine, open_hook=lambda item: Nothing() if item.request_id == "r" else None)

@@ -22,6 +22,7 @@ struct Row {
     const float *logits;
     double temperature; /* 0 = greedy */
     uint64_t seed, position, stream;
+    const uint32_t *allowed; /* null = all */
 };
 
 struct Draw {
@@ -113,12 +114,26 @@ long greatest(const float *logits, long size, float *maximum) {
     return token;
 }
 
+/* The row's logits, -inf at the tokens that its mask forbids; valid until this thread's next call. */
+const float *allowed_logits(const Row &row, long size) {
+    if (row.allowed == nullptr) return row.logits;
+    thread_local std::vector<float> masked;
+    masked.assign(size, -INFINITY);
+    for (long start = 0; start < size; start += 32)
+        for (uint32_t bits = row.allowed[start / 32]; bits != 0; bits &= bits - 1) {
+            const long token = start + __builtin_ctz(bits);
+            if (token < size) masked[token] = row.logits[token];
+        }
+    return masked.data();
+}
+
 void do_row(void *argument, long index) {
     const Draw &draw = *static_cast<const Draw *>(argument);
     const Row &row = draw.rows[index];
     const long size = draw.vocab_size;
+    const float *all = allowed_logits(row, size);
     float maximum;
-    const long top = greatest(row.logits, size, &maximum);
+    const long top = greatest(all, size, &maximum);
     draw.token_ids[index] = (int32_t)top;
     draw.counts[index] = top < 0 ? 0 : 1;
     if (top < 0 || row.temperature == 0.0) return;
@@ -138,9 +153,9 @@ void do_row(void *argument, long index) {
         }
         vfloat logits = splat(-INFINITY);
         if (size - start >= LANES)
-            logits = *(const vfloat *)(row.logits + start);
+            logits = *(const vfloat *)(all + start);
         else
-            for (long i = 0; i < size - start; i++) logits[i] = row.logits[start + i];
+            for (long i = 0; i < size - start; i++) logits[i] = all[start + i];
         const vfloat score = (logits - splat(maximum)) / splat(temperature) + gumbel_of(*(const vuint *)words);
         *(vfloat *)(scores + start) = score;
         highest = score > highest ? score : highest;
@@ -177,7 +192,8 @@ extern "C" int64_t draw_tokens(const DrawShare *shares, long num_shares, long vo
             /* Row 0 is the context's, row n + 1 node n's; a node's parent stands before it, -1 = the context. */
             if (row > 0) depths[row] = depths[share->parents[row - 1] + 1] + 1;
             rows.push_back({share->logits + row * vocab_size, share->temperature, share->seed,
-                            (uint64_t)share->position + depths[row], (uint64_t)share->stream});
+                            (uint64_t)share->position + depths[row], (uint64_t)share->stream,
+                            share->allowed == nullptr ? nullptr : share->allowed + row * ((vocab_size + 31) / 32)});
         }
     }
     Draw draw = {rows.data(), vocab_size, margin, limit, token_ids, finalists, counts};

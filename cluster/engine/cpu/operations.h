@@ -59,6 +59,7 @@ struct DrawShare {
     uint64_t seed;
     int64_t position, stream; /* of the first row */
     double temperature;
+    const uint32_t *allowed; /* [num_rows, ceil(vocab / 32)], a bit for each token that may be drawn; null = all */
 };
 
 void attend(const Attention *call, long num_tasks, int is_bf16, int num_threads);

@@ -44,6 +44,8 @@ class DrawShare(ctypes.Structure):
 
     logits: float32[num_rows, vocab], contiguous.  parents: int32[num_rows - 1], as bytes, of the
     nodes behind the first row.  position: of the first row's draw.  temperature 0 = greedy.
+    allowed: uint32[num_rows, ceil(vocab / 32)], contiguous, a bit for each token that may be drawn;
+    None = all.
     """
 
     _fields_ = (
@@ -54,6 +56,7 @@ class DrawShare(ctypes.Structure):
         ("position", ctypes.c_int64),
         ("stream", ctypes.c_int64),
         ("temperature", ctypes.c_double),
+        ("allowed", ctypes.c_void_p),
     )
 
 

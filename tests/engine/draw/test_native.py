@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
-from cluster.core import SamplingParams, TokenTree, VerifyItem, token_array
+from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem, token_array
 from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Kernels
+from cluster.spec.logits_hook import TokenMask
 from cluster.spec.noise import gumbel, gumbel_rows
 from cluster.spec.noise_torch import NoiseRows
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
@@ -88,6 +92,54 @@ def test_what_is_done_to_the_logits_before_the_draw_is_done(
     noise = NoiseRows(50, CPU)
     assert draw_all([evaluated(adjusted[0], logits)], noise, kernels.draws)[0].tolist() == [7] * 5
     assert torch.equal(logits, untouched)
+
+
+class Fixed:
+    """A hook that allows the same tokens at the same rows in every step."""
+
+    def __init__(self, allowed: npt.NDArray[np.bool_]) -> None:
+        """allowed: bool[rows, vocab]."""
+        bits = np.zeros((len(allowed), -(-allowed.shape[1] // 32) * 32), dtype=np.bool_)
+        bits[:, : allowed.shape[1]] = allowed
+        # The bits beyond the vocabulary are no tokens, whatever they say.
+        bits[:, allowed.shape[1] :] = True
+        self._masks = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
+
+    def extend(self, base_len: int, token_ids: TokenArray) -> None: ...
+
+    def prepare(self, tree: TokenTree) -> None: ...
+
+    def masks(self) -> TokenMask:
+        return self._masks
+
+
+@pytest.mark.parametrize("vocab_size", [7, 64, 4100])
+@pytest.mark.parametrize("spread", [0.0, 4.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1e-50])
+def test_masked_draws_are_those_of_the_masked_law(
+    kernels: Kernels, vocab_size: int, spread: float, temperature: float
+) -> None:
+    generator = np.random.default_rng(vocab_size)
+    allowed = generator.random((6, vocab_size)) < 0.3
+    allowed[:, 0] = True
+    allowed[1] = np.arange(vocab_size) == vocab_size - 1
+    allowed[2] = True
+    allowed[3] = False
+    logits = torch.from_numpy(generator.standard_normal((6, vocab_size)).astype(np.float32))
+    logits *= spread
+    logits[0, ~allowed[0]] = 90.0  # what is forbidden would win
+    logits[4, 0] = torch.nan
+    params = SamplingParams(temperature, seed=5)
+    masked = evaluated(params, logits)
+    masked.sequence.hook = Fixed(allowed)
+    untouched = logits.clone()
+    batch = [masked, evaluated(params, logits), evaluated(replace(params, seed=6), logits)]
+    assert_equal_draws(kernels, batch)
+    found = draw_all(batch, NoiseRows(vocab_size, CPU), kernels.draws)[0].tolist()
+    assert allowed[0, found[0]]
+    assert found[1] == vocab_size - 1
+    assert found[3] == found[4] == -1
+    assert torch.equal(logits.nan_to_num(), untouched.nan_to_num())
 
 
 def test_laws_that_truncate_are_drawn_as_before(kernels: Kernels) -> None:

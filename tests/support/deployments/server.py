@@ -90,7 +90,8 @@ class _House:
         here, there = memory_pair()
         tasks = [asyncio.create_task(worker.serve(there))]
         coordinator.add_target("target", worker.describe(), here)
-        tokenizer = Tokenizer.load(folder, generation_config="none")
+        template = config.answers.chat_template
+        tokenizer = Tokenizer.load(folder, generation_config="none", chat_template=template)
         defaults = load_sampling_defaults(folder, "none")
         ingress = Ingress(config, tokenizer, defaults, _NoEndpoints())
         here, there = memory_pair()

@@ -1,6 +1,9 @@
 """A few questions, here so that nothing is fetched.  Their answers do not matter: that there are
 scores and texts does."""
 
+import json
+from pathlib import Path
+
 import datasets
 
 _QUESTIONS = [
@@ -8,14 +11,21 @@ _QUESTIONS = [
     for left in (3, 5, 8, 13)
     for right in (1, 2)
 ]
-_TEXTS = [
-    {"page": f"def add_{number}(value):\n    return value + {number}\n"} for number in range(8)
-]
+# Texts that nothing here was trained on.
+_HELD_OUT = Path(__file__).resolve().parents[4] / "models" / "heldout.jsonl"
+_TEXTS_PER_PAGE, _NUM_PAGES = 5, 8
 
 
 def questions(**_settings: object) -> dict[str, datasets.Dataset]:
     return {"test": datasets.Dataset.from_list(_QUESTIONS)}
 
 
+def pages() -> list[str]:
+    lines = _HELD_OUT.read_text("utf-8").splitlines()[: _TEXTS_PER_PAGE * _NUM_PAGES]
+    found = [str(json.loads(line)["text"]) for line in lines]
+    starts = range(0, len(found), _TEXTS_PER_PAGE)
+    return ["\n\n".join(found[start : start + _TEXTS_PER_PAGE]) for start in starts]
+
+
 def texts(**_settings: object) -> dict[str, datasets.Dataset]:
-    return {"test": datasets.Dataset.from_list(_TEXTS)}
+    return {"test": datasets.Dataset.from_list([{"page": page} for page in pages()])}
