@@ -19,6 +19,7 @@ from cluster.config_api import HttpConfig
 from cluster.config_parse import parse, unknown_key
 from cluster.config_rules import check_ports, check_rules
 from cluster.errors import ConfigError
+from cluster.live_config import changed
 from cluster.models.names import served_name
 
 # The keys of Ray Serve's ServeDeploySchema and ServeApplicationSchema that we let through.
@@ -31,21 +32,32 @@ _APPLICATION_KEYS = (
     "import_path",
     "runtime_env",
     "args",
+    "deployments",
     "logging_config",
     "external_scaler_enabled",
     "autoscaling_policy",
 )
+
+# The deployment that may be changed while it runs, and the keys of Serve's DeploymentSchema that
+# are let through: all else of it is ours, in args.
+TARGET = "target"
+_DEPLOYMENT_KEYS = ("name", "user_config")
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 @dataclass(frozen=True, slots=True)
 class ServeFile:
-    """A checked file.  document: the Serve config as plain data, overrides applied."""
+    """A checked file.
+
+    document: the Serve config as plain data, overrides applied.  user_config: the target's, which
+    `config` contains.
+    """
 
     path: Path
     document: Mapping[str, Any]
     config: Config
+    user_config: Mapping[str, Any] | None = None
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
@@ -144,7 +156,27 @@ def _checked(path: Path, document: Any, overrides: Sequence[str]) -> ServeFile:
     check_rules(config)
     check_ports(config)
     http["host"], http["port"] = config.http.host, config.http.port
-    return ServeFile(path, document, config)
+    user_config = _user_config(application)
+    where = "applications[0].deployments[0].user_config"
+    return ServeFile(path, document, changed(config, user_config, where), user_config)
+
+
+def _user_config(application: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The target's, None where it has none."""
+    path = "applications[0].deployments"
+    deployments = application.get("deployments") or []
+    if not isinstance(deployments, list) or len(deployments) > 1:
+        raise ConfigError(f"{path}: a list of one deployment is expected", param=path)
+    for deployment in deployments:
+        _check_keys(deployment, _DEPLOYMENT_KEYS, f"{path}[0]")
+        if deployment.get("name") != TARGET:
+            raise ConfigError(
+                f"{path}[0].name: {deployment.get('name')!r}; only {TARGET} has a user_config",
+                param=f"{path}[0].name",
+            )
+        found: Mapping[str, Any] | None = deployment.get("user_config")
+        return found
+    return None
 
 
 def _served_by_proxy(config: Config, grpc: dict[str, Any]) -> Config:

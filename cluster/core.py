@@ -118,7 +118,7 @@ class Request:
     output_ids: tokens already emitted, which the output continues.
     was_admitted: a coordinator that is gone had let it in; it need not queue again.
     tenant: `cluster.tenant`; only its own earlier texts may help.
-    adapter: name of the LoRA adapter that the target runs with, "" = none.
+    adapter: what the target runs with, as an `AdapterList` has it or by name alone, "" = none.
     """
 
     id: str

@@ -103,6 +103,18 @@ class StepReport:
     pages_total: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterList:
+    """The LoRA adapters that new requests may ask for.
+
+    served: of each its name, "@" and a digest of its content, so that what began with one content
+    does not go on with another.  refused: why the last change of them was, "" = it was not.
+    """
+
+    served: tuple[str, ...] = ()
+    refused: str = ""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class VerifyFrame:
     """Coordinator to target: a batch that runs as one step, and requests to forget.
@@ -162,6 +174,7 @@ class VerdictFrame:
     in_hand: every item that is still to be answered, in a frame of its own, said once a second
     while there are any, however long a step takes.
     drafts: in a frame of its own, after that with the verdicts of items with draft_nodes.
+    adapters: in the first frame, and in one of its own when they change.
     """
 
     verdicts: tuple[Verdict, ...] = ()
@@ -170,6 +183,7 @@ class VerdictFrame:
     report: StepReport | None = None
     in_hand: tuple[InHand, ...] = ()
     drafts: DraftReport | None = None
+    adapters: AdapterList | None = None
 
     @property
     def is_heartbeat(self) -> bool:
@@ -191,6 +205,10 @@ class SubmitFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventFrame:
-    """Coordinator to ingress: what the requests of this stream got since the last frame."""
+    """Coordinator to ingress: what the requests of this stream got since the last frame.
+
+    adapters: those that every target serves; None = they are as they were.
+    """
 
     events: tuple[TokenEvent, ...] = ()
+    adapters: AdapterList | None = None

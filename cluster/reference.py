@@ -22,6 +22,7 @@ from cluster import metrics
 from cluster.config import Config, DrafterConfig
 from cluster.config_rules import RANGES
 from cluster.draft.registry import KINDS
+from cluster.live_config import TargetUserConfig
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -44,6 +45,20 @@ drafthouse serve configs/local.yaml --set 'target.placement.labels={ray.io/node-
 ```
 
 The keys of `drafters.NAME.options` depend on the drafter's kind and stand at the end.
+
+A change of these keys takes a restart: `serve deploy FILE` replaces every process. What may change
+while the target serves stands under `applications[0].deployments`, Serve's own key, and `serve
+deploy FILE` applies it to the running processes:
+
+```yaml
+applications:
+  - import_path: deployments.app:build
+    args: {...}
+    deployments:
+      - name: target
+        user_config:
+          adapters: {my-model-sql: /data/adapters/sql}
+```
 """
 
 _METRICS = """\
@@ -101,6 +116,7 @@ def configuration_page() -> str:
     for kind, paths in places.items():
         title = ", ".join(f"`{path}`" for path in paths) if paths[0] else "The top level"
         sections.append(_section(title, kind))
+    sections.append(_section("`user_config` of the deployment `target`", TargetUserConfig))
     for name, drafter in KINDS.items():
         options = pkgutil.resolve_name(drafter.options)
         sections.append(_section(f"`drafters.NAME.options` of kind `{name}`", options))

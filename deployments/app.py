@@ -15,7 +15,7 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from cluster.config import Config
-from cluster.config_file import parse_arguments
+from cluster.config_file import TARGET, parse_arguments
 from cluster.models.resolve import absolute
 from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment
@@ -51,11 +51,21 @@ _INGRESS_DRAIN_S = 60
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
     """The Serve application for `args` of a config file; raises ConfigError for a wrong key."""
+    return build_with(arguments, None)
+
+
+def build_with(
+    arguments: Mapping[str, Any], user_config: Mapping[str, Any] | None
+) -> serve.Application:
+    """The same, with the target's `user_config`, which a file's `deployments` hold.
+
+    `serve deploy` sets that one by itself."""
     config = parse_arguments(resolved(arguments))
     target = _deployment(
         TargetDeployment,
-        "target",
+        TARGET,
         num_replicas=config.target.replicas,
+        user_config=user_config,
         **group_options(config.target.placement, config.target.engine.tensor_parallel),
     ).bind(config)
     drafters = {

@@ -23,7 +23,7 @@ from cluster.config import Config
 from cluster.config_file import ServeFile
 from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import from_here, joined
-from deployments.app import build
+from deployments.app import build_with
 from deployments.console_log import following
 from deployments.local_ray import JoinedRay, LocalRay
 from deployments.models import has_chat_template
@@ -158,7 +158,7 @@ def _deploy(file: ServeFile) -> None:
         logging_config=logging_options(file, {}),
     )
     target = serve.RunTarget(
-        build(application["args"]),
+        build_with(application["args"], file.user_config),
         name=_name(file),
         route_prefix=_route_prefix(file),
         logging_config=logging_options(file, application),

@@ -22,6 +22,8 @@ class TargetDeployment:
 
     async def __init__(self, config: Config) -> None:  # type: ignore[misc]  # Serve awaits it
         configure_logging()
+        self._config = config
+        self._changing = asyncio.Lock()
         self._ranks = RankGroup(config.target)
         # Loading takes from seconds to minutes, measuring steps two seconds, and Serve asks for the
         # state meanwhile.
@@ -41,6 +43,19 @@ class TargetDeployment:
             ),
             self._worker.describe(),
         )
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Serve calls it after the constructor and when the file's user_config has changed.
+
+        A change that cannot be is refused in the log and in /health: an exception would make Serve
+        replace the replica, with all that it is serving."""
+        from cluster.worker.adapters import serve_adapters
+
+        async with self._changing:
+            adapters = await asyncio.to_thread(
+                serve_adapters, self._engine, self._config, user_config
+            )
+            self._worker.leases.announce(adapters)
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Serve passes this on to whoever holds a handle."""

@@ -16,6 +16,8 @@ settings.register_profile(
     "patient", settings.get_profile(settings.get_current_profile_name()), deadline=None
 )
 settings.load_profile("patient")
+# `make test-nightly` asks for more of what differs between runs.
+settings.register_profile("nightly", settings.get_profile("patient"), max_examples=1000)
 # `make mutation` asks one question per mutant, does any test fail, and the same way each time.
 settings.register_profile(
     "mutation",

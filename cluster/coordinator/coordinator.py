@@ -17,6 +17,7 @@ from typing import Any
 from cluster import metrics
 from cluster.config import Config
 from cluster.coordinator.activity import ActivityLog
+from cluster.coordinator.adapters import ADAPTERS, AdapterNews
 from cluster.coordinator.controller import Controller
 from cluster.coordinator.drafters import DrafterPool, share_devices
 from cluster.coordinator.fence import Fence
@@ -92,8 +93,9 @@ class Coordinator:
         self._rounds = RoundLoop(
             self._table, self._pool, controller, self._log, waits, residents, fence, settings, clock
         )
+        self._adapters = AdapterNews()
         self._targets = TargetLinks(
-            settings, self._table, self._rounds, residents, controller, self._log,
+            settings, self._table, self._rounds, residents, controller, self._log, self._adapters,
             max_frame_tokens, clock,
         )  # fmt: skip
         self._tasks: dict[DrafterReplica, asyncio.Task[None]] = {}
@@ -235,7 +237,7 @@ class Coordinator:
 
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
         """Serve one ingress link until it ends."""
-        await IngressLink(self, link, f"{next(self._link_numbers)}/").serve()
+        await IngressLink(self, link, f"{next(self._link_numbers)}/", self._adapters).serve()
 
     # Reports
 
@@ -267,9 +269,16 @@ class Coordinator:
             "drafters": [replica.status(now) for replica in (*self._pool, *residents)],
             "scores": self._controller.acceptance.table(),
             "throttles": self._controller.states(self._clock()),
-            "refused": dict(self._refused),
+            "refused": self._refusals(),
             "recent_rounds": self._log.recent_rounds.report(),
         }
+
+    def _refusals(self) -> dict[str, str]:
+        """Why drafters take no part, by name, and why a change of the adapters was refused."""
+        adapters = self._adapters.current
+        if adapters is None or not adapters.refused:
+            return dict(self._refused)
+        return {**self._refused, ADAPTERS: adapters.refused}
 
     def tick(self) -> None:
         """Act on everything that is overdue; called every half second by the watch."""

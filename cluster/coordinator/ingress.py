@@ -7,11 +7,12 @@ import logging
 from collections import deque
 from typing import Protocol
 
+from cluster.coordinator.adapters import AdapterNews
 from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import error_event
 from cluster.core import EMPTY_TOKENS, Request, TokenEvent
 from cluster.errors import DrafthouseError, WorkerError
-from cluster.messages import EventFrame, SubmitFrame
+from cluster.messages import AdapterList, EventFrame, SubmitFrame
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 
@@ -37,22 +38,30 @@ class IngressLink:
     """Serves one link.  Request ids are the ingress's own; `prefix` keeps links apart."""
 
     def __init__(
-        self, taker: RequestTaker, link: Link[EventFrame, SubmitFrame], prefix: str
+        self,
+        taker: RequestTaker,
+        link: Link[EventFrame, SubmitFrame],
+        prefix: str,
+        adapters: AdapterNews,
     ) -> None:
         self._taker = taker
         self._link = link
         self._prefix = prefix
         self._live: set[str] = set()
+        self._adapters = adapters
+        self._news: AdapterList | None = None  # to be told
         self._events: deque[TokenEvent] = deque()
         self._wake = asyncio.Event()
 
     async def serve(self) -> None:
         """Until the link ends; its requests are then cancelled: nobody would read their text."""
+        self._adapters.listen(self._note_adapters)
         try:
             await run_until_first_ends(self._read_all(), self._send_forever())
         except WorkerError as error:
             log.info("ingress link broke: %s", error.message)
         finally:
+            self._adapters.ignore(self._note_adapters)
             for request_id in list(self._live):
                 self._taker.cancel(self._prefix + request_id)
 
@@ -80,6 +89,10 @@ class IngressLink:
         if request.id in self._live and not request.was_admitted:
             self._deliver(TokenEvent(request.id, len(request.output_ids), EMPTY_TOKENS))
 
+    def _note_adapters(self, adapters: AdapterList) -> None:
+        self._news = adapters
+        self._wake.set()
+
     def _deliver(self, event: TokenEvent) -> None:
         if event.finish_reason is not None:
             self._live.discard(event.request_id)
@@ -92,6 +105,9 @@ class IngressLink:
             # What the same verdicts let go to targets and drafters goes first.
             await self._taker.wait_sent()
             self._wake.clear()
+            news, self._news = self._news, None
+            if news is not None:
+                await self._link.send(EventFrame(adapters=news))
             while self._events:
                 count = min(len(self._events), _MAX_EVENTS_PER_FRAME)
                 await self._link.send(

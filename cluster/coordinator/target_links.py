@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 
 from cluster.config import CoordinatorConfig
+from cluster.coordinator.adapters import AdapterNews
 from cluster.coordinator.controller import Controller
 from cluster.coordinator.liveness import Liveness, Overdue
 from cluster.coordinator.residents import ResidentDrafters
@@ -43,10 +44,12 @@ class TargetLinks:
         residents: ResidentDrafters,
         controller: Controller,
         log_of_rounds: RoundLog,
+        adapters: AdapterNews,
         max_frame_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._table = table
+        self._adapters = adapters
         self._rounds = rounds
         self._residents = residents
         self._controller = controller
@@ -154,6 +157,8 @@ class TargetLinks:
     async def _read_all(self, seat: TargetSeat) -> None:
         async for frame in seat.link:
             self._liveness.heard(seat, frame)
+            if frame.adapters is not None and self._table.seats.get(seat.id) is seat:
+                self._adapters.said(seat.id, frame.adapters)
             if frame.is_heartbeat:
                 continue
             self._num_forming += 1
@@ -190,5 +195,6 @@ class TargetLinks:
             self._residents.leave(seat)
             self._log.forget(seat)
             self._liveness.forget(seat)
+            self._adapters.left(seat.id)
             self._update_limits()
             self.dispatch_touched()

@@ -7,18 +7,23 @@ together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import logging
+import threading
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from cluster.engine.attention.seam import LayerPlan
 from cluster.engine.cpu.layers import NativeMLP
-from cluster.engine.loading.peft_folder import LowRank, refused
+from cluster.engine.loading.peft_folder import AdapterFolder, LowRank, refused
 from cluster.engine.paths import StepInputs
 from cluster.engine.types import AttentionOptions
+from cluster.errors import NotFoundError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,7 +31,7 @@ class _Site:
     """A linear layer of the model, or its part of a product of several.
 
     start: the first of its columns in the product.  is_output: it is given the rows alone whose
-    logits are wanted.  pairs: by the index of the adapter.
+    logits are wanted.
     """
 
     product: torch.nn.Module
@@ -34,22 +39,75 @@ class _Site:
     in_features: int
     out_features: int
     is_output: bool
-    pairs: dict[int, LowRank] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """One that lies in memory.
+
+    reference: its name, "@" and the digest of its content.  parts: by the names of the layers.
+    """
+
+    reference: str
+    parts: Mapping[str, tuple[_Site, LowRank]]
 
 
 class Adapters:
-    """Of one model; index 0 means none, adapter `names[i]` has the index i + 1."""
+    """Those of one model at one moment; never changed, only replaced.
 
-    def __init__(self, module: Any, adapters: Mapping[str, Mapping[str, LowRank]]) -> None:
-        """adapters: as read from their folders.  Raises ConfigError for one that does not fit."""
-        self.names = tuple(adapters)
-        sites: dict[str, _Site] = {}
-        for index, (name, pairs) in enumerate(adapters.items(), 1):
-            for layer, pair in pairs.items():
-                if layer not in sites:
-                    sites[layer] = _site(module, name, layer)
-                sites[layer].pairs[index] = _fitted(name, layer, pair, sites[layer])
-        self._sites = tuple(sites.values())
+    Index 0 means none.  An index stands for one content and is never given to another, so what was
+    cached for it is never taken for another's.
+    """
+
+    def __init__(
+        self, loaded: Mapping[int, Adapter] | None = None, served: Mapping[str, int] | None = None
+    ) -> None:
+        """loaded: by index.  served: those that new requests may name; the others are in memory
+        for requests that run."""
+        self.loaded = dict(loaded or {})
+        self.served = dict(served or {})
+        # By the layer: the pairs of those that have one there.
+        self._sites: dict[str, tuple[_Site, dict[int, LowRank]]] = {}
+        for index, adapter in self.loaded.items():
+            for layer, (site, pair) in adapter.parts.items():
+                self._sites.setdefault(layer, (site, {}))[1][index] = pair
+
+    def __contains__(self, index: object) -> bool:
+        return index == 0 or index in self.loaded
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.served)
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Of those that are served."""
+        return tuple(self.loaded[index].reference for index in self.served.values())
+
+    @property
+    def dropped(self) -> frozenset[int]:
+        """Those in memory that are served no more."""
+        return frozenset(self.loaded.keys() - self.served.values())
+
+    def index_of(self, adapter: str) -> int:
+        """By a reference, or by a name that is served; "" = 0.  Raises NotFoundError.
+
+        A reference finds its content or nothing: what began with one does not go on with another.
+        """
+        if not adapter:
+            return 0
+        name, _, digest = adapter.partition("@")
+        if not digest and name in self.served:
+            return self.served[name]
+        for index, each in self.loaded.items():
+            if each.reference == adapter:
+                return index
+        if name in self.served:
+            raise NotFoundError(
+                f"adapter {name!r} has been replaced since the request came; send it again"
+            )
+        known = ", ".join(self.served) or "none"
+        raise NotFoundError(f"the target serves no adapter {name[:128]!r}; adapters: {known}")
 
     @contextmanager
     def applied(self, inputs: StepInputs) -> Iterator[None]:
@@ -59,14 +117,60 @@ class Adapters:
         wanted = _rows_of(inputs.adapters[inputs.logit_rows])
         hooks = []
         try:
-            for site in self._sites:
-                hook = _hook(site, wanted if site.is_output else rows)
+            for site, pairs in self._sites.values():
+                hook = _hook(site, pairs, wanted if site.is_output else rows)
                 if hook is not None:
                     hooks.append(site.product.register_forward_hook(hook))
             yield
         finally:
             for each in hooks:
                 each.remove()
+
+
+class AdapterShelf:
+    """The adapters of one model, to be read as `current`, by requests in whichever thread.
+
+    One thread loads (`serve`) while another one steps and lets go (`drop_unused`).
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.current = Adapters()
+        self._module = module
+        self._last_index = 0
+        self._lock = threading.Lock()  # held while `current` is replaced, never while one is read
+
+    def serve(self, found: Mapping[str, AdapterFolder]) -> None:
+        """Serve these by their names and no others, to requests that come from now on.
+
+        What was loaded with the same name and content stays as it is.  Raises ConfigError for one
+        that does not fit; then nothing has changed."""
+        references = {name: f"{name}@{folder.digest}" for name, folder in found.items()}
+        is_served = set(self.current.references)
+        fitted = {
+            name: Adapter(references[name], _parts(self._module, name, folder.pairs))
+            for name, folder in found.items()
+            if references[name] not in is_served
+        }
+        with self._lock:
+            loaded = dict(self.current.loaded)
+            known = {each.reference: index for index, each in loaded.items()}
+            served: dict[str, int] = {}
+            for name, reference in references.items():
+                if reference not in known:
+                    self._last_index += 1
+                    known[reference] = self._last_index
+                    loaded[self._last_index] = fitted[name]
+                served[name] = known[reference]
+            self.current = Adapters(loaded, served)
+
+    def drop_unused(self, used: Collection[int]) -> None:
+        """Free those that are served no more, but for the indices that requests run with."""
+        with self._lock:
+            freed = self.current.dropped.difference(used)
+            if freed:
+                kept = {i: each for i, each in self.current.loaded.items() if i not in freed}
+                self.current = Adapters(kept, self.current.served)
+                log.info("adapters freed count=%d", len(freed))
 
 
 class LayerByLayer:
@@ -88,9 +192,9 @@ def _rows_of(adapters: torch.Tensor) -> dict[int, torch.Tensor]:
     return {index: torch.nonzero(adapters == index).flatten() for index in indices}
 
 
-def _hook(site: _Site, rows: Mapping[int, torch.Tensor]) -> Any:
+def _hook(site: _Site, pairs: Mapping[int, LowRank], rows: Mapping[int, torch.Tensor]) -> Any:
     """Adds to the product's output, in place; None where no row has an adapter of this layer."""
-    added = [(rows[index], pair) for index, pair in site.pairs.items() if index in rows]
+    added = [(rows[index], pair) for index, pair in pairs.items() if index in rows]
     if not added:
         return None
     columns = slice(site.start, site.start + site.out_features)
@@ -104,6 +208,17 @@ def _hook(site: _Site, rows: Mapping[int, torch.Tensor]) -> Any:
             output[0, :, columns].index_add_(0, chosen, sums.to(output.dtype))
 
     return hook
+
+
+def _parts(
+    module: Any, name: str, pairs: Mapping[str, LowRank]
+) -> dict[str, tuple[_Site, LowRank]]:
+    """Where each pair is added; raises ConfigError for an adapter that does not fit."""
+    found: dict[str, tuple[_Site, LowRank]] = {}
+    for layer, pair in pairs.items():
+        site = _site(module, name, layer)
+        found[layer] = site, _fitted(name, layer, pair, site)
+    return found
 
 
 def _site(module: Any, name: str, layer: str) -> _Site:

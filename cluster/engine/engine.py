@@ -23,7 +23,7 @@ import torch
 from cluster.config import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenArray
 from cluster.engine import commands, parallel
-from cluster.engine.cpu import kernels
+from cluster.engine.adapters import Adapters
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
 from cluster.engine.graphs.capture import Capture
 from cluster.engine.graphs.forward import reserved_bytes
@@ -74,11 +74,9 @@ class Engine:
             extra_layers = group.share_layers(extra_layers, model.layers[0])
         layers = (*model.layers, *extra_layers)
         num_pages = derive_num_pages(
-            config,
-            layers,
-            model.max_context_len,
+            config, layers, model.max_context_len,
             model.activation_bytes + reserved_bytes(config, model),
-        )
+        )  # fmt: skip
         if group is not None:
             num_pages = tuple(group.minimum(each) for each in num_pages)
         self.limits = Limits.of(
@@ -96,8 +94,6 @@ class Engine:
         self.layers = layers
         self.model_hash = identity.model_hash
         self.tokenizer_hash = identity.tokenizer_hash
-        # What `Work.adapter` i + 1 stands for.
-        self.adapter_names = () if model.adapters is None else model.adapters.names
         self.last_step = StepSummary()
         self.model = model
         self.cache = KVCache(layers, num_pages, config.page_size)
@@ -142,16 +138,20 @@ class Engine:
         return bool(self._refused) or (bool(self._waiting) and not self._blocked)
 
     @property
+    def adapters(self) -> Adapters:
+        """Those that works may ask for, as of now."""
+        return self.model.adapters.current
+
+    def drop_unused_adapters(self) -> None:
+        """Free what `model.adapters` serves no more and no request runs with."""
+        if self.adapters.dropped:
+            self.model.adapters.drop_unused(self._residency.adapters_in_use())
+
+    @property
     def uses_graphs(self) -> bool:
         """Whether steps that are not too wide replay captured graphs."""
         graphs = self._forward.graphs
         return graphs is not None and not graphs.has_failed
-
-    @property
-    def native_build(self) -> str:
-        """Which machine code of ours it runs, "" = none; see `cluster.cpp.Native`."""
-        native = kernels.load() if self.device.type == "cpu" else None
-        return "" if native is None else native.build
 
     def capture_ahead(self, taps: Sequence[int] = ()) -> None:
         """Capture all graphs of steps that ask for these taps now, so that no step waits for it;
@@ -213,7 +213,7 @@ class Engine:
         """Queue one work; a step answers it.  Raises ProtocolError if the request has one."""
         self._check_idle(work.request_id)
         self._blocked = False
-        error = unserved(work, len(self.adapter_names))
+        error = unserved(work, self.adapters)
         if error is None:
             self._tell(commands.Submit(work))
             error = self.limits.refusal(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,14 +85,15 @@ class Limits:
         return None
 
 
-def unserved(work: Work, num_adapters: int) -> RequestError | None:
+def unserved(work: Work, adapters: Container[int]) -> RequestError | None:
     """The error for a work that asks for what no path serves, or for rows that it has not.
 
-    Only the leading rank knows what is asked for, so only that one may refuse it."""
-    if not 0 <= work.adapter <= num_adapters:
+    Only the leading rank knows what is asked for, so only that one may refuse it.  adapters: the
+    indices that rows may have."""
+    if work.adapter not in adapters:
         return RequestError(
-            f"adapter {work.adapter} is asked for, but {num_adapters} are served; use 0 for none "
-            f"or 1 to {num_adapters}"
+            f"adapter {work.adapter} is asked for, which is not loaded; use 0 for none or the "
+            "index of one that is"
         )
     wrong = [row for row in work.top_rows or () if not 0 <= row < work.num_logit_rows]
     if wrong or work.num_top < 0:

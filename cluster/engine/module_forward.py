@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cluster.engine.adapters import Adapters, LayerByLayer
+from cluster.engine.adapters import AdapterShelf, LayerByLayer
 from cluster.engine.paths import StepInputs, StepOutputs
 from cluster.engine.types import Ability
 
@@ -18,18 +18,17 @@ class ModuleForward:
     """Calls the module as it is.  Where its layers stand in one list, hooks copy what is tapped;
     they are there during such a step alone, as are those of adapters."""
 
-    def __init__(self, module: Any, num_layers: int, adapters: Adapters | None = None) -> None:
+    def __init__(self, module: Any, num_layers: int, adapters: AdapterShelf) -> None:
         self._module = module
         self._adapters = adapters
         self._layers = decoder_layers(module, num_layers)
-        served = {Ability.TAPS: self._layers is not None, Ability.ADAPTERS: adapters is not None}
-        self.abilities = frozenset(ability for ability, is_served in served.items() if is_served)
+        taps = () if self._layers is None else (Ability.TAPS,)
+        self.abilities = frozenset((Ability.ADAPTERS, *taps))
 
     def __call__(self, inputs: StepInputs) -> StepOutputs:
         if inputs.adapters is None:
             return self._run(inputs)
-        assert self._adapters is not None, "a step that needs adapters was sent here"
-        with self._adapters.applied(inputs):
+        with self._adapters.current.applied(inputs):
             return self._run(replace(inputs, plan=LayerByLayer(inputs.plan)))
 
     def _run(self, inputs: StepInputs) -> StepOutputs:

@@ -22,7 +22,7 @@ class Work:
     num_cached_nodes: the first so many nodes of `tree` already hold KV (a drafter's live tree);
     needs an empty delta.  prefix_hash: poly64 of the first base_len tokens, None = unchecked.
     tenant: with base_len 0, whose cached prefixes may be used and added to; else as it was.
-    adapter: which one all rows run with, as the engine's `adapter_names` count from 1; 0 = none.
+    adapter: which one all rows run with, by its index in the engine's `adapters`; 0 = none.
     Keys and values are an adapter's own: those of another are dropped.
 
     What follows is asked of the leading rank alone; the default is nothing, which costs nothing.

@@ -27,6 +27,7 @@ from cluster.rpc.codec import (
     unpack_tokens,
 )
 from cluster.rpc.codec_beams import decode_beam_ends, encode_beam_ends
+from cluster.rpc.codec_target import decode_adapters, encode_adapters
 from cluster.rpc.frames import Decoded, FrameCodec
 from cluster.rpc.generated import coordinator_pb2 as pb
 
@@ -186,7 +187,9 @@ def error_event(refusal: Refusal, position: int = 0) -> TokenEvent:
 
 
 def _encode_events(frame: EventFrame) -> pb.EventFrame:
-    return pb.EventFrame(events=map(_encode_event, frame.events))
+    return pb.EventFrame(
+        events=map(_encode_event, frame.events), adapters=encode_adapters(frame.adapters)
+    )
 
 
 def _decode_events(message: pb.EventFrame) -> Decoded[EventFrame]:
@@ -198,7 +201,8 @@ def _decode_events(message: pb.EventFrame) -> Decoded[EventFrame]:
             # Tokens are missing from here on, so the text cannot go on: the request ends.
             refusal = refusal_of(event.request_id, 0, error)
             events.append(error_event(refusal, event.position))
-    return Decoded(EventFrame(tuple(events)))
+    adapters = decode_adapters(message.adapters) if message.HasField("adapters") else None
+    return Decoded(EventFrame(tuple(events), adapters))
 
 
 SUBMIT = FrameCodec("SubmitFrame", _encode_submit, _decode_submit, pb.SubmitFrame.FromString)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cluster.core import Verdict, VerifyItem
 from cluster.errors import ProtocolError
 from cluster.messages import (
+    AdapterList,
     CacheMiss,
     DraftReport,
     InHand,
@@ -199,6 +200,16 @@ def _decode_drafts(message: pb.DraftReport) -> DraftReport:
     )
 
 
+def encode_adapters(adapters: AdapterList | None) -> pb.AdapterList | None:
+    if adapters is None:
+        return None
+    return pb.AdapterList(served=adapters.served, refused=adapters.refused)
+
+
+def decode_adapters(message: pb.AdapterList) -> AdapterList:
+    return AdapterList(tuple(message.served), message.refused)
+
+
 def _encode_verdicts(frame: VerdictFrame) -> pb.VerdictFrame:
     return pb.VerdictFrame(
         verdicts=map(_encode_verdict, frame.verdicts),
@@ -207,6 +218,7 @@ def _encode_verdicts(frame: VerdictFrame) -> pb.VerdictFrame:
         report=None if frame.report is None else _encode_report(frame.report),
         in_hand=map(_encode_in_hand, frame.in_hand),
         drafts=None if frame.drafts is None else _encode_drafts(frame.drafts),
+        adapters=encode_adapters(frame.adapters),
     )
 
 
@@ -225,7 +237,11 @@ def _decode_verdicts(message: pb.VerdictFrame) -> Decoded[VerdictFrame]:
     report = _decode_report(message.report) if message.HasField("report") else None
     in_hand = tuple(InHand(each.request_id, each.generation) for each in message.in_hand)
     drafts = _decode_drafts(message.drafts) if message.HasField("drafts") else None
-    return Decoded(VerdictFrame(tuple(verdicts), misses, tuple(refusals), report, in_hand, drafts))
+    adapters = decode_adapters(message.adapters) if message.HasField("adapters") else None
+    frame = VerdictFrame(
+        tuple(verdicts), misses, tuple(refusals), report, in_hand, drafts, adapters
+    )  # fmt: skip
+    return Decoded(frame)
 
 
 VERIFY = FrameCodec("VerifyFrame", _encode_verify, _decode_verify, pb.VerifyFrame.FromString)

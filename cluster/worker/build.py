@@ -17,9 +17,9 @@ from cluster.draft.base import DrafterContext
 from cluster.errors import ConfigError
 from cluster.grammar.compiler import create_compiler
 from cluster.made_for import MadeFor
-from cluster.messages import WorkerDescription
+from cluster.messages import AdapterList, WorkerDescription
 from cluster.models.resolve import resolve
-from cluster.worker.devices import devices_of
+from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft import DraftWorker
 
 if TYPE_CHECKING:
@@ -67,14 +67,16 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         devices=devices_of(engine),
         step_rows=profile.rows if profile else (),
         step_times_s=profile.times_s if profile else (),
-        native_build=engine.native_build,
+        native_build=native_build(engine),
         is_reproducible=settings.reproducible,
         residents=residents.names,
         refused=refused,
         made_for=residents.made_for,
     )
     verifier = Verifier(engine, open_hook=grammars.open_hook, wants=residents.wants)
-    return GrammarTargetWorker(verifier, description, residents, grammars)
+    worker = GrammarTargetWorker(verifier, description, residents, grammars)
+    worker.leases.announce(AdapterList(engine.adapters.references))
+    return worker
 
 
 def _residents(
@@ -161,7 +163,7 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         max_context_len=engine.max_context_len if engine else 0,
         max_running_sequences=most,
         devices=devices_of(engine),
-        native_build=engine.native_build if engine else "",
+        native_build=native_build(engine),
         made_for={name: made_for_of(drafter)},
     )
     return DraftWorker(drafter, description, nice=settings.nice)

@@ -40,3 +40,14 @@ def _host() -> str:
 def _identity(torch: Any, index: int) -> str:
     # A GPU's index differs between processes that see different GPUs.
     return str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
+
+
+def native_build(engine: Any = None) -> str:
+    """Which machine code of ours `engine` runs, "" = none; see `cluster.cpp.Native`."""
+    device = getattr(engine, "device", None)
+    if device is None or device.type != "cpu":
+        return ""
+    from cluster.engine.cpu import kernels
+
+    native = kernels.load()
+    return "" if native is None else native.build

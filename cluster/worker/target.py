@@ -32,7 +32,7 @@ from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 from cluster.worker.quarantine import Quarantine
 from cluster.worker.residents import Answered, Residents
-from cluster.worker.target_lease import Answers, TargetLease
+from cluster.worker.target_lease import Answers, Leases, TargetLease
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +73,7 @@ class TargetWorker:
         self._description = description
         self._condition = threading.Condition()
         self._inbound: deque[tuple[TargetLease, VerifyFrame | None]] = deque()
-        self._leases: set[TargetLease] = set()
-        self._num_leases = 0
+        self.leases = Leases()
         self._is_stopping = False
         self._broken: WorkerError | None = None
         self._raised_alone: set[str] = set()  # requests, since the last step that went well
@@ -110,9 +109,7 @@ class TargetWorker:
         """
         if self._broken is not None:
             raise self._broken
-        self._num_leases += 1
-        lease = TargetLease(self._num_leases)
-        self._leases.add(lease)
+        lease = self.leases.open()
         try:
             await run_until_first_ends(
                 self._read_all(lease, link), lease.send_forever(link), self._say_in_hand(lease)
@@ -122,7 +119,7 @@ class TargetWorker:
                 raise
             log.info("target link broke: %s", error.message)
         finally:
-            self._leases.discard(lease)
+            self.leases.close(lease)
             self._arrived(lease, None)
             await link.close()
 
@@ -346,5 +343,5 @@ class TargetWorker:
     def _break(self, error: WorkerError) -> None:
         """The engine is past use: end every link, so that the sequences go on elsewhere."""
         self._broken = error
-        for lease in list(self._leases):
+        for lease in list(self.leases):
             lease.fail(error)

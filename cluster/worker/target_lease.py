@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 
 from cluster.core import Verdict, VerifyItem
 from cluster.errors import WorkerError
-from cluster.messages import CacheMiss, Refusal, StepReport, VerdictFrame
+from cluster.messages import AdapterList, CacheMiss, Refusal, StepReport, VerdictFrame
 from cluster.rpc.link import Link
 
 
@@ -80,6 +81,35 @@ class TargetLease:
     def _call_soon(self, callback: object, argument: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(callback, argument)  # type: ignore[arg-type]
+
+
+class Leases:
+    """Those of the links that are open.  Used from the event loop."""
+
+    def __init__(self) -> None:
+        self._open: set[TargetLease] = set()
+        self._num_opened = 0
+        self._adapters: AdapterList | None = None
+
+    def __iter__(self) -> Iterator[TargetLease]:
+        return iter(self._open)
+
+    def open(self) -> TargetLease:
+        self._num_opened += 1
+        lease = TargetLease(self._num_opened)
+        self._open.add(lease)
+        if self._adapters is not None:
+            lease.post(VerdictFrame(adapters=self._adapters))
+        return lease
+
+    def close(self, lease: TargetLease) -> None:
+        self._open.discard(lease)
+
+    def announce(self, adapters: AdapterList) -> None:
+        """Tell every link, now and as it opens, what new requests may ask for."""
+        self._adapters = adapters
+        for lease in self._open:
+            lease.post(VerdictFrame(adapters=adapters))
 
 
 class Answers:

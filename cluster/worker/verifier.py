@@ -18,11 +18,11 @@ import torch
 
 from cluster.core import TokenArray, TokenLogprob, Verdict, VerifyItem
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
+from cluster.engine.adapters import Adapters
 from cluster.engine.cpu import kernels
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import (
     DrafthouseError,
-    NotFoundError,
     ProtocolError,
     RequestError,
     WorkerError,
@@ -55,7 +55,7 @@ class EngineLike(BeamEngine, Protocol):
     @property
     def has_pending(self) -> bool: ...
     @property
-    def adapter_names(self) -> Sequence[str]: ...
+    def adapters(self) -> Adapters: ...
     @property
     def last_step(self) -> StepSummary: ...
     @property
@@ -65,6 +65,7 @@ class EngineLike(BeamEngine, Protocol):
     def step(self, taps: Sequence[int] = ()) -> list[Output]: ...
     def release(self, request_id: str) -> None: ...
     def cached_len(self, request_id: str) -> int: ...
+    def drop_unused_adapters(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,10 +124,13 @@ class Verifier:
                 self._admit(item, answers)
             except DrafthouseError as error:
                 answers.append(refusal(item, error))
+        self._engine.drop_unused_adapters()
         return answers
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Forget these requests; what they had queued gets no answer.  Unknown ids are ignored."""
+        """Forget these requests; what they had queued gets no answer.  Unknown ids are ignored.
+
+        Their adapters wait for the next call: one may come back, of another generation."""
         for request_id in request_ids:
             self._forget(request_id)
 
@@ -177,10 +181,12 @@ class Verifier:
         ]
         taps = self._engine.last_step.taps
         self.last_rows = rows_of_step(self._wants, taps, concluded, unfinished)
+        self._engine.drop_unused_adapters()
         return VerdictFrame(tuple(verdicts), tuple(misses), tuple(refusals), report)
 
     def idle_report(self) -> StepReport:
         """The engine's pages as of now, in a report of no step."""
+        self._engine.drop_unused_adapters()
         return StepReport(
             pages_in_use=self._engine.pages_in_use,
             pages_total=self._engine.pages_total,
@@ -250,7 +256,7 @@ class Verifier:
             raise ProtocolError(f"prefix_hash is {item.prefix_hash}; that of no tokens is 0")
         check_params(item.params, self._engine.vocab_size)
         engine, hook = self._engine, self._open_hook(item)
-        adapter = adapter_index(engine.adapter_names, item.adapter)
+        adapter = engine.adapters.index_of(item.adapter)
         return TargetSequence(item, item.params, engine.vocab_size, engine.device, hook, adapter)
 
     def _miss(self, item: VerifyItem, sequence: TargetSequence, have_len: int) -> CacheMiss:
@@ -313,16 +319,6 @@ class Verifier:
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
         )
-
-
-def adapter_index(names: Sequence[str], name: str) -> int:
-    """What `Work.adapter` is for the adapter of that name, "" = none; raises NotFoundError."""
-    if not name:
-        return 0
-    if name not in names:
-        known = ", ".join(names) or "none"
-        raise NotFoundError(f"the target serves no adapter {name[:128]!r}; adapters: {known}")
-    return names.index(name) + 1
 
 
 def fused_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:

@@ -17,8 +17,8 @@ from cluster.core import (
 )
 from cluster.text.stream import TextStream
 from cluster.text.tool_calls.base import CallPiece
-from deployments.ingress.coordinators import Ticket
 from deployments.ingress.reading import Reading
+from deployments.ingress.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,24 +7,15 @@ text does not depend on the coordinator, so the client only sees a pause.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
+from collections.abc import Mapping
 
-import numpy as np
-
-from cluster.core import FinishReason, Request, TokenArray, TokenEvent
-from cluster.errors import (
-    CapacityError,
-    DrafthouseError,
-    TooLargeError,
-    UnavailableError,
-    error_from_code,
-)
-from cluster.messages import EventFrame, SubmitFrame, WorkerDescription
+from cluster.core import FinishReason, Request, TokenEvent
+from cluster.errors import DrafthouseError, TooLargeError, UnavailableError
+from cluster.messages import SubmitFrame, WorkerDescription
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.frames import MAX_FRAME_BYTES
-from cluster.rpc.link import Link
-from deployments.ingress.backlog import compacted_events, compacted_tokens
+from deployments.ingress.ticket import CoordinatorStream, Peer, Ticket
 
 log = logging.getLogger(__name__)
 
@@ -33,116 +24,6 @@ DEFAULT_CONNECT_TIMEOUT_S = 30.0
 _RESUME_PAUSE_S = 0.05
 # Upper bound for the bytes of a request on the wire besides its tokens: parameters, biases, names.
 _ENVELOPE_BYTES = 32 * 1024
-
-
-CoordinatorStream = Link[SubmitFrame, EventFrame]
-
-
-class Ticket:
-    """One running request.  `take` returns its new events; `Coordinators.close` must be called.
-
-    arrived: set whenever an event arrives; several tickets may share it.
-    """
-
-    def __init__(self, request: Request, arrived: asyncio.Event) -> None:
-        self.request = request
-        self.wire_id = request.id  # changes with every failover, so that old events are recognised
-        self.peer: _Peer | None = None
-        self.failovers = 0
-        self.finished = False
-        self.cancelled = False
-        self.output_len = len(request.output_ids)
-        self._output: list[TokenArray] = [request.output_ids]
-        self._arrived: list[TokenEvent] = []
-        self._error: DrafthouseError | None = None
-        self._is_answered = False
-        self._signal = arrived
-
-    def is_admitted(self) -> bool:
-        """Whether a coordinator has taken the request; raises the error if it refused it."""
-        if self._error is not None:
-            raise self._error
-        return self._is_answered or self.finished
-
-    def push(self, event: TokenEvent) -> None:
-        """Add an event from the coordinator, without the tokens that earlier events contained."""
-        self._is_answered = True
-        overlap = self.output_len - event.position
-        if overlap > 0 and len(event.token_ids):
-            event = dataclasses.replace(
-                event,
-                position=self.output_len,
-                token_ids=event.token_ids[overlap:],
-                logprobs=event.logprobs[overlap:],
-                draft_sources=event.draft_sources[overlap:],
-            )
-        if len(event.token_ids):
-            self._output.append(event.token_ids)
-            self._output = compacted_tokens(self._output)
-            self.output_len += len(event.token_ids)
-        if event.error_code:
-            if len(event.token_ids):
-                self._arrived.append(dataclasses.replace(event, finish_reason=None))
-            self.fail(_error_of(event))
-            return
-        self._arrived.append(event)
-        self._arrived = compacted_events(self._arrived)
-        self.finished = event.finish_reason is not None
-        self._signal.set()
-
-    def fail(self, error: DrafthouseError) -> None:
-        self._error = error
-        self.finished = True
-        self._signal.set()
-
-    def end(self) -> None:
-        """End the request: no more events will arrive, not even statistics."""
-        self.finished = True
-        self._signal.set()
-
-    def take(self) -> list[TokenEvent]:
-        """All events since the last call, possibly none.
-
-        After the last events, raises the error that ended the request.  The only event of a beam
-        search stays, for every choice to take its text from.
-        """
-        events = self._arrived
-        if self.request.params.beams is None:
-            self._arrived = []
-        if not events and self._error is not None:
-            raise self._error
-        return events
-
-    def resumed(self) -> Request:
-        """The request in the form in which another coordinator continues it."""
-        self.failovers += 1
-        self.wire_id = f"{self.request.id}~{self.failovers}"
-        output_ids = np.concatenate(self._output)
-        return dataclasses.replace(
-            self.request, id=self.wire_id, output_ids=output_ids, was_admitted=True
-        )
-
-
-def _error_of(event: TokenEvent) -> DrafthouseError:
-    error = error_from_code(event.error_code, event.error_message)
-    if isinstance(error, CapacityError):
-        error.retry_after_s = event.retry_after_s
-    return error
-
-
-class _Peer:
-    """One coordinator: its stream, its running requests, and what is to be sent next."""
-
-    def __init__(
-        self, peer_id: str, description: WorkerDescription, link: CoordinatorStream
-    ) -> None:
-        self.id = peer_id
-        self.description = description
-        self.link = link
-        self.tickets: dict[str, Ticket] = {}
-        self.requests: list[Request] = []
-        self.cancelled: list[str] = []
-        self.wake = asyncio.Event()
 
 
 class Coordinators:
@@ -155,10 +36,13 @@ class Coordinators:
     ) -> None:
         self._connect_timeout_s = connect_timeout_s
         self._max_prompt_len = (max_frame_bytes - _ENVELOPE_BYTES) // 4  # a token has four bytes
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, Peer] = {}
         self._joined = asyncio.Event()
         self._changed = asyncio.Event()
         self._resumptions: set[asyncio.Task[None]] = set()
+        # Of the adapters that requests may ask for, by name what coordinators call them; None until
+        # one has said it.
+        self.adapters: Mapping[str, str] | None = None
 
     @property
     def is_connected(self) -> bool:
@@ -169,7 +53,7 @@ class Coordinators:
         self, peer_id: str, description: WorkerDescription, link: CoordinatorStream
     ) -> None:
         """Send requests to this coordinator until its link ends; then resume them elsewhere."""
-        peer = _Peer(peer_id, description, link)
+        peer = Peer(peer_id, description, link)
         self._peers[peer_id] = peer
         self._joined.set()
         self._announce()
@@ -180,10 +64,11 @@ class Coordinators:
         finally:
             self._lose(peer)
 
-    def _lose(self, peer: _Peer) -> None:
+    def _lose(self, peer: Peer) -> None:
         del self._peers[peer.id]
         if not self._peers:
             self._joined.clear()
+        self._update_adapters()
         self._announce()
         for ticket in list(peer.tickets.values()):
             self._resume_later(ticket)
@@ -292,7 +177,7 @@ class Coordinators:
         except DrafthouseError as error:
             ticket.fail(error)
 
-    async def _write(self, peer: _Peer) -> None:
+    async def _write(self, peer: Peer) -> None:
         """Send everything that is ready in one frame, repeatedly."""
         while True:
             await peer.wake.wait()
@@ -303,7 +188,7 @@ class Coordinators:
                 await self._send(peer, requests, cancelled)
 
     async def _send(
-        self, peer: _Peer, requests: tuple[Request, ...], cancelled: tuple[str, ...]
+        self, peer: Peer, requests: tuple[Request, ...], cancelled: tuple[str, ...]
     ) -> None:
         try:
             await peer.link.send(SubmitFrame(requests, cancelled))
@@ -322,12 +207,24 @@ class Coordinators:
                     ticket.fail(error)
         await peer.link.send(SubmitFrame((), cancelled))
 
-    async def _read(self, peer: _Peer) -> None:
+    async def _read(self, peer: Peer) -> None:
         async for frame in peer.link:
+            if frame.adapters is not None:
+                peer.adapters = frame.adapters
+                self._update_adapters()
             for event in frame.events:
                 self._deliver(peer, event)
 
-    def _deliver(self, peer: _Peer, event: TokenEvent) -> None:
+    def _update_adapters(self) -> None:
+        """Any coordinator may get the next request, so what only some of them have is not served.
+
+        While there is none, and of those that have said nothing, what was known holds."""
+        told = [peer.adapters.served for peer in self._peers.values() if peer.adapters is not None]
+        if told:
+            shared = [each for each in told[0] if all(each in other for other in told)]
+            self.adapters = {each.partition("@")[0]: each for each in shared}
+
+    def _deliver(self, peer: Peer, event: TokenEvent) -> None:
         ticket = peer.tickets.get(event.request_id)
         if ticket is None:  # it was closed; late events are normal
             return

@@ -22,7 +22,7 @@ from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.choice import Choice, Delta
-from deployments.ingress.coordinators import Coordinators, Ticket
+from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.limits import max_tokens, stop_token_ids, truncated
 from deployments.ingress.predicted import prediction_ids
 from deployments.ingress.prompt_scores import PromptLogprobs, PromptScore
@@ -31,6 +31,7 @@ from deployments.ingress.reading import Reading, skips_specials
 from deployments.ingress.request_log import RequestLine, RequestTimes
 from deployments.ingress.spec import GenerationSpec, Resumption
 from deployments.ingress.statistics import combined
+from deployments.ingress.ticket import Ticket
 
 # A coordinator answers a cancellation at once, but one that has just died never does.
 _LAST_EVENT_PATIENCE_S = 1.0

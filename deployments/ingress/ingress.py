@@ -62,7 +62,7 @@ class Ingress:
             ),
             config.answers,
         )
-        self.limits = Limits(
+        self._limits = Limits(
             model_name=config.model_name,
             predictors=frozenset(
                 name for name, drafter in config.drafters.items() if drafter.kind == "prediction"
@@ -85,7 +85,8 @@ class Ingress:
             dialect=dialect_of(
                 tokenizer, config.answers.tool_parser, config.answers.reasoning_parser
             ),
-            adapters=tuple(config.target.engine.adapters),
+            # Until a coordinator says what the targets serve.
+            adapters={name: name for name in config.target.engine.adapters},
             defaults=dataclasses.replace(
                 defaults, max_tokens=config.ingress.default_max_tokens or defaults.max_tokens
             ),
@@ -93,6 +94,14 @@ class Ingress:
         self._connections: Connections[CoordinatorLink] = Connections(
             "coordinator", endpoints, self._connect, self._use
         )
+
+    @property
+    def limits(self) -> Limits:
+        """With the adapters that are served now: they may change at any time."""
+        adapters = self.coordinators.adapters
+        if adapters is not None and adapters is not self._limits.adapters:
+            self._limits = dataclasses.replace(self._limits, adapters=adapters)
+        return self._limits
 
     def start(self) -> None:
         """Start connecting to the coordinators."""

@@ -11,7 +11,8 @@ import asyncio
 from collections.abc import Sequence
 
 from cluster.core import Request, SamplingParams, SpeculationOptions, TokenLogprob
-from deployments.ingress.coordinators import Coordinators, Ticket
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.ticket import Ticket
 
 PromptLogprobs = Sequence[TokenLogprob | None]
 

@@ -122,7 +122,7 @@ class Limits:
     predictors: names of the drafters that draft from a request's prediction; drafters_of: those
     that serve a task class, where it is not all.
     aliases, compatibility: `api.served_model_names` and `api.compatibility`.
-    adapters: names that `model` may have beside model_name.
+    adapters: names that `model` may have beside model_name, to what coordinators call them.
     defaults: for parameters that a request does not give; max_tokens 0 = the rest of the context.
     """
 
@@ -141,7 +141,7 @@ class Limits:
     aliases: tuple[str, ...] = ()
     compatibility: Compatibility = "strict"
     dialect: Dialect = field(default_factory=Dialect)
-    adapters: tuple[str, ...] = ()
+    adapters: Mapping[str, str] = field(default_factory=dict)
     defaults: SamplingParams = field(default_factory=lambda: SamplingParams(max_tokens=0))
 
     @property
@@ -155,7 +155,7 @@ class Limits:
 
     def adapter_of(self, model: str) -> str:
         """The adapter that a served model's name stands for, "" for the model itself."""
-        return model if model in self.adapters else ""
+        return self.adapters.get(model, "")
 
     def predictors_of(self, task: str, speculation: SpeculationOptions) -> tuple[str, ...]:
         """The drafters that draft from the prediction of a request."""

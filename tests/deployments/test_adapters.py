@@ -63,11 +63,11 @@ def test_an_unknown_model_is_answered_404_with_the_names_that_are_served(served:
 
 
 def test_the_model_names_the_adapter() -> None:
-    limits = dataclasses.replace(LIMITS, adapters=("sql", "demo/pirate"))
+    limits = dataclasses.replace(LIMITS, adapters={"sql": "sql@1", "demo/pirate": "demo/pirate@2"})
     for parse, make in ((parse_completion, completion), (parse_chat, chat)):
         assert parse(make(), limits).spec.adapter == ""
-        assert parse(make(model="demo/pirate"), limits).spec.adapter == "demo/pirate"
+        assert parse(make(model="demo/pirate"), limits).spec.adapter == "demo/pirate@2"
         with pytest.raises(NotFoundError, match="'demo' or 'sql' or 'demo/pirate'") as caught:
             parse(make(model="pirate"), limits)
         assert caught.value.param == "model"
-    assert to_spec(GenerationRequest("sql", "x"), limits).adapter == "sql"
+    assert to_spec(GenerationRequest("sql", "x"), limits).adapter == "sql@1"

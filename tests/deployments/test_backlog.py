@@ -18,7 +18,7 @@ from cluster.core import (
     token_array,
 )
 from deployments.ingress.backlog import MAX_PIECES
-from deployments.ingress.coordinators import Ticket
+from deployments.ingress.ticket import Ticket
 
 NUM_STEPS = 5000
 

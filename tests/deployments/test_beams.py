@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from cluster.beam_spec import BeamSpec
-from cluster.core import token_array
+from cluster.core import VerifyItem, token_array
 from cluster.errors import RequestError
+from cluster.messages import Refusal
 from cluster.rpc.generation import GenerationRequest, ResumedChoice, SamplingOptions
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators
@@ -23,6 +24,7 @@ from deployments.ingress.spec import GenerationSpec, OpenAIRequest
 from tests.coordinator.test_beams import ENDS, TOKENS, BeamTarget
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 from tests.support.coordinator.house import house
+from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.stage import stage
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
@@ -152,3 +154,25 @@ async def test_one_search_answers_with_the_best_texts_in_order(
     values = [end.logprob for end in ENDS[:2]] * num_prompts
     assert [choice["cumulative_logprob"] for choice in body["choices"]] == values
     assert body["usage"]["completion_tokens"] == 2 * num_prompts
+
+
+async def test_a_search_that_is_refused_after_its_admission_ends_with_the_reason(
+    tokenizer: Tokenizer,
+) -> None:
+    def refused(item: VerifyItem) -> Refusal:
+        return Refusal(item.request_id, item.generation, RequestError.code, "too many beams")
+
+    target = ToyTarget(refuses=refused)
+    target.gate.clear()
+    asked = parse_completion(completion(**BEAMS, prompt=[5, 6, 7]), LIMITS)
+    async with stage() as setting, house() as only, asyncio.timeout(20):
+        setting.add("a", only, target)
+        await asyncio.sleep(0)
+        generation = Generation("a", asked.spec, tokenizer, setting.ingress, 16.0)
+        await generation.start()
+        # The news of its admission is read, and kept, before anything is refused.
+        await generation.admitted()
+        target.gate.set()
+        with pytest.raises(RequestError, match="too many beams"):
+            _ = [deltas async for deltas in generation.deltas()]
+        generation.close()

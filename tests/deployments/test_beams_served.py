@@ -57,6 +57,17 @@ def test_refusals_name_the_field_and_the_remedy(served: Served) -> None:
         assert answer.json()["error"]["param"] == named
 
 
+@pytest.mark.parametrize("changes", [{"best_of": 16, "max_tokens": 400}, {"max_tokens": 1100}])
+def test_what_only_the_target_can_refuse_is_answered_as_well(
+    served: Served, changes: dict[str, Any]
+) -> None:
+    answer = post(served, **changes)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert "a search may hold 4096" in message
+    assert "max_tokens" in message
+
+
 def test_a_client_that_goes_away_frees_its_search(served: Served) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(

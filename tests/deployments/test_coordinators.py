@@ -20,8 +20,9 @@ from cluster.errors import (
 from cluster.messages import EventFrame, SubmitFrame
 from cluster.rpc.mailbox import Mailbox
 from cluster.rpc.memory import MemoryLink
-from deployments.ingress.coordinators import Coordinators, Ticket
+from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.openai_error import error_response
+from deployments.ingress.ticket import Ticket
 from tests.support.coordinator.house import house, request
 from tests.support.coordinator.toys import ToyTarget, plain_text
 from tests.support.deployments.stage import stage

@@ -55,7 +55,7 @@ def test_nothing_comes_where_nothing_is_asked(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"adapter": 2}, "adapter 2 is asked for, but 0 are served"),
+        ({"adapter": 2}, "adapter 2 is asked for, which is not loaded"),
         ({"num_top": 1, "top_rows": (5,)}, r"rows from 0 to 4"),
         ({"num_top": 1, "top_rows": (-1,)}, r"rows from 0 to 4"),
         ({"num_top": -1}, "num_top is -1"),

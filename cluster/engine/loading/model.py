@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from cluster.config import EngineConfig
-from cluster.engine.adapters import Adapters
+from cluster.engine.adapters import AdapterShelf
 from cluster.engine.attention import seam
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward
 from cluster.engine.cpu.comparison import Comparison
@@ -57,7 +57,8 @@ class LoadedModel:
     module: the transformers model, in eval mode.  source: the folder it came from.
     layers: what each attention layer caches on this rank.  device: where inputs go.
     activation_bytes: GPU memory a full step needs beyond the weights, 0 on CPU.
-    plain, compiled, native: its paths, see `paths`.  adapters: those that works may ask for.
+    plain, compiled, native: its paths, see `paths`.  adapters: those that works may ask for; none
+    until some are loaded.
     """
 
     module: Any
@@ -71,11 +72,13 @@ class LoadedModel:
     activation_bytes: int
     compiled: CompiledForward | None = None
     native: NativeForward | None = None
-    adapters: Adapters | None = None
+    adapters: AdapterShelf = field(init=False)
     plain: ModuleForward = field(init=False)
 
     def __post_init__(self) -> None:
-        plain = ModuleForward(self.module, len(self.layers), self.adapters)
+        adapters = AdapterShelf(self.module)
+        object.__setattr__(self, "adapters", adapters)
+        plain = ModuleForward(self.module, len(self.layers), adapters)
         object.__setattr__(self, "plain", plain)
 
     @property
@@ -118,7 +121,7 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     seam.register()
     source = str(resolve(config.model))
     described = describe(source, config)
-    pairs = read_adapters(config)
+    found = read_adapters(config)
     text_config, max_context_len = described.text_config, described.max_context_len
     device = resolve_device(config.device, rank)
     dtype = resolve_dtype(config.dtype, device, getattr(text_config, "dtype", None))
@@ -155,8 +158,8 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
         activation_bytes=activation_bytes,
         compiled=_compiled(module, config, device),
         native=forward,
-        adapters=Adapters(module, pairs) if pairs else None,
     )
+    loaded.adapters.serve(found)
     log.info(
         "model loaded model=%s architecture=%s layers=%d device=%s dtype=%s",
         source, loaded.architecture, len(layers), loaded.device, layers[0].dtype,

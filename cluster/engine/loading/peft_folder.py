@@ -7,6 +7,7 @@ they are switched off.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -17,7 +18,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load
 
 from cluster.config import EngineConfig
 from cluster.errors import ConfigError
@@ -35,6 +36,8 @@ _HARMLESS = frozenset({
     "revision", "runtime_config", "target_modules", "task_type",
 })  # fmt: skip
 _READ = frozenset({"bias", "init_lora_weights", "lora_alpha", "peft_type", "use_rslora"})
+# Hex digits: 64 bits, for the adapters that have one name.
+_DIGEST_LEN = 16
 # Ways of drawing the first weights.  Others (pissa, olora, corda) change the model's own as well.
 _FIRST_WEIGHTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
@@ -54,8 +57,20 @@ class LowRank:
         return int(self.down.shape[0])
 
 
-def read_adapters(config: EngineConfig) -> dict[str, dict[str, LowRank]]:
-    """By the name of each configured adapter: its pairs by the names of the model's layers.
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterFolder:
+    """What a folder holds.
+
+    digest: hex digits that another content would not have.  pairs: by the names of the model's
+    layers.
+    """
+
+    digest: str
+    pairs: Mapping[str, LowRank]
+
+
+def read_adapters(config: EngineConfig) -> dict[str, AdapterFolder]:
+    """The configured adapters by name.
 
     Raises ConfigError, with the adapter's name and the reason."""
     if config.adapters and (config.tensor_parallel > 1 or config.reproducible):
@@ -76,10 +91,12 @@ def refused(name: str, reason: str) -> ConfigError:
     return ConfigError(f"adapter {name!r} cannot be served: {reason}", param=f"adapters.{name}")
 
 
-def _read(name: str, folder: Path, max_rank: int) -> dict[str, LowRank]:
+def _read(name: str, folder: Path, max_rank: int) -> AdapterFolder:
     settings = _settings(name, folder / _SETTINGS)
     try:
-        tensors = load_file(folder / _WEIGHTS)
+        # Read once: the digest is that of the weights that are used, whoever writes meanwhile.
+        data = (folder / _WEIGHTS).read_bytes()
+        tensors = load(data)
     except (OSError, SafetensorError) as error:
         raise refused(
             name, f"{folder / _WEIGHTS} cannot be read ({error}); save it with safetensors"
@@ -105,7 +122,9 @@ def _read(name: str, folder: Path, max_rank: int) -> dict[str, LowRank]:
                 f"layer {layer!r} has rank {pairs[layer].rank}, the limit is {max_rank}; raise "
                 "engine.max_adapter_rank",
             )
-    return pairs
+    told = json.dumps(settings, sort_keys=True).encode()
+    digest = hashlib.sha256(len(told).to_bytes(8, "little") + told + data).hexdigest()
+    return AdapterFolder(digest[:_DIGEST_LEN], pairs)
 
 
 def _why_foreign(key: str) -> str:

@@ -58,6 +58,12 @@ class Residency:
         if sequence is not None:
             self.evacuate(sequence)
 
+    def adapters_in_use(self) -> set[int]:
+        """Those that requests run with, or are about to."""
+        sequences = self.sequences.values()
+        used = {each.adapter for each in sequences}
+        return used | {each.pending.work.adapter for each in sequences if each.pending is not None}
+
     def num_pages_for(self, length: int) -> int:
         return -(-length // self._page_size)
 

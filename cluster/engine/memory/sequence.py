@@ -97,4 +97,5 @@ class Sequence:
 
 def prefix_root(tenant: bytes, adapter: int) -> bytes:
     """What the first pages of a tenant's texts stand below, as an adapter computes them."""
-    return tenant + adapter.to_bytes(2, "little")
+    # Indices are never given twice, so they may come to be many.
+    return tenant + adapter.to_bytes(8, "little")

@@ -51,20 +51,30 @@ class VerifyItem(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., delta: _Optional[bytes] = ..., tree_token_ids: _Optional[bytes] = ..., tree_parents: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[bytes] = ..., draft_nodes: _Optional[int] = ..., task: _Optional[str] = ..., residents: _Optional[_Iterable[str]] = ..., adapter: _Optional[str] = ...) -> None: ...
 
 class VerdictFrame(_message.Message):
-    __slots__ = ("verdicts", "misses", "refusals", "report", "in_hand", "drafts")
+    __slots__ = ("verdicts", "misses", "refusals", "report", "in_hand", "drafts", "adapters")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     MISSES_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
     IN_HAND_FIELD_NUMBER: _ClassVar[int]
     DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
     misses: _containers.RepeatedCompositeFieldContainer[CacheMiss]
     refusals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refusal]
     report: StepReport
     in_hand: _containers.RepeatedCompositeFieldContainer[InHand]
     drafts: DraftReport
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., misses: _Optional[_Iterable[_Union[CacheMiss, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., in_hand: _Optional[_Iterable[_Union[InHand, _Mapping]]] = ..., drafts: _Optional[_Union[DraftReport, _Mapping]] = ...) -> None: ...
+    adapters: AdapterList
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., misses: _Optional[_Iterable[_Union[CacheMiss, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., in_hand: _Optional[_Iterable[_Union[InHand, _Mapping]]] = ..., drafts: _Optional[_Union[DraftReport, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ...) -> None: ...
+
+class AdapterList(_message.Message):
+    __slots__ = ("served", "refused")
+    SERVED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    served: _containers.RepeatedScalarFieldContainer[str]
+    refused: str
+    def __init__(self, served: _Optional[_Iterable[str]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class DraftReport(_message.Message):
     __slots__ = ("frames", "draft_time_s", "num_sequences", "num_nodes", "stalled")

@@ -132,15 +132,27 @@ class GreedyDecoder:
     def run(self, max_steps: int = 5000) -> dict[str, list[int]]:
         """The texts; every request is released at its end."""
         for name in self.prompts:
-            self._submit(name)
+            self.start(name)
         for _ in range(max_steps):
             if not self.engine.has_pending:
                 break
-            for output in self.engine.step():
-                self._answer(output)
-            self.engine.check_integrity()
+            self.step()
         assert not self.engine.has_pending, "the engine did not finish"
-        return {name: self._text(name)[: self.num_tokens] for name in self.prompts}
+        return {name: self.text(name) for name in self.prompts}
+
+    def start(self, name: str) -> None:
+        """Begin with one of the prompts."""
+        self._submit(name)
+
+    def step(self) -> None:
+        """One step of the engine, for all that have begun."""
+        for output in self.engine.step():
+            self._answer(output)
+        self.engine.check_integrity()
+
+    def text(self, name: str) -> list[int]:
+        """So far."""
+        return self._text(name)[: self.num_tokens]
 
     def _text(self, name: str) -> list[int]:
         return self._tokens[name][len(self.prompts[name]) :]

@@ -174,6 +174,7 @@ draft_reports = st.builds(
     messages.DraftReport, several(st.tuples(ids, proposal_frames)), doubles, lengths, lengths,
     several(ids),
 )  # fmt: skip
+adapter_lists = st.builds(messages.AdapterList, several(ids), texts)
 verdict_frames = st.builds(
     messages.VerdictFrame,
     several(verdicts()),
@@ -182,9 +183,10 @@ verdict_frames = st.builds(
     st.none() | reports,
     several(st.builds(messages.InHand, ids, generations)),
     st.none() | draft_reports,
+    st.none() | adapter_lists,
 )
 submit_frames = st.builds(SubmitFrame, several(requests), several(ids))
-event_frames = st.builds(EventFrame, several(events()))
+event_frames = st.builds(EventFrame, several(events()), st.none() | adapter_lists)
 
 
 def verify_item(

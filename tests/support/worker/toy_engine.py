@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from cluster.core import TokenTree
+from cluster.engine.adapters import Adapter, Adapters
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import RequestError
 from cluster.token_log import prefix_hash
@@ -39,7 +40,7 @@ class ToyEngine:
     ) -> None:
         self.law = law
         self.vocab_size = vocab_size
-        self.adapter_names = ("sql",)
+        self.adapters = Adapters({1: Adapter("sql@1", {})}, {"sql": 1})
         self.max_context_len = max_context_len
         self.works_per_step = works_per_step
         self.device = torch.device("cpu")
@@ -103,6 +104,9 @@ class ToyEngine:
 
     def cached_len(self, request_id: str) -> int:
         return len(self.contexts.get(request_id, []))
+
+    def drop_unused_adapters(self) -> None:
+        pass
 
     def lose(self, request_id: str) -> None:
         """Preemption: the cache goes, the request lives."""

@@ -1,0 +1,124 @@
+"""One running request of the ingress, and the coordinator that has it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+import numpy as np
+
+from cluster.core import Request, TokenArray, TokenEvent
+from cluster.errors import CapacityError, DrafthouseError, error_from_code
+from cluster.messages import AdapterList, EventFrame, SubmitFrame, WorkerDescription
+from cluster.rpc.link import Link
+from deployments.ingress.backlog import compacted_events, compacted_tokens
+
+CoordinatorStream = Link[SubmitFrame, EventFrame]
+
+
+class Ticket:
+    """One running request.  `take` returns its new events; `Coordinators.close` must be called.
+
+    arrived: set whenever an event arrives; several tickets may share it.
+    """
+
+    def __init__(self, request: Request, arrived: asyncio.Event) -> None:
+        self.request = request
+        self.wire_id = request.id  # changes with every failover, so that old events are recognised
+        self.peer: Peer | None = None
+        self.failovers = 0
+        self.finished = False
+        self.cancelled = False
+        self.output_len = len(request.output_ids)
+        self._output: list[TokenArray] = [request.output_ids]
+        self._arrived: list[TokenEvent] = []
+        self._error: DrafthouseError | None = None
+        self._is_answered = False
+        self._signal = arrived
+
+    def is_admitted(self) -> bool:
+        """Whether a coordinator has taken the request; raises the error if it refused it."""
+        if self._error is not None:
+            raise self._error
+        return self._is_answered or self.finished
+
+    def push(self, event: TokenEvent) -> None:
+        """Add an event from the coordinator, without the tokens that earlier events contained."""
+        self._is_answered = True
+        overlap = self.output_len - event.position
+        if overlap > 0 and len(event.token_ids):
+            event = dataclasses.replace(
+                event,
+                position=self.output_len,
+                token_ids=event.token_ids[overlap:],
+                logprobs=event.logprobs[overlap:],
+                draft_sources=event.draft_sources[overlap:],
+            )
+        if len(event.token_ids):
+            self._output.append(event.token_ids)
+            self._output = compacted_tokens(self._output)
+            self.output_len += len(event.token_ids)
+        if event.error_code:
+            if len(event.token_ids):
+                self._arrived.append(dataclasses.replace(event, finish_reason=None))
+            self.fail(_error_of(event))
+            return
+        self._arrived.append(event)
+        self._arrived = compacted_events(self._arrived)
+        self.finished = event.finish_reason is not None
+        self._signal.set()
+
+    def fail(self, error: DrafthouseError) -> None:
+        self._error = error
+        self.finished = True
+        self._signal.set()
+
+    def end(self) -> None:
+        """End the request: no more events will arrive, not even statistics."""
+        self.finished = True
+        self._signal.set()
+
+    def take(self) -> list[TokenEvent]:
+        """All events since the last call, possibly none.
+
+        After the last events, raises the error that ended the request.  Those of a beam search
+        stay, for every choice to take its text from; an error comes before them.
+        """
+        events, is_search = self._arrived, self.request.params.beams is not None
+        if self._error is not None and (is_search or not events):
+            raise self._error
+        if not is_search:
+            self._arrived = []
+        return events
+
+    def resumed(self) -> Request:
+        """The request in the form in which another coordinator continues it."""
+        self.failovers += 1
+        self.wire_id = f"{self.request.id}~{self.failovers}"
+        output_ids = np.concatenate(self._output)
+        return dataclasses.replace(
+            self.request, id=self.wire_id, output_ids=output_ids, was_admitted=True
+        )
+
+
+def _error_of(event: TokenEvent) -> DrafthouseError:
+    error = error_from_code(event.error_code, event.error_message)
+    if isinstance(error, CapacityError):
+        error.retry_after_s = event.retry_after_s
+    return error
+
+
+class Peer:
+    """One coordinator: its stream, its running requests, and what is to be sent next."""
+
+    def __init__(
+        self, peer_id: str, description: WorkerDescription, link: CoordinatorStream
+    ) -> None:
+        self.id = peer_id
+        self.description = description
+        self.link = link
+        self.adapters: AdapterList | None = None  # what it last said of them
+        self.tickets: dict[str, Ticket] = {}
+        self.requests: list[Request] = []
+        self.cancelled: list[str] = []
+        self.wake = asyncio.Event()

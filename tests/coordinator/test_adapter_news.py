@@ -1,0 +1,100 @@
+"""What new requests may ask for travels from the targets to every ingress."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from cluster.coordinator.adapters import ADAPTERS, AdapterNews
+from cluster.messages import AdapterList, VerdictFrame, VerifyFrame
+from cluster.rpc.link import Link
+from tests.support.coordinator.house import house, request
+from tests.support.coordinator.toys import ToyTarget
+from tests.support.deployments.stage import Stage, stage
+
+ONE, BOTH = AdapterList(("a@1",)), AdapterList(("a@1", "b@2"))
+
+
+def test_what_only_some_targets_have_is_not_served() -> None:
+    news, heard = AdapterNews(), list[AdapterList]()
+    news.listen(heard.append)
+    assert heard == [], "nothing is known"
+    news.said("first", BOTH)
+    news.said("second", ONE)
+    news.said("second", AdapterList(("a@3", "b@2")))
+    news.said("second", BOTH)
+    assert heard == [BOTH, ONE, AdapterList(("b@2",)), BOTH]
+    news.said("second", ONE)
+    news.left("second")
+    assert news.current == BOTH
+    news.left("first")
+    assert news.current == BOTH, "without a target it stays: one may come back"
+    news.ignore(heard.append)
+
+
+def test_the_reason_of_a_refusal_is_passed_on() -> None:
+    news = AdapterNews()
+    news.said("first", ONE)
+    news.said("second", AdapterList(("a@1",), "b does not fit"))
+    assert news.current == AdapterList(("a@1",), "b does not fit")
+
+
+@dataclass
+class Telling(ToyTarget):
+    """Says at the beginning what it serves."""
+
+    adapters: AdapterList = ONE
+    link: Link[VerdictFrame, VerifyFrame] | None = None
+
+    async def serve(self, link: Link[VerdictFrame, VerifyFrame]) -> None:
+        self.link = link
+        await self.tell(self.adapters)
+        await super().serve(link)
+
+    async def tell(self, adapters: AdapterList) -> None:
+        assert self.link is not None
+        await self.link.send(VerdictFrame(adapters=adapters))
+
+
+async def until(setting: Stage, wanted: dict[str, str]) -> None:
+    for _ in range(2000):
+        if setting.ingress.adapters == wanted:
+            return
+        await asyncio.sleep(0)
+    assert setting.ingress.adapters == wanted
+
+
+async def test_the_ingress_hears_of_every_change_and_of_the_refusals() -> None:
+    target = Telling()
+    async with stage() as setting, house() as only:
+        setting.add("a", only, target)
+        await until(setting, {"a": "a@1"})
+        await target.tell(AdapterList(("a@9", "b@2"), "c does not fit"))
+        await until(setting, {"a": "a@9", "b": "b@2"})
+        assert only.coordinator.status()["refused"] == {ADAPTERS: "c does not fit"}
+        await target.tell(AdapterList())
+        await until(setting, {})
+        assert only.coordinator.status()["refused"] == {}
+
+
+async def test_an_ingress_serves_what_all_of_its_coordinators_have() -> None:
+    async with stage() as setting, house() as first, house() as second:
+        setting.add("a", first, Telling(adapters=BOTH))
+        await until(setting, {"a": "a@1", "b": "b@2"})
+        setting.add("b", second, Telling(adapters=ONE))
+        await until(setting, {"a": "a@1"})
+        setting.links["b"].sever()
+        await until(setting, {"a": "a@1", "b": "b@2"})
+
+
+async def test_the_content_that_was_asked_for_goes_to_the_target() -> None:
+    target = Telling()
+    async with stage() as setting, house() as only:
+        setting.add("a", only, target)
+        await until(setting, {"a": "a@1"})
+        asked = request(adapter="a@1")
+        ticket = await setting.ingress.submit(asked, asyncio.Event())
+        await target.wait_for_frames(1)
+        (item,) = (item for item in target.frames[0].items if item.params is not None)
+        assert item.adapter == "a@1"
+        setting.ingress.close(ticket)

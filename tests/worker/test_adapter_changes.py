@@ -1,0 +1,115 @@
+"""A request keeps the adapter that it began with, also where another owner goes on with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.config import Config, EngineConfig, TargetConfig
+from cluster.core import EMPTY_TREE, SamplingParams, VerifyItem
+from cluster.engine.engine import Engine
+from cluster.errors import NotFoundError
+from cluster.messages import AdapterList, Refusal
+from cluster.worker.adapters import serve_adapters
+from cluster.worker.verifier import Verifier
+from tests.support.engine.adapters import merged_oracle, write_adapter
+from tests.support.engine.driver import generate, load_engine, prompt
+from tests.support.worker.rounds import Session
+
+GREEDY = SamplingParams(temperature=0.0)
+PROMPT = prompt(9)
+NUM_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def base(checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory("llama")
+
+
+@pytest.fixture(scope="module")
+def folders(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("adapters")
+    return {
+        "old": write_adapter(base, root / "old", seed=1),
+        "new": write_adapter(base, root / "new", seed=2),
+        "misfit": write_adapter(base, root / "misfit", rank=80),
+    }
+
+
+@pytest.fixture
+def engine(base: Path, folders: dict[str, Path]) -> Engine:
+    return load_engine(base, adapters={"a": str(folders["old"])})
+
+
+def change(engine: Engine, base: Path, **folders: Path) -> AdapterList:
+    config = Config(target=TargetConfig(engine=EngineConfig(model=str(base))), model_name="m")
+    named = {name: str(folder) for name, folder in folders.items()}
+    return serve_adapters(engine, config, {"adapters": named})
+
+
+def item(session: Session, adapter: str) -> VerifyItem:
+    sent = session.item(EMPTY_TREE)
+    return replace(sent, adapter=adapter if session.base_len == 0 else "")
+
+
+def go_on(verifier: Verifier, session: Session, adapter: str, num_tokens: int) -> list[int]:
+    while len(session.output) < num_tokens:
+        assert verifier.submit([item(session, adapter)]) == []
+        (verdict,) = verifier.step().verdicts
+        session.take(verdict)
+    return session.output
+
+
+def text_with(base: Path, folder: Path) -> list[int]:
+    return generate(merged_oracle(base, folder), PROMPT, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("is_released", [False, True], ids=["taken over", "released before"])
+def test_the_next_owner_of_a_request_goes_on_with_its_adapter(
+    base: Path, folders: dict[str, Path], engine: Engine, *, is_released: bool
+) -> None:
+    verifier = Verifier(engine)
+    (asked,) = engine.adapters.references
+    first = Session("x", PROMPT.tolist(), GREEDY)
+    go_on(verifier, first, asked, 4)
+    told = change(engine, base, a=folders["new"])
+    assert told.served == engine.adapters.references != (asked,)
+    assert told.refused == ""
+    if is_released:  # as in a frame that says so and brings the item
+        verifier.release(["x"])
+    second = Session("x", PROMPT.tolist() + first.output, GREEDY, generation=1)
+    second.prompt_len = len(PROMPT)
+    assert go_on(verifier, second, asked, NUM_TOKENS) == text_with(base, folders["old"])
+    other = Session("y", PROMPT.tolist(), GREEDY)
+    assert go_on(verifier, other, told.served[0], NUM_TOKENS) == text_with(base, folders["new"])
+
+
+def test_what_was_dropped_and_freed_is_refused_with_the_reason(
+    base: Path, folders: dict[str, Path], engine: Engine
+) -> None:
+    verifier = Verifier(engine)
+    (asked,) = engine.adapters.references
+    session = Session("x", PROMPT.tolist(), GREEDY)
+    go_on(verifier, session, asked, 4)
+    change(engine, base, a=folders["new"])
+    verifier.release(["x"])
+    verifier.idle_report()
+    for adapter, reason in ((asked, "'a' has been replaced"), ("b", "no adapter 'b'")):
+        fresh = Session("x", PROMPT.tolist(), GREEDY)
+        (answer,) = verifier.submit([item(fresh, adapter)])
+        assert isinstance(answer, Refusal)
+        assert answer.code == NotFoundError.code
+        assert reason in answer.message
+
+
+def test_a_list_that_cannot_be_served_changes_nothing_and_says_why(
+    base: Path, folders: dict[str, Path], engine: Engine
+) -> None:
+    before = engine.adapters
+    told = change(engine, base, b=folders["new"], c=folders["misfit"])
+    assert engine.adapters is before
+    assert told.served == before.references
+    assert "adapter 'c' cannot be served" in told.refused
