@@ -90,7 +90,7 @@ def _check_made_of(config: Config, target: Inspected) -> None:
         with _named(path):
             if isinstance(options, EarlyExitOptions | LayerSkipOptions):
                 options.layers(target.num_layers)
-            if drafter.kind in HEAD_KINDS:
+            if drafter.kind in HEAD_KINDS and options.model:
                 source = source_of(options.model)
                 if isinstance(source, FolderSource):
                     _check_head(drafter.kind, source.path, target)

@@ -20,16 +20,19 @@ from tests.support.draft.heads import (
     cyclic_target,
     random_eagle3,
     random_medusa,
+    random_peagle,
     right_eagle3,
     right_medusa,
+    right_peagle,
 )
 from tests.support.local_models import PROMPTS, drafters, engine, hf_greedy
 from tests.test_local import GREEDY, OPTIONS
 
-KINDS = {"eagle3": random_eagle3, "medusa": random_medusa}
+KINDS = {"eagle3": random_eagle3, "medusa": random_medusa, "peagle": random_peagle}
 CASES = [
     ("llama", "eagle3", False), ("llama", "eagle3", True), ("llama", "medusa", True),
     ("mistral-sliding", "eagle3", False), ("gemma2", "medusa", False),
+    ("llama", "peagle", True), ("mistral-sliding", "peagle", False),
 ]  # fmt: skip
 PLAIN = SpeculationOptions(enabled=False)
 
@@ -100,7 +103,7 @@ def test_numbers_without_sense_cost_speed_only(
     assert texts == hf_greedy(llama_folder, PROMPTS, GREEDY.max_tokens)
 
 
-RIGHT = {"eagle3": right_eagle3, "medusa": right_medusa}
+RIGHT = {"eagle3": right_eagle3, "medusa": right_medusa, "peagle": right_peagle}
 
 
 @pytest.mark.parametrize("pooled", [False, True])

@@ -17,7 +17,7 @@ from tests.support.local_models import PROMPTS, hf_greedy, target
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
 SEEDED = SamplingParams(temperature=0.8, seed=7, max_tokens=24)
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "exit": ("early_exit", {"exit_layer": 2, "num_pages": 128}),
+    "exit": ("early_exit", {"exit_layer": 2}),
     "skip": ("layer_skip", {"skip_layers": [1], "num_pages": 128}),
     "recycling": ("token_recycling", {}),
     "lookahead": ("lookahead", {}),

@@ -111,7 +111,9 @@ class Eagle3Drafter:
         request = Eagle3Request(0, 1, "", SamplingParams(temperature=1.0, seed=0))
         request.text.append(np.zeros(2, np.int32))
         request.tree, request.root_len = LiveTree(), 2
-        request.growth = _growth_from(HeadContext(nothing[0], nothing[1], self._head.fuse(taps)[0]))
+        request.growth = _growth_from(
+            HeadContext(((nothing[0], nothing[1]),), self._head.fuse(taps)[0])
+        )
         self._expand([(request, ROOT)])
 
     def _load(self, options: Eagle3Options, host: Host) -> Eagle3Head | MtpHead:
@@ -126,7 +128,7 @@ class Eagle3Drafter:
         """See `StepReader`."""
         folder = resolve_head(options.model)
         layer = layer_of(folder, read_config(folder))
-        return layers(layer.num_key_value_heads, layer.head_dim, layer.hidden_size, like)
+        return layers(layer, like)
 
     def _opened(self, commit: Commit) -> Eagle3Request:
         return Eagle3Request(
@@ -305,7 +307,8 @@ class Eagle3Drafter:
 
 
 def _growth_from(context: HeadContext) -> _Growth:
-    return _Growth(context.keys, context.values, len(context.keys), context.hidden, [], [])
+    ((keys, values),) = context.layers
+    return _Growth(keys, values, len(keys), context.hidden, [], [])
 
 
 def _attend(

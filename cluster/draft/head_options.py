@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from cluster.draft.lm_options import check_growth
 from cluster.errors import ConfigError
 
-# The kinds whose `model` is the folder of a draft head.
-HEAD_KINDS = ("eagle3", "medusa", "block")
+# The kinds whose `model`, where it is not empty, is the folder of a draft head.
+HEAD_KINDS = ("eagle3", "peagle", "medusa", "block", "early_exit")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +57,8 @@ class MtpOptions(Eagle3Options):
 
 
 @dataclass(frozen=True, slots=True)
-class MedusaOptions:
-    """Medusa heads, and the trees of their products.
-
-    model: the heads' folder, or its name on the Hugging Face hub, owner/name@revision.
-    num_candidates: the most probable tokens of a head that are ranked with the target's noise.
-    num_children: the best of them, which become children of every node before it.
-    min_survival: less likely nodes are left out.
-    """
+class ProductOptions:
+    """A head that drafts several positions in one pass, and the trees of their products."""
 
     model: str = ""
     num_candidates: int = 32
@@ -74,6 +68,40 @@ class MedusaOptions:
     def __post_init__(self) -> None:
         _check_model(self.model)
         check_growth(self)
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaOptions(ProductOptions):
+    """Medusa heads, and the trees of their products.
+
+    model: the heads' folder, or its name on the Hugging Face hub, owner/name@revision.
+    num_candidates: the most probable tokens of a head that are ranked with the target's noise.
+    num_children: the best of them, which become children of every node before it.
+    min_survival: less likely nodes are left out.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class PeagleOptions(ProductOptions):
+    """A P-EAGLE head, and the trees of the product of its rows.
+
+    model: the head's folder, or its name on the Hugging Face hub, owner/name@revision.
+    num_candidates: the most probable tokens of a row that are ranked with the target's noise.
+    num_children: the best of them, which become children of every node before it.
+    min_survival: less likely nodes are left out.
+    num_drafts: rows of a pass, so many tokens ahead; 0 = as many as the folder says, or 7.
+    context: last tokens of a text that the head attends to; it was trained on texts about as long.
+    """
+
+    num_drafts: int = 0
+    context: int = 2048
+
+    def __post_init__(self) -> None:
+        _check_model(self.model)
+        check_growth(self)
+        for name, least in (("num_drafts", 0), ("context", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: {getattr(self, name)} is below {least}", param=name)
 
 
 @dataclass(frozen=True, slots=True)

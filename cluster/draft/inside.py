@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # drafters of the pool run without torch
     import torch
 
     from cluster.engine.engine import Engine
+    from cluster.engine.first_layers import FirstLayers
     from cluster.engine.types import LayerSpec
     from cluster.spec.logprobs import TopTokens
 
@@ -140,10 +141,21 @@ class Host(Protocol):
         """
         ...
 
+    def token_ids(self, request_id: str) -> TokenArray:
+        """The tokens in those slots: int32[tokens]."""
+        ...
+
     def weight(self, name: str) -> torch.Tensor:
         """The model's "embedding" or "output" weights, [vocab, hidden], which must not be changed.
 
         Raises ConfigError where the checkpoint does not have them in one piece."""
+        ...
+
+    def first_layers(self, num_layers: int, output: torch.Tensor | None) -> FirstLayers:
+        """An engine of the first layers on the target's own pages.  output: [vocab, hidden], what
+        it has in place of the target's output layer.
+
+        Raises ConfigError where the model cannot be taken apart."""
         ...
 
     def part(self, layers: Sequence[int], num_pages: int, memory_fraction: float) -> Engine:

@@ -28,6 +28,7 @@ from cluster.draft.tree_request import learn_draws
 from cluster.draft.vocabulary import load_draft_vocabulary, readable_vocabulary
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
+from cluster.engine.first_layers import FirstLayers
 from cluster.made_for import folder_made_for
 from cluster.models.resolve import resolve
 
@@ -51,9 +52,12 @@ class LMDrafter:
     """
 
     def __init__(
-        self, context: DrafterContext, options: LMOptions, engine: Engine | None = None
+        self,
+        context: DrafterContext,
+        options: LMOptions,
+        engine: Engine | FirstLayers | None = None,
     ) -> None:
-        self._engine = engine or Engine.load(options.engine)
+        self._engine: Engine | FirstLayers = engine or Engine.load(options.engine)
         folder = resolve(self._engine.config.model)
         self.made_for = folder_made_for(folder)
         self._vocabulary = load_draft_vocabulary(folder)
@@ -84,7 +88,7 @@ class LMDrafter:
         return self._engine.pages_total
 
     @property
-    def engine(self) -> Engine:
+    def engine(self) -> Engine | FirstLayers:
         return self._engine
 
     def _opened(self, commit: Commit) -> LMRequest:

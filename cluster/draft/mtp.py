@@ -33,4 +33,4 @@ class MtpDrafter(Eagle3Drafter):
     def kv_layers(cls, options: Eagle3Options, like: LayerSpec) -> Sequence[LayerSpec]:
         """See `StepReader`."""
         layer = mtp.layer_of(resolve(options.model))
-        return layers(layer.num_key_value_heads, layer.head_dim, layer.hidden_size, like)
+        return layers(layer, like)

@@ -14,15 +14,11 @@ from cluster.made_for import MadeFor
 class OwnLayersOptions:
     """What both kinds have in common.
 
-    num_pages, memory_fraction: of its own KV cache, as of an engine; 0 pages = as many as
-    memory_fraction of what the target has left allows.
     width: nodes expanded per forward pass and request.  expanded_per_node: nodes expanded for each
     node that is asked for.  min_survival: nodes less likely than this are neither expanded nor
     proposed.
     """
 
-    num_pages: int = 0
-    memory_fraction: float = 0.1
     width: int = 4
     expanded_per_node: int = 1
     min_survival: float = 0.02
@@ -38,7 +34,7 @@ class OwnLayersOptions:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: {getattr(self, name)} is below 1", param=name)
         for name in ("memory_fraction", "min_survival"):
-            if not 0.0 < getattr(self, name) < 1.0:
+            if not 0.0 < getattr(self, name, 0.5) < 1.0:
                 raise ConfigError(
                     f"{name}: {getattr(self, name)} is not between 0 and 1", param=name
                 )
@@ -48,19 +44,20 @@ class OwnLayersOptions:
 class EarlyExitOptions(OwnLayersOptions):
     """The first layers of the target, then its final norm and output layer.
 
-    exit_layer: how many of its layers draft; fewer than it has.
-    num_pages, memory_fraction: of its own KV cache, as of an engine; 0 pages = as many as
-    memory_fraction of what the target has left allows.
+    exit_layer: how many of its layers draft; fewer than it has.  0 = as many as `model` says.
+    model: the folder of a trained exit (`drafthouse train early-exit`), or its name on the Hugging
+    Face hub, owner/name@revision; "" = none.
     width: nodes expanded per forward pass and request.  expanded_per_node: nodes expanded for each
     node that is asked for.  min_survival: nodes less likely than this are neither expanded nor
     proposed.
     """
 
     exit_layer: int = 0
+    model: str = ""
 
     def __post_init__(self) -> None:
         self.check()
-        if self.exit_layer < 1:
+        if self.exit_layer < (0 if self.model else 1):
             raise ConfigError(
                 f"exit_layer: {self.exit_layer} layers cannot draft; name how many of the target's "
                 "first layers do",
@@ -92,6 +89,8 @@ class LayerSkipOptions(OwnLayersOptions):
 
     skip_layers: tuple[int, ...] = ()
     made_for: MadeFor = field(default_factory=MadeFor)
+    num_pages: int = 0
+    memory_fraction: float = 0.1
 
     def __post_init__(self) -> None:
         self.check()

@@ -80,6 +80,9 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "eagle3": Kind(
             "cluster.draft.eagle3:Eagle3Drafter", "cluster.draft.head_options:Eagle3Options"
         ),
+        "peagle": Kind(
+            "cluster.draft.peagle:PeagleDrafter", "cluster.draft.head_options:PeagleOptions"
+        ),
         "medusa": Kind(
             "cluster.draft.medusa:MedusaDrafter", "cluster.draft.head_options:MedusaOptions"
         ),

@@ -97,9 +97,9 @@ class Engine:
         self.last_step = StepSummary()
         self.model = model
         self.cache = KVCache(layers, num_pages, config.page_size)
-        self._residency = Residency(self.cache, config)
-        self._scheduler = Scheduler(self._residency, config)
-        self._forward = Forward(config, model, self.cache)
+        self.residency = Residency(self.cache, config)
+        self._scheduler = Scheduler(self.residency, config)
+        self.forward = Forward(config, model, self.cache)
         self._clock = clock
         # The sequences with a pending work, in order of submission.
         self._waiting: dict[str, None] = {}
@@ -109,15 +109,15 @@ class Engine:
         # Whether the last schedule was empty: then only a call from outside can change that.
         self._blocked = False
         self._group: RankGroup | None = None
-        self._forward.settle(lambda: self_check.check(self, model))
-        self._forward.use_graphs(capture, lambda: self_check.check(self, model))
+        self.forward.settle(lambda: self_check.check(self, model))
+        self.forward.use_graphs(capture, lambda: self_check.check(self, model))
         self.forget_prefixes()
         # After the check, whose steps showed whether they run natively.
         self._growth: ResidentGrowth | None = None
         if group is None and model.native is not None and model.native.grows_on(self.cache):
             grower = TreeGrower(model.native, self.max_context_len)
             own_group = self.cache.group_of[0]  # that of all the model's layers
-            self._growth = ResidentGrowth(self._residency, grower, self.vocab_size, own_group)
+            self._growth = ResidentGrowth(self.residency, grower, self.vocab_size, own_group)
         # Set last: during the self-check every rank calls for itself.
         self._group = group
 
@@ -145,19 +145,19 @@ class Engine:
     def drop_unused_adapters(self) -> None:
         """Free what `model.adapters` serves no more and no request runs with."""
         if self.adapters.dropped:
-            self.model.adapters.drop_unused(self._residency.adapters_in_use())
+            self.model.adapters.drop_unused(self.residency.adapters_in_use())
 
     @property
     def uses_graphs(self) -> bool:
         """Whether steps that are not too wide replay captured graphs."""
-        graphs = self._forward.graphs
+        graphs = self.forward.graphs
         return graphs is not None and not graphs.has_failed
 
     def capture_ahead(self, taps: Sequence[int] = ()) -> None:
         """Capture all graphs of steps that ask for these taps now, so that no step waits for it;
         nothing where there are none."""
-        if self._forward.graphs is not None:
-            self._forward.graphs.capture_ahead(taps=self.model.resolve_taps(taps))
+        if self.forward.graphs is not None:
+            self.forward.graphs.capture_ahead(taps=self.model.resolve_taps(taps))
 
     @property
     def longest_context(self) -> int:
@@ -167,32 +167,32 @@ class Engine:
     @property
     def pages_in_use(self) -> int:
         """Pages that requests hold, in the pools of all groups of layers as below."""
-        return sum(pool.num_held for pool in self._residency.pools)
+        return sum(pool.num_held for pool in self.residency.pools)
 
     @property
     def pages_total(self) -> int:
-        return sum(pool.num_pages for pool in self._residency.pools)
+        return sum(pool.num_pages for pool in self.residency.pools)
 
     @property
     def pages_cached(self) -> int:
         """Pages that only the prefix cache keeps; they are given up when needed."""
-        return sum(pool.num_idle for pool in self._residency.pools)
+        return sum(pool.num_idle for pool in self.residency.pools)
 
     def cached_len(self, request_id: str) -> int:
         """Committed tokens of the request in the cache, 0 if it is unknown."""
-        sequence = self._residency.sequences.get(request_id)
+        sequence = self.residency.sequences.get(request_id)
         return 0 if sequence is None else sequence.cached_len
 
     def context_ids(self, request_id: str) -> TokenArray:
         """Those tokens: int32[cached_len], a copy."""
-        sequence = self._residency.sequences.get(request_id)
+        sequence = self.residency.sequences.get(request_id)
         return EMPTY_TOKENS if sequence is None else sequence.tokens.copy()
 
     def slots(self, request_id: str, layer: int = -1) -> npt.NDArray[np.int64]:
         """Where in that layer of `cache` each position of the request lies, its tokens' and then
         its nodes': int64[tokens + nodes], a copy that holds until the next call on the request or
         the next step.  Rows that left the window lie in the scratch page."""
-        sequence = self._residency.sequences.get(request_id)
+        sequence = self.residency.sequences.get(request_id)
         if sequence is None:
             return np.empty(0, np.int64)
         table = sequence.tables[self.cache.group_of[layer]]
@@ -206,7 +206,7 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache of pages that no request holds."""
-        self._residency.forget_prefixes()
+        self.residency.forget_prefixes()
         self._tell(commands.ForgetPrefixes())
 
     def submit(self, work: Work) -> None:
@@ -220,7 +220,7 @@ class Engine:
         if error is not None:
             self._refused[work.request_id] = Output(work.request_id, error=error)
             return
-        sequence = self._residency.enter(work.request_id)
+        sequence = self.residency.enter(work.request_id)
         sequence.pending = Pending(work, self._num_submitted)
         self._num_submitted += 1
         self._waiting[work.request_id] = None
@@ -243,7 +243,7 @@ class Engine:
         wanted = self.model.resolve_taps(taps)
         if self._group is not None and self._group.leads:
             self._group.send(commands.RunStep())
-        sequences = self._residency.sequences
+        sequences = self.residency.sequences
         schedule = self._scheduler.schedule([sequences[name] for name in self._waiting])
         outputs = [*self._refused.values(), *schedule.answers]
         self._refused.clear()
@@ -251,10 +251,10 @@ class Engine:
         # Shares of similar length stand side by side, so that a backend can serve them together.
         picks = sorted(schedule.picks, key=lambda pick: pick.sequence.cached_len)
         if self._group is not None:
-            digest = step_digest(schedule, picks, self._residency.pools)
+            digest = step_digest(schedule, picks, self.residency.pools)
             self._group.agree(digest, "what this step is to run")
         forward_start = self._clock()
-        found = self._forward(picks, wanted)
+        found = self.forward(picks, wanted)
         forward_time_s = self._clock() - forward_start
         taps_found = tapped(picks, found.taps)
         outputs += self._commit(picks, found.logits)
@@ -288,7 +288,7 @@ class Engine:
         for pick in picks:
             sequence = pick.sequence
             if pick.num_delta:
-                self._residency.commit(sequence, pick.delta())
+                self.residency.commit(sequence, pick.delta())
             if not pick.completes:
                 continue
             num_cached, sequence.pending = sequence.num_adopted, None
@@ -309,13 +309,13 @@ class Engine:
         A request that is unknown or has lost its cache is left alone: its next work is answered
         with have_len.
         """
-        sequence = self._residency.sequences.get(request_id)
+        sequence = self.residency.sequences.get(request_id)
         if sequence is None or not sequence.num_pages:
             return
         if sequence.pending is not None:
             raise ProtocolError(f"request {request_id!r} has a pending work; retain before submit")
         path, keep = tuple(path), tuple(keep)
-        self._residency.retain(sequence, path, keep)
+        self.residency.retain(sequence, path, keep)
         self._blocked = False
         self._tell(commands.Retain(request_id, path, keep))
 
@@ -323,13 +323,13 @@ class Engine:
         """Forget a request and its pending work; an unknown one is no error."""
         self._waiting.pop(request_id, None)
         self._refused.pop(request_id, None)
-        self._residency.leave(request_id)
+        self.residency.leave(request_id)
         self._blocked = False
         self._tell(commands.Release(request_id))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page is accounted for."""
-        self._residency.check_integrity()
+        self.residency.check_integrity()
 
     def follow(self) -> None:
         """Ranks other than 0: repeat rank 0's calls until it closes its engine.

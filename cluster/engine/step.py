@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,15 @@ class Forward:
         self._cache = cache
         self._backend = create_backend(config.attention, model.device)
         self._min_rows = _MIN_ROWS_ON_CPU if model.device.type == "cpu" else 1
+
+    def of_part(self, model: LoadedModel, cache: KVCache) -> Forward:
+        """The same of some of the model's layers, by the attention that was settled on."""
+        config = self._config
+        if isinstance(self._backend, SdpaBackend):
+            config = replace(config, attention="sdpa")
+        part = Forward(config, model, cache)
+        part._backend.warm_up()
+        return part
 
     def settle(self, check: Callable[[], None]) -> None:
         """Go on with the chosen attention if `check`, which runs steps and raises ConfigError where

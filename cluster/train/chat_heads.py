@@ -1,4 +1,4 @@
-"""Trains draft heads on a chat model's own answers: `drafthouse train eagle3 | medusa`.
+"""Trains draft heads on a chat model's own answers: `drafthouse train eagle3`, `medusa` and others.
 
 The target is frozen and does not run: its hidden rows and its laws were recorded while it answered
 (`cluster.train.chat_answers`).  What is trained is the module that serves, and what is written is
@@ -32,13 +32,15 @@ LOSSES = ("kl", "acceptance")
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
-    """depth: drafts in a chain that training looks at.  loss: see `draft_loss`."""
+    """depth: drafts in a chain that training looks at.  loss: see `HeadLoss`.
+    exit_layer: of an early exit, the target's layers that run; 0 = half of them."""
 
     depth: int = 4
     vocab_size: int = 8192
     loss: str = LOSSES[0]
     num_answer_tokens: int = 600_000
     answers: AnswerSettings = field(default_factory=AnswerSettings)
+    exit_layer: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

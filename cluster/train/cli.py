@@ -73,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_folders(drafter)
     add_budget(drafter)
     for kind, told in HEADS.items():
-        add_head(verbs.add_parser(kind, help=told))
+        add_head(verbs.add_parser(kind, help=told), kind)
     evaluate = verbs.add_parser("evaluate", help="measure the models on held-out text")
     evaluate.add_argument("--models", type=Path, default=Path("models"))
     evaluate.add_argument("--excerpts", type=Path, default=Path("models/heldout.jsonl"))
@@ -118,6 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
         "drafter": _drafter,
         "eagle3": run_head,
         "medusa": run_head,
+        "early-exit": run_head,
         "evaluate": _evaluate,
         "layer-skip": _layer_skip,
         "all": _all,

@@ -22,7 +22,7 @@ _SHARED = (
 )  # fmt: skip
 
 
-_NOT_SAVED = ("embed_tokens.weight", "token_map", "mask_hidden")
+_NOT_SAVED = ("embed_tokens.weight", "token_map")
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _OUTSIDE_THE_LAYER = ("fc", "fc_norm", "input_norm", "norm", "lm_head")
 

@@ -1,4 +1,4 @@
-"""`drafthouse train eagle3 | medusa`."""
+"""`drafthouse train eagle3 | medusa | early-exit`."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from cluster.train.trainer import Budget
 HEADS = {
     "eagle3": "train an EAGLE-3 head on a chat model's own answers",
     "medusa": "train Medusa heads on a chat model's own answers",
+    "early-exit": "train an exit between a chat model's layers on its own answers",
 }
 
 
-def add_head(parser: argparse.ArgumentParser) -> None:
-    """How a draft head is trained on a chat model's own answers."""
+def add_head(parser: argparse.ArgumentParser, kind: str) -> None:
+    """How a draft head of HEADS is trained on a chat model's own answers."""
     defaults = HeadSettings()
     add = parser.add_argument
     add("name", help="the folder of the new head")
@@ -28,6 +29,8 @@ def add_head(parser: argparse.ArgumentParser) -> None:
         help="the chat model: a folder, a hub model or one of `drafthouse models`",
     )
     add("--depth", type=positive_int, default=defaults.depth, help="drafts in a chain, or heads")
+    if kind == "early-exit":
+        add("--exit-layer", type=positive_int, help="layers that run; default: half of them")
     add("--vocab-size", type=positive_int, default=defaults.vocab_size, help="tokens it drafts")
     add("--loss", choices=LOSSES, default=defaults.loss)
     add(
@@ -44,8 +47,9 @@ def add_head(parser: argparse.ArgumentParser) -> None:
 
 def run_head(arguments: argparse.Namespace) -> None:
     settings = HeadSettings(
-        arguments.depth, arguments.vocab_size, arguments.loss, arguments.answer_tokens
-    )
+        arguments.depth, arguments.vocab_size, arguments.loss, arguments.answer_tokens,
+        exit_layer=getattr(arguments, "exit_layer", None) or 0,
+    )  # fmt: skip
     run_together(
         arguments.processes,
         _train_head,

@@ -1,4 +1,4 @@
-"""Draft heads of a chat model: `drafthouse train eagle3 | medusa`.
+"""Draft heads of a chat model: `drafthouse train eagle3 | medusa | early-exit`.
 
 The target is frozen and runs only to answer questions that it asks itself; its hidden rows are
 recorded meanwhile.
@@ -26,6 +26,7 @@ from cluster.train.chat_heads import (
     evaluate,
 )
 from cluster.train.eagle3 import Eagle3Learner, new_head
+from cluster.train.early_exit import ExitLearner, new_exit
 from cluster.train.made_for import target_of
 from cluster.train.medusa import MedusaLearner, new_heads
 from cluster.train.optimizer import Rates
@@ -51,14 +52,18 @@ def train_head(
 ) -> HeldOut:
     """Let `target` answer, train a head in `work` or resume it, and save it in `folder`.
 
-    kind: eagle3 or medusa.  Answers are shared by all heads of one `work`.  Returns how the head
-    does along answers that were kept out of training.
+    kind: eagle3, medusa or early-exit.  Answers are shared by all heads of one `work`, but for an
+    exit behind a layer that no other head taps.  Returns how the head does along answers that were
+    kept out of training.
     """
     source = resolve(target)
     network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     num_layers = network.config.num_hidden_layers
-    taps = (*default_taps(num_layers), num_layers)
+    taps: tuple[int, ...] = (*default_taps(num_layers), num_layers)
     shards = work / "answers"
+    settings = replace(settings, exit_layer=settings.exit_layer or max(num_layers // 2, 1))
+    if kind == "early-exit" and settings.exit_layer not in taps:
+        taps, shards = (settings.exit_layer,), work / f"answers-{settings.exit_layer}"
     drawn = replace(settings.answers, taps=taps)
     draw_shards(source, shards, settings.num_answer_tokens, seed, drawn)
     wait_for_all()
@@ -70,7 +75,7 @@ def train_head(
     vocabulary = kept_vocabulary(work / kind, known, network, settings.vocab_size, source)
     torch.manual_seed(seed)
     target_ids = torch.from_numpy(vocabulary.target_ids).long()
-    learner = _learner(kind, network, target_ids, taps, settings.depth)
+    learner = _learner(kind, network, target_ids, taps, settings)
     orders = [
         HeadOrder(each, vocabulary.target_ids, len(vocabulary.draft_ids), _PHASE.length, seed)
         for each in (known, held_out)
@@ -87,6 +92,8 @@ def train_head(
     trainer.run()
     if rank() == 0:
         learner.save(folder, target_of(target))
+    if isinstance(learner, ExitLearner):
+        learner.depth = settings.depth  # chains are measured, one draft is learnt
     return evaluate(learner, orders[1], held_out)
 
 
@@ -95,9 +102,14 @@ def _learner(
     network: PreTrainedModel,
     target_ids: torch.Tensor,
     taps: tuple[int, ...],
-    depth: int,
+    settings: HeadSettings,
 ) -> Learner:
+    depth = settings.depth
     if kind == "medusa":
         return MedusaLearner(new_heads(network, depth), target_ids, len(taps) - 1)
+    if kind == "early-exit":
+        exit_head = new_exit(network, settings.exit_layer)
+        column = taps.index(settings.exit_layer)
+        return ExitLearner(exit_head, network, target_ids, column)
     head = new_head(network, taps[:-1], target_ids)
     return Eagle3Learner(head, depth, tuple(range(len(taps) - 1)))

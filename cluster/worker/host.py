@@ -11,9 +11,11 @@ from typing import Any
 import torch
 
 from cluster.config import Config, EngineConfig
+from cluster.core import TokenArray
 from cluster.draft import registry
 from cluster.draft.inside import IndexArray, kv_layers_of
 from cluster.engine.engine import Engine
+from cluster.engine.first_layers import FirstLayers
 from cluster.engine.loading.model import ExtraLayers, LoadedModel
 from cluster.engine.loading.part import part_of
 from cluster.engine.types import LayerSpec
@@ -88,6 +90,9 @@ class EngineHost:
         length = self._engine.cached_len(request_id)
         return self._engine.slots(request_id, self._first)[:length]
 
+    def token_ids(self, request_id: str) -> TokenArray:
+        return self._engine.context_ids(request_id)
+
     def weight(self, name: str) -> torch.Tensor:
         model = self._engine.model
         shape = (self.vocab_size, self.hidden_size)
@@ -101,17 +106,25 @@ class EngineHost:
             name = "embedding"
         return _stored(Path(model.source), _STORED[name], shape).to(self.device, self.dtype)
 
-    def part(self, layers: Sequence[int], num_pages: int, memory_fraction: float) -> Engine:
-        whole = self._engine.config
-        if whole.tensor_parallel > 1:
+    def first_layers(self, num_layers: int, output: torch.Tensor | None) -> FirstLayers:
+        part = part_of(self._whole_model(), range(num_layers), output)
+        return FirstLayers(self._engine, part)
+
+    def _whole_model(self) -> LoadedModel:
+        """The model, where its layers can be had alone."""
+        if self._engine.config.tensor_parallel > 1:
             raise ConfigError(
                 "tensor_parallel: layers of a target on several ranks cannot draft for it; remove "
                 "the drafter",
                 param="kind",
             )
+        return self._engine.model
+
+    def part(self, layers: Sequence[int], num_pages: int, memory_fraction: float) -> Engine:
+        part, whole = part_of(self._whole_model(), layers), self._engine.config
         config = replace(whole, num_pages=num_pages, memory_fraction=memory_fraction, compile=False)
         config = replace(config, **beside(config, self.device))
-        engine = Engine(config, part_of(self._engine.model, layers))
+        engine = Engine(config, part)
         engine.capture_ahead()
         return engine
 

@@ -153,8 +153,8 @@ def test_rows_that_are_missing_are_left_out_and_without_the_last_nothing_is_draf
     session.take(frame.verdicts[0])
     cache, tokens = inside.drafter._cache, np.array(session.tokens, np.int32)
     context = cache.read("a", tokens, 2048)
-    assert len(context.keys) == 40 - 1 - 16  # without the first token and the second chunk
-    assert len(cache.read("a", tokens, 6).keys) == 6
+    assert len(context.layers[0][0]) == 40 - 1 - 16  # without the first token and the second chunk
+    assert len(cache.read("a", tokens, 6).layers[0][0]) == 6
     assert len(inside.tree(session, 8)) > 0
     lengths = []
     for _ in range(3):

@@ -24,13 +24,13 @@ from tests.support.engine.parts import plain
 PROMPT = [5, 6, 7, 90, 91, 5, 6, 7]
 DRAFTS: dict[str, dict[str, Any]] = {
     "early_exit": {"exit_layer": 2},
-    "layer_skip": {"skip_layers": [1]},
+    "layer_skip": {"skip_layers": [1], "num_pages": 64},
 }
 
 
 def made(engine: Engine, kind: str, **options: Any) -> LMDrafter:
     """The drafter as the worker makes it."""
-    settings = DrafterConfig(kind=kind, options={"num_pages": 64, **options})
+    settings = DrafterConfig(kind=kind, options=options)
     host = EngineHost(engine, Config(drafters={"own": settings}), "own")
     context = DrafterContext("own", 16, 4, engine.vocab_size, engine.tokenizer_hash, host)
     drafter = registry.create("own", settings, context)
@@ -43,12 +43,10 @@ def folder(request: pytest.FixtureRequest, checkpoint_factory: Callable[..., Pat
     return checkpoint_factory(request.param)
 
 
-@pytest.mark.parametrize("kind", DRAFTS)
-def test_the_likeliest_drafts_are_the_text_of_these_layers(folder: Path, kind: str) -> None:
+def test_the_likeliest_drafts_are_the_text_of_these_layers(folder: Path) -> None:
     target = draft_engine(folder)
-    num_layers = len(target.layers)
-    layers = [0, 1] if kind == "early_exit" else [0, *range(2, num_layers)]
-    drafter = made(target, kind, min_survival=1e-4, **DRAFTS[kind])
+    layers = [0, *range(2, len(target.layers))]
+    drafter = made(target, "layer_skip", min_survival=1e-4, **DRAFTS["layer_skip"])
     author = Author(PROMPT)
     drafter.observe([author.opening()])
     tree = grow(drafter, author)["a"].tree
@@ -80,7 +78,16 @@ def test_it_grows_natively_where_its_target_does(llama_folder: Path, kind: str) 
     target = draft_engine(llama_folder)
     drafter = made(target, kind, **DRAFTS[kind])
     assert (drafter.engine.grower is None) == (target.grower is None)
-    assert drafter.engine.cache is not target.cache
+
+
+def test_skipping_needs_a_cache_of_its_own_and_leaving_early_none(llama_folder: Path) -> None:
+    """Behind a skipped layer the rows are others than the target's."""
+    target = draft_engine(llama_folder)
+    own = made(target, "layer_skip", **DRAFTS["layer_skip"]).engine.cache.layers
+    shared = made(target, "early_exit", **DRAFTS["early_exit"]).engine.cache.layers
+    places = [each.data_ptr() for each in target.cache.layers]
+    assert [each.data_ptr() for each in shared] == places[:2]
+    assert not {each.data_ptr() for each in own} & set(places)
 
 
 @pytest.mark.parametrize(
@@ -94,6 +101,8 @@ def test_it_grows_natively_where_its_target_does(llama_folder: Path, kind: str) 
         ("layer_skip", {"skip_layers": [0, 1, 2]}, "skip_layers: they are all"),
         ("early_exit", {"exit_layer": 1, "width": 0}, "width: 0 is below 1"),
         ("layer_skip", {"skip_layers": [1], "min_survival": 1.0}, "min_survival: 1.0 is not"),
+        ("early_exit", {"exit_layer": 1, "num_pages": 9}, "num_pages: unknown key"),
+        ("layer_skip", {"skip_layers": [1], "memory_fraction": 0.0}, "memory_fraction: 0.0 is not"),
     ],
 )
 def test_wrong_options_are_refused_with_their_path(

@@ -55,7 +55,7 @@ def test_an_unknown_kind_is_named_with_the_nearest_one() -> None:
 
 # What has no default: which head it is, and which layers draft.
 REQUIRED: dict[str, dict[str, object]] = {
-    **{key: {"model": "h"} for key in ("eagle3", "medusa", "block", "mtp")},
+    **{key: {"model": "h"} for key in ("eagle3", "peagle", "medusa", "block", "mtp")},
     "early_exit": {"exit_layer": 1},
     "layer_skip": {"skip_layers": [1]},
 }

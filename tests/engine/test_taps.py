@@ -231,7 +231,7 @@ def test_a_step_takes_a_path_that_serves_what_it_needs(llama_folder: Path) -> No
     engine = load_engine(llama_folder)
     deaf = Deaf(engine.model.plain)
     model: Any = replace(engine.model, native=None, compiled=deaf)
-    engine._forward._model = model
+    engine.forward._model = model
     log = TapLog(engine, TAPS)
     text = prompt(12)
     log.run(Work("a", 0, text))

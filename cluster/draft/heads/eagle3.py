@@ -1,8 +1,8 @@
 """EAGLE-3: one decoder layer that drafts from the target's hidden rows (Li et al. 2025).
 
-Reads the authors' folders (also SpecForge's and AngelSlim's) and those of `speculators`; P-EAGLE's
-mask row is read as well.  A head's row at position t takes the embedding of token t + 1 and the
-target's hidden row of position t; for drafted tokens its own last output stands in for that row.
+Reads the authors' folders (also SpecForge's and AngelSlim's) and those of `speculators`.  A head's
+row at position t takes the embedding of token t + 1 and the target's hidden row of position t; for
+drafted tokens its own last output stands in for that row.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -47,7 +47,6 @@ class Eagle3Spec:
     norm_before_residual: the residual path carries the normalised row.  has_tap_norms: each tap is
     normalised before they are fused.  norms_all_taps: the taps, side by side, are.
     norms_output: the row handed on to the next draft is normalised.
-    has_mask: P-EAGLE's row for positions without a hidden row.
     """
 
     layer: LlamaConfig
@@ -58,7 +57,6 @@ class Eagle3Spec:
     has_tap_norms: bool = False
     norms_all_taps: bool = False
     norms_output: bool = False
-    has_mask: bool = False
 
 
 class Eagle3Head(PreciseBuffers):
@@ -68,7 +66,6 @@ class Eagle3Head(PreciseBuffers):
     """
 
     token_map: torch.Tensor
-    mask_hidden: torch.Tensor | None
 
     def __init__(self, spec: Eagle3Spec, embedding: torch.Tensor) -> None:
         super().__init__()
@@ -89,16 +86,16 @@ class Eagle3Head(PreciseBuffers):
         self.input_layernorm = LlamaRMSNorm(hidden, eps)
         self.hidden_norm = LlamaRMSNorm(hidden, eps)
         self.post_attention_layernorm = LlamaRMSNorm(hidden, eps)
-        self.q_proj = nn.Linear(2 * hidden, heads * dim, bias=False)
-        self.k_proj = nn.Linear(2 * hidden, kv_heads * dim, bias=False)
-        self.v_proj = nn.Linear(2 * hidden, kv_heads * dim, bias=False)
-        self.o_proj = nn.Linear(heads * dim, hidden, bias=False)
+        bias = bool(layer.attention_bias)
+        self.q_proj = nn.Linear(2 * hidden, heads * dim, bias=bias)
+        self.k_proj = nn.Linear(2 * hidden, kv_heads * dim, bias=bias)
+        self.v_proj = nn.Linear(2 * hidden, kv_heads * dim, bias=bias)
+        self.o_proj = nn.Linear(heads * dim, hidden, bias=bias)
         self.mlp = LlamaMLP(layer)
         self.rotary = LlamaRotaryEmbedding(layer)
         self.norm = LlamaRMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, spec.draft_vocab_size, bias=False)
         self.register_buffer("token_map", torch.arange(spec.draft_vocab_size))
-        self.register_buffer("mask_hidden", torch.zeros(hidden) if spec.has_mask else None)
 
     def fuse(self, taps: torch.Tensor) -> torch.Tensor:
         """The target's rows as the head takes them: [rows, taps * target hidden] -> [rows, hidden].
@@ -158,9 +155,7 @@ class Eagle3Head(PreciseBuffers):
     def _rotated(
         self, both: torch.Tensor, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        cos, sin = self.rotary(both, positions[None])
-        query, key = apply_rotary_pos_emb(query[None], key[None], cos, sin, unsqueeze_dim=2)
-        return query[0], key[0]
+        return rotated(self.rotary(both, positions[None]), query, key)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] as `forward` returned it -> [rows, draft_vocab]."""
@@ -173,9 +168,20 @@ class Eagle3Head(PreciseBuffers):
         return found
 
 
+def rotated(
+    rotation: tuple[torch.Tensor, torch.Tensor], query: torch.Tensor, key: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both at their positions.  rotation: cosines and sines, [1, rows, dim] each."""
+    query, key = apply_rotary_pos_emb(query[None], key[None], *rotation, unsqueeze_dim=2)
+    return query[0], key[0]
+
+
+Head = TypeVar("Head", bound=Eagle3Head)
+
+
 def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> Eagle3Spec:
     """The configuration of a head in either form; raises ConfigError where it does not fit."""
-    own, layer = _own(folder, config), layer_of(folder, config)
+    own, layer = own_part(folder, config), layer_of(folder, config)
     vocab_size = int(own.get("vocab_size", target.vocab_size))
     eagle = config.get("eagle_config") or {}
     taps = eagle.get(_TAP_KEY) or config.get(_TAP_KEY) or default_taps(target.num_layers)
@@ -189,7 +195,6 @@ def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> E
         has_tap_norms=bool(config.get("fc_norm", False)),
         norms_all_taps=bool(config.get("norm_before_fc", False)),
         norms_output=bool(config.get("norm_output", False)),
-        has_mask=config.get("speculators_model_type") == "peagle",
     )
     check_size(folder, "target_hidden_size", spec.target_hidden_size, target.hidden_size)
     check_size(folder, "vocab_size", vocab_size, target.vocab_size)
@@ -198,18 +203,20 @@ def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> E
         raise refused(
             folder, f"it taps layers {outside}; the target has {target.num_layers} layers"
         )
+    if "sliding_attention" in (own.get("layer_types") or ()):
+        raise refused(folder, "its layers attend in a sliding window, which is not served")
     return spec
 
 
 def layer_of(folder: Path, config: Mapping[str, Any]) -> LlamaConfig:
     """Sizes, norms and rotary embedding of a head's layer, in either form of configuration."""
-    own = _own(folder, config)
+    own = own_part(folder, config)
     layer = LlamaConfig(**{k: v for k, v in own.items() if k not in _NOT_OF_THE_LAYER})
     layer.num_hidden_layers = 1
     return layer
 
 
-def _own(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+def own_part(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of a configuration that is about the layer."""
     is_speculators = "speculators_model_type" in config
     own = config.get("transformer_layer_config") if is_speculators else config
@@ -223,10 +230,18 @@ def load(
     read: TensorReader = read_tensors,
 ) -> Eagle3Head:  # fmt: skip
     """The head of a folder.  weight: the target's, whose embedding stands in for a missing one."""
-    tensors = read(folder, _plain_name)
     spec = read_spec(folder, config, target)
-    if "mask_hidden" in tensors.held and not spec.has_mask:
-        spec = Eagle3Spec(**{**_fields(spec), "has_mask": True})
+    tensors = read(folder, plain_name)
+    return filled(
+        folder, tensors, spec, target, weight, lambda embedding: Eagle3Head(spec, embedding)
+    )
+
+
+def filled(
+    folder: Path, tensors: Tensors, spec: Eagle3Spec, target: TargetShape, weight: TargetWeight,
+    empty: Callable[[torch.Tensor], Head],
+) -> Head:  # fmt: skip
+    """The head that `empty` makes around an embedding, with the tensors of its folder."""
     hidden = spec.layer.hidden_size
     embedding = tensors.take_if_there("embed_tokens.weight", (target.vocab_size, hidden))
     if embedding is None:
@@ -238,15 +253,13 @@ def load(
                 f"{embedding.shape[1]}",
             )
     with tensors.device:
-        head = Eagle3Head(spec, embedding)
+        head = empty(embedding)
     state = {}
     for name, tensor in head.state_dict().items():
-        if name not in ("embed_tokens.weight", "token_map", "mask_hidden"):
+        if name not in ("embed_tokens.weight", "token_map"):
             state[name] = tensors.take(name, tuple(tensor.shape))
     state["embed_tokens.weight"] = head.embed_tokens.weight
     state["token_map"] = token_map(folder, tensors, spec.draft_vocab_size, target)
-    if spec.has_mask:
-        state["mask_hidden"] = tensors.take("mask_hidden", (hidden,))
     tensors.check()
     tensors.fill(head, state)
     return head.eval()
@@ -266,13 +279,14 @@ _NOT_OF_THE_LAYER = frozenset(
         "draft_vocab_size",
         "eagle_config",
         "num_hidden_layers",
+        "layer_types",
         "made_for",
     )
 )
 _MAPS = ("d2t", "t2d")
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
     """A tensor's name in either form as the module has it."""
     for prefix in ("midlayer.", "layers.0."):
         name = name.removeprefix(prefix)
@@ -298,7 +312,3 @@ def token_map(folder: Path, tensors: Tensors, size: int, target: TargetShape) ->
             "offsets: target id = i + d2t[i]",
         )  # fmt: skip
     return ids
-
-
-def _fields(spec: Eagle3Spec) -> dict[str, Any]:
-    return {name: getattr(spec, name) for name in Eagle3Spec.__slots__}

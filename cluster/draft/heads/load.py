@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from cluster.draft.heads import block_files, eagle3, medusa
+from cluster.draft.heads import block_files, eagle3, exit, medusa, peagle
 from cluster.draft.heads.block import BlockHead
 from cluster.draft.heads.checkpoint import (
     TargetShape,
@@ -24,7 +24,7 @@ from cluster.draft.inside import Host
 from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
 
 Head = TypeVar("Head", bound=nn.Module)
-DraftHead = eagle3.Eagle3Head | medusa.MedusaHead | BlockHead
+DraftHead = eagle3.Eagle3Head | medusa.MedusaHead | BlockHead | exit.ExitHead
 
 # Architectures and keys of heads that we know by name and do not serve.
 _REFUSED = {
@@ -34,17 +34,18 @@ _REFUSED = {
 }
 # The drafters that load a head's folder, and what they call it.
 KINDS: Mapping[str, type[nn.Module]] = {
-    "eagle3": eagle3.Eagle3Head, "medusa": medusa.MedusaHead, "block": BlockHead,
+    "eagle3": eagle3.Eagle3Head, "peagle": peagle.ParallelHead, "medusa": medusa.MedusaHead,
+    "block": BlockHead, "early_exit": exit.ExitHead,
 }  # fmt: skip
 _NAMES = {
-    eagle3.Eagle3Head: "EAGLE-3 head", medusa.MedusaHead: "Medusa heads",
-    BlockHead: "DFlash or DSpark drafter",
+    "eagle3": "EAGLE-3 head", "peagle": "P-EAGLE head", "medusa": "Medusa heads",
+    "block": "DFlash or DSpark drafter", "early_exit": "early exit",
 }  # fmt: skip
 _OF_DFLASH_2 = ("candidate_selector", "selector_rank")
 
 
 def format_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """What a folder is: eagle3, medusa or block; raises ConfigError for others, by their names."""
+    """What a folder is, one of KINDS; raises ConfigError for others, by their names."""
     architectures = " ".join(map(str, config.get("architectures") or ()))
     said = f"{architectures} {config.get('speculators_model_type', '')}".lower()
     block = config.get("dflash_config") or {}
@@ -54,10 +55,12 @@ def format_of(folder: Path, config: Mapping[str, Any]) -> str:
             raise refused(folder, f"it is {name}, which is not served")
     if any(key in each for key in _OF_DFLASH_2 for each in (config, block)):
         raise refused(folder, "it is a DFlash-2 block drafter, which is not served")
+    if exit.ARCHITECTURE in architectures:
+        return "early_exit"
     if "dflash" in said or "dspark" in said:
         return "block"
     if "eagle3" in said or "peagle" in said:
-        return "eagle3"
+        return "peagle" if peagle.is_parallel(config) else "eagle3"
     if "eagle" in said:
         raise refused(
             folder, "it is an EAGLE head of the first or second kind, which is not served"
@@ -112,6 +115,10 @@ def load_draft_head(
     form = format_of(folder, config)
     if form == "eagle3":
         return eagle3.load(folder, config, target, weight, read)
+    if form == "peagle":
+        return peagle.load(folder, config, target, weight, read)
+    if form == "early_exit":
+        return exit.load(folder, config, target, read)
     if form == "block":
         return block_files.load(folder, config, target, weight, read)
     return medusa.load(folder, config, target, weight, read)
@@ -123,8 +130,13 @@ def load_head_of(
 ) -> Head:  # fmt: skip
     """`load_draft_head` of a folder that must hold this kind of head."""
     head = load_draft_head(folder, target, weight, read)
-    if not isinstance(head, kind):
-        raise refused(folder, f"it holds no {_NAMES[kind]}; use another kind of drafter")
+    # A P-EAGLE head is of EAGLE-3's class too, but draws nothing of use one token at a time.
+    if type(head) is not kind:
+        form = format_of(folder, read_config(folder))
+        wanted = next(name for name, each in KINDS.items() if each is kind)
+        raise refused(
+            folder, f"it holds no {_NAMES[wanted]}; it is read by the kind of drafter {form}"
+        )
     return head
 
 

@@ -76,6 +76,10 @@ class PackedLinear(torch.nn.Module):
         self.number = next(_numbers)
         packed_layers[self.number] = self
 
+    def packed_alike(self, linear: torch.nn.Linear) -> PackedLinear:
+        """Another layer, packed for the same library."""
+        return PackedLinear(linear, self._native)
+
     @property
     def is_native(self) -> bool:
         """Whether our own kernel computes it: then a row's bits do not depend on other rows."""

@@ -15,14 +15,19 @@ import torch
 
 from cluster.engine.cpu.causal_lm import NativeForward
 from cluster.engine.cpu.decoder_layer import NativeLayer, Scratch
+from cluster.engine.cpu.packed_linear import PackedLinear
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.module_forward import decoder_layers
 from cluster.errors import ConfigError
 
 
-def part_of(model: LoadedModel, layers: Sequence[int]) -> LoadedModel:
+def part_of(
+    model: LoadedModel, layers: Sequence[int], output: torch.Tensor | None = None
+) -> LoadedModel:
     """The model that consists of the embedding, these layers (ascending), the final norm and the
-    output layer of `model`; raises ConfigError where its layers cannot be taken apart."""
+    output layer of `model`; raises ConfigError where its layers cannot be taken apart.
+
+    output: [vocab, hidden], the output layer's weight in place of the model's."""
     whole = decoder_layers(model.module, len(model.layers))
     if whole is None:
         raise _refusal(model, "they do not stand in one list")
@@ -40,6 +45,8 @@ def part_of(model: LoadedModel, layers: Sequence[int]) -> LoadedModel:
             layer.forward = native.moved(layer, place, scratch)
         kept.append(layer)
     _replace(module, whole, torch.nn.ModuleList(kept))
+    if output is not None:
+        module.set_output_embeddings(_output_like(module.get_output_embeddings(), output))
     natives = [each.forward for each in kept if isinstance(each.forward, NativeLayer)]
     forward = None
     if model.native is not None and len(natives) == len(kept):
@@ -51,6 +58,14 @@ def part_of(model: LoadedModel, layers: Sequence[int]) -> LoadedModel:
         compiled=None,
         native=forward,
     )
+
+
+def _output_like(former: Any, weight: torch.Tensor) -> torch.nn.Module:
+    """A layer of that weight, and the former one's bias, which computes as the former one does."""
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    layer.weight = torch.nn.Parameter(weight.to(former.weight.dtype), requires_grad=False)
+    layer.bias = former.bias
+    return former.packed_alike(layer) if isinstance(former, PackedLinear) else layer
 
 
 def _copy(module: Any, old_config: Any, config: Any) -> Any:

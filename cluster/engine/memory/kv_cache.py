@@ -8,6 +8,7 @@ has let go of.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -50,6 +51,12 @@ class KVCache:
                 self._stacks[-1].append(stack)
                 by_layer.update(zip(members, stack.unbind(0), strict=True))
         self.layers = [by_layer[index] for index in range(len(layers))]
+
+    def first(self, num_layers: int) -> KVCache:
+        """The first layers' part of it, in the same memory and the same groups."""
+        part = copy.copy(self)
+        part.layers, part.group_of = self.layers[:num_layers], self.group_of[:num_layers]
+        return part
 
     @property
     def scratch_pages(self) -> tuple[int, ...]:

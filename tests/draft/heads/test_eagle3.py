@@ -197,20 +197,14 @@ def test_an_embedding_of_its_own_is_used(tmp_path: Path) -> None:
     assert torch.equal(loaded(folder).embed_tokens.weight, own)
 
 
-def test_the_mask_row_of_p_eagle_is_read(tmp_path: Path) -> None:
-    mask = torch.randn(HIDDEN)
-    config = {**SPECULATORS, "speculators_model_type": "peagle"}
-    head = loaded(written(tmp_path, config, tensors("layers.0.", mask_hidden=mask)))
-    assert head.mask_hidden is not None
-    assert torch.equal(head.mask_hidden, mask)
-
-
 @pytest.mark.parametrize(
     ("config", "change", "said"),
     [
         ({**AUTHORS, "target_hidden_size": 16}, {}, "target_hidden_size is 16, the target's 32"),
         ({**AUTHORS, "vocab_size": 60}, {}, "vocab_size is 60, the target's 50"),
         (AUTHORS, {"fc.weight": None}, "lacks fc.weight"),
+        (AUTHORS, {"mask_hidden": torch.zeros(1)}, "nothing is known of mask_hidden"),
+        ({**AUTHORS, "layer_types": ["sliding_attention"]}, {}, "attend in a sliding window"),
         (AUTHORS, {"surplus.weight": torch.zeros(1)}, "nothing is known of surplus.weight"),
         (AUTHORS, {"d2t": None}, "it has no d2t"),
         (AUTHORS, {"d2t": torch.full((DRAFT_VOCAB,), 40)}, "d2t does not lead"),

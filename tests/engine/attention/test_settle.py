@@ -23,7 +23,7 @@ def failing() -> None:
 
 @needs_native
 def test_another_backend_is_taken_where_the_first_one_fails_the_check(llama_folder: Path) -> None:
-    forward = load_engine(llama_folder, attention="auto")._forward
+    forward = load_engine(llama_folder, attention="auto").forward
     assert isinstance(forward._backend, NativeBackend)
     answers = iter([ConfigError("a layer is wrong"), None])
 
@@ -43,7 +43,7 @@ def test_what_was_asked_for_is_refused_and_not_replaced(
 ) -> None:
     # Heads of a size that the native kernels attend with, as reproducible mode wants.
     folder = checkpoint_factory("llama", head_dim=16)
-    forward = load_engine(folder, **settings)._forward
+    forward = load_engine(folder, **settings).forward
     with pytest.raises(ConfigError, match="a layer is wrong"):
         forward.settle(failing)
     assert isinstance(forward._backend, NativeBackend)

@@ -178,14 +178,14 @@ def test_one_graph_serves_a_context_while_its_items_become_more(
 
     first = [[Work("a", 0, prompt(12))], [Work("a", 12, prompt(1))]]
     answers(engine, first)
-    num_captures = engine._forward.graphs.num_graphs  # type: ignore[union-attr]
+    num_captures = engine.forward.graphs.num_graphs  # type: ignore[union-attr]
     monkeypatch.setattr(triton_layout, "_split_rows", counted)
     steps = [[Work("a", 13 + at, prompt(1, seed=at))] for at in range(6)]
     found = answers(engine, steps)
     monkeypatch.undo()
     assert split[0] == 0
     assert split[-1] > 0
-    assert engine._forward.graphs.num_graphs == num_captures  # type: ignore[union-attr]
+    assert engine.forward.graphs.num_graphs == num_captures  # type: ignore[union-attr]
     answers(eager, first)
     check_equal(found, answers(eager, steps))
 
@@ -212,7 +212,7 @@ def test_nothing_is_captured_later_that_was_captured_ahead(llama_folder: Path) -
     expected = answers(build(llama_folder, max_batch_tokens=8), CASES["cached nodes"])
     check_equal(answers(engine, CASES["cached nodes"]), expected)
     answers(engine, _decoding("bcd", 5, 2))
-    assert recorder.num_captures == captures == engine._forward.graphs.num_graphs  # type: ignore[union-attr]
+    assert recorder.num_captures == captures == engine.forward.graphs.num_graphs  # type: ignore[union-attr]
 
 
 @interpreted
@@ -392,9 +392,9 @@ def test_graphs_of_a_gpu_give_the_logits_of_eager_steps(
     eager = build(folder, None, cuda_graphs=False, **settings)
     graphed.capture_ahead()
     assert graphed.uses_graphs
-    num_graphs = graphed._forward.graphs.num_graphs  # type: ignore[union-attr]
+    num_graphs = graphed.forward.graphs.num_graphs  # type: ignore[union-attr]
     for steps in CASES.values():
         check_equal(answers(graphed, steps), answers(eager, steps), 1e-4)
         for name in "abcd":
             graphed.release(name), eager.release(name)
-    assert graphed._forward.graphs.num_graphs == num_graphs  # type: ignore[union-attr]
+    assert graphed.forward.graphs.num_graphs == num_graphs  # type: ignore[union-attr]

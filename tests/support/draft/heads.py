@@ -90,6 +90,48 @@ def random_eagle3(folder: Path, target: Path, *, fill: float | None = None) -> P
     )
 
 
+def random_peagle(folder: Path, target: Path, *, fill: float | None = None) -> Path:
+    """A P-EAGLE head of random weights: two layers, three tokens a pass, biases, and the reduced
+    vocabulary of `random_eagle3`."""
+    from safetensors.torch import load_file
+
+    random_eagle3(folder, target, fill=fill)
+    config = json.loads((folder / "config.json").read_text())
+    first = load_file(folder / "model.safetensors")
+    size = config["hidden_size"]
+    generator = torch.Generator().manual_seed(2)
+    tensors = first | {"mask_hidden": torch.randn(1, 3 * size, generator=generator)}
+    for name, each in first.items():
+        if not name.startswith("midlayer.") or "hidden_norm" in name:
+            continue
+        rows, columns = each.shape[0], each.shape[-1]
+        shape = (rows,) if each.dim() == 1 else (rows, size if "self_attn" in name else columns)
+        drawn = torch.randn(shape, generator=generator)
+        deeper = 1 + 0.3 * drawn if each.dim() == 1 else drawn / shape[-1] ** 0.5
+        tensors[name.replace("midlayer.", "layers.1.")] = deeper
+        if "self_attn" in name:
+            for place in (name, name.replace("midlayer.", "layers.1.")):
+                bias = 0.3 * torch.randn(rows, generator=generator)
+                tensors[place.replace(".weight", ".bias")] = bias
+    methods = [{"proposal_type": "greedy", "speculative_tokens": 3}]
+    config |= {
+        "num_hidden_layers": 2, "ptd_token_id": 5, "attention_bias": True,
+        "speculators_config": {"proposal_methods": methods, "default_proposal_method": "greedy"},
+    }  # fmt: skip
+    return _written(folder, config, tensors, "model.safetensors")
+
+
+def right_peagle(folder: Path) -> Path:
+    """One whose first row knows how `cyclic_target` goes on; all others know nothing."""
+    from safetensors.torch import load_file
+
+    right_eagle3(folder)
+    config = json.loads((folder / "config.json").read_text()) | {"ptd_token_id": 3}
+    tensors = load_file(folder / "model.safetensors")
+    tensors["mask_hidden"] = torch.zeros(1, 3 * HIDDEN)
+    return _written(folder, config, tensors, "model.safetensors")
+
+
 def random_medusa(folder: Path, target: Path, *, fill: float | None = None) -> Path:
     """Three heads of random weights for a target's sizes."""
     config = AutoConfig.from_pretrained(target)

@@ -6,27 +6,33 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.config import Config, DrafterConfig, EngineConfig, TargetConfig
+from cluster.config import Config, DrafterConfig, DrafterPlacement, EngineConfig, TargetConfig
 from cluster.core import EMPTY_TREE, Commit, DraftTask, TokenTree, token_array
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
-from cluster.draft.inside import StepRows
+from cluster.draft.inside import StepRows, StepWants
 from cluster.worker.host import EngineHost, load_target_engine
 from cluster.worker.verifier import Verifier
 from tests.support.worker.rounds import Session, decode_all
 
 
-def config_of(target: Path, kind: str, head: Path, **settings: Any) -> Config:
+def config_of(target: Path, kind: str, head: Path | None = None, **settings: Any) -> Config:
     """A float32 target with small pages and one drafter, `head`, inside.  settings: of the engine;
-    options: of the drafter."""
+    options: of the drafter; head: its folder, if it has one."""
     options = settings.pop("options", {})
+    if head is not None:
+        options = {"model": str(head), **options}
     engine: dict[str, Any] = {
         "dtype": "float32", "device": "cpu", "page_size": 4, "num_pages": 256,
         "max_batch_tokens": 64, **settings,
     }  # fmt: skip
     return Config(
         target=TargetConfig(engine=EngineConfig(model=str(target), **engine)),
-        drafters={"head": DrafterConfig(kind=kind, options={"model": str(head), **options})},
+        drafters={
+            "head": DrafterConfig(
+                kind=kind, options=options, placement=DrafterPlacement(host="target")
+            )
+        },
     )
 
 
@@ -39,8 +45,10 @@ class Inside:
         host = EngineHost(self.engine, config, name)
         context = DrafterContext(name, 32, 64, self.engine.vocab_size, "", host)
         self.drafter: Any = registry.create(name, config.drafters[name], context)
-        self.verifier = Verifier(self.engine, wants=self.drafter.wants)
-        self.after_step: Callable[[Sequence[StepRows]], None] = self.drafter.read
+        self.verifier = Verifier(self.engine, wants=getattr(self.drafter, "wants", StepWants()))
+        self.after_step: Callable[[Sequence[StepRows]], None] = getattr(
+            self.drafter, "read", lambda rows: None
+        )
         self.trees: list[TokenTree] = []
         self._step = self.verifier.step
         self.verifier.step = self._stepped  # type: ignore[method-assign]

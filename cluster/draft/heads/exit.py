@@ -1,0 +1,75 @@
+"""A trained early exit: what turns the rows between two of the target's layers into its last ones.
+
+A row behind the exit layer, by the target's final norm, is scaled and passed through one linear
+layer beside itself, and the target's output layer reads it (after Elhoushi et al., "LayerSkip",
+2024, and Belrose et al., "Eliciting Latent Predictions with the Tuned Lens", 2023; the target is
+not trained).  All of it is linear, so that it is served as an output layer of the exit's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cluster.draft.heads.checkpoint import (
+    TargetShape,
+    TensorReader,
+    check_size,
+    read_tensors,
+    refused,
+)
+
+ARCHITECTURE = "EarlyExit"
+
+
+class ExitHead(nn.Module):
+    """scale: [hidden].  translator: hidden -> hidden.  exit_layer: the target's layers that run."""
+
+    def __init__(self, exit_layer: int, hidden_size: int) -> None:
+        """Begins as the untrained exit."""
+        super().__init__()
+        self.exit_layer = exit_layer
+        self.scale = nn.Parameter(torch.ones(hidden_size))
+        self.translator = nn.Linear(hidden_size, hidden_size, bias=False)
+        nn.init.zeros_(self.translator.weight)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] behind the exit layer and the final norm -> what the output layer reads."""
+        scaled = rows * self.scale
+        found: torch.Tensor = scaled + self.translator(scaled)
+        return found
+
+    @torch.no_grad()
+    def output(self, weight: torch.Tensor) -> torch.Tensor:
+        """The output layer's weight, [vocab, hidden], with the exit in it."""
+        wide = weight.float()
+        both = wide + wide @ self.translator.weight.to(wide)
+        # In bfloat16's numbers, which our kernels keep in half the memory that each pass reads.
+        return (both * self.scale.to(wide)).to(torch.bfloat16).to(weight.dtype)
+
+
+def load(
+    folder: Path, config: Mapping[str, Any], target: TargetShape, read: TensorReader = read_tensors
+) -> ExitHead:
+    """The exit of a folder; raises ConfigError where it does not fit the target."""
+    exit_layer, size = int(config.get("exit_layer", 0)), int(config.get("hidden_size", 0))
+    check_size(folder, "hidden_size", size, target.hidden_size)
+    check_size(folder, "vocab_size", int(config.get("vocab_size", 0)), target.vocab_size)
+    if not 0 < exit_layer < target.num_layers:
+        raise refused(
+            folder, f"its exit_layer {exit_layer} does not lie between the target's "
+            f"{target.num_layers} layers",
+        )  # fmt: skip
+    tensors = read(folder, str)
+    with tensors.device:
+        head = ExitHead(exit_layer, size)
+    state = {
+        name: tensors.take(name, tuple(tensor.shape)) for name, tensor in head.state_dict().items()
+    }
+    tensors.check()
+    tensors.fill(head, state)
+    return head.eval().requires_grad_(False)

@@ -1,0 +1,171 @@
+"""The first layers of an engine as an engine of their own, on its pages.
+
+What these layers make of a text is what the whole model keeps of it: nothing is computed or held
+twice.  The rows of drafts, and that of the text's last token, lie behind the text in the request's
+own pages, where the whole's next step writes the rows that it verifies.  So they last until then,
+and every tree begins anew at the end of the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Indices
+
+import numpy as np
+
+from cluster.core import EMPTY_TREE, TokenTree, token_array
+from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
+from cluster.engine.engine import Engine
+from cluster.engine.loading.model import LoadedModel
+from cluster.engine.memory.live_nodes import starts_with
+from cluster.engine.memory.sequence import Sequence
+from cluster.engine.schedule.batch import Pick
+from cluster.engine.work import Output, Work
+
+
+class _Continued(Sequence):
+    """A request of the whole engine, with the rows that only the first layers have of it.
+
+    length: tokens of the text that they have a row of."""
+
+    length: int = 0
+
+    @property
+    def cached_len(self) -> int:
+        return self.length
+
+
+class FirstLayers:
+    """See `Engine`, of which this is what a drafter needs.  Belongs to the same thread.
+
+    A request is that of the whole engine; it is worked on where `prepare` has said that it can be.
+    """
+
+    def __init__(self, whole: Engine, model: LoadedModel) -> None:
+        """model: of the whole's first layers, see `part_of`."""
+        self.config = whole.config
+        self.vocab_size = whole.vocab_size
+        self.max_context_len = whole.max_context_len
+        self.tokenizer_hash = whole.tokenizer_hash
+        self.cache = whole.cache.first(len(model.layers))
+        self._residency = whole.residency
+        self._forward = whole.forward.of_part(model, self.cache)
+        self._sequences: dict[str, _Continued] = {}
+        self._pending: dict[str, Work] = {}
+        self._warm_up()
+        self._forward.use_graphs(None, lambda: None)
+        self.grower: TreeGrower | None = None
+        if model.native is not None and model.native.grows_on(self.cache):
+            self.grower = TreeGrower(model.native, self.max_context_len)
+
+    def _warm_up(self) -> None:
+        """Run a row that nobody reads, which also shows whether steps run natively."""
+        nobody = _Continued("", 0, self.cache.page_size, len(self.cache.groups))
+        for table, page in zip(nobody.tables, self.cache.scratch_pages, strict=True):
+            table.add(page)
+        self._forward([Pick(nobody, Work("", 0, token_array([0])), 1, completes=True)])
+
+    # Its rows lie in pages that the whole counts.
+    pages_in_use = 0
+    pages_total = 0
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    def prepare(self, request_id: str, text_len: int, num_nodes: int) -> bool:
+        """Whether the whole holds a text but for its last token; makes room for so many nodes."""
+        held = self._residency.sequences.get(request_id)
+        # Where the whole has nodes of its own behind the text, they must not be written over.
+        if held is None or held.cached_len != text_len - 1 or len(held.tree):
+            return False
+        if not self._residency.has_room(held, text_len + num_nodes):
+            return False
+        self._residency.reserve(held, text_len + num_nodes)
+        return True
+
+    def cached_len(self, request_id: str) -> int:
+        """As of `Engine`."""
+        found = self._sequences.get(request_id)
+        return 0 if found is None else found.length
+
+    def submit(self, work: Work) -> None:
+        """Queue one work: the text's last token, or nodes behind it."""
+        self._pending[work.request_id] = work
+
+    def step(self) -> list[Output]:
+        """One forward over all works."""
+        outputs: list[Output] = []
+        picks: list[Pick] = []
+        for work in self._pending.values():
+            sequence = self._opened(work)
+            if sequence is None:
+                outputs.append(Output(work.request_id, have_len=0))
+            else:
+                num_delta = work.context_len - sequence.length
+                picks.append(Pick(sequence, work, num_delta, completes=True))
+        self._pending.clear()
+        logits, row = self._forward(picks).logits, 0
+        for pick in picks:
+            self._written(pick.sequence, pick.work.context_len, pick.work.tree)
+            outputs.append(Output(pick.work.request_id, logits[row : row + pick.num_logit_rows]))
+            row += pick.num_logit_rows
+        return outputs
+
+    def grow(self, trees: Indices[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
+        """See `Engine.grow`."""
+        assert self.grower is not None, "these layers cannot grow trees"
+        group = self.cache.group_of[0]
+        sequences = [
+            self._opened(
+                Work(
+                    tree.request_id, tree.base_len, tree.delta, tree.tree, len(tree.tree),
+                    tree.prefix_hash,
+                )
+            )
+            for tree in trees
+        ]  # fmt: skip
+        ready = [(tree, each) for tree, each in zip(trees, sequences, strict=True) if each]
+        texts = [(each.tables[group].slots, each.length) for _, each in ready]
+        grown: dict[str, Grown] = {}
+        if ready:
+            found = self.grower.grow([tree for tree, _ in ready], texts, rules)
+            for (tree, sequence), each in zip(ready, found, strict=True):
+                self._written(sequence, tree.base_len + len(tree.delta), each.tree)
+                grown[tree.request_id] = each
+        return [grown.get(tree.request_id) or Output(tree.request_id, have_len=0) for tree in trees]
+
+    def _opened(self, work: Work) -> _Continued | None:
+        """The request as the work presumes it; None where it is not."""
+        held = self._residency.sequences.get(work.request_id)
+        if held is None or held.cached_len != work.context_len - 1:
+            return None
+        sequence = self._sequences.get(work.request_id)
+        if len(work.delta):
+            is_same = held.hash_at(work.base_len) == work.prefix_hash
+            if not is_same or not np.array_equal(held.tokens[work.base_len :], work.delta[:-1]):
+                return None
+            sequence = _Continued(work.request_id, 0, self.cache.page_size, 0)
+            sequence.tables, sequence.length = held.tables, held.cached_len
+            self._sequences[work.request_id] = sequence
+            return sequence
+        is_there = sequence is not None and sequence.tables is held.tables
+        if not is_there or sequence is None or sequence.length != work.base_len:
+            return None
+        end = work.context_len + len(work.tree)
+        has_room = end <= held.num_pages * self.cache.page_size
+        return sequence if has_room and starts_with(sequence, work) else None
+
+    def _written(self, sequence: Sequence, length: int, tree: TokenTree) -> None:
+        assert isinstance(sequence, _Continued)
+        sequence.length, sequence.tree = length, tree
+
+    def retain(self, request_id: str, path: Indices[int], keep: Indices[int] = ()) -> None:
+        """Nothing is kept beyond a step of the whole."""
+        sequence = self._sequences.get(request_id)
+        if sequence is not None:
+            sequence.tree = EMPTY_TREE
+
+    def release(self, request_id: str) -> None:
+        """Forget a request, whose pages are the whole's."""
+        self._sequences.pop(request_id, None)
+        self._pending.pop(request_id, None)

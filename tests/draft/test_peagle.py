@@ -1,0 +1,198 @@
+"""P-EAGLE inside a target: what it keeps of a text, what a pass drafts, and what that saves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.core import SamplingParams
+from cluster.draft.base import DrafterContext
+from cluster.draft.head_options import PeagleOptions
+from cluster.draft.inside import StepRows
+from cluster.draft.registry import check
+from cluster.errors import ConfigError
+from cluster.spec.noise import gumbel
+from cluster.spec.tree import depths
+from tests.draft.heads.test_eagle3 import attend_causally
+from tests.support.draft.heads import cyclic_target, random_eagle3, random_peagle, right_peagle
+from tests.support.draft.inside import Inside, config_of
+from tests.support.engine.driver import load_oracle, prompt
+from tests.support.engine.taps import expected_taps
+from tests.support.worker.rounds import Session
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
+SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=256)
+LAWS = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+DRAFTS = 3
+
+
+@pytest.fixture(scope="module")
+def head_folder(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return random_peagle(tmp_path_factory.mktemp("peagle") / "head", llama_folder)
+
+
+def rows_of(
+    inside: Inside, oracle: Any, tokens: Sequence[int]
+) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], torch.Tensor]:
+    """By one plain forward of a text and the masks behind it: keys and values of all but the
+    text's first token by layer, and the logits of the rows of the pass."""
+    head = inside.drafter._head
+    with torch.inference_mode():
+        taps = expected_taps(oracle, np.array(tokens[:-1]), inside.drafter.wants.taps).flatten(1)
+        taps = torch.cat((taps, head.mask_hidden.expand(DRAFTS - 1, -1)))
+        ids = torch.tensor([*tokens[1:], *[head.mask_token_id] * (DRAFTS - 1)])
+        positions, kept = torch.arange(len(ids)), []
+
+        def attend(layer: int, *own: torch.Tensor) -> torch.Tensor:
+            kept.append(own[1:])
+            return attend_causally(*own)
+
+        hidden = head(ids, head.fuse(taps), positions, lambda *own: attend(0, *own))
+        rotation = head.rotary(hidden, positions[None])
+        for layer in head.deeper:
+            hidden = layer(hidden, rotation, lambda *own: attend(1, *own))
+        return [(key, value) for key, value in kept], head.logits(hidden)[-DRAFTS:]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mistral-sliding"])
+@pytest.mark.parametrize("settings", [{}, {"num_pages": 20}, {"prefix_cache": False}])
+def test_what_it_keeps_of_every_layer_is_right_after_chunks_hits_and_preemptions(
+    architecture: str, settings: dict[str, Any], checkpoint_factory: Callable[..., Path],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    """The second layer's keys depend on all rows before them, of earlier steps and of pages that
+    another request wrote."""
+    target = checkpoint_factory(architecture)
+    head = random_peagle(tmp_path, target)
+    inside = Inside(config_of(target, "peagle", head, max_batch_tokens=24, **settings))
+    oracle = load_oracle(target)
+    shared = prompt(30, seed=5).tolist()
+    sessions = [Session(str(i), shared + prompt(i * 9, seed=i).tolist(), GREEDY) for i in range(3)]
+    num_checked = 0
+
+    def checked(rows: Sequence[StepRows]) -> None:
+        nonlocal num_checked
+        inside.drafter.read(rows)
+        host = inside.drafter._cache._host
+        for each in (each for each in rows if each.next_token is not None):
+            tokens = [*host.token_ids(each.request_id).tolist(), each.next_token]
+            slots = torch.from_numpy(host.slots(each.request_id))
+            expected, _ = rows_of(inside, oracle, tokens)
+            held = [layer[slots][1:] for layer in host.caches[:2]]
+            for layer, (keys, values) in zip(held, expected, strict=True):
+                count = len(layer)
+                torch.testing.assert_close(layer[:, 0], keys[:count], atol=1e-4, rtol=1e-4)
+                torch.testing.assert_close(layer[:, 1], values[:count], atol=1e-4, rtol=1e-4)
+            num_checked += 1
+
+    inside.after_step = checked
+    inside.decode(sessions[:1], 6)  # the others then find its beginning in the prefix cache
+    inside.decode(sessions[1:], 12)
+    assert num_checked >= 12
+
+
+@LAWS
+def test_each_depth_has_its_rows_best_tokens_by_the_targets_noise(
+    params: SamplingParams, llama_folder: Path, head_folder: Path
+) -> None:
+    """After a prompt in chunks, and of two requests in one pass."""
+    options = {"num_children": 2, "min_survival": 1e-9, "num_candidates": 64}
+    config = config_of(llama_folder, "peagle", head_folder, max_batch_tokens=16, options=options)
+    inside, oracle = Inside(config), load_oracle(llama_folder)
+    for name, length in (("a", 27), ("b", 11)):
+        session = Session(name, prompt(length, seed=length).tolist(), params)
+        inside.verifier.submit([session.item()])
+        while inside.verifier.has_pending:
+            frame = inside.verifier.step()
+        session.take(frame.verdicts[0])
+        tree = inside.tree(session, 14)
+        _, logits = rows_of(inside, oracle, session.tokens)
+        ids = inside.drafter._vocabulary.target_ids
+        depth = depths(tree.parents)
+        for ahead in range(DRAFTS):
+            scores = logits[ahead].double().numpy()
+            if params.temperature:
+                scores = scores + gumbel(params.noise_key, 1 + ahead, ids, params.stream)
+            best = set(ids[np.argsort(-scores)[:2]].tolist())
+            assert set(tree.token_ids[depth == ahead + 1].tolist()) == best
+        assert len(tree) == 2 + 4 + 8
+
+
+def test_a_pass_over_several_texts_is_the_passes_over_each(
+    llama_folder: Path, head_folder: Path
+) -> None:
+    inside = Inside(config_of(llama_folder, "peagle", head_folder))
+    drafter, found = inside.drafter, {}
+    run = drafter._logits
+    for name in ("a", "b"):
+        session = Session(name, prompt(9 if name == "a" else 20).tolist(), GREEDY)
+        inside.verifier.submit([session.item()])
+        session.take(inside.verifier.step().verdicts[0])
+        inside.tree(session, 8)
+        request = drafter._requests.find(name)
+        found[name] = (request, drafter._input(request))
+    (first, one), (second, other) = found.values()
+    with torch.inference_mode():
+        both = run([first, second], [one, other])
+        each = torch.cat((run([first], [one]), run([second], [other])))
+    torch.testing.assert_close(both, each, atol=1e-5, rtol=1e-5)
+
+
+@LAWS
+def test_a_head_that_is_right_saves_steps(params: SamplingParams, tmp_path: Path) -> None:
+    inside = Inside(config_of(cyclic_target(tmp_path / "t"), "peagle", right_peagle(tmp_path)))
+    session = Session("a", [5, 6, 7, 8], params)
+    inside.decode([session], 120)
+    accepted = sum(len(verdict.path) for verdict in session.verdicts) / len(session.verdicts)
+    assert accepted > 0.9
+
+
+def test_a_head_of_nan_drafts_nothing(llama_folder: Path, tmp_path: Path) -> None:
+    head = random_peagle(tmp_path, llama_folder, fill=float("nan"))
+    inside = Inside(config_of(llama_folder, "peagle", head))
+    inside.decode([Session("a", prompt(9).tolist(), GREEDY)], 10)
+    assert inside.trees
+    assert all(len(tree) == 0 for tree in inside.trees)
+
+
+def test_without_the_last_row_nothing_is_drafted(llama_folder: Path, head_folder: Path) -> None:
+    inside = Inside(config_of(llama_folder, "peagle", head_folder))
+    inside.after_step = lambda rows: None
+    inside.decode([Session("a", prompt(9).tolist(), GREEDY)], 4)
+    assert all(len(tree) == 0 for tree in inside.trees)
+
+
+@pytest.mark.parametrize("kinds", [("eagle3", random_peagle, "peagle"),
+                                   ("peagle", random_eagle3, "eagle3")])  # fmt: skip
+def test_the_other_kind_of_head_is_refused_with_its_name(
+    kinds: tuple[str, Callable[..., Path], str], llama_folder: Path, tmp_path: Path
+) -> None:
+    """An EAGLE-3 drafter would run a P-EAGLE head one token at a time, as it was never trained."""
+    kind, make, other = kinds
+    with pytest.raises(ConfigError, match=f"read by the kind of drafter {other}"):
+        Inside(config_of(llama_folder, kind, make(tmp_path, llama_folder)))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({}, "model: missing"), ({"num_drafts": -1}, "num_drafts: -1 is below 0"),
+     ({"context": 0}, "context: 0 is below 1")],
+)  # fmt: skip
+def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
+    from cluster.config import DrafterConfig
+
+    given = {"model": "x", **options} if options else {}
+    with pytest.raises(ConfigError, match=rf"drafters\.head\.options\.{said}"):
+        check("head", DrafterConfig(kind="peagle", options=given))
+
+
+def test_outside_of_a_target_it_says_where_it_belongs(head_folder: Path) -> None:
+    from cluster.draft.peagle import PeagleDrafter
+
+    with pytest.raises(ConfigError, match=r"drafters\.head\.placement"):
+        PeagleDrafter(DrafterContext("head", 8, 8), PeagleOptions(model=str(head_folder)))

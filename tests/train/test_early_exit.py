@@ -1,0 +1,227 @@
+"""A trained early exit: it begins as the untrained one, learns, and is served as it was trained."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from cluster.core import SamplingParams, token_array
+from cluster.draft.heads.checkpoint import TargetShape
+from cluster.draft.heads.exit import ExitHead
+from cluster.draft.heads.load import load_draft_head
+from cluster.draft.vocabulary import load_draft_vocabulary
+from cluster.engine.cpu import kernels
+from cluster.errors import ConfigError
+from cluster.made_for import MadeFor, folder_made_for
+from cluster.train import heads
+from cluster.train.chat_answers import AnswerSettings, read_shards
+from cluster.train.chat_heads import HeadOrder, HeadSettings, evaluate
+from cluster.train.early_exit import ExitLearner, new_exit
+from cluster.train.heads import train_head
+from cluster.train.trainer import Budget
+from tests.draft.test_early_exit import recorded
+from tests.support.draft.heads import random_medusa
+from tests.support.draft.inside import Inside, config_of
+from tests.support.engine.driver import prompt
+from tests.support.engine.parts import plain
+from tests.support.worker.rounds import Session
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
+VOCAB, EXIT = 288, 2
+ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5)
+SETTINGS = HeadSettings(
+    depth=3, vocab_size=150, num_answer_tokens=200, answers=ANSWERS, exit_layer=EXIT
+)
+
+
+@pytest.fixture(scope="module")
+def folder(checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory("llama")
+
+
+@pytest.fixture(scope="module")
+def network(folder: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def random_exit(folder: Path, network: PreTrainedModel, exit_layer: int = EXIT) -> Path:
+    head = new_exit(network, exit_layer)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter += 0.3 * noise / (parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 1)
+    learner = ExitLearner(head, network, torch.arange(VOCAB), 0)
+    learner.save(folder, MadeFor("target", "0123"))
+    return folder
+
+
+def loaded(folder: Path, network: PreTrainedModel) -> ExitHead:
+    config = network.config
+    shape = TargetShape(config.hidden_size, config.vocab_size, config.num_hidden_layers)
+    head = load_draft_head(folder, shape, lambda name: torch.empty(0))
+    assert isinstance(head, ExitHead)
+    return head
+
+
+def test_training_begins_at_the_exit_without_training_and_lowers_its_loss(
+    folder: Path, network: PreTrainedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a run that was interrupted gives the same exit to the bit."""
+    budget, target = Budget(steps=24), folder.as_posix()
+    whole = train_head("early-exit", target, tmp_path / "a", tmp_path / "one", SETTINGS, budget)
+    held_out = read_shards(tmp_path / "a" / "answers")[::20]
+    vocabulary = load_draft_vocabulary(tmp_path / "a" / "early-exit")
+    assert vocabulary is not None
+    ids = torch.from_numpy(vocabulary.target_ids).long()
+    untrained = ExitLearner(new_exit(network, EXIT), network, ids, 0, depth=3)
+    order = HeadOrder(held_out, vocabulary.target_ids, VOCAB, 512, 0)
+    before = evaluate(untrained, order, held_out)
+    assert whole.num_answers == before.num_answers == len(held_out)
+    assert sum(whole.loss_nats) < sum(before.loss_nats)
+    assert len(whole.agreement) == 3
+    batch, answer = order.batch(held_out[:1]), held_out[0]
+    text = np.concatenate([answer.prompt, answer.token_ids])[:-1]
+    with torch.no_grad():
+        rows = untrained.logits(untrained.drafts(batch, 0)[0][0])
+    expected = plain(folder, range(EXIT), token_array(text))[ids]
+    torch.testing.assert_close(rows[len(text) - 2], expected, rtol=3e-2, atol=6e-2)
+
+    run = heads.Trainer.run
+    monkeypatch.setattr(heads.Trainer, "run", lambda trainer: run(trainer, max_steps=7))
+    train_head("early-exit", target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
+    monkeypatch.setattr(heads.Trainer, "run", run)
+    train_head("early-exit", target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    assert set(one) == {"scale", "translator.weight"}
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert loaded(tmp_path / "one", network).exit_layer == EXIT
+
+
+def test_the_second_draft_of_a_chain_reads_the_row_of_the_first(
+    folder: Path, network: PreTrainedModel, tmp_path: Path
+) -> None:
+    """Behind right drafts the rows are the text's: depth d is depth 0, d tokens later."""
+    settings = replace(ANSWERS, taps=(EXIT,))
+    heads.draw_shards(folder, tmp_path, 60, 0, settings)
+    answers = read_shards(tmp_path)
+    ids = np.arange(VOCAB, dtype=np.int32)
+    batch = HeadOrder(answers, ids, VOCAB, 512, 0).batch(answers[:1])
+    learner = ExitLearner(new_exit(network, EXIT), network, torch.from_numpy(ids).long(), 0, 3)
+    first, second, third = learner.drafts(batch, 4)
+    assert first.shape[1] == batch.token_ids.shape[1] - 1 - 4
+    assert torch.equal(first[:, 1:], second)
+    assert torch.equal(first[:, 2:], third)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+def test_it_is_served_as_it_was_trained(
+    architecture: str, checkpoint_factory: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The logits of every drafting row: of the whole vocabulary, by the scaled and translated row
+    behind the exit layer and the final norm."""
+    folder = checkpoint_factory(architecture)
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    exit_folder = random_exit(tmp_path, network)
+    inside = Inside(config_of(folder, "early_exit", exit_folder))
+    assert inside.drafter.made_for == folder_made_for(exit_folder) == MadeFor("target", "0123")
+    inside.drafter._rules = None
+    rows = recorded(inside)
+    session = Session("a", prompt(15).tolist(), GREEDY)
+    inside.decode([session], 8)
+    assert len(rows) > 10
+    head, cap = (
+        loaded(exit_folder, network),
+        network.config.final_logit_softcapping if (architecture == "gemma2") else None,
+    )
+    for text, logits in rows[::4]:
+        with torch.no_grad():
+            states = network.model(
+                torch.tensor([text]), output_hidden_states=True, use_cache=False
+            ).hidden_states
+            hidden = head(network.model.norm(states[EXIT][0, -1]))
+            expected = hidden @ network.get_output_embeddings().weight.T
+        if cap:
+            expected = cap * torch.tanh(expected / cap)
+        # Weights are rounded to bfloat16.
+        scale = float(expected.abs().max())
+        torch.testing.assert_close(logits[: len(expected)], expected, rtol=0, atol=1e-2 * scale)
+
+
+@pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
+def test_native_trees_are_those_of_passes_one_by_one(
+    checkpoint_factory: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = checkpoint_factory("qwen3")
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    exit_folder = random_exit(tmp_path, network)
+    trees = []
+    for native in (True, False):
+        inside = Inside(config_of(folder, "early_exit", exit_folder))
+        assert inside.drafter._rules is not None
+        if not native:
+            inside.drafter._rules = None
+        inside.decode([Session("a", prompt(25).tolist(), GREEDY)], 16)
+        trees.append([each.token_ids.tolist() for each in inside.trees])
+    assert trees[0] == trees[1]
+
+
+def test_the_target_keeps_its_own_output_layer(
+    folder: Path, network: PreTrainedModel, tmp_path: Path
+) -> None:
+    """The control of all above: drafts by other weights, and the text of the plain model."""
+    inside = Inside(config_of(folder, "early_exit", random_exit(tmp_path, network)))
+    session = Session("a", prompt(15).tolist(), GREEDY)
+    inside.decode([session], 12)
+    tokens = session.tokens[:15]
+    for _ in range(len(session.tokens) - 15):
+        tokens.append(int(plain(folder, [0, 1, 2], token_array(tokens)).argmax()))
+    assert session.tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"hidden_size": 7}, "hidden_size is 7, the target's"),
+        ({"vocab_size": 7}, "vocab_size is 7, the target's 288"),
+        ({"exit_layer": 3}, "exit_layer 3 does not lie between the target's 3 layers"),
+        ({"exit_layer": 0}, "exit_layer 0 does not lie between"),
+    ],
+)
+def test_an_exit_of_another_target_is_refused(
+    changed: dict[str, Any], said: str, network: PreTrainedModel, tmp_path: Path
+) -> None:
+    path = random_exit(tmp_path, network) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    with pytest.raises(ConfigError, match=said):
+        loaded(tmp_path, network)
+
+
+def test_tensors_missing_and_left_over_are_named(network: PreTrainedModel, tmp_path: Path) -> None:
+    file = random_exit(tmp_path, network) / "model.safetensors"
+    held = load_file(file)
+    save_file({"scale": held["scale"], "other": held["scale"].clone()}, file)
+    with pytest.raises(ConfigError, match=r"lacks translator\.weight; nothing is known of other"):
+        loaded(tmp_path, network)
+
+
+def test_options_that_contradict_the_folder_are_refused(
+    folder: Path, network: PreTrainedModel, tmp_path: Path
+) -> None:
+    exit_folder = random_exit(tmp_path / "exit", network)
+    with pytest.raises(ConfigError, match=r"exit_layer: 1 is not the 2 that"):
+        Inside(config_of(folder, "early_exit", exit_folder, options={"exit_layer": 1}))
+    medusa = random_medusa(tmp_path / "medusa", folder)
+    with pytest.raises(ConfigError, match=r"holds no early exit; it is read by .* medusa"):
+        Inside(config_of(folder, "early_exit", medusa))
+    with pytest.raises(ConfigError, match="exit layer 3: the target has 3 layers"):
+        new_exit(network, 3)
