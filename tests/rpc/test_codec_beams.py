@@ -7,6 +7,7 @@ import pytest
 from cluster.beam_spec import BeamEnd, BeamSpec
 from cluster.client import GenerateRequest, SamplingOptions
 from cluster.client.generated import common_pb2
+from cluster.client.generated import generation_pb2 as pb
 from cluster.core import SamplingParams, TokenEvent, TokenLogprob, Verdict, token_array
 from cluster.errors import RequestError
 from cluster.messages import EventFrame, Refusal, VerdictFrame
@@ -15,7 +16,9 @@ from cluster.rpc.codec_beams import encode_beam_spec
 from cluster.rpc.codec_coordinator import EVENT
 from cluster.rpc.codec_generation import decode_request
 from cluster.rpc.codec_target import VERDICT
+from cluster.rpc.codec_tokens import decode_tokenize
 from cluster.rpc.generated import target_pb2
+from cluster.rpc.generation import ChatMessage
 
 ENDS = (BeamEnd(2, True, -1.5, -0.75), BeamEnd(0, True, -2.0, -2.0), BeamEnd(1, False, -4.0, -4.0))
 SPECS = [BeamSpec(1), BeamSpec(4, 0.0, True), BeamSpec(64, -1.5, "never")]
@@ -67,3 +70,13 @@ def test_texts_of_more_tokens_than_came_are_a_refusal() -> None:
     (refusal,) = frame.refusals
     assert isinstance(refusal, Refusal)
     assert "3 beams end after 4 of 3 tokens" in refusal.message
+
+
+def test_the_prompt_of_a_tokenize_request_is_a_text_or_a_chat() -> None:
+    assert decode_tokenize(pb.TokenizeRequest(text="abc")) == "abc"
+    turns = [pb.ChatMessage(role="user", content="hi", name="me")]
+    chat = pb.TokenizeRequest(chat=pb.ChatMessages(messages=turns))
+    assert decode_tokenize(chat) == (ChatMessage("user", "hi", "me"),)
+    with pytest.raises(RequestError, match="set text or chat") as caught:
+        decode_tokenize(pb.TokenizeRequest())
+    assert caught.value.param == "prompt"

@@ -85,3 +85,18 @@ def test_a_record_of_another_form_is_refused() -> None:
     for broken in ({**state, "sums": [[1.0]]}, {**state, "calibrator": [[0.0]]}):
         with pytest.raises(ValueError, match="another form"):
             Score().restore(broken)
+
+
+def test_the_table_says_of_whom_what_task_and_law_it_speaks() -> None:
+    model = AcceptanceModel()
+    for group in (GROUP, ("code", True)):
+        model.score("lm", group).add(FORK, CLAIMED, token_array([5, 7, 9]))
+    greedy, sampled = model.table()
+    assert [greedy[key] for key in ("drafter", "task", "law")] == ["lm", "code", "greedy"]
+    assert sampled["law"] == "sampled"
+    accepted = greedy["accepted"]
+    assert isinstance(accepted, dict)
+    assert accepted["4"] == 2.0
+    assert set(greedy) == {
+        "drafter", "task", "law", "trees", "accepted", "error", "calibration_error",
+    }  # fmt: skip

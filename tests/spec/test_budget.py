@@ -79,3 +79,11 @@ def test_larger_trees_keep_their_lead_when_texts_change() -> None:
     best, value = values.choose(NODE_S * DRAFT_LENGTHS, rate=1.0, max_nodes=32)
     assert best == 8
     assert value == pytest.approx(0.5, abs=0.02)
+
+
+def test_nodes_that_are_not_admitted_or_hopeless_are_not_ranked() -> None:
+    survival = np.array([0.5, 0.0, 0.9, 0.7], dtype=np.float32)
+    admitted = np.array([True, True, False, True])
+    nodes, gains = ranking(survival, np.ones(4), admitted)
+    assert nodes.tolist() == [3, 0]
+    assert gains.tolist() == pytest.approx([0.7, 0.5])

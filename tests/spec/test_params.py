@@ -97,3 +97,8 @@ def test_a_prediction_beyond_the_limit_is_refused_with_both_lengths() -> None:
         check_params(SamplingParams(prediction=(1,) * (MAX_PREDICTION_TOKENS + 1)), VOCAB_SIZE)
 
     assert raised.value.param == "prediction"
+
+
+def test_of_tokens_that_begin_with_zero_the_one_beyond_the_vocabulary_is_named() -> None:
+    with pytest.raises(RequestError, match="token 100;"):
+        check_params(SamplingParams(logit_bias=((0, 1.0), (100, 1.0))), VOCAB_SIZE)
