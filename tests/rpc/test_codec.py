@@ -204,6 +204,14 @@ def test_an_unreadable_proposal_reads_as_a_refusal_and_the_others_live_on(
     assert problem in refusal.message
 
 
+def test_tokens_without_parents_are_a_refusal_and_no_empty_tree() -> None:
+    tree = common_pb2.TokenTree(token_ids=[5])
+    message = draft_pb2.ProposalFrame(proposals=[draft_pb2.Proposal(request_id="a", tree=tree)])
+    frame = PROPOSAL.decode(message.SerializeToString()).frame
+    assert frame.proposals == ()
+    assert "1 token ids and 0 parents" in frame.refusals[0].message
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5, 1.5])
 def test_a_survival_that_is_not_a_probability_is_refused(value: float) -> None:
     tree = TokenTree.chain([1, 2])
