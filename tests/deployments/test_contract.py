@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,11 @@ from cluster.errors import RequestError
 from deployments import api_reference
 from deployments.ingress.api.contract import Endpoint, Rule, Status, resolved, warning_header
 from deployments.ingress.api.endpoints import ENDPOINTS
-from deployments.ingress.api.messages import parse_count_tokens, parse_messages_request
+from deployments.ingress.api.messages import (
+    error_body,
+    parse_count_tokens,
+    parse_messages_request,
+)
 from deployments.ingress.api.openapi import body_schema, openapi
 from deployments.ingress.api.response_request import parse_response
 from deployments.ingress.api.response_store import ResponseStore
@@ -235,3 +240,16 @@ def test_the_openapi_document_is_one() -> None:
     fields = schema["application/json"]["schema"]["properties"]
     assert fields["n"]["anyOf"][0]["maximum"] == LIMITS.max_choices
     assert fields["suffix"]["enum"] == [None, ""]
+
+
+def test_the_document_has_the_errors_of_messages_and_answers_that_are_none() -> None:
+    document = openapi(LIMITS, "1.0")
+    for endpoint in (MESSAGES, COUNT_TOKENS):
+        answer = document["paths"][endpoint.path]["post"]["responses"]["default"]
+        name = answer["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        body = json.loads(error_body(RequestError("no"), "id"))
+        jsonschema.validate(body, document["components"]["schemas"][name])
+    assert "content" not in document["paths"]["/ping"]["get"]["responses"]["200"]
+    # A server that cannot serve says who is missing, which is no error of the caller's.
+    health = document["paths"]["/health"]["get"]["responses"]
+    assert health["503"] == health["200"] != health["default"]

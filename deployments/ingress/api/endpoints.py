@@ -11,12 +11,17 @@ from deployments.ingress.api.table_responses import RESPONSES
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One endpoint without a body."""
+    """One endpoint without a body.
+
+    media_type: of its answers; empty = they have no content.  statuses: of answers that are none of
+    the errors.
+    """
 
     path: str
     summary: str
     media_type: str = "application/json"
     method: str = "get"
+    statuses: tuple[str, ...] = ("200",)
 
 
 PAGES = (
@@ -25,8 +30,8 @@ PAGES = (
     Page("/v1/responses/{response_id}", "An answer of /v1/responses that is kept"),
     Page("/v1/responses/{response_id}", "Forget that answer", method="delete"),
     Page("/version", "The server's version"),
-    Page("/ping", "200, for load balancers", "text/plain"),
-    Page("/health", "Who serves, and whether that suffices"),
+    Page("/ping", "200, for load balancers", ""),
+    Page("/health", "Who serves, and whether that suffices", statuses=("200", "503")),
     Page("/metrics", "Prometheus' metrics", "text/plain"),
     Page("/openapi.json", "This document"),
 )

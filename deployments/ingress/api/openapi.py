@@ -8,6 +8,7 @@ from typing import Any
 from cluster.errors import SURFACES
 from deployments.ingress.api.contract import Endpoint, Rule, Status, resolved
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES, Page
+from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.spec import Limits
 
 _ERROR = {
@@ -24,6 +25,23 @@ _ERROR = {
                 "code": {"type": "string", "enum": sorted(one.error.code for one in SURFACES)},
             },
         }
+    },
+}
+
+_MESSAGES_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string", "description": "the value and the remedy"},
+            },
+        },
+        "request_id": {"type": "string"},
     },
 }
 
@@ -44,16 +62,16 @@ def openapi(limits: Limits, version: str) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": {"Error": _ERROR}},
+        "components": {"schemas": {"Error": _ERROR, "MessagesError": _MESSAGES_ERROR}},
     }
 
 
 def _page(page: Page) -> dict[str, Any]:
     names = [part[1:-1] for part in page.path.split("/") if part.startswith("{")]
-    answers: dict[str, Any] = {
-        "200": {"description": page.summary, "content": {page.media_type: {}}},
-        "default": _error(),
-    }
+    answer: dict[str, Any] = {"description": page.summary}
+    if page.media_type:
+        answer["content"] = {page.media_type: {}}
+    answers = dict.fromkeys(page.statuses, answer) | {"default": _error("Error")}
     found: dict[str, Any] = {"summary": page.summary, "responses": answers}
     if names:
         found["parameters"] = [
@@ -73,13 +91,13 @@ def _endpoint(endpoint: Endpoint, limits: Limits) -> dict[str, Any]:
         "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
         "responses": {
             "200": {"description": "the answer", "content": content},
-            "default": _error(),
+            "default": _error("MessagesError" if endpoint in (MESSAGES, COUNT_TOKENS) else "Error"),
         },
     }
 
 
-def _error() -> dict[str, Any]:
-    schema = {"$ref": "#/components/schemas/Error"}
+def _error(name: str) -> dict[str, Any]:
+    schema = {"$ref": f"#/components/schemas/{name}"}
     return {"description": "why not", "content": {"application/json": {"schema": schema}}}
 
 
