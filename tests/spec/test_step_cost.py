@@ -72,3 +72,18 @@ def test_drafting_nothing_takes_nothing() -> None:
     drafting.record(4, 8, 0.004)
     assert drafting.estimate(4, 0) == 0.0
     assert drafting.estimate(4, 8) == pytest.approx(0.004)
+
+
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ([[len(EDGES), 0, [1.0]]], "another form"),
+        ([[0, -1, [1.0]]], "another form"),
+        ([[0, 0, []]], "no times"),
+        ([[0, 0, [0.0]]], "no times"),
+        ([[0, 0, [float("inf")]]], "no times"),
+    ],
+)
+def test_a_record_of_another_form_is_refused(state: list[list[object]], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        table().restore(state)

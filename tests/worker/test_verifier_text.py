@@ -148,14 +148,17 @@ def test_a_preempted_request_goes_on_with_the_same_text(name: str) -> None:
     assert session.num_misses > 3
 
 
-def test_stop_tokens_are_impossible_until_min_tokens_are_out() -> None:
+@pytest.mark.parametrize("min_tokens", [1, 9])
+def test_stop_tokens_are_impossible_until_min_tokens_are_out(min_tokens: int) -> None:
     early, late = [], []
     for seed in range(20):
-        params = SamplingParams(1.5, min_tokens=9, stop_token_ids=tuple(range(6)), seed=seed)
+        params = SamplingParams(
+            1.5, min_tokens=min_tokens, stop_token_ids=tuple(range(6)), seed=seed
+        )
         drafter = random_drafts(seed, VOCAB_SIZE)
         output = decode(verifier(), PROMPT, params, drafter, num_tokens=30)
-        early += output[:9]
-        late += output[9:]
+        early += output[:min_tokens]
+        late += output[min_tokens:]
 
     assert min(early) >= 6
     assert min(late) < 6
