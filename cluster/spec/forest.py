@@ -99,14 +99,6 @@ def depths(parents: Indices) -> npt.NDArray[np.int16]:
     return found
 
 
-def path_products(forest: Forest, shares: Floats) -> Floats:
-    """The product of `shares` over each node and its ancestors: float64[n]."""
-    found = shares.copy()
-    for nodes, ancestors in _doublings(forest.parents):
-        found[nodes] *= found[ancestors]
-    return found
-
-
 def _doublings(parents: Indices) -> Iterator[tuple[Indices, Indices]]:
     """The nodes that have an ancestor 1, 2, 4, ... levels above, and that ancestor.
 
@@ -123,18 +115,6 @@ def _doublings(parents: Indices) -> Iterator[tuple[Indices, Indices]]:
         further[nodes] = above[ancestors]
         above = further
         nodes = nodes[above[nodes] >= 0]
-
-
-def sibling_shares(forest: Forest, conditionals: Floats) -> Floats:
-    """Conditionals scaled down where siblings' sum exceeds 1: at most one of them is drawn."""
-    family = _family(forest)
-    totals = np.bincount(family, weights=conditionals, minlength=1)
-    return conditionals / np.maximum(totals[family], 1.0)
-
-
-def _family(forest: Forest) -> Indices:
-    """The same number for siblings only: the parent, or one of its own for each context."""
-    return np.where(forest.parents < 0, forest.num_nodes + forest.owners, forest.parents)
 
 
 def ranked(survival: FloatArray, owners: Indices, starts: Indices) -> tuple[Indices, Indices]:

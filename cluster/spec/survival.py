@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenArray
-from cluster.spec.forest import Floats, Forest, Indices, path_products, sibling_shares
+from cluster.spec.forest import Floats, Indices
 from cluster.spec.isotonic import isotonic
 
 
@@ -137,12 +137,6 @@ class Calibrator:
         for parent, share in zip(parents.tolist(), shares, strict=True):
             found.append(share if parent < 0 else found[parent] * share)
         return np.array(found, dtype=np.float32)
-
-    def survivals(self, forest: Forest, claimed: FloatArray) -> FloatArray:
-        """`survival` of every tree of the forest at once: float32[n]."""
-        conditionals = self.calibrate(claimed_conditionals(forest.parents, claimed))
-        products = path_products(forest, sibling_shares(forest, conditionals))
-        return products.astype(np.float32)
 
     def observe(self, claimed: npt.ArrayLike, accepted: npt.ArrayLike) -> None:
         """Outcomes at revealed nodes: claimed conditionals and whether each was accepted."""

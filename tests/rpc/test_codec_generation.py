@@ -17,11 +17,13 @@ from cluster.core import (
     token_array,
 )
 from cluster.errors import RequestError
+from cluster.rpc import codec_tokens
 from cluster.rpc.codec_generation import decode_request, encode_response
 from cluster.rpc.generation import (
     ChoiceDelta,
     GenerationRequest,
     GenerationResponse,
+    Model,
     SamplingOptions,
     Usage,
 )
@@ -81,6 +83,7 @@ def test_the_last_response_brings_usage_and_what_speculation_did() -> None:
         token_array([7, 9]),
         (TokenLogprob(-0.5, ((1, -0.5),)), TokenLogprob(-2.0)),
         draft_sources=(("lm", "suffix"), ()),
+        cumulative_logprob=-2.5,
     )
     message = encode_response(
         GenerationResponse("id", "toy", 1, (delta,), Usage(1, 2, 3, 4), stats)
@@ -121,3 +124,12 @@ def test_a_prompt_of_tokens_stays_one_though_it_is_empty() -> None:
 def test_zero_choices_on_the_wire_are_one() -> None:
     bare = generation_pb2.GenerateRequest(model="toy", text="a")
     assert decode_request(bare).n == 1
+
+
+def test_models_are_listed_with_all_that_is_known_of_them() -> None:
+    models = [Model("sql", "toy", "toy", 4096), Model("toy", "folder", "", 64)]
+    read = codec_tokens.encode_models(models).models
+    assert [(each.id, each.root, each.parent, each.max_context_len) for each in read] == [
+        ("sql", "toy", "toy", 4096),
+        ("toy", "folder", "", 64),
+    ]

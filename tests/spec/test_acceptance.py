@@ -75,6 +75,8 @@ def test_what_was_learned_outlives_a_restart() -> None:
     assert again.table() == model.table()
     former, restored = model.score("lm", GROUP), again.score("lm", GROUP)
     assert restored.weight() == former.weight()
+    of_all, greedy = again.known("lm", ("poems", True)), again.known("lm", ("poems", False))
+    assert (of_all.num_trees, greedy.num_trees) == (0.0, former.num_trees)
     assert restored.calibrator.calibrate([0.8]) == pytest.approx(
         former.calibrator.calibrate([0.8]), abs=0.02
     )

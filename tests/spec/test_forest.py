@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,19 +92,3 @@ def test_the_best_nodes_are_those_of_each_tree(trees: list[TokenTree], seed: int
             )
         ]
         assert all(map(same, forest.keep(kept).split(), expected))
-
-
-@given(many_trees, seeds)
-def test_products_and_shares_are_those_of_each_tree(trees: list[TokenTree], seed: int) -> None:
-    forest = forests.join(trees)
-    conditionals = np.random.default_rng(seed).random(forest.num_nodes)
-
-    shares = forests.sibling_shares(forest, conditionals)
-    products = forests.path_products(forest, shares)
-
-    for node, parent in enumerate(forest.parents.tolist()):
-        siblings = (forest.parents == parent) & (forest.owners == forest.owners[node])
-        total = max(sum(conditionals[siblings].tolist()), 1.0)
-        assert shares[node] == pytest.approx(conditionals[node] / total)
-        above = 1.0 if parent < 0 else products[parent]
-        assert products[node] == pytest.approx(shares[node] * above)

@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from cluster.spec import evidence
 from cluster.spec.throttle import State, Throttle
 
 STEP_S = 0.010
@@ -25,6 +26,13 @@ def test_losses_that_luck_does_not_explain_pause_it_for_a_second() -> None:
     now = run(throttle, 0.0, 40, gain=-0.2)
     assert throttle.state(now) is State.PAUSE
     assert throttle.state(now + 1.0) is State.RETRY
+
+
+def test_fewer_rounds_than_tell_something_never_pause_it() -> None:
+    throttle = Throttle()
+    now = run(throttle, 0.0, evidence.FEW - 1, gain=-9.0)
+    assert throttle.state(now) is State.SPECULATE
+    assert throttle.state(run(throttle, now, 1, gain=-9.0)) is State.PAUSE
 
 
 def test_every_retry_that_fails_doubles_the_back_off_and_one_that_gains_ends_it() -> None:

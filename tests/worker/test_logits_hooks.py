@@ -46,10 +46,20 @@ class Allowed:
         assert base_len <= len(self.text)
         self.text = [*self.text[:base_len], *token_ids.tolist()]
 
-    def prepare(self, tree: TokenTree) -> None:
+    def prepare(self, tree: TokenTree) -> Sequence[int] | None:
+        """At every other call it names the nodes that may be drawn, else it leaves all in."""
         self.texts = [self.text]
         for token, parent in zip(tree.token_ids.tolist(), tree.parents.tolist(), strict=True):
             self.texts.append([*self.texts[parent + 1], token])
+        if len(self.text) % 2:
+            return None
+        kept: list[int] = []
+        for node, parent in enumerate(tree.parents.tolist()):
+            token = int(tree.token_ids[node])
+            if (parent < 0 or parent in kept) and is_allowed(self.texts[parent + 1])[token]:
+                kept.append(node)
+        self.texts = [self.text, *(self.texts[node + 1] for node in kept)]
+        return kept
 
     def masks(self) -> TokenMask:
         return packed(np.array([is_allowed(text) for text in self.texts]))
@@ -128,6 +138,18 @@ def test_log_probabilities_stay_those_of_the_raw_law() -> None:
         row = law(PROMPT + session.output[:index]).astype(np.float64)
         expected = row - np.log(np.exp(row).sum())
         assert [value for _, value in sorted(entry.top)] == pytest.approx(expected, abs=1e-5)
+
+
+def test_tokens_that_are_banned_are_drawn_where_a_hook_allows_no_other() -> None:
+    """A grammar's end goes before min_tokens; what the hook forbids stays forbidden."""
+
+    class Stops(Allowed):
+        def masks(self) -> TokenMask:
+            return packed(np.isin(np.arange(VOCAB_SIZE), [2, 7])[None])
+
+    params = SamplingParams(1.0, min_tokens=20, stop_token_ids=(2, 5, 7), seed=3)
+    target = Verifier(ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE), open_hook=lambda _: Stops())
+    assert set(decode(target, PROMPT, params, num_tokens=20)) == {2, 7}
 
 
 def test_a_hook_that_allows_nothing_ends_its_request_with_an_error() -> None:

@@ -186,6 +186,7 @@ def test_an_older_generation_is_refused_and_a_newer_one_takes_over(verifier: Ver
     stale = verifier.submit([old.item()])
 
     assert [(answer.generation, answer.code) for answer in taken] == [(1, "protocol_error")]
+    assert "generation 2 took the request over" in taken[0].message
     assert [verdict.generation for verdict in frame.verdicts] == [2]
     assert frame.verdicts[0].context_len == 2
     assert "stale" in stale[0].message

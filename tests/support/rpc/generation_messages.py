@@ -114,6 +114,9 @@ def _decode_choice(message: generation_pb2.ChoiceDelta) -> ChoiceDelta:
         finish_reason=decode_finish(message.finish_reason),
         stop=message.stop if message.HasField("stop") else None,
         draft_sources=decode_draft_sources(message.draft_sources),
+        cumulative_logprob=(
+            message.cumulative_logprob if message.HasField("cumulative_logprob") else None
+        ),
     )
 
 
