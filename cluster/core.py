@@ -306,13 +306,18 @@ class SpeculationStats:
     num_spec_steps: int = 0  # those that verified at least one draft node
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
-    num_spec_tokens: int = 0  # tokens emitted by speculative steps
     acceptance_histogram: tuple[int, ...] = ()  # [k] = speculative steps that accepted k drafts
     # Accepted draft tokens, as verified ones; one that several drafters proposed counts for each.
     accepted_by_drafter: Mapping[str, int] = field(default_factory=dict)
     # Why there was no speculative step: a name of `cluster.coordinator.idle`; "" = there was one.
     idle_because: str = ""
     verified_by_drafter: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def num_spec_tokens(self) -> int:
+        """The most drafts that a step accepted: the histogram's last entry.  vLLM gives the most
+        that a step may accept, which is the same for all of its steps and differs for ours."""
+        return max(len(self.acceptance_histogram) - 1, 0)
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -113,12 +113,13 @@ def measure(
             after = llm.metrics()
             num_steps = sum(each.num_steps for _, each in stats)
             num_spec = sum(each.num_spec_steps for _, each in stats)
+            num_accepted = sum(each.num_accepted_draft_tokens for _, each in stats)
             drafted_s = _grown(before, after, "drafthouse_draft_seconds_total")
             step_s = _grown(before, after, "drafthouse_target_step_seconds_sum")
             errors = calibration_errors(after, category)
             found[category] = Figures(
                 sum(count for count, _ in stats) / max(num_steps, 1),
-                sum(each.num_spec_tokens for _, each in stats) / num_spec if num_spec else None,
+                1.0 + num_accepted / num_spec if num_spec else None,
                 1000 * drafted_s / num_steps if num_steps else None,
                 drafted_s / (drafted_s + step_s) if step_s else None,
                 mean(errors) if errors else None,

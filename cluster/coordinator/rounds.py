@@ -177,7 +177,7 @@ class RoundLoop:
             session.tokens.append(verdict.token_ids[:num_kept])
             session.stepped(len(in_flight.tree))
         with self._statistics:
-            session.statistics.record_step(in_flight, verdict.path, num_kept)
+            session.statistics.record_step(in_flight, verdict.path)
         if session.num_cached is None:
             session.num_cached = min(verdict.num_cached, session.prompt_len)
         session.in_flight = None

@@ -29,7 +29,6 @@ class RequestStatistics:
         "_num_accepted",
         "_num_drafted",
         "_num_spec_steps",
-        "_num_spec_tokens",
         "_num_steps",
         "_verified_by_drafter",
         "idle_because",
@@ -40,7 +39,6 @@ class RequestStatistics:
         self._num_spec_steps = 0
         self._num_drafted = 0
         self._num_accepted = 0
-        self._num_spec_tokens = 0
         self._histogram: list[int] = []
         self._accepted_by_drafter: Counter[str] = Counter()
         self._verified_by_drafter: Counter[str] = Counter()
@@ -50,7 +48,7 @@ class RequestStatistics:
     def has_speculated(self) -> bool:
         return self._num_spec_steps > 0
 
-    def record_step(self, in_flight: InFlight, path: TokenArray, num_emitted: int) -> None:
+    def record_step(self, in_flight: InFlight, path: TokenArray) -> None:
         """One target step that emitted tokens.  path: the accepted nodes of the tree in flight."""
         self._num_steps += 1
         num_drafted, num_accepted = len(in_flight.tree), len(path)
@@ -64,7 +62,6 @@ class RequestStatistics:
         self._num_spec_steps += 1
         self._num_drafted += num_drafted
         self._num_accepted += num_accepted
-        self._num_spec_tokens += num_emitted
         if num_accepted >= len(self._histogram):
             self._histogram.extend([0] * (num_accepted + 1 - len(self._histogram)))
         self._histogram[num_accepted] += 1
@@ -75,7 +72,6 @@ class RequestStatistics:
             num_spec_steps=self._num_spec_steps,
             num_draft_tokens=self._num_drafted,
             num_accepted_draft_tokens=self._num_accepted,
-            num_spec_tokens=self._num_spec_tokens,
             acceptance_histogram=tuple(self._histogram),
             accepted_by_drafter={n: c for n, c in self._accepted_by_drafter.items() if c},
             verified_by_drafter={n: c for n, c in self._verified_by_drafter.items() if c},

@@ -26,7 +26,6 @@ def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         num_spec_steps=num_spec_steps,
         num_draft_tokens=sum(one.num_draft_tokens for one in stats),
         num_accepted_draft_tokens=sum(one.num_accepted_draft_tokens for one in stats),
-        num_spec_tokens=sum(one.num_spec_tokens for one in stats),
         acceptance_histogram=tuple(histogram),
         accepted_by_drafter=dict(by_drafter),
         verified_by_drafter=dict(verified),

@@ -35,7 +35,7 @@ def metrics(generation: Generation) -> dict[str, Any]:
         "speculative_decoding": {
             "mean_acceptance_length": stats.mean_acceptance_length,
             "draft_acceptance_rate": stats.draft_acceptance_rate,
-            "acceptance_histogram": list(stats.acceptance_histogram),
+            "acceptance_histogram": list(stats.acceptance_histogram) or [0],
             "num_spec_steps": stats.num_spec_steps,
             "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
             "num_draft_tokens": stats.num_draft_tokens,

@@ -68,6 +68,8 @@ def test_a_completion_has_usage_and_speculation_statistics(served: Served) -> No
         "accepted_by_drafter", "idle_because",
     }  # fmt: skip
     assert (statistics["idle_because"] is None) == (statistics["num_spec_steps"] > 0)
+    # As aiperf reads it.
+    assert len(statistics["acceptance_histogram"]) == statistics["num_spec_tokens"] + 1
     # OpenAI's name for parts of the request's own `prediction`, which is something else.
     details = usage["completion_tokens_details"]
     assert details["accepted_prediction_tokens"] == details["rejected_prediction_tokens"] == 0

@@ -141,7 +141,7 @@ requests = st.builds(
     texts,
 )
 stats = st.builds(
-    core.SpeculationStats, lengths, lengths, lengths, lengths, lengths,
+    core.SpeculationStats, lengths, lengths, lengths, lengths,
     st.lists(lengths, max_size=5).map(tuple), st.dictionaries(ids, lengths, max_size=3), ids,
     st.dictionaries(ids, lengths, max_size=3),
 )  # fmt: skip

@@ -126,7 +126,6 @@ def _decode_stats(message: generation_pb2.SpeculativeDecoding) -> SpeculationSta
         num_spec_steps=message.num_spec_steps,
         num_draft_tokens=message.num_draft_tokens,
         num_accepted_draft_tokens=message.num_accepted_draft_tokens,
-        num_spec_tokens=message.num_spec_tokens,
         acceptance_histogram=tuple(message.acceptance_histogram),
         accepted_by_drafter=dict(message.accepted_by_drafter),
         idle_because=message.idle_because,
