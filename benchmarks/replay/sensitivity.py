@@ -26,14 +26,14 @@ class Constant:
 
 
 _BY_MODULE = {
-    "cluster.spec.step_cost": ("_NUM_SAMPLES", "_NEIGHBOUR", "_HALF_LIFE", "_KNEE_ROWS"),
+    "cluster.spec.step_cost": ("_NUM_SAMPLES", "_NEIGHBOUR", "_HALF_LIFE", "_KNEE_ROWS", "_DRAFT_BASE"),
     "cluster.spec.acceptance": ("_HALF_LIFE", "_PRIOR_TREES", "_LEAST_WEIGHT"),
     "cluster.spec.evidence": ("RECENT", "FEW"),
     "cluster.spec.waiting": ("_ANSWERED_WEIGHT", "_LEAST_PROMISE", "_FEWEST"),
     "cluster.spec.throttle": (
         "_FIRST_BACKOFF_S", "_LAST_BACKOFF_S", "_BEYOND_DOUBT", "_MOST_ROUNDS",
     ),
-    "cluster.coordinator.load": ("_EXPLORED_SHARE", "_FREE_TRIES"),
+    "cluster.coordinator.load": ("_EXPLORED_SHARE", "_FIRST_SHARE"),
     "cluster.coordinator.step_choice": (
         "_TIMID_SHARE", "_MARGIN", "LOOK_INTERVAL", "_STALE_STEPS", "FIRST_NODES",
     ),

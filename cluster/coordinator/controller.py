@@ -44,7 +44,7 @@ _MAX_TREES = 64
 # tree, the more often it goes on behind the next commit; but the coordinator reads all of it.
 _POOL_NODES = 64
 _POOL_NODES_OF_ALL = 512
-_STATE_VERSION = 1  # of what `export` gives
+_STATE_VERSION = 2  # of what `export` gives
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -85,8 +85,7 @@ class Controller:
         """A target has joined; profile: of its steps, None = it has not measured any."""
         target = self._targets[target_id] = TargetModel(target_id, profile)
         if self._costs is not None:
-            target.steps.restore(self._costs[0])
-            target.drafting.restore(self._costs[1])
+            target.restore(self._costs)
 
     def forget(self, target_id: str) -> None:
         self._targets.pop(target_id, None)
@@ -306,7 +305,7 @@ class Controller:
         """What was learned, as one small record of plain values, to be kept beside the model."""
         targets = self._targets.values()
         best = max(targets, key=lambda target: target.steps.num_recorded, default=None)
-        costs = None if best is None else [best.steps.export(), best.drafting.export()]
+        costs = None if best is None else best.export()
         return {"version": _STATE_VERSION, "scores": self.acceptance.export(), "costs": costs}
 
     def restore(self, state: Mapping[str, Any]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.config import CoordinatorConfig
 from cluster.spec import evidence
@@ -17,22 +19,24 @@ from cluster.spec.throttle import Throttle
 # Share of the time that each kind of exploration may take: plain steps, steps of other sizes, and
 # trees larger than what pays.
 _EXPLORED_SHARE = 0.003
-# The first so many of each kind cost nothing: until then nobody knows.
-_FREE_TRIES = 4
+# The first ones of each kind may take more, for until then nobody knows; but they are spread over a
+# text, whose first words tell little of the rest.
+_FIRST_TRIES = 4
+_FIRST_SHARE = 0.05
 
 
 @dataclass(slots=True)
 class Turn:
-    """One kind of exploration: when it was last done, and how often."""
+    """One kind of exploration: when it was last done, how often, and how often at first."""
 
+    num_first: int = _FIRST_TRIES
     done_at: float = -math.inf
     num_done: int = 0
 
     def is_due(self, now: float, cost_s: float) -> bool:
         """Whether what it costs is within its share of the time since it was last done."""
-        if self.num_done < _FREE_TRIES:
-            return True
-        return now - self.done_at >= cost_s / _EXPLORED_SHARE
+        share = _FIRST_SHARE if self.num_done < self.num_first else _EXPLORED_SHARE
+        return now - self.done_at >= cost_s / share
 
     def take(self, now: float) -> None:
         self.done_at = now
@@ -59,7 +63,7 @@ class Load:
     is_longer: bool = False
     plain: Turn = field(default_factory=Turn)
     sizes: Turn = field(default_factory=Turn)
-    longer: Turn = field(default_factory=Turn)
+    longer: Turn = field(default_factory=lambda: Turn(num_first=evidence.FEW))
 
     def add(self, tokens: float, time_s: float) -> None:
         """A round has brought so many weighted tokens."""
@@ -80,6 +84,7 @@ class TargetModel:
         self.steps = CostTable(step_shape(profile), is_in_seconds=profile is not None)
         self.drafting = CostTable(draft_shape)
         self.loads: dict[tuple[bool, int], Load] = {}
+        self._lengths: dict[tuple[bool, int], DraftLengthValues] = {}  # of former loads
 
     def load(self, config: CoordinatorConfig, num_sequences: int, *, is_sampled: bool) -> Load:
         """By bucket of sequences: what a crowd has lost, in steps of a crowd, would keep a lone
@@ -91,8 +96,25 @@ class TargetModel:
             slack_steps = config.slowdown_slack / math.sqrt(max(size, 1))
             guard = DeficitGuard(config.max_slowdown, slack_steps)
             name = f"target={self._id} law={law_name(is_sampled=is_sampled)} sequences={size}"
-            found = self.loads[is_sampled, size] = Load(guard, Throttle(name))
+            lengths = self._lengths.pop((is_sampled, size), None) or DraftLengthValues()
+            found = self.loads[is_sampled, size] = Load(guard, Throttle(name), lengths)
+            found.longer.num_done = lengths.num_learned
         return found
+
+    def export(self) -> list[Any]:
+        """What was measured and learned of this target, as plain values."""
+        lengths = [[*key, load.lengths.export()] for key, load in self.loads.items()]
+        return [self.steps.export(), self.drafting.export(), lengths]
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Go on from what `export` gave; ValueError where it is of another form."""
+        steps, drafting, lengths = state
+        self.steps.restore(steps)
+        self.drafting.restore(drafting)
+        for is_sampled, size, values in lengths:
+            found = DraftLengthValues()
+            found.restore(values)
+            self._lengths[bool(is_sampled), int(size)] = found
 
     def states(self, now: float) -> list[dict[str, object]]:
         """The state of each throttle."""

@@ -22,6 +22,8 @@ Everything here is a pure function.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from cluster.core import FloatArray
@@ -109,6 +111,21 @@ class DraftLengthValues:
         self._counts[own] += 1
         shares = np.maximum(1.0 / self._counts[own], evidence.RECENT)
         self._steps[own] += shares * (steps - self._steps[own])
+
+    @property
+    def num_learned(self) -> int:
+        return int(self._counts.max())
+
+    def export(self) -> list[list[float]]:
+        """What was learned, as plain values."""
+        return [self._steps.tolist(), self._counts.astype(np.float64).tolist()]
+
+    def restore(self, state: Sequence[Sequence[float]]) -> None:
+        """Go on from what `export` gave; ValueError where it is of another form."""
+        found = np.array(state, dtype=np.float64)
+        if found.shape != (2, len(DRAFT_LENGTHS)) or not np.isfinite(found).all():
+            raise ValueError("values of draft lengths of another form")
+        self._steps, self._counts = found[0], found[1].astype(np.int64)
 
     def choose(self, draft_s: Floats, rate: float, max_nodes: int) -> tuple[int, float]:
         """(m, its value after paying for the drafting): 0 where none is worth it.

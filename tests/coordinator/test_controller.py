@@ -33,14 +33,14 @@ class Played:
         self.text = Text("r", GROUP, TokenLog(token_array([5])))
         self.text.max_draft_tokens = 8
         self.now = 0.0
-        self._is_right, self._is_shadow = is_right, is_shadow
+        self.is_right, self._is_shadow = is_right, is_shadow
 
     def round(self, *, draft_s: float = 0.001) -> Plan:
         moment = Moment(self.now, has_residents=True)
         plan = self.controller.plan("t", [self.text], [100], None, moment)
         num_nodes = len(plan.in_flight[0].tree)
-        num_tokens = 1 + (num_nodes if self._is_right else 0)
-        token = 1 if self._is_right else 9
+        num_tokens = 1 + (num_nodes if self.is_right else 0)
+        token = 1 if self.is_right else 9
         self.text.tokens.append(token_array([token] * num_tokens))
         self.text.held.clear()
         if plan.draft_nodes:
@@ -77,6 +77,13 @@ def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> N
     assert played.controller.state("t", 1, played.now, is_sampled=False) is not State.SPECULATE
 
 
+def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours() -> None:
+    """A model's first node takes nearly as long as its fourth: to have tried one tells nothing bad
+    of four."""
+    plans = Played(is_right=True).run(400, draft_s=1.2 * STEP_S)
+    assert sum(plan.why == "verify" for plan in plans) > 0.8 * len(plans)
+
+
 def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
     plans = Played(is_right=True).run(400, draft_s=5 * STEP_S)
     assert sum(plan.draft_nodes > 0 for plan in plans[100:]) < 20
@@ -103,6 +110,10 @@ def test_what_was_learned_outlives_a_restart() -> None:
     after.controller = Controller(CoordinatorConfig(max_draft_tokens=8))
     after.controller.restore(state)
     after.controller.meet("t", None)
+    load, known = (
+        each.controller._load("t", 1, is_sampled=False).lengths for each in (before, after)
+    )
+    assert known.export() == load.export()
     fresh = Played(is_right=False)
     wasted = [sum(len(plan.in_flight[0].tree) for plan in each.run(20)) for each in (after, fresh)]
     assert wasted[0] < wasted[1]

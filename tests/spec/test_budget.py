@@ -87,3 +87,9 @@ def test_nodes_that_are_not_admitted_or_hopeless_are_not_ranked() -> None:
     nodes, gains = ranking(survival, np.ones(4), admitted)
     assert nodes.tolist() == [3, 0]
     assert gains.tolist() == pytest.approx([0.7, 0.5])
+
+
+@pytest.mark.parametrize("state", [[[1.0]], [[math.nan] * len(DRAFT_LENGTHS)] * 2, []])
+def test_values_of_another_form_are_refused(state: list[list[float]]) -> None:
+    with pytest.raises(ValueError, match="another form"):
+        DraftLengthValues().restore(state)

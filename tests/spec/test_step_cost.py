@@ -74,6 +74,18 @@ def test_drafting_nothing_takes_nothing() -> None:
     assert drafting.estimate(4, 8) == pytest.approx(0.004)
 
 
+def test_large_trees_that_took_little_tell_that_small_ones_do() -> None:
+    """As residents of SmolLM2 on two cores: what one node takes is not what each takes."""
+    drafting = CostTable(draft_shape)
+    recorded(drafting, 1, 16, 0.0045)
+    drafting.record(1, 1, 0.0036)
+    drafting.record(1, 1, 0.0090)  # the text before had to be read
+    found = drafting.at_edges(1)
+    assert found is not None
+    assert drafting.estimate(1, 16) == pytest.approx(0.0045, rel=0.1)
+    assert found[1 : EDGES.index(16) + 1].max() < 0.008
+
+
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
