@@ -26,7 +26,9 @@ class Constant:
 
 
 _BY_MODULE = {
-    "cluster.spec.step_cost": ("_NUM_SAMPLES", "_NEIGHBOUR", "_HALF_LIFE", "_KNEE_ROWS", "_DRAFT_BASE"),
+    "cluster.spec.step_cost": (
+        "_NUM_SAMPLES", "_NEIGHBOUR", "_HALF_LIFE", "_KNEE_ROWS", "_DRAFT_BASE",
+    ),
     "cluster.spec.acceptance": ("_HALF_LIFE", "_PRIOR_TREES", "_LEAST_WEIGHT"),
     "cluster.spec.evidence": ("RECENT", "FEW"),
     "cluster.spec.waiting": ("_ANSWERED_WEIGHT", "_LEAST_PROMISE", "_FEWEST"),
