@@ -107,8 +107,8 @@ def _vllm(setting: Setting) -> list[str]:
 
 def _canitoolcall(setting: Setting) -> list[str]:
     return [
-        "canitoolcall", "probe", "--base-url", f"{setting.url}/v1", "--model", setting.model,
-        "--json", str(setting.work / "probe.json"),
+        "python", str(_SCRIPTS / "canitoolcall_probe.py"),
+        f"{setting.url}/v1", setting.model, str(setting.work / "probe.json"),
     ]  # fmt: skip
 
 
@@ -181,6 +181,7 @@ CLIENTS = (
             Command("fixtures are valid", lambda _: ["canitoolcall", "validate"]),
             Command("probe", _canitoolcall),
         ),
+        timeout_s=480.0,
     ),
     Client(
         "schemathesis",
