@@ -33,7 +33,7 @@ _WHY_IDLE = {
     "drafters_down": "its drafters are gone or were left alone after faults; see the server's log",
     "warming_up": "its drafters still load, or had no draft for this text; try again",
     "paused": "drafts have cost more time than they saved, so the server pauses them; try again",
-    "not_worth_it": "there were drafts, but verifying them would have cost more than it saves",
+    "not_worth_it": "making or verifying drafts would have cost more than it saves",
 }
 
 

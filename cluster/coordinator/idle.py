@@ -12,7 +12,7 @@ class IdleReason(enum.StrEnum):
     DRAFTERS_DOWN = "drafters_down"  # they were there, and are gone or left alone after faults
     WARMING_UP = "warming_up"  # they load still, or had no draft for the text so far
     PAUSED = "paused"  # drafts had cost more than they brought, so none were asked for
-    NOT_WORTH_IT = "not_worth_it"  # there were drafts, but verifying them would not have paid
+    NOT_WORTH_IT = "not_worth_it"  # to verify drafts, or to make some, would not have paid
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from cluster.coordinator.residents import ResidentDrafters
 from cluster.coordinator.round_book import RoundBook
 from cluster.coordinator.round_log import RoundLog
 from cluster.coordinator.session import Limits, Session, Status
-from cluster.coordinator.step_choice import Moment, Plan
+from cluster.coordinator.step_choice import NOT_WORTH_IT, Moment, Plan
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.verdicts import are_beams_sound, is_credible, is_sound, is_stuck
 from cluster.coordinator.waits import DraftWaits
@@ -303,7 +303,10 @@ class RoundLoop:
             num_nodes += len(in_flight.tree)
             self._residents.ask(seat, session, plan.draft_nodes, now)
             if not len(in_flight.tree) and not session.statistics.has_speculated:
-                session.note_plain_step(is_paused=plan.why in (State.PAUSE, State.PLAIN))
+                session.note_plain_step(
+                    is_paused=plan.why in (State.PAUSE, State.PLAIN),
+                    is_declined=plan.why == NOT_WORTH_IT,
+                )
             items.append(session.item(in_flight.tree))
         opened = self._book.open(seat, batch, num_nodes, is_sampled=any_sampled(batch))
         seat.draft_nodes = plan.draft_nodes

@@ -169,9 +169,10 @@ class Session(Text):
             return max(remaining, 0), FinishReason.LENGTH
         return len(token_ids), None
 
-    def note_plain_step(self, *, is_paused: bool) -> None:
-        """A step without drafts begins; is_paused: drafters were asked for none."""
-        has_drafts = any(
+    def note_plain_step(self, *, is_paused: bool, is_declined: bool) -> None:
+        """A step without drafts begins; is_paused: drafters were asked for none.  is_declined: for
+        the batch none were worth their time."""
+        has_drafts = is_declined or any(
             held.base_len == len(self.tokens) and held.num_nodes > 0 for held in self.held.values()
         )
         self.plain_steps.note(is_paused=is_paused, has_drafts=has_drafts)

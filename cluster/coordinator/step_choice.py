@@ -37,6 +37,8 @@ LOOK_INTERVAL = 8
 _STALE_STEPS = 64
 # Nodes of residents before it is known what drafting takes.
 FIRST_NODES = 8
+# Why a step has no drafts: to verify or to make some would not have paid.
+NOT_WORTH_IT = "not worth it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,12 @@ class StepChoice:
         load.throttle.judged(moment.now, is_worth=is_worth)
         load.is_longer = is_longer
         num_nodes = self._explored(gains, choice)
-        why = "verify" if num_nodes else ("no drafts" if len(gains) == 0 else "not worth it")
+        is_known = moment.has_residents and self.draft_s is not None
+        why = "no drafts"
+        if num_nodes or len(gains):
+            why = "verify" if num_nodes else NOT_WORTH_IT
+        elif is_known and draft_nodes == 0:
+            why = NOT_WORTH_IT  # residents would have drafted
         return Plan(in_flight_of(texts, offers, nodes[:num_nodes]), draft_nodes, why=why)
 
     def _ranking(self, offers: Offers) -> tuple[Indices, Floats]:

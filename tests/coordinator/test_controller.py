@@ -85,8 +85,9 @@ def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours() -> None:
 
 
 def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
-    plans = Played(is_right=True).run(400, draft_s=5 * STEP_S)
-    assert sum(plan.draft_nodes > 0 for plan in plans[100:]) < 20
+    plans = Played(is_right=True).run(400, draft_s=5 * STEP_S)[100:]
+    assert sum(plan.draft_nodes > 0 for plan in plans) < 20
+    assert sum(plan.why in ("not worth it", "plain") for plan in plans) > 0.9 * len(plans)
 
 
 def test_a_shadow_is_scored_and_never_verified() -> None:
