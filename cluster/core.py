@@ -315,21 +315,16 @@ class SpeculationStats:
 
     @property
     def num_spec_tokens(self) -> int:
-        """The most drafts that a step accepted: the histogram's last entry.  vLLM gives the most
-        that a step may accept, which is the same for all of its steps and differs for ours."""
+        """The most drafts that a step accepted; in vLLM the most that any step could accept."""
         return max(len(self.acceptance_histogram) - 1, 0)
 
     @property
     def mean_acceptance_length(self) -> float:
-        if self.num_spec_steps == 0:
-            return 1.0
-        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps
+        return 1.0 + self.num_accepted_draft_tokens / max(self.num_spec_steps, 1)
 
     @property
     def draft_acceptance_rate(self) -> float:
-        if self.num_draft_tokens == 0:
-            return 0.0
-        return self.num_accepted_draft_tokens / self.num_draft_tokens
+        return self.num_accepted_draft_tokens / max(self.num_draft_tokens, 1)
 
 
 @record(frozen=True, slots=True, eq=False)

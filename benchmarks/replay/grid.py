@@ -10,6 +10,7 @@ from benchmarks.replay.simulate import Adaptive, Fixed, Simulation
 from benchmarks.replay.texts import RecordedText
 from benchmarks.replay.world import (
     CPU,
+    CPU_LM,
     GPU,
     Machine,
     Pool,
@@ -21,7 +22,7 @@ from benchmarks.replay.world import (
 )
 from cluster.config import CoordinatorConfig
 
-MACHINES = {machine.name: machine for machine in (CPU, GPU)}
+MACHINES = {machine.name: machine for machine in (CPU, CPU_LM, GPU)}
 SIZES = (1, 4, 16, 32, 64)
 LAWS = {"greedy": False, "sampled": True}
 BEHAVIOURS = ("good", "mixed", "random", "sleeping")

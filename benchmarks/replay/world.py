@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -63,6 +63,8 @@ CPU = Machine(
     (0.0066, 0.0066, 0.0067, 0.0068, 0.0069, 0.0082, 0.0126, 0.0214, 0.039, 0.0742),
     draft_pass_s=0.0001, draft_node_s=0.000005,
 )  # fmt: skip
+# The same with its distilled LM beside the look-ups.
+CPU_LM = replace(CPU, name="cpu-lm", draft_pass_s=0.0035, draft_node_s=0.00006)
 # Reading the weights takes 10 ms, and computing catches up with that at 256 rows; a small model
 # as resident, whose passes are as memory-bound.
 GPU = Machine(

@@ -103,7 +103,8 @@ class TargetModel:
 
     def export(self) -> list[Any]:
         """What was measured and learned of this target, as plain values."""
-        lengths = [[*key, load.lengths.export()] for key, load in self.loads.items()]
+        known = self._lengths | {key: load.lengths for key, load in self.loads.items()}
+        lengths = [[*key, values.export()] for key, values in known.items()]
         return [self.steps.export(), self.drafting.export(), lengths]
 
     def restore(self, state: Sequence[Any]) -> None:
