@@ -249,7 +249,8 @@ class VerifyItem:
     prompt_len: output position of a token at absolute position a is a - prompt_len.
     draft_nodes: how many nodes each of the target's resident drafters may grow after the verdict,
     0 = none.  task, residents: sent with params; residents: names of those that draft for it.
-    adapter: sent with params, as `Request.adapter`.
+    adapter: sent with params, as `Request.adapter`.  only_look_ups: draft_nodes are asked of
+    residents that run no model, and of no others.
     """
 
     request_id: str
@@ -265,6 +266,7 @@ class VerifyItem:
     task: str = ""
     residents: tuple[str, ...] = ()
     adapter: str = ""
+    only_look_ups: bool = False
 
     @property
     def context_len(self) -> int:

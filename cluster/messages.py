@@ -33,7 +33,8 @@ class WorkerDescription:
     computes on, unique among all machines; empty = unknown.  step_rows, step_times_s: a target's
     `StepProfile`, empty = not measured.  native_build: of its own machine code, "" = none; a
     target that is_reproducible gives the same bits as another of the same build.  residents: names
-    of the drafters that run inside a target; refused: those that should and cannot, and why.
+    of the drafters that run inside a target; look_ups: of those, the ones that run no
+    model; refused: those that should and cannot, and why.
     made_for: of drafters that are here, by name, the target that each was made for.
     """
 
@@ -53,6 +54,7 @@ class WorkerDescription:
     native_build: str = ""
     is_reproducible: bool = False
     residents: tuple[str, ...] = ()
+    look_ups: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     made_for: Mapping[str, MadeFor] = field(default_factory=dict)
 

@@ -43,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("texts", type=Path)
     parser.add_argument("--json", type=Path, help="write all that was found there")
     parser.add_argument("--sensitivity", action="store_true")
+    parser.add_argument(
+        "--models", default="lm", help="recorded drafters that are no look-ups, by commas"
+    )
     choices = {
         "machines": tuple(MACHINES), "places": tuple(PLACES), "behaviours": BEHAVIOURS,
         "laws": tuple(LAWS), "sizes": tuple(map(str, SIZES)),
@@ -62,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             [int(size) for size in wanted["sizes"]],
         )
     )  # fmt: skip
-    bench = Bench(load(options.texts))
+    bench = Bench(load(options.texts), models=frozenset(options.models.split(",")))
     found = [bench.run(cell) for cell in tqdm(chosen, file=sys.stderr)]
     print(HEADER)
     for each in found:

@@ -10,7 +10,6 @@ from benchmarks.replay.simulate import Adaptive, Fixed, Simulation
 from benchmarks.replay.texts import RecordedText
 from benchmarks.replay.world import (
     CPU,
-    CPU_LM,
     GPU,
     Machine,
     Pool,
@@ -22,7 +21,7 @@ from benchmarks.replay.world import (
 )
 from cluster.config import CoordinatorConfig
 
-MACHINES = {machine.name: machine for machine in (CPU, CPU_LM, GPU)}
+MACHINES = {machine.name: machine for machine in (CPU, GPU)}
 SIZES = (1, 4, 16, 32, 64)
 LAWS = {"greedy": False, "sampled": True}
 BEHAVIOURS = ("good", "mixed", "random", "sleeping")
@@ -88,8 +87,8 @@ def cells(
         yield Cell(*values)
 
 
-def pool_of(cell: Cell, drafters: Sequence[str]) -> Pool:
-    """The drafters of a cell; drafters: names of the recorded ones."""
+def pool_of(cell: Cell, drafters: Sequence[str], models: frozenset[str]) -> Pool:
+    """The drafters of a cell.  drafters: the recorded ones; models: those that are no look-ups."""
     good: dict[str, Source] = {name: recorded(name) for name in drafters}
     sources = {
         "good": good,
@@ -97,26 +96,36 @@ def pool_of(cell: Cell, drafters: Sequence[str]) -> Pool:
         "random": {"random": random_source()},
         "sleeping": {"sleeping": silent_source()},
     }[cell.behaviour]
-    return Pool(cell.place, sources, PLACES[cell.place])
+    own = frozenset(sources) & (models | {"random"})
+    return Pool(cell.place, sources, own, PLACES[cell.place])
 
 
 class Bench:
     """Runs cells over one set of recorded texts; what cells share is computed once."""
 
-    def __init__(self, texts: Sequence[RecordedText], tokens: dict[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        texts: Sequence[RecordedText],
+        tokens: dict[int, int] | None = None,
+        models: frozenset[str] = frozenset(),
+    ) -> None:
+        """tokens: of a cell, by its requests.  models: recorded drafters that are no look-ups."""
         self._texts = {
             law: [text for text in texts if text.is_sampled is sampled and len(text.token_ids) > 1]
             for law, sampled in LAWS.items()
         }
         self._drafters = tuple(texts[0].trees)
-        self._merged = merged(self._drafters)
+        self._models = models & set(self._drafters)
+        look_ups = tuple(name for name in self._drafters if name not in models)
+        # What a fixed budget may ask: all of them, or look-ups alone.
+        self._merged = {len(names): merged(names) for names in (self._drafters, look_ups) if names}
         self._tokens = tokens or _TOKENS
         self._fixed: dict[tuple[str, str, str, int], tuple[float, float, int]] = {}
 
     def run(self, cell: Cell, config: CoordinatorConfig | None = None) -> Found:
         machine = MACHINES[cell.machine]
         plain, best, best_nodes = self._fixed_of(cell, machine)
-        pool = pool_of(cell, self._drafters)
+        pool = pool_of(cell, self._drafters, self._models)
         policy = Adaptive(machine, pool, config)
         outcome = self._simulation(cell, machine, pool).run(policy, self._num_tokens(cell))
         states = {state.value: count for state, count in policy.states.items() if count}
@@ -126,15 +135,17 @@ class Bench:
         """(plain, the best fixed budget's rate, its nodes), for good drafters; else plain."""
         key = (cell.machine, cell.place, cell.law, cell.num_sequences)
         if key not in self._fixed:
-            pool = Pool(cell.place, {"merged": self._merged}, PLACES[cell.place])
-            rates = {
-                count: self._simulation(cell, machine, pool)
-                .run(Fixed(count), self._num_tokens(cell))
-                .rate
-                for count in (0, *FIXED)
-            }
-            best = max(rates, key=lambda count: rates[count])
-            self._fixed[key] = rates[0], rates[best], best
+            rates: dict[tuple[int, int], float] = {}
+            for num_drafters, source in self._merged.items():
+                own = self._models if num_drafters == len(self._drafters) else frozenset()
+                pool = Pool(cell.place, {"merged": source}, own, PLACES[cell.place])
+                for count in (0, *FIXED):
+                    outcome = self._simulation(cell, machine, pool).run(
+                        Fixed(count), self._num_tokens(cell)
+                    )
+                    rates[count, num_drafters] = outcome.rate
+            best = max(rates, key=lambda each: rates[each])
+            self._fixed[key] = rates[0, len(self._drafters)], rates[best], best[0]
         plain, best_rate, best_nodes = self._fixed[key]
         if cell.behaviour in ("random", "sleeping"):
             return plain, plain, 0

@@ -18,6 +18,7 @@ from cluster.coordinator.controller import Controller, Round
 from cluster.coordinator.step_choice import Moment
 from cluster.coordinator.texts import HeldTree, Text
 from cluster.core import EMPTY_TREE, Proposal, TokenTree
+from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.throttle import State
 from cluster.spec.tree import walk
 from cluster.spec.waiting import WAITS_S
@@ -48,10 +49,10 @@ class Playing:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a policy wants: a tree per text, nodes that residents draft after it, or a wait."""
+    """What a policy wants: a tree per text, what residents draft after it, or a wait."""
 
     trees: Sequence[TokenTree]
-    draft_nodes: int = 0
+    ask: Ask = NO_DRAFTS
     wait_s: float = 0.0
     awaited: Sequence[int] = ()
 
@@ -121,7 +122,8 @@ class Simulation:
             step_s = self._machine.step_s(len(batch), size) * jitter
             draft_s = 0.0
             if self._pool.nodes_per_s is None:
-                draft_s = self._machine.draft_s(len(batch), step.draft_nodes)
+                has_models = bool(self._pool.models)
+                draft_s = self._machine.draft_s(len(batch), step.ask, has_models=has_models)
             emitted = [
                 min(walk(tree, own.recorded.token_ids[own.position :])[1] + 1, own.remaining)
                 for tree, own in zip(step.trees, batch, strict=True)
@@ -129,13 +131,13 @@ class Simulation:
             now += waited_s + step_s
             for own, count in zip(batch, emitted, strict=True):
                 policy.committing(own, now)
-                self._commit(own, count, now, step.draft_nodes)
+                self._commit(own, count, now, step.ask)
             now += draft_s
             policy.learn(batch, step, emitted, (step_s, draft_s, waited_s), now)
             tokens += sum(emitted)
             rounds += 1
             nodes += size
-            drafted += step.draft_nodes * len(batch)
+            drafted += step.ask.num_nodes * len(batch)
             waited_total += waited_s
             for place, own in enumerate(batch):
                 if own.remaining == 0:
@@ -166,7 +168,7 @@ class Simulation:
             }
         return playing
 
-    def _commit(self, own: Playing, count: int, now: float, draft_nodes: int) -> None:
+    def _commit(self, own: Playing, count: int, now: float, ask: Ask) -> None:
         ids = own.recorded.token_ids[own.position : own.position + count]
         own.text.tokens.append(ids)
         own.position += count
@@ -175,10 +177,11 @@ class Simulation:
             return
         for growing in own.growing.values():
             growing.commit(own.recorded, own.position, now)
-        if self._pool.nodes_per_s is None and draft_nodes:
+        if self._pool.nodes_per_s is None and ask.num_nodes:
             own.offers = {
-                name: source.best(own.recorded, own.position, draft_nodes)
+                name: source.best(own.recorded, own.position, ask.num_nodes)
                 for name, source in self._pool.sources.items()
+                if ask.with_models or name not in self._pool.models
             }
 
 
@@ -201,7 +204,7 @@ class Fixed:
             elif own.offers:
                 ((tree, _),) = own.offers.values()
             trees.append(tree)
-        return Step(trees, self._num_nodes)
+        return Step(trees, Ask(self._num_nodes))
 
     def learn(
         self,
@@ -234,6 +237,7 @@ class Adaptive:
             self._controller.restore(learned)
         self._controller.meet(_TARGET, machine.profile)
         self._pool = pool
+        self._kinds = tuple(sorted({name in pool.models for name in pool.sources}))
         self.states: dict[State, int] = dict.fromkeys(State, 0)
         self.whys: dict[str, int] = {}
 
@@ -248,7 +252,7 @@ class Adaptive:
             own.text.max_draft_tokens = self._config.max_draft_tokens
             self._offer(own, now, is_pool=is_pool)
         moment = Moment(
-            now, controller.max_wait_s if is_pool else 0.0, waited_s, has_residents=not is_pool
+            now, controller.max_wait_s if is_pool else 0.0, waited_s, () if is_pool else self._kinds
         )
         plan = controller.plan(_TARGET, texts, [own.remaining - 1 for own in batch], None, moment)
         if plan.wait_s > 0.0:
@@ -256,7 +260,7 @@ class Adaptive:
         state = controller.state(_TARGET, len(batch), now, is_sampled=texts[0].is_sampled)
         self.states[state] += 1
         self.whys[plan.why] = self.whys.get(plan.why, 0) + 1
-        return Step([item.tree for item in plan.in_flight], plan.draft_nodes)
+        return Step([item.tree for item in plan.in_flight], plan.ask)
 
     def learn(
         self,
@@ -270,8 +274,7 @@ class Adaptive:
         step_s, draft_s, waited_s = times
         num_nodes = sum(len(tree) for tree in step.trees)
         done = Round(
-            texts, num_tokens, num_nodes, texts[0].is_sampled, step_s, step.draft_nodes, draft_s,
-            waited_s,
+            texts, num_tokens, num_nodes, texts[0].is_sampled, step_s, step.ask, draft_s, waited_s,
         )  # fmt: skip
         controller.learn(_TARGET, done, now)
         for own in batch:
@@ -306,8 +309,9 @@ class Adaptive:
                 own.text.held.pop(name, None)
             elif held is None or held.proposed_len != own.position or len(held.tree) != len(tree):
                 own.text.held[name] = HeldTree(
-                    own.position, own.position, tree, claimed, is_resident=not is_pool
-                )
+                    own.position, own.position, tree, claimed, is_resident=not is_pool,
+                    is_look_up=not is_pool and name not in self._pool.models,
+                )  # fmt: skip
         if not offers:
             own.text.held.clear()
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.replay.texts import RecordedText
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
+from cluster.spec.budget import Ask
 from cluster.spec.merge_trees import merge
 from cluster.spec.step_profile import StepProfile
 from cluster.spec.tree import prune, reroot
@@ -24,16 +25,16 @@ NOTHING: Offer = (EMPTY_TREE, EMPTY_FLOATS)
 class Machine:
     """A target's cost curves, all in seconds.
 
-    rows, times_s: of a step, as its profile says.  draft_pass_s, draft_node_s: what residents take
-    for a round, and for every node of it.  round_s, sequence_s: what a round takes outside the
-    step, and for every sequence of it.
+    rows, times_s: of a step, as its profile says.  look_up_s: what look-ups take for a round, and
+    for every node of it; model_s: a model beside them.  round_s, sequence_s: what a round takes
+    outside the step, and for every sequence of it.
     """
 
     name: str
     rows: tuple[int, ...]
     times_s: tuple[float, ...]
-    draft_pass_s: float
-    draft_node_s: float
+    look_up_s: tuple[float, float]
+    model_s: tuple[float, float]
     round_s: float = 0.0008
     sequence_s: float = 0.00001
 
@@ -48,30 +49,31 @@ class Machine:
         outside_s = self.round_s + self.sequence_s * num_sequences
         return float(self.profile.at([num_sequences + num_nodes])[0]) + outside_s
 
-    def draft_s(self, num_sequences: int, num_nodes: int) -> float:
-        """What residents take for num_nodes of every sequence."""
-        if num_nodes == 0:
+    def draft_s(self, num_sequences: int, ask: Ask, *, has_models: bool) -> float:
+        """What residents take.  has_models: not all of them are look-ups."""
+        if ask.num_nodes == 0:
             return 0.0
-        return self.draft_pass_s + self.draft_node_s * num_nodes * num_sequences
+        kinds = (
+            (self.look_up_s, self.model_s) if ask.with_models and has_models else (self.look_up_s,)
+        )
+        return sum(once_s + node_s * ask.num_nodes * num_sequences for once_s, node_s in kinds)
 
 
-# SmolLM2-135M-Instruct on two cores: rows and times as its engine has profiled them; look-ups as
-# residents.
+# SmolLM2-135M-Instruct on two cores: rows and times as its engine has profiled them; its distilled
+# LM is the model.
 CPU = Machine(
     "cpu",
     (1, 2, 4, 8, 12, 16, 32, 64, 128, 256),
     (0.0066, 0.0066, 0.0067, 0.0068, 0.0069, 0.0082, 0.0126, 0.0214, 0.039, 0.0742),
-    draft_pass_s=0.0001, draft_node_s=0.000005,
+    look_up_s=(0.0001, 0.000005), model_s=(0.0034, 0.000055),
 )  # fmt: skip
-# The same with its distilled LM beside the look-ups.
-CPU_LM = replace(CPU, name="cpu-lm", draft_pass_s=0.0035, draft_node_s=0.00006)
 # Reading the weights takes 10 ms, and computing catches up with that at 256 rows; a small model
 # as resident, whose passes are as memory-bound.
 GPU = Machine(
     "gpu",
     (1, 64, 128, 256, 512, 1024, 2048),
     (0.0100, 0.0101, 0.0103, 0.0108, 0.0200, 0.0390, 0.0770),
-    draft_pass_s=0.0010, draft_node_s=0.000002,
+    look_up_s=(0.0001, 0.0), model_s=(0.0010, 0.000002),
 )  # fmt: skip
 
 
@@ -128,12 +130,14 @@ def silent_source() -> Source:
 class Pool:
     """Drafters and where they are.
 
+    models: names of those that are no look-ups.
     nodes_per_s: of one text, on devices of their own; None = residents.  crowd: from so many texts
     on they share the device.  latency_s: from a commit to the first nodes behind it.
     """
 
     name: str
     sources: Mapping[str, Source]
+    models: frozenset[str] = frozenset()
     nodes_per_s: float | None = None
     crowd: int = 8
     latency_s: float = 0.0005

@@ -31,6 +31,7 @@ from cluster.metrics import Recorder
 from cluster.records import record
 from cluster.spec import merge_trees
 from cluster.spec.acceptance import AcceptanceModel, Group, Seen, law_name
+from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import depths, ranked
 from cluster.spec.step_profile import StepProfile
 from cluster.spec.throttle import State
@@ -44,14 +45,15 @@ _MAX_TREES = 64
 # tree, the more often it goes on behind the next commit; but the coordinator reads all of it.
 _POOL_NODES = 64
 _POOL_NODES_OF_ALL = 512
-_STATE_VERSION = 2  # of what `export` gives
+_STATE_VERSION = 3  # of what `export` gives
 
 
 @record(frozen=True, slots=True, eq=False)
 class Round:
     """A finished round, as the controller learns from it.
 
-    texts, num_tokens: parallel; plain steps that the tokens of each would have taken.
+    texts, num_tokens: parallel; plain steps that the tokens of each would have taken.  asked: what
+    residents were to draft, in draft_time_s; nothing where that time tells nothing.
     step_time_s: the round without what residents drafted and without waits; None = not measured.
     """
 
@@ -60,7 +62,7 @@ class Round:
     num_nodes: int
     is_sampled: bool
     step_time_s: float | None
-    draft_nodes: int = 0
+    asked: Ask = NO_DRAFTS
     draft_time_s: float = 0.0
     waited_s: float = 0.0
 
@@ -126,19 +128,19 @@ class Controller:
         state = load.throttle.state(moment.now)
         may_look = state is not State.PLAIN or load.num_rounds % step_choice.LOOK_INTERVAL == 0
         if state is State.PAUSE or not any(caps):
-            load.asked = 0
+            load.asked = NO_DRAFTS
             return Plan(plain_items(texts), why=state.value)
         choice = StepChoice.of(self._target(target_id), load, texts, caps, moment)
         if choice is None:
             return Plan(plain_items(texts), why="unmeasured")  # the first steps tell what one takes
-        is_looking = may_look or load.asked > 0
+        is_looking = may_look or load.asked.num_nodes > 0
         offers = self._offers(texts, max_depths) if is_looking else None
         plan = choice.plan(offers, self.acceptance, self._arrivals)
         if plan.wait_s == 0.0:
             if is_looking:
                 self._num_looks += 1
                 look_at(texts, _MAX_SEEN, self._num_looks)
-            load.asked = plan.draft_nodes
+            load.asked = plan.ask
         return plan
 
     def _plan_fixed(
@@ -147,7 +149,7 @@ class Controller:
         offers = self._offers(texts, max_depths)
         self._num_looks += 1
         look_at(texts, _MAX_SEEN, self._num_looks)
-        drafted = max(caps) if moment.has_residents else 0
+        drafted = Ask(max(caps)) if moment.residents else NO_DRAFTS
         if offers is None:
             return Plan(plain_items(texts), drafted, why="no drafts")
         forest = offers.forest
@@ -169,14 +171,14 @@ class Controller:
         is_within = depths(offers.forest.parents) <= limits
         return offers if is_within.all() else offers.keep(is_within)
 
-    def first_nodes(self, target_id: str, num_sequences: int, text: Text, now: float) -> int:
-        """How many nodes residents draft for a text whose prompt is read: as for those that run."""
+    def first_ask(self, target_id: str, num_sequences: int, text: Text, now: float) -> Ask:
+        """What residents draft for a text whose prompt is read: as for those that run."""
         if self._config.budget == "fixed":
-            return text.max_draft_tokens
+            return Ask(text.max_draft_tokens)
         load = self._load(target_id, num_sequences, is_sampled=text.is_sampled)
         if load.throttle.state(now) in (State.PLAIN, State.PAUSE):
-            return 0
-        return load.asked or (step_choice.FIRST_NODES if load.num_rounds == 0 else 0)
+            return NO_DRAFTS
+        return Ask(step_choice.FIRST_NODES) if load.num_rounds == 0 else load.asked
 
     # What pool drafters are told and say
 
@@ -249,9 +251,10 @@ class Controller:
             is_plain = not (done.num_nodes or done.draft_time_s or done.waited_s)
             time_s = step_s + done.draft_time_s + done.waited_s
             # A plain round is its own plain equivalent, slow or not.
-            own_s = step_s if done.num_nodes == 0 else plain_s
-            credited_s = own_s * sum(done.num_tokens) / size
+            credited_s = (plain_s if done.num_nodes else step_s) * sum(done.num_tokens) / size
             load.guard.settle(time_s, credited_s, plain_s, is_plain=is_plain)
+            if done.num_nodes:
+                load.held(sum(done.num_tokens) - size)
             if not is_plain:
                 load.throttle.settle(now, time_s, credited_s)
             weighted = sum(
@@ -261,10 +264,8 @@ class Controller:
             load.add(weighted, time_s)
         for text, num_tokens in zip(done.texts, done.num_tokens, strict=True):
             text.emitted(num_tokens)
-        if done.step_time_s is not None and done.step_time_s > 0.0:
-            target.steps.record(size, done.num_nodes, done.step_time_s)
-        if done.draft_nodes and done.draft_time_s > 0.0:
-            target.drafting.record(size, done.draft_nodes, done.draft_time_s)
+        target.measured(size, done.num_nodes, done.step_time_s or 0.0)
+        target.measured_drafting(size, done.asked, done.draft_time_s)
 
     def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
         """Score the trees of `texts` whose fate is known by now; ends: nothing more follows."""

@@ -210,6 +210,7 @@ class DrafterPool:
             num_kept += 1
             held = keep_newest(session, replica.name, proposal)
             held.is_resident = replica.is_resident
+            held.is_look_up = replica.is_resident and replica.is_look_up
             held.is_shadow = replica.name in self._shadows
             with self._expecting:
                 if self._controller.arrived(session, replica.name, proposal, now):

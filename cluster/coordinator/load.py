@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.config import CoordinatorConfig
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
-from cluster.spec.budget import DraftLengthValues
+from cluster.spec.budget import NO_DRAFTS, Ask, DraftLengthValues
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.step_cost import CostTable, bucket, draft_shape, step_shape
 from cluster.spec.step_profile import StepProfile
@@ -21,21 +21,22 @@ from cluster.spec.throttle import Throttle
 _EXPLORED_SHARE = 0.003
 # The first ones of each kind may take more, for until then nobody knows; but they are spread over a
 # text, whose first words tell little of the rest.
-_FIRST_TRIES = 4
+FIRST_TRIES = 4
 _FIRST_SHARE = 0.05
 
 
 @dataclass(slots=True)
 class Turn:
-    """One kind of exploration: when it was last done, how often, and how often at first."""
+    """One kind of exploration: when it was last done, and how often."""
 
-    num_first: int = _FIRST_TRIES
     done_at: float = -math.inf
     num_done: int = 0
 
-    def is_due(self, now: float, cost_s: float) -> bool:
-        """Whether what it costs is within its share of the time since it was last done."""
-        share = _FIRST_SHARE if self.num_done < self.num_first else _EXPLORED_SHARE
+    def is_due(self, now: float, cost_s: float, num_first: int = FIRST_TRIES) -> bool:
+        """Whether what it costs is within its share of the time since it was last done.
+
+        num_first: how many are first ones."""
+        share = _FIRST_SHARE if self.num_done < num_first else _EXPLORED_SHARE
         return now - self.done_at >= cost_s / share
 
     def take(self, now: float) -> None:
@@ -43,32 +44,54 @@ class Turn:
         self.num_done += 1
 
 
+# One for look-ups alone, and one for models beside them: by `Ask.with_models`.
+Each = TypeVar("Each")
+ByModels = tuple[Each, Each]
+
+
 @dataclass(slots=True, eq=False)
 class Load:
     """Batches of one law and of about so many sequences.
 
     tokens, time_s: weighted ones and the time they took, of late: their ratio is the rate.
-    asked: nodes that residents were asked for after the last step.  is_longer: these were more
-    than what pays, to see what they would be worth.
+    asked: what residents were asked for after the last step.  is_longer: that was more than what
+    pays, to see what it would be worth.  lengths, longer: of look-ups, and with models.
+    verify_s: what steps with drafts take longer than plain ones, running mean.  promised: tokens
+    that the step under way is expected to accept; sum_promised, sum_held: of late, and how many
+    were accepted.
     """
 
     guard: DeficitGuard
     throttle: Throttle
-    lengths: DraftLengthValues = field(default_factory=DraftLengthValues)
+    lengths: ByModels[DraftLengthValues]
+    longer: ByModels[Turn]
     tokens: float = 0.0
     time_s: float = 0.0
     num_rounds: int = 0
     num_refusals: int = 0
-    asked: int = 0
+    verify_s: float = 0.0
+    promised: float = 0.0
+    sum_promised: float = evidence.FEW
+    sum_held: float = evidence.FEW
+    asked: Ask = NO_DRAFTS
     is_longer: bool = False
     plain: Turn = field(default_factory=Turn)
     sizes: Turn = field(default_factory=Turn)
-    longer: Turn = field(default_factory=lambda: Turn(num_first=evidence.FEW))
 
     def add(self, tokens: float, time_s: float) -> None:
         """A round has brought so many weighted tokens."""
         self.tokens += tokens - evidence.RECENT * self.tokens
         self.time_s += time_s - evidence.RECENT * self.time_s
+
+    def held(self, num_accepted: int) -> None:
+        """Of the tokens that were promised, so many were accepted."""
+        self.sum_promised += self.promised - evidence.RECENT * self.sum_promised
+        self.sum_held += num_accepted - evidence.RECENT * self.sum_held
+
+    @property
+    def trust(self) -> float:
+        """Tokens that were accepted per token promised, at most 1."""
+        return min(self.sum_held / self.sum_promised, 1.0)
 
     def rate(self, plain_rate: float) -> float:
         """Weighted tokens per second of late, at least plain decoding's."""
@@ -82,9 +105,9 @@ class TargetModel:
         """profile: of its steps, None = it has not measured any."""
         self._id = target_id
         self.steps = CostTable(step_shape(profile), is_in_seconds=profile is not None)
-        self.drafting = CostTable(draft_shape)
+        self.drafting: ByModels[CostTable] = (CostTable(draft_shape), CostTable(draft_shape))
         self.loads: dict[tuple[bool, int], Load] = {}
-        self._lengths: dict[tuple[bool, int], DraftLengthValues] = {}  # of former loads
+        self._lengths: dict[tuple[bool, int], ByModels[DraftLengthValues]] = {}  # of former loads
 
     def load(self, config: CoordinatorConfig, num_sequences: int, *, is_sampled: bool) -> Load:
         """By bucket of sequences: what a crowd has lost, in steps of a crowd, would keep a lone
@@ -96,26 +119,41 @@ class TargetModel:
             slack_steps = config.slowdown_slack / math.sqrt(max(size, 1))
             guard = DeficitGuard(config.max_slowdown, slack_steps)
             name = f"target={self._id} law={law_name(is_sampled=is_sampled)} sequences={size}"
-            lengths = self._lengths.pop((is_sampled, size), None) or DraftLengthValues()
-            found = self.loads[is_sampled, size] = Load(guard, Throttle(name), lengths)
-            found.longer.num_done = lengths.num_learned
+            former = self._lengths.pop((is_sampled, size), None)
+            lengths = former or (DraftLengthValues(), DraftLengthValues())
+            look_ups, models = (Turn(num_done=each.num_learned) for each in lengths)
+            longer = (look_ups, models)
+            found = self.loads[is_sampled, size] = Load(guard, Throttle(name), lengths, longer)
         return found
+
+    def measured(self, num_sequences: int, num_nodes: int, step_time_s: float) -> None:
+        """A step took so long; 0 = not measured."""
+        if step_time_s > 0.0:
+            self.steps.record(num_sequences, num_nodes, step_time_s)
+
+    def measured_drafting(self, num_sequences: int, ask: Ask, draft_time_s: float) -> None:
+        """What was asked of residents took so long; 0 = not measured."""
+        if ask.num_nodes and draft_time_s > 0.0:
+            self.drafting[ask.with_models].record(num_sequences, ask.num_nodes, draft_time_s)
 
     def export(self) -> list[Any]:
         """What was measured and learned of this target, as plain values."""
         known = self._lengths | {key: load.lengths for key, load in self.loads.items()}
-        lengths = [[*key, values.export()] for key, values in known.items()]
-        return [self.steps.export(), self.drafting.export(), lengths]
+        lengths = [[*key, [each.export() for each in values]] for key, values in known.items()]
+        return [self.steps.export(), [each.export() for each in self.drafting], lengths]
 
     def restore(self, state: Sequence[Any]) -> None:
         """Go on from what `export` gave; ValueError where it is of another form."""
         steps, drafting, lengths = state
         self.steps.restore(steps)
-        self.drafting.restore(drafting)
+        for table, found in zip(self.drafting, drafting, strict=True):
+            table.restore(found)
         for is_sampled, size, values in lengths:
-            found = DraftLengthValues()
-            found.restore(values)
-            self._lengths[bool(is_sampled), int(size)] = found
+            both = self._lengths[bool(is_sampled), int(size)] = (
+                DraftLengthValues(), DraftLengthValues(),
+            )  # fmt: skip
+            for own, former in zip(both, values, strict=True):
+                own.restore(former)
 
     def states(self, now: float) -> list[dict[str, object]]:
         """The state of each throttle."""

@@ -24,7 +24,8 @@ class Offers:
 
     survival: float32[n], calibrated, not increasing along a path.  drafters: of each text.
     claimed: float32[k, n], what the i-th drafter of a node's text claimed for it; NaN where it
-    did not propose the node.  is_pooled: bool[n], a pool drafter has proposed the node.
+    did not propose the node.  is_pooled, is_looked_up: bool[n], a pool drafter, or a look-up among
+    the residents, has proposed the node.
     """
 
     forest: Forest
@@ -32,12 +33,13 @@ class Offers:
     drafters: list[tuple[str, ...]]
     claimed: FloatArray
     is_pooled: Mask
+    is_looked_up: Mask
 
     def keep(self, kept: Mask) -> Offers:
         """The nodes where kept, each with its parent."""
         return Offers(
             self.forest.keep(kept), self.survival[kept], self.drafters, self.claimed[:, kept],
-            self.is_pooled[kept],
+            self.is_pooled[kept], self.is_looked_up[kept],
         )  # fmt: skip
 
 
@@ -67,11 +69,12 @@ def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
     if not any(len(row.held.tree.token_ids) for row in rows):
         return None
     found = merge_trees(_held(rows, len(batch), acceptance))
-    drafters, is_resident = _note(rows, found, len(batch))
+    drafters, trees = _note(rows, found, len(batch))
     if found.merged.num_nodes == 0:
         return None
-    is_pooled = _is_pooled(found, is_resident)
-    return Offers(found.merged, found.survival, drafters, found.claims, is_pooled)
+    is_pooled = _is_proposed(found, [[not each.is_resident for each in own] for own in trees])
+    is_looked_up = _is_proposed(found, [[each.is_look_up for each in own] for own in trees])
+    return Offers(found.merged, found.survival, drafters, found.claims, is_pooled, is_looked_up)
 
 
 def look_at(batch: Sequence[Text], max_trees: int, turn: int) -> None:
@@ -107,11 +110,11 @@ def _held(rows: Sequence[_Row], num_groups: int, acceptance: AcceptanceModel) ->
 
 def _note(
     rows: Sequence[_Row], found: MergedTrees, num_texts: int
-) -> tuple[list[tuple[str, ...]], list[list[bool]]]:
+) -> tuple[list[tuple[str, ...]], list[list[HeldTree]]]:
     """Leave with each text what has become of its trees; returns the drafters of each that have
-    nodes, and which of these are residents."""
+    nodes, and their trees."""
     drafters: list[tuple[str, ...]] = [()] * num_texts
-    is_resident: list[list[bool]] = [[] for _ in range(num_texts)]
+    trees: list[list[HeldTree]] = [[] for _ in range(num_texts)]
     bounds = found.left.starts.tolist()
     for index, (row, root) in enumerate(zip(rows, found.roots.tolist(), strict=True)):
         held, text = row.held, row.text
@@ -125,22 +128,20 @@ def _note(
             held.calibrated = found.calibrated[start:stop]
         if start < stop:
             drafters[row.index] += (row.name,)
-            is_resident[row.index].append(held.is_resident)
-    return drafters, is_resident
+            trees[row.index].append(held)
+    return drafters, trees
 
 
-def _is_pooled(found: MergedTrees, is_resident: list[list[bool]]) -> Mask:
-    residents = [resident for each in is_resident for resident in each]
-    if not any(residents):
-        return np.ones(found.merged.num_nodes, dtype=np.bool_)
-    if all(residents):
-        return np.zeros(found.merged.num_nodes, dtype=np.bool_)
-    pool = np.zeros((len(found.claims), len(is_resident)), dtype=np.bool_)
-    for text, flags in enumerate(is_resident):
-        for slot, resident in enumerate(flags):
-            pool[slot, text] = not resident
+def _is_proposed(found: MergedTrees, is_meant: list[list[bool]]) -> Mask:
+    """Nodes that one of the drafters meant has proposed; is_meant: of each text's drafters."""
+    flags = [flag for own in is_meant for flag in own]
+    if all(flags) or not any(flags):
+        return np.full(found.merged.num_nodes, bool(flags and flags[0]))
+    meant = np.zeros((len(found.claims), len(is_meant)), dtype=np.bool_)
+    for text, own in enumerate(is_meant):
+        meant[: len(own), text] = own
     claims = found.claims
-    return np.asarray(((claims == claims) & pool[:, found.merged.owners]).any(axis=0))
+    return np.asarray(((claims == claims) & meant[:, found.merged.owners]).any(axis=0))
 
 
 def plain_items(texts: Sequence[Text]) -> list[InFlight]:

@@ -72,6 +72,7 @@ class DrafterReplica:
         self.link = link
         self.breaker = breaker
         self.is_resident = False  # it drafts inside the target, by turns with its steps
+        self.is_look_up = False  # and runs no model for that
         self.sessions: dict[str, Subscriber] = {}
         self.unanswered_since: float | None = None  # a frame was sent and nothing came back yet
         self._has_reported = False  # it has gauges of its own, of requests and of KV pages

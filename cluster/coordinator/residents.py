@@ -14,12 +14,14 @@ from dataclasses import replace
 
 from cluster import metrics
 from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.replica import DrafterReplica
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.waits import Timer, TimerHandle
 from cluster.errors import WorkerError
 from cluster.messages import CommitFrame, DraftReport, ProposalFrame, StepReport
 from cluster.metrics import Recorder
+from cluster.spec.budget import NO_DRAFTS, Ask
 
 # How long a batch waits for residents: so many times what they took lately, or what the step took
 # after which they draft, whichever is longer; at least as long as a slow turn of a busy machine.
@@ -44,7 +46,9 @@ class ResidentDrafters:
         """A target has joined, and its residents with it."""
         for name in seat.description.residents:
             description = replace(seat.description, role="drafter", name=name, residents=())
-            seat.residents[name] = self._pool.replicas.host(name, seat.id, description, _NoLink())
+            resident = self._pool.replicas.host(name, seat.id, description, _NoLink())
+            resident.is_look_up = name in seat.description.look_ups
+            seat.residents[name] = resident
         self._count_hosts(seat, 1)
 
     def leave(self, seat: TargetSeat) -> None:
@@ -55,15 +59,21 @@ class ResidentDrafters:
             self._pool.replicas.leave(resident)
         self._count_hosts(seat, -1)
 
-    def ask(self, seat: TargetSeat, session: Session, num_nodes: int, now: float) -> None:
-        """Let the residents draft so many nodes for `session` after its next step."""
-        session.draft_nodes = 0
-        nodes = min(num_nodes, session.max_draft_tokens)
+    def ask(self, seat: TargetSeat, session: Session, ask: Ask, now: float) -> None:
+        """Let the residents draft for `session` after its next step."""
+        session.asked = NO_DRAFTS
+        nodes = min(ask.num_nodes, session.max_draft_tokens)
         if not (nodes and seat.residents):
             return
-        names = [name for name in session.drafters if self._may_draft(seat, session, name, now)]
+        names = [
+            name
+            for name in session.drafters
+            if (resident := seat.residents.get(name)) is not None
+            and (ask.with_models or resident.is_look_up)
+            and self._may_draft(resident, session, now)
+        ]
         if names:
-            session.draft_nodes = nodes
+            session.asked = Ask(nodes, ask.with_models)
             for name in names:
                 self._num_asked[name, session.request.task] += nodes
 
@@ -110,11 +120,10 @@ class ResidentDrafters:
             self._recorder.add(metrics.DRAFT_DEMAND, num_nodes, drafter=drafter, task=task)
         self._num_asked.clear()
 
-    def _may_draft(self, seat: TargetSeat, session: Session, name: str, now: float) -> bool:
-        resident = seat.residents.get(name)
-        if resident is None or now < session.declined.get(name, now):
+    def _may_draft(self, resident: DrafterReplica, session: Session, now: float) -> bool:
+        if now < session.declined.get(resident.name, now):
             return False
-        if name not in session.subscriptions:
+        if resident.name not in session.subscriptions:
             if not resident.breaker.allows(now):
                 return False
             self._pool.attach(session, resident)

@@ -13,6 +13,7 @@ from cluster.coordinator.statistics import RoundTimes
 from cluster.coordinator.targets import OpenRound, TargetSeat
 from cluster.coordinator.waits import DraftWaits
 from cluster.messages import StepReport
+from cluster.spec.budget import NO_DRAFTS
 
 
 class RoundBook:
@@ -46,7 +47,7 @@ class RoundBook:
             is_clean=not seat.prefilling,
             is_queued=bool(seat.rounds),
             is_sampled=is_sampled,
-            draft_nodes=seat.draft_nodes,
+            asked=seat.asked,
         )
         seat.rounds.append(opened)
         return opened
@@ -93,7 +94,7 @@ class RoundBook:
                 is_sampled=opened.is_sampled,
                 step_time_s=step_time_s,
                 # Beside prefills residents read prompts, which says nothing of drafting.
-                draft_nodes=opened.draft_nodes if opened.is_clean else 0,
+                asked=opened.asked if opened.is_clean else NO_DRAFTS,
                 draft_time_s=opened.drafted_s,
                 waited_s=opened.waited_s,
             )

@@ -117,7 +117,7 @@ class RoundLoop:
         if frame.drafts is not None:
             self._residents.receive(seat, frame.drafts, now, self.limits.vocab_size)
         answered = (seat.ready.get(verdict.request_id) for verdict in frame.verdicts)
-        if any(session.draft_nodes for session in answered if session is not None):
+        if any(session.asked.num_nodes for session in answered if session is not None):
             self._residents.expect(seat, frame.report, self.dispatch)
 
     def dispatch(self, seat: TargetSeat) -> None:
@@ -253,8 +253,8 @@ class RoundLoop:
         session.in_flight = InFlight(len(session.tokens), tree)
         seat.prefilling[session.id] = session
         if not session.is_scored:
-            nodes = self._controller.first_nodes(seat.id, len(seat.sessions), session, now)
-            self._residents.ask(seat, session, nodes, now)
+            ask = self._controller.first_ask(seat.id, len(seat.sessions), session, now)
+            self._residents.ask(seat, session, ask, now)
         return session.item(session.in_flight.tree)
 
     def _form_batch(self, seat: TargetSeat) -> list[VerifyItem]:
@@ -284,7 +284,7 @@ class RoundLoop:
             # Drafts had another cohort's step to come in; others have a bound of their own to keep.
             left_s = 0.0
         waited_s = self._waits.waited_s(seat, now)
-        moment = Moment(now, left_s, waited_s, has_residents=bool(seat.residents))
+        moment = Moment(now, left_s, waited_s, residents=seat.kinds_of_residents)
         # A path of k accepted nodes emits k + 1 tokens.
         max_depths = [session.remaining_tokens(self.limits) - 1 for session in batch]
         return self._controller.plan(seat.id, batch, max_depths, max_nodes, moment)
@@ -301,7 +301,7 @@ class RoundLoop:
             session.in_flight = in_flight
             session.status = Status.DECODING
             num_nodes += len(in_flight.tree)
-            self._residents.ask(seat, session, plan.draft_nodes, now)
+            self._residents.ask(seat, session, plan.ask, now)
             if not len(in_flight.tree) and not session.statistics.has_speculated:
                 session.note_plain_step(
                     is_paused=plan.why in (State.PAUSE, State.PLAIN),
@@ -309,7 +309,7 @@ class RoundLoop:
                 )
             items.append(session.item(in_flight.tree))
         opened = self._book.open(seat, batch, num_nodes, is_sampled=any_sampled(batch))
-        seat.draft_nodes = plan.draft_nodes
+        seat.asked = plan.ask
         with self._rounds:
             self._book.note_opened(seat, opened, batch)
         return items

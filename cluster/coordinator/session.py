@@ -25,6 +25,7 @@ from cluster.core import (
     VerifyItem,
     token_array,
 )
+from cluster.spec.budget import NO_DRAFTS
 from cluster.token_log import TokenLog
 
 Deliver = Callable[[TokenEvent], None]
@@ -101,7 +102,7 @@ class Session(Text):
         self.drafters: tuple[str, ...] = ()
         # Drafters that declined this request, and until when they are not asked again.
         self.declined: dict[str, float] = {}
-        self.draft_nodes = 0  # what its target's residents draft after the next verdict
+        self.asked = NO_DRAFTS  # what its target's residents draft after the next verdict
         self.subscriptions: dict[str, Subscription] = {}
         self.statistics = RequestStatistics()
         self.plain_steps = PlainSteps()
@@ -151,10 +152,11 @@ class Session(Text):
             self.prompt_len,
             self.request.params if opens else None,
             self.request.tenant if opens else b"",
-            self.draft_nodes,
+            self.asked.num_nodes,
             self.request.task if opens else "",
             tuple(name for name in self.drafters if name in hosted) if hosted else (),
             self.request.adapter if opens else "",
+            not self.asked.with_models,
         )
 
     def cut(self, token_ids: TokenArray, limits: Limits) -> tuple[int, FinishReason | None]:

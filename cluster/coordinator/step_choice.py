@@ -9,20 +9,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cluster.coordinator.in_flight import InFlight
-from cluster.coordinator.load import Load, TargetModel
+from cluster.coordinator.load import FIRST_TRIES, ByModels, Load, TargetModel
 from cluster.coordinator.offers import Offers, in_flight_of
 from cluster.coordinator.texts import Text
 from cluster.spec import evidence
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.budget import (
+    NO_DRAFTS,
     NOTHING,
+    Ask,
     Choice,
     Prices,
     choose_nodes,
     ranking,
 )
 from cluster.spec.forest import Floats, Indices, Mask, ranked
-from cluster.spec.step_cost import DRAFT_LENGTHS, EDGES, NODE_EDGES, place
+from cluster.spec.step_cost import DRAFT_LENGTHS, EDGES, NODE_EDGES, CostTable, place
 from cluster.spec.waiting import ArrivalTable, choose_wait
 
 # While a drafter is new, a round may take so much longer than a plain one: claims are only claims.
@@ -30,6 +32,8 @@ _TIMID_SHARE = 0.1
 # What speculation must promise beyond plain decoding, as a share of a step: less is the tables'
 # own error.
 _MARGIN = 0.01
+# Drafting that costs so many times what its trees have been worth gets few first tries.
+_HOPELESS = 4.0
 # What changes slowly is looked at in one round of so many, for planning takes time as well: in
 # PLAIN the trees at hand, and always what other draft lengths would have been worth.
 LOOK_INTERVAL = 8
@@ -46,29 +50,35 @@ class Moment:
     """When a batch is planned.
 
     max_wait_s: how long it may wait for drafts.  waited_s: it has waited for this very step.
-    has_residents: the target drafts when it is asked to.
+    residents: which of the target's may be asked, by `Ask.with_models`; none = it has none.
     """
 
     now: float
     max_wait_s: float = 0.0
     waited_s: float = 0.0
-    has_residents: bool = False
+    residents: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """What to do next: verify `in_flight`, one per text, or wait for drafts first.
 
-    draft_nodes: what residents are to draft for each text after the step, 0 = nothing.
+    ask: what residents are to draft for each text after the step.
     wait_s > 0: better drafts are expected within so many seconds, for the texts `awaited`.
     why: in a word, why it is so, for the log and for statistics.
     """
 
     in_flight: list[InFlight]
-    draft_nodes: int = 0
+    ask: Ask = NO_DRAFTS
     wait_s: float = 0.0
     awaited: tuple[int, ...] = ()
     why: str = ""
+
+
+def _of_lengths(drafting: CostTable, num_sequences: int) -> Floats | None:
+    """What drafting takes for each of DRAFT_LENGTHS; None = not known yet."""
+    times_s = drafting.at_edges(num_sequences)
+    return None if times_s is None else np.interp(DRAFT_LENGTHS, NODE_EDGES, times_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +86,7 @@ class StepChoice:
     """A batch that is being planned.
 
     caps: nodes of each text.  weights: of each text's tokens.  plain_s: a plain step.  draft_s:
-    what residents take for each of DRAFT_LENGTHS, None = not known yet.
+    what residents take for each of DRAFT_LENGTHS, look-ups and models; None = not known yet.
     """
 
     target: TargetModel
@@ -87,7 +97,7 @@ class StepChoice:
     weights: Floats
     plain_s: float
     prices: Prices
-    draft_s: Floats | None
+    draft_s: ByModels[Floats | None]
 
     @classmethod
     def of(
@@ -104,10 +114,8 @@ class StepChoice:
             return None
         plain_s = float(times_s[0])
         weights = np.array([text.weight / text.tokens_per_step for text in texts])
-        draft_times_s = target.drafting.at_edges(len(texts))
-        draft_s = None
-        if draft_times_s is not None:
-            draft_s = np.interp(DRAFT_LENGTHS, NODE_EDGES, draft_times_s)
+        look_ups, models = target.drafting
+        draft_s = (_of_lengths(look_ups, len(texts)), _of_lengths(models, len(texts)))
         rate = load.rate(float(weights.sum()) / plain_s)
         max_extra_s = load.guard.max_extra_s(plain_s) - moment.waited_s
         prices = Prices(rate, times_s - plain_s, max_extra_s)
@@ -121,7 +129,7 @@ class StepChoice:
     ) -> Plan:
         """What to do with what drafters offer.  arrivals: by drafter and law."""
         load, moment, texts = self.load, self.moment, self.texts
-        draft_nodes, draft_s, is_longer = self._draft_nodes()
+        ask, draft_s, is_longer = self._ask()
         nodes: Indices = np.empty(0, dtype=np.int64)
         gains: Floats = np.empty(0)
         choice = NOTHING
@@ -132,11 +140,12 @@ class StepChoice:
                 bold_s = draft_s + _TIMID_SHARE * self.plain_s
                 prices = replace(prices, max_extra_s=min(prices.max_extra_s, bold_s))
             choice = choose_nodes(gains, prices, spent_s=draft_s)
-            if choice.num_nodes == 0 and len(gains):
-                free = Prices(self.prices.rate, self.prices.extra_s, math.inf)
-                load.num_refusals += choose_nodes(gains, free).num_nodes > 0
-            if load.asked and (load.is_longer or load.num_rounds % LOOK_INTERVAL == 0):
-                self._price_lengths(offers)
+            free = choose_nodes(gains, replace(prices, max_extra_s=math.inf))
+            if free.num_nodes:
+                load.num_refusals += choice.num_nodes == 0
+                load.verify_s += evidence.RECENT * (free.extra_s - load.verify_s)
+        if load.asked.num_nodes and (load.is_longer or load.num_rounds % LOOK_INTERVAL == 0):
+            self._price_lengths(offers)
         margin = _MARGIN * self.prices.rate * self.plain_s
         if choice.value < margin:
             choice = NOTHING
@@ -145,17 +154,17 @@ class StepChoice:
             if wait is not None:
                 load.throttle.judged(moment.now, is_worth=True)
                 return wait
-        is_worth = choice.num_nodes > 0 or 0 < draft_nodes <= load.asked
+        is_worth = choice.num_nodes > 0 or 0 < ask.num_nodes <= load.asked.num_nodes
         load.throttle.judged(moment.now, is_worth=is_worth)
         load.is_longer = is_longer
         num_nodes = self._explored(gains, choice)
-        is_known = moment.has_residents and self.draft_s is not None
         why = "no drafts"
         if num_nodes or len(gains):
             why = "verify" if num_nodes else NOT_WORTH_IT
-        elif is_known and draft_nodes == 0:
+        elif moment.residents and ask.num_nodes == 0:
             why = NOT_WORTH_IT  # residents would have drafted
-        return Plan(in_flight_of(texts, offers, nodes[:num_nodes]), draft_nodes, why=why)
+        load.promised = 0.0 if offers is None else float(offers.survival[nodes[:num_nodes]].sum())
+        return Plan(in_flight_of(texts, offers, nodes[:num_nodes]), ask, why=why)
 
     def _ranking(self, offers: Offers) -> tuple[Indices, Floats]:
         forest = offers.forest
@@ -163,51 +172,90 @@ class StepChoice:
         if (np.diff(forest.starts) > self.caps).any():
             nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
             is_open[nodes[ranks >= self.caps[forest.owners[nodes]]]] = False
-        nodes, gains = ranking(offers.survival, self.weights[forest.owners], is_open)
+        weights = self.load.trust * self.weights[forest.owners]
+        nodes, gains = ranking(offers.survival, weights, is_open)
         return nodes[: EDGES[-1]], gains[: EDGES[-1]]
 
     # What residents draft
 
-    def _draft_nodes(self) -> tuple[int, float, bool]:
-        """(nodes that residents draft for each text after this step, seconds that this takes,
-        whether that is more than what pays)."""
-        load, now = self.load, self.moment.now
-        if not self.moment.has_residents:
-            return 0, 0.0, False
+    def _ask(self) -> tuple[Ask, float, bool]:
+        """(what residents draft after this step, seconds that this takes, whether that is more than
+        what pays)."""
+        best, best_value, best_s = NO_DRAFTS, _MARGIN * self.prices.rate * self.plain_s, 0.0
         most = int(self.caps.max())
-        if self.draft_s is None:  # nobody knows what it takes: find out
-            return min(most, FIRST_NODES), 0.0, True
-        best, value = load.lengths.choose(self.draft_s, self.prices.rate, most)
-        if value < _MARGIN * self.prices.rate * self.plain_s:
-            best = 0
-        costs_s = dict(zip(DRAFT_LENGTHS.tolist(), self.draft_s.tolist(), strict=True)) | {0: 0.0}
-        longest = max(length for length in costs_s if length <= most)
-        extra_s = costs_s[longest] - costs_s[best]
-        is_longer = longest > best and load.longer.is_due(now, extra_s)
-        wanted = longest if is_longer else best
-        if costs_s[wanted] > self.prices.max_extra_s:
-            return 0, 0.0, False
-        if is_longer:
-            load.longer.take(now)
-        return wanted, costs_s[wanted], is_longer
+        # Drafts that the guard would not let be verified are drafted for nothing.
+        affordable_s = self.prices.max_extra_s - min(self.load.verify_s, self.plain_s)
+        for with_models in self.moment.residents:
+            draft_s = self.draft_s[with_models]
+            if draft_s is None:  # nobody knows what it takes: find out
+                return Ask(min(most, FIRST_NODES), with_models), 0.0, True
+            lengths = self.load.lengths[with_models]
+            num_nodes, value = lengths.choose(draft_s, self.prices.rate, most)
+            if value >= best_value:
+                best, best_value = Ask(num_nodes, with_models), value
+                best_s = float(draft_s[num_nodes == DRAFT_LENGTHS][0])
+        # Trees of models tell of look-ups too, so only what is beyond the best tells something new.
+        known = (best.with_models and best.num_nodes > 0, best.num_nodes)
+        for with_models in reversed(self.moment.residents):
+            longer, longer_s = self._longer(with_models, best.num_nodes, most)
+            turn = self.load.longer[with_models]
+            if (
+                known < (with_models, longer.num_nodes)
+                and longer_s <= affordable_s
+                and turn.is_due(
+                    self.moment.now, longer_s - best_s, self._num_first(longer, longer_s)
+                )
+            ):
+                turn.take(self.moment.now)
+                return longer, longer_s, True
+        if best_s > affordable_s:
+            return NO_DRAFTS, 0.0, False
+        return best, best_s, False
 
-    def _price_lengths(self, offers: Offers) -> None:
-        """Learn what shorter trees than those at hand would have been worth."""
-        forest, load = offers.forest, self.load
-        nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
-        rank_of = np.empty(forest.num_nodes, dtype=np.int64)
-        rank_of[nodes] = ranks
-        weights = self.weights[forest.owners]
+    def _num_first(self, ask: Ask, draft_s: float) -> int:
+        """Drafts that are worth much are rare, so few tries tell little, unless the costs are far
+        beyond what was seen."""
+        seen = self.load.lengths[ask.with_models].value(ask.num_nodes)
+        return evidence.FEW if _HOPELESS * seen >= self.prices.rate * draft_s else FIRST_TRIES
+
+    def _longer(self, with_models: bool, num_nodes: int, most: int) -> tuple[Ask, float]:
+        """Trees twice as large as those that pay, as far as is allowed, and what they take."""
+        draft_s = self.draft_s[with_models]
+        assert draft_s is not None
+        wanted = min(max(2 * num_nodes, FIRST_NODES), most)
+        index = int(np.searchsorted(DRAFT_LENGTHS, wanted, side="right")) - 1
+        return Ask(int(DRAFT_LENGTHS[index]), with_models), float(draft_s[index])
+
+    def _price_lengths(self, offers: Offers | None) -> None:
+        """Learn what other trees than those at hand would have been worth: shorter ones, and those
+        of look-ups alone.  Nothing at hand is worth nothing."""
+        asked = self.load.asked
+        lengths = DRAFT_LENGTHS[asked.num_nodes >= DRAFT_LENGTHS]
+        for with_models in self.moment.residents:
+            if with_models <= asked.with_models:
+                values = np.zeros(len(lengths))
+                if offers is not None:
+                    values = self._values(offers, lengths, with_models=with_models)
+                self.load.lengths[with_models].learn(values)
+
+    def _values(self, offers: Offers, lengths: Indices, *, with_models: bool) -> Floats:
+        """What the best nodes of residents are worth beside the pool's, so many of each text."""
+        forest = offers.forest
+        weights, caps = self.load.trust * self.weights[forest.owners], self.caps[forest.owners]
         free = Prices(self.prices.rate, self.prices.extra_s, math.inf)
 
         def value(is_open: Mask) -> float:
-            is_open = is_open & (rank_of < self.caps[forest.owners])
             return choose_nodes(ranking(offers.survival, weights, is_open)[1], free).value
 
-        without = value(offers.is_pooled) if offers.is_pooled.any() else 0.0
-        lengths = DRAFT_LENGTHS[load.asked >= DRAFT_LENGTHS]
-        values = [value(offers.is_pooled | (rank_of < length)) - without for length in lengths]
-        load.lengths.learn(np.array(values))
+        own = np.ones(forest.num_nodes, np.bool_) if with_models else offers.is_looked_up
+        survival = np.where(own | offers.is_pooled, offers.survival, np.float32(0.0))
+        nodes, ranks = ranked(survival, forest.owners, forest.starts)
+        rank_of = np.empty(forest.num_nodes, dtype=np.int64)
+        rank_of[nodes] = ranks
+        own = own & (rank_of < caps)
+        pooled = offers.is_pooled & (rank_of < caps)
+        without = value(pooled) if pooled.any() else 0.0
+        return np.array([value(pooled | (own & (rank_of < each))) - without for each in lengths])
 
     # Exploration
 

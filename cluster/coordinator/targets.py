@@ -12,6 +12,7 @@ from cluster.coordinator.session import Session
 from cluster.core import VerifyItem
 from cluster.messages import StepReport, VerdictFrame, VerifyFrame, WorkerDescription
 from cluster.rpc.link import Link
+from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.cohorts import CohortChoice
 from cluster.spec.step_profile import StepProfile
 
@@ -32,8 +33,7 @@ class OpenRound:
     with drafted_s, which the target's residents took.
     report: the last step report of the batch, once it is complete; received_at likewise.
     answers: the sessions that were answered, and the plain steps that their tokens would have
-    taken.  is_sampled: the law of the batch.  draft_nodes: of each session, what residents were
-    asked for before it.
+    taken.  is_sampled: the law of the batch.  asked: what residents were asked for before it.
     """
 
     sent_at: float
@@ -50,7 +50,7 @@ class OpenRound:
     report: StepReport | None = None
     answers: list[tuple[Session, int]] = field(default_factory=list)
     is_sampled: bool = False
-    draft_nodes: int = 0
+    asked: Ask = NO_DRAFTS
 
 
 # A target of which no batch has waited for so many rounds will not wait for the next one either.
@@ -98,12 +98,17 @@ class TargetSeat:
         self.wire_time_s = 0.0  # running mean of the rounds' times outside their steps
         self.has_reported = False  # it has gauges of its own
         self.num_rounds = 0
-        self.draft_nodes = 0  # of each session, what residents were asked for with the last batch
+        self.asked = NO_DRAFTS  # what residents were asked for with the last batch
         self.waited_in_round = -_WAITING_ROUNDS  # the last one that waited for drafts
         self._max_frame_tokens = max_frame_tokens
         self._outbox: deque[VerifyFrame] = deque()
         self._wake = asyncio.Event()
         self._is_sending = False
+
+    @property
+    def kinds_of_residents(self) -> tuple[bool, ...]:
+        """Look-ups and models, as `Ask.with_models` tells them apart; empty = there are none."""
+        return tuple(sorted({not each.is_look_up for each in self.residents.values()}))
 
     @property
     def num_sessions(self) -> int:

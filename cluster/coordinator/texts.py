@@ -39,7 +39,7 @@ class HeldTree:
     each other.  is_resident: it was drafted at the target, which spent its own time on it.
     is_shadow: it is scored and never verified.  calibrated: the claimed survivals after
     calibration, None = not yet done.  place: what is left of it after the last batch, which mostly
-    is replaced before the next one.
+    is replaced before the next one.  is_look_up: it is a resident's that runs no model.
     """
 
     base_len: int
@@ -50,6 +50,7 @@ class HeldTree:
     is_shadow: bool = False
     calibrated: FloatArray | None = None
     place: Place | None = None
+    is_look_up: bool = False
 
     @property
     def num_nodes(self) -> int:

@@ -39,6 +39,9 @@ class Drafter(Protocol):
     """Grows token trees that continue committed text.
 
     Calls come from one thread, one at a time.  The first commit of a request opens it.
+
+    A class with the attribute `is_look_up = True` runs no model: a tree takes it well below a
+    millisecond.  Inside a target it is asked where models would take longer than they bring.
     """
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:

@@ -48,6 +48,8 @@ State = TypeVar("State", bound=CountState)
 class CountDrafter(ABC, Generic[State, Context]):
     """Proposes one complete tree per commit."""
 
+    is_look_up = True  # see `Drafter`
+
     def __init__(self, context: DrafterContext, min_survival: float) -> None:
         self._name = context.name
         self._max_nodes = context.max_nodes

@@ -36,6 +36,8 @@ class _Followed:
 class GrammarDrafter(TextDrafter):
     """The forced tokens after the text, each with survival 1."""
 
+    is_look_up = True  # see `Drafter`
+
     def __init__(self, context: DrafterContext, options: GrammarOptions) -> None:
         """Raises ConfigError outside of a target."""
         super().__init__(context)

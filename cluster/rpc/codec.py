@@ -246,6 +246,7 @@ def encode_description(description: WorkerDescription) -> pb.DescribeResponse:
         native_build=description.native_build,
         is_reproducible=description.is_reproducible,
         residents=description.residents,
+        look_ups=description.look_ups,
         refused=description.refused,
         made_for={
             name: pb.MadeFor(name=each.name, model_hash=each.model_hash)
@@ -272,6 +273,7 @@ def decode_description(message: pb.DescribeResponse) -> WorkerDescription:
         native_build=message.native_build,
         is_reproducible=message.is_reproducible,
         residents=tuple(message.residents),
+        look_ups=tuple(message.look_ups),
         refused=dict(message.refused),
         made_for={
             name: MadeFor(each.name, each.model_hash) for name, each in message.made_for.items()

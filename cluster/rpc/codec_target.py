@@ -49,6 +49,7 @@ def _encode_item(item: VerifyItem) -> pb.VerifyItem:
         task=item.task,
         residents=item.residents,
         adapter=item.adapter,
+        only_look_ups=item.only_look_ups,
     )
 
 
@@ -73,6 +74,7 @@ def _decode_item(message: pb.VerifyItem) -> VerifyItem:
         task=message.task,
         residents=tuple(message.residents),
         adapter=message.adapter,
+        only_look_ups=message.only_look_ups,
     )
 
 

@@ -5,6 +5,7 @@ time must bring more than that:
 
     n: the nodes to verify          gain(n) - rate * (T_v(B, n) - T_v(B, 0))
     m: what residents draft next    E[max over n of the above | trees of m nodes] - rate * T_d(B, m)
+                                    once for look-ups alone, once for models beside them
     w: a wait for pool drafters     max over n of the above, with the trees expected then - rate * w
 
 gain(n): the n greatest weighted survivals of the batch.  Survival does not increase along a path,
@@ -23,6 +24,7 @@ Everything here is a pure function.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -92,6 +94,20 @@ def ranking(survival: FloatArray, weights: Floats, is_admissible: Mask) -> tuple
     return nodes, gains[nodes]
 
 
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What residents draft after a step: num_nodes of each sequence, 0 = nothing.
+
+    with_models: all of them do; else look-ups alone, which take next to no time.
+    """
+
+    num_nodes: int = 0
+    with_models: bool = True
+
+
+NO_DRAFTS = Ask()
+
+
 class DraftLengthValues:
     """What trees of m nodes per sequence are worth, for the numbers m that residents may draft.
 
@@ -101,6 +117,7 @@ class DraftLengthValues:
 
     def __init__(self) -> None:
         self._steps = np.zeros(len(DRAFT_LENGTHS))
+        self._squares = np.zeros(len(DRAFT_LENGTHS))  # of values' deviations from their mean
         self._counts = np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
 
     def learn(self, values: Floats) -> None:
@@ -110,7 +127,10 @@ class DraftLengthValues:
         own = slice(0, len(values))
         self._counts[own] += 1
         shares = np.maximum(1.0 / self._counts[own], evidence.RECENT)
+        deviations = values - self._steps[own].cumsum()
         self._steps[own] += shares * (steps - self._steps[own])
+        squares = deviations * (values - self._steps[own].cumsum())
+        self._squares[own] += shares * (squares - self._squares[own])
 
     @property
     def num_learned(self) -> int:
@@ -118,21 +138,33 @@ class DraftLengthValues:
 
     def export(self) -> list[list[float]]:
         """What was learned, as plain values."""
-        return [self._steps.tolist(), self._counts.astype(np.float64).tolist()]
+        return [
+            self._steps.tolist(),
+            self._squares.tolist(),
+            self._counts.astype(np.float64).tolist(),
+        ]
 
     def restore(self, state: Sequence[Sequence[float]]) -> None:
         """Go on from what `export` gave; ValueError where it is of another form."""
         found = np.array(state, dtype=np.float64)
-        if found.shape != (2, len(DRAFT_LENGTHS)) or not np.isfinite(found).all():
+        if found.shape != (3, len(DRAFT_LENGTHS)) or not np.isfinite(found).all():
             raise ValueError("values of draft lengths of another form")
-        self._steps, self._counts = found[0], found[1].astype(np.int64)
+        self._steps, self._squares, self._counts = found[0], found[1], found[2].astype(np.int64)
+
+    def value(self, num_nodes: int) -> float:
+        """What trees of so many nodes were worth, before paying for the drafting."""
+        return float(self._steps[num_nodes >= DRAFT_LENGTHS].sum())
 
     def choose(self, draft_s: Floats, rate: float, max_nodes: int) -> tuple[int, float]:
-        """(m, its value after paying for the drafting): 0 where none is worth it.
+        """(m, its value after paying for the drafting, less a standard error): 0 where none is
+        worth it.
 
         draft_s: float64[DRAFT_LENGTHS], seconds.
         """
-        values = self._steps.cumsum() - rate * draft_s
+        # What was seen a few times may have been luck.
+        shares = np.maximum(1.0 / np.maximum(self._counts, 1), evidence.RECENT)
+        errors = np.sqrt(shares * np.maximum(self._squares, 0.0))
+        values = self._steps.cumsum() - errors - rate * draft_s
         values[(max_nodes < DRAFT_LENGTHS) | (self._counts == 0)] = -1.0
         best = int(values.argmax())
         if values[best] <= 0.0:

@@ -70,6 +70,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         native_build=native_build(engine),
         is_reproducible=settings.reproducible,
         residents=residents.names,
+        look_ups=residents.look_ups,
         refused=refused,
         made_for=residents.made_for,
     )

@@ -51,8 +51,8 @@ _TIME_WEIGHT = 0.1
 class ResidentText:
     """The committed text of one request.
 
-    residents: names of the drafters that draft for it.  draft_nodes: wanted after the last verdict.
-    is_over: no draft can be of use any more.
+    residents: names of the drafters that draft for it.  draft_nodes: wanted after the last verdict,
+    of look-ups alone where only_look_ups.  is_over: no draft can be of use any more.
     """
 
     request_id: str
@@ -64,6 +64,7 @@ class ResidentText:
     residents: frozenset[str]
     tokens: TokenLog = field(default_factory=TokenLog)
     draft_nodes: int = 0
+    only_look_ups: bool = False
     is_over: bool = False
 
 
@@ -71,6 +72,7 @@ class ResidentDrafter:
     """Belongs to the engine thread.
 
     mean_s: running mean of what a round of it takes.  made_for: the target that it was made for.
+    is_look_up: it runs no model, and is asked where models would take too long.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class ResidentDrafter:
         self.name = name
         self.mean_s = 0.0
         self.made_for = MadeFor()
+        self.is_look_up = bool(getattr(drafter, "is_look_up", False))
         self._drafter = ContainedDrafter(drafter, name, clock, vocab_size)
         self._breaker = breaker
         self._reset_s = reset_s
@@ -105,7 +108,7 @@ class ResidentDrafter:
         wanted of it, and whether it has stalled.
         """
         mine = [text for text in texts if self.name in text.residents]
-        asked = [text for text in mine if text.draft_nodes]
+        asked = [text for text in mine if self._num_wanted(text)]
         started = self._clock()
         is_resting = self._is_resting(started)
         told = [] if is_resting else [text for text in mine if self._is_due(text, started)]
@@ -182,7 +185,11 @@ class ResidentDrafter:
                 return False
             del self._declined[text.request_id]
         _, have_len = self._told.get(text.request_id, (0, 0))
-        return bool(text.draft_nodes) or len(text.tokens) - have_len >= _MAX_LAG
+        return bool(self._num_wanted(text)) or len(text.tokens) - have_len >= _MAX_LAG
+
+    def _num_wanted(self, text: ResidentText) -> int:
+        """Nodes of `text` that are wanted of this drafter."""
+        return 0 if text.only_look_ups and not self.is_look_up else text.draft_nodes
 
     def _observe(
         self,
@@ -203,8 +210,9 @@ class ResidentDrafter:
                 self._told[text.request_id] = (text.generation, answer.have_len)
                 if (answer.generation, answer.have_len) == (text.generation, len(text.tokens)):
                     observations.append(answer)
-                    if text.draft_nodes and not text.is_over:
-                        task = DraftTask(text.request_id, text.generation, text.draft_nodes)
+                    num_nodes = self._num_wanted(text)
+                    if num_nodes and not text.is_over:
+                        task = DraftTask(text.request_id, text.generation, num_nodes)
                         wanted[text.request_id] = (text, task)
                 elif is_last:
                     problem = f"the drafter was sent {len(text.tokens)} tokens and keeps fewer"
@@ -227,7 +235,7 @@ class ResidentDrafter:
             text.tokens.hash_at(base_len),
             text.tokens.since(base_len),
             text.prompt_len,
-            text.draft_nodes,
+            self._num_wanted(text),
             text.task,
             text.params if opens else None,
             text.tenant if opens else b"",

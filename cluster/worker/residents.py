@@ -45,6 +45,7 @@ class Residents:
         self, drafters: Sequence[ResidentDrafter], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.names = tuple(drafter.name for drafter in drafters)
+        self.look_ups = tuple(drafter.name for drafter in drafters if drafter.is_look_up)
         self.made_for = {drafter.name: drafter.made_for for drafter in drafters}
         self._drafters = list(drafters)
         self._clock = clock
@@ -148,7 +149,7 @@ class Residents:
         tokens.append(item.delta)
         first = len(tokens) - text.prompt_len
         tokens.append(verdict.token_ids)
-        text.draft_nodes = item.draft_nodes
+        text.draft_nodes, text.only_look_ups = item.draft_nodes, item.only_look_ups
         num_output = len(tokens) - text.prompt_len
         text.is_over = num_output + 1 >= text.params.max_tokens or any(
             token in text.params.stop_token_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from cluster.coordinator.step_choice import Moment, Plan
 from cluster.coordinator.texts import HeldTree, Text
 from cluster.core import TokenTree, token_array
 from cluster.spec.acceptance import Seen
+from cluster.spec.budget import Ask
+from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.step_profile import StepProfile
 from cluster.spec.throttle import State
 from cluster.token_log import TokenLog
@@ -26,6 +29,8 @@ CLAIMED = np.array([0.9, 0.8, 0.7, 0.6], dtype=np.float32)
 class Played:
     """A target with residents and one text, of which residents' tokens are accepted or not."""
 
+    residents = (True,)
+
     def __init__(self, *, is_right: bool, is_shadow: bool = False, **settings: object) -> None:
         config = CoordinatorConfig(max_draft_tokens=8, **settings)  # type: ignore[arg-type]
         self.controller = Controller(config)
@@ -36,43 +41,92 @@ class Played:
         self.is_right, self._is_shadow = is_right, is_shadow
 
     def round(self, *, draft_s: float = 0.001) -> Plan:
-        moment = Moment(self.now, has_residents=True)
+        moment = Moment(self.now, residents=self.residents)
         plan = self.controller.plan("t", [self.text], [100], None, moment)
         num_nodes = len(plan.in_flight[0].tree)
         num_tokens = 1 + (num_nodes if self.is_right else 0)
         token = 1 if self.is_right else 9
         self.text.tokens.append(token_array([token] * num_tokens))
         self.text.held.clear()
-        if plan.draft_nodes:
-            size = min(plan.draft_nodes, 4)
-            base_len = len(self.text.tokens)
-            tree = TokenTree.chain([1] * size)
-            self.text.held["lm"] = HeldTree(
-                base_len, base_len, tree, CLAIMED[:size], True, self._is_shadow
-            )
-        spent_s = draft_s if plan.draft_nodes else 0.0
+        if plan.ask.num_nodes:
+            self.draft(plan.ask)
+        spent_s = self.spent_s(plan.ask, draft_s) if plan.ask.num_nodes else 0.0
         self.now += STEP_S + spent_s
-        done = Round([self.text], [num_tokens], num_nodes, False, STEP_S, plan.draft_nodes, spent_s)
+        done = Round([self.text], [num_tokens], num_nodes, False, STEP_S, plan.ask, spent_s)
         self.controller.learn("t", done, self.now)
         self.controller.score([self.text])
         return plan
 
+    def draft(self, ask: Ask) -> None:
+        self.hold("lm", min(ask.num_nodes, 4))
+
+    def hold(self, name: str, size: int, *, is_look_up: bool = False) -> None:
+        base_len = len(self.text.tokens)
+        self.text.held[name] = HeldTree(
+            base_len, base_len, TokenTree.chain([1] * size), CLAIMED[:size], is_resident=True,
+            is_shadow=self._is_shadow, is_look_up=is_look_up,
+        )  # fmt: skip
+
+    def spent_s(self, ask: Ask, draft_s: float) -> float:
+        return draft_s
+
     def run(self, num_rounds: int, *, draft_s: float = 0.001) -> list[Plan]:
         return [self.round(draft_s=draft_s) for _ in range(num_rounds)]
+
+
+class TwoKinds(Played):
+    """A look-up knows the next token, and a model beside it the next four."""
+
+    residents = (False, True)
+
+    def draft(self, ask: Ask) -> None:
+        self.hold("suffix", 1, is_look_up=True)
+        if ask.with_models:
+            self.hold("lm", min(ask.num_nodes, 4))
+
+    def spent_s(self, ask: Ask, draft_s: float) -> float:
+        return draft_s if ask.with_models else 0.0001
+
+
+def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings() -> None:
+    """They were asked together once, and where the model was too dear both fell silent."""
+    played = TwoKinds(is_right=True)
+    played.run(200, draft_s=5 * STEP_S)
+    plans = played.run(400, draft_s=5 * STEP_S)
+    asked = Counter(plan.ask.with_models for plan in plans if plan.ask.num_nodes)
+    assert asked[False] > 0.9 * len(plans)
+    assert asked[True] < 0.02 * len(plans)
+    assert sum(plan.why == "verify" for plan in plans) > 0.9 * len(plans)
+
+
+def test_a_model_drafts_beside_look_ups_where_it_brings_more_than_they() -> None:
+    plans = TwoKinds(is_right=True).run(400, draft_s=0.2 * STEP_S)[100:]
+    asked = Counter(plan.ask.with_models for plan in plans)
+    assert asked[True] > 0.9 * len(plans)
+
+
+def test_what_a_tree_of_a_model_is_worth_is_not_put_down_to_look_ups() -> None:
+    played = TwoKinds(is_right=True)
+    played.run(300, draft_s=0.2 * STEP_S)
+    lengths = played.controller._load("t", 1, is_sampled=False).lengths
+    free = np.zeros(len(DRAFT_LENGTHS))
+    (one, worth_one), (four, worth_four) = (each.choose(free, 1.0, 8) for each in lengths)
+    assert (one, four) == (1, 4)
+    assert worth_four > 1.5 * worth_one
 
 
 def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round() -> None:
     plans = Played(is_right=True).run(300)
     verified = [plan for plan in plans if plan.why == "verify"]
     assert len(verified) > 0.95 * len(plans)
-    assert all(plan.draft_nodes for plan in plans[1:])
+    assert all(plan.ask.num_nodes for plan in plans[1:])
 
 
 def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> None:
     played = Played(is_right=False)
     played.run(300)
     plans = played.run(1000)
-    drafted = sum(plan.draft_nodes > 0 for plan in plans)
+    drafted = sum(plan.ask.num_nodes > 0 for plan in plans)
     assert 0 < drafted < 0.1 * len(plans)
     assert played.controller.state("t", 1, played.now, is_sampled=False) is not State.SPECULATE
 
@@ -86,7 +140,7 @@ def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours() -> None:
 
 def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
     plans = Played(is_right=True).run(400, draft_s=5 * STEP_S)[100:]
-    assert sum(plan.draft_nodes > 0 for plan in plans) < 20
+    assert sum(plan.ask.num_nodes > 0 for plan in plans) < 20
     assert sum(plan.why in ("not worth it", "plain") for plan in plans) > 0.9 * len(plans)
 
 
@@ -99,7 +153,7 @@ def test_a_shadow_is_scored_and_never_verified() -> None:
 
 def test_a_fixed_budget_takes_all_that_it_may() -> None:
     plans = Played(is_right=False, budget="fixed").run(50)
-    assert all(plan.draft_nodes == 8 for plan in plans)
+    assert all(plan.ask.num_nodes == 8 for plan in plans)
     assert all(len(plan.in_flight[0].tree) == 4 for plan in plans[1:])
 
 
@@ -112,9 +166,10 @@ def test_what_was_learned_outlives_a_restart() -> None:
     after.controller.restore(state)
     after.controller.meet("t", None)
     load, known = (
-        each.controller._load("t", 1, is_sampled=False).lengths for each in (before, after)
+        [each.export() for each in played.controller._load("t", 1, is_sampled=False).lengths]
+        for played in (before, after)
     )
-    assert known.export() == load.export()
+    assert known == load
     fresh = Played(is_right=False)
     wasted = [sum(len(plan.in_flight[0].tree) for plan in each.run(20)) for each in (after, fresh)]
     assert wasted[0] < wasted[1]

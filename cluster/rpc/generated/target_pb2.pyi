@@ -19,7 +19,7 @@ class VerifyFrame(_message.Message):
     def __init__(self, items: _Optional[_Iterable[_Union[VerifyItem, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ..., apart: _Optional[bool] = ...) -> None: ...
 
 class VerifyItem(_message.Message):
-    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "delta", "tree_token_ids", "tree_parents", "prompt_len", "params", "tenant", "draft_nodes", "task", "residents", "adapter")
+    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "delta", "tree_token_ids", "tree_parents", "prompt_len", "params", "tenant", "draft_nodes", "task", "residents", "adapter", "only_look_ups")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class VerifyItem(_message.Message):
     TASK_FIELD_NUMBER: _ClassVar[int]
     RESIDENTS_FIELD_NUMBER: _ClassVar[int]
     ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    ONLY_LOOK_UPS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     base_len: int
@@ -48,7 +49,8 @@ class VerifyItem(_message.Message):
     task: str
     residents: _containers.RepeatedScalarFieldContainer[str]
     adapter: str
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., delta: _Optional[bytes] = ..., tree_token_ids: _Optional[bytes] = ..., tree_parents: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[bytes] = ..., draft_nodes: _Optional[int] = ..., task: _Optional[str] = ..., residents: _Optional[_Iterable[str]] = ..., adapter: _Optional[str] = ...) -> None: ...
+    only_look_ups: bool
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., delta: _Optional[bytes] = ..., tree_token_ids: _Optional[bytes] = ..., tree_parents: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[bytes] = ..., draft_nodes: _Optional[int] = ..., task: _Optional[str] = ..., residents: _Optional[_Iterable[str]] = ..., adapter: _Optional[str] = ..., only_look_ups: _Optional[bool] = ...) -> None: ...
 
 class VerdictFrame(_message.Message):
     __slots__ = ("verdicts", "misses", "refusals", "report", "in_hand", "drafts", "adapters")
