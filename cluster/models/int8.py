@@ -3,7 +3,8 @@
     NAME          int8[out, in] for matrices, bfloat16 for all else
     NAME.scale    float32[out], of matrices: the weight is its int8 row times this
 
-They are unpacked while they are loaded, so that a model computes with them as with any others.
+They are unpacked while they are loaded; our kernels on a CPU pack them again, others compute with
+them as with any weights.
 """
 
 from __future__ import annotations
@@ -35,13 +36,18 @@ def save_int8(state: Mapping[str, torch.Tensor], folder: Path) -> None:
     save_file(packed, folder / FILE_NAME)
 
 
+def is_int8(folder: Path) -> bool:
+    """Whether `folder` holds weights of this form."""
+    return (folder / FILE_NAME).is_file()
+
+
 def load_int8(folder: Path) -> dict[str, torch.Tensor] | None:
     """The state dict in `folder`, in float32; None where it holds no such file.
 
     Raises ConfigError for a matrix without a scale for each of its rows.
     """
     path = folder / FILE_NAME
-    if not path.is_file():
+    if not is_int8(folder):
         return None
     packed = load_file(path)
     state: dict[str, torch.Tensor] = {}

@@ -131,9 +131,10 @@ class NativeLayer:
         other.scratch = scratch
         return other
 
-    def take_formats(self) -> None:
-        """Multiply as the packed weights now say."""
+    def take_products(self) -> None:
+        """Multiply with the packed weights as they now are."""
         for name, product in zip(PRODUCT_NAMES, _products(self._parts), strict=True):
+            setattr(self.weights, name, product.packed.data_ptr())
             setattr(self.weights, f"{name}_format", product.format)
 
     def takes(

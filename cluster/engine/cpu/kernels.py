@@ -35,12 +35,14 @@ class Format(enum.IntEnum):
     """Of a packed weight, and what it is multiplied by; operations.h's.
 
     FLOAT32, BF16: by float32.  BF16_PRODUCTS: by rows rounded to bfloat16, as the processor
-    multiplies them; sums are float32's all the same.
+    multiplies them; sums are float32's all the same.  INT8_PRODUCTS: int8 with a scale for each
+    output, by such rows.
     """
 
     FLOAT32 = 0
     BF16 = 1
     BF16_PRODUCTS = 2
+    INT8_PRODUCTS = 3
 
 
 class Kernels:
@@ -129,6 +131,15 @@ class Kernels:
         else:
             strips = padded.view(num_blocks, 2, 2, self.lanes, -1).permute(0, 1, 4, 2, 3)
         return empty_in_huge_pages(strips.shape, weight.dtype).copy_(strips)
+
+    def pack_int8(self, packed: torch.Tensor) -> torch.Tensor:
+        """A bfloat16 weight as `pack` gives it -> int8[bytes]: the scales, then the weights in the
+        same layout, each the nearest of its output's 255 values."""
+        strips = packed.float()
+        scales = strips.abs().amax(dim=(2, 5), keepdim=True).clamp(min=1e-12) / 127.0
+        weights = (strips / scales).round().to(torch.int8)
+        whole = torch.cat([scales.flatten().view(torch.int8), weights.flatten()])
+        return empty_in_huge_pages(whole.shape, whole.dtype).copy_(whole)
 
     def linear(
         self, rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int,

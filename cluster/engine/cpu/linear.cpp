@@ -1,14 +1,17 @@
 /* y = x W^T + b for few rows and many, with W as float32, as bfloat16 that is widened in registers, or
- * as bfloat16 that the processor multiplies itself, by rows rounded to bfloat16, two inputs at a time.
+ * as bfloat16 or int8 that the processor multiplies as bfloat16 itself, by rows rounded to that, two inputs
+ * at a time.
  *
  * Every output is one chain of fused multiply-adds over the inputs in ascending order, whatever the
  * number of rows and wherever a row stands: a row's result depends on that row alone, to the bit.
  *
  * Layout of W: blocks of BLOCK = 4 * LANES outputs, the last one padded with zeros; a block is two
- * strips, each for float32 [in][2][LANES], for bfloat16 [in / 2][2][LANES][2], an odd number of inputs
- * padded.  Few rows take both strips at once, more rows one after the other, so that a strip is read
+ * strips, each for float32 [in][2][LANES], else [in / 2][2][LANES][2], an odd number of inputs padded.
+ * Before int8 there stand the scales, float32, one for each output and the padding.  Few rows take both strips at once, more rows one after the other, so that a strip is read
  * from memory while the former is computed.
  */
+#include <type_traits>
+
 #include "operations.h"
 #include "pool.h"
 #include "vectors.h"
@@ -53,7 +56,7 @@ static long first_row(const Product *product, long pass, long passes) {
 template <int format>
 static float *panel_of(const Product *product, long row) {
     const long inputs = product->num_inputs;
-    return product->panels + row * (format == BF16_PRODUCTS ? (inputs + 1) / 2 : inputs);
+    return product->panels + row * (rounds_rows(format) ? (inputs + 1) / 2 : inputs);
 }
 
 template <int format>
@@ -64,7 +67,7 @@ static void fill_panel(void *argument, long pass) {
     float *panel = panel_of<format>(product, row);
     for (long r = 0; r < count; r++) {
         const float *x = product->rows + (row + r) * inputs;
-        if constexpr (format == BF16_PRODUCTS) {
+        if constexpr (rounds_rows(format)) {
             uint32_t *pairs = (uint32_t *)panel + r, buffer[LANES];
             long k = 0;
             for (; k + 2 * LANES <= inputs; k += 2 * LANES) {
@@ -80,13 +83,25 @@ static void fill_panel(void *argument, long pass) {
     }
 }
 
+/* The scales that int8 weights have; they are as many as the blocks' outputs. */
+static const float *scales_of(const Product *product) { return (const float *)product->weight; }
+
+template <int format>
+static const void *weights_of(const Product *product) {
+    const long padded = (product->num_outputs + BLOCK - 1) / BLOCK * BLOCK;
+    return format == INT8_PRODUCTS ? scales_of(product) + padded : product->weight;
+}
+
 /* One step of the weights of a block's vectors, which lie two to a strip; those `ahead` are asked for. */
 template <typename Vector, typename Item, int num_vectors>
 INLINE void load_weights(Vector (&weights)[num_vectors], const Item *w, long strip, long ahead) {
 #pragma GCC unroll 4
     for (int v = 0; v < num_vectors; v++) {
         const Item *from = w + v / 2 * strip + v % 2 * LANES;
-        weights[v] = *(const Vector *)from;
+        if constexpr (sizeof(Item) == 2)
+            weights[v] = widened_pairs((const int8_t *)from);
+        else
+            weights[v] = *(const Vector *)from;
         __builtin_prefetch(from + ahead, 0, 0);
     }
 }
@@ -102,9 +117,11 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
     for (int r = 0; r < num_rows; r++)
 #pragma GCC unroll 4
         for (int v = 0; v < num_vectors; v++) sums[r][v] = vfloat{};
-    if constexpr (format == BF16_PRODUCTS) {
+    if constexpr (rounds_rows(format)) {
+        /* Of two inputs: 32 bits of bfloat16, or 16 of int8. */
+        using Pair = std::conditional_t<format == INT8_PRODUCTS, uint16_t, uint32_t>;
         const long pairs = (inputs + 1) / 2, strip = pairs * STRIP;
-        const uint32_t *w = (const uint32_t *)product->weight + block * 2 * strip + first / 2 * strip;
+        const Pair *w = (const Pair *)weights_of<format>(product) + block * 2 * strip + first / 2 * strip;
         const uint32_t *both = (const uint32_t *)x;
         for (long k = 0; k < pairs; k++, w += STRIP, both += num_rows) {
             vuint weights[num_vectors];
@@ -163,6 +180,7 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
             const long output = block * BLOCK + (first + v) * LANES;
             float *y = product->output + (row + r) * product->num_outputs + output;
             const float *b = product->bias ? product->bias + output : 0;
+            if constexpr (format == INT8_PRODUCTS) sums[r][v] *= *(const vfloat *)(scales_of(product) + output);
             if (output + LANES <= product->num_outputs) {
                 vfloat sum = sums[r][v];
                 if (b) sum += *(const vfloat *)b;
@@ -204,7 +222,7 @@ static void do_block(void *argument, long block) {
 
 template <int format>
 static void multiply(Product product) {
-    if (product.num_rows == 1 && format != BF16_PRODUCTS)
+    if (product.num_rows == 1 && !rounds_rows(format))
         product.panels = (float *)product.rows;
     else
         run_blocks(fill_panel<format>, &product, num_passes(&product), product.num_threads);
@@ -217,5 +235,6 @@ extern "C" void linear(const float *rows, float *panels, const void *weight, con
     if (num_rows == 0) return;
     if (format == FLOAT32) return multiply<FLOAT32>(product);
     if (format == BF16) return multiply<BF16>(product);
-    multiply<BF16_PRODUCTS>(product);
+    if (format == BF16_PRODUCTS) return multiply<BF16_PRODUCTS>(product);
+    multiply<INT8_PRODUCTS>(product);
 }

@@ -5,6 +5,7 @@ each, and with more time between the products than in them.  Our kernels take a 
 the model's numbers are widened, its layers fused and packed, and what is only kept (weights, cache)
 becomes bfloat16 again.  Where the processor multiplies bfloat16, rows are rounded to it before a
 product, as they would be in a bfloat16 model; norms, attention and residuals stay in float32.
+Weights that were stored in int8 are kept in it and widened to bfloat16 in registers.
 """
 
 from __future__ import annotations
@@ -49,37 +50,42 @@ def can_widen(
     return native is not None and all(native.attends(num_heads, layer) for layer in layers)
 
 
-def multiply_in_bf16(module: torch.nn.Module, native: Kernels) -> int:
+def multiply_in_bf16(module: torch.nn.Module, native: Kernels, *, is_int8: bool) -> int:
     """Let the packed bfloat16 weights of a widened model be multiplied in bfloat16, where the
-    processor does that; returns how many there are."""
+    processor does that; returns how many there are.
+
+    is_int8: the model was stored in int8, and keeps its weights so: half as much is to be read.
+    """
     layers = [
         child
         for child in module.modules()
         if isinstance(child, PackedLinear) and child.format == Format.BF16
     ]
-    if not native.multiplies_bf16 or not layers or not _agrees(layers[0]):
+    if not native.multiplies_bf16 or not layers or not _agrees(layers[0], native, is_int8=is_int8):
         return 0
     for layer in layers:
         layer.format = Format.BF16_PRODUCTS
+        if is_int8:
+            layer.halve()
     for each in module.modules():
         forward: Any = each.forward
         if isinstance(forward, NativeLayer):
-            forward.take_formats()
-    log.info("products in bfloat16 count=%d", len(layers))
+            forward.take_products()
+    log.info("products in bfloat16 count=%d int8=%s", len(layers), is_int8)
     return len(layers)
 
 
-def _agrees(layer: PackedLinear) -> bool:
+def _agrees(layer: PackedLinear, native: Kernels, *, is_int8: bool) -> bool:
     """Whether the rounded products are the exact ones but for rounding."""
+    packed, format = layer.packed, Format.BF16_PRODUCTS
+    if is_int8:
+        packed, format = native.pack_int8(packed), Format.INT8_PRODUCTS
     with torch.inference_mode():
         for num_rows in _CHECKED_ROWS:
             rows = torch.linspace(-1, 1, num_rows * layer.in_features).mul(97.0).sin()
             rows = rows.view(num_rows, layer.in_features)
-            layer.format = Format.BF16
             exact = layer.product(rows)
-            layer.format = Format.BF16_PRODUCTS
-            error = (layer.product(rows) - exact).norm()
-            layer.format = Format.BF16
-            if not error <= _TOLERANCE * exact.norm():
+            found = native.linear(rows, packed, layer.float_bias, layer.out_features, format)
+            if not (found - exact).norm() <= _TOLERANCE * exact.norm():
                 return False
     return True

@@ -4,9 +4,11 @@
 
 #include <cstdint>
 
-/* Of a packed weight, and what it is multiplied by: float32, bfloat16 by float32, and bfloat16 by rows
- * rounded to bfloat16 where the processor has instructions for that. */
-enum Format { FLOAT32 = 0, BF16 = 1, BF16_PRODUCTS = 2 };
+/* Of a packed weight, and what it is multiplied by: float32, bfloat16 by float32, and bfloat16 or int8
+ * with a scale for each output by rows rounded to bfloat16, where the processor has instructions for that. */
+enum Format { FLOAT32 = 0, BF16 = 1, BF16_PRODUCTS = 2, INT8_PRODUCTS = 3 };
+/* Whether the rows are rounded. */
+constexpr bool rounds_rows(int format) { return format == BF16_PRODUCTS || format == INT8_PRODUCTS; }
 
 /* One attention call; the shapes stand in kernels.py. */
 struct Attention {

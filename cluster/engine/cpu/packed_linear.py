@@ -76,6 +76,12 @@ class PackedLinear(torch.nn.Module):
         self.number = next(_numbers)
         packed_layers[self.number] = self
 
+    def halve(self) -> None:
+        """Keep bfloat16 weights of our kernels as int8, for products with rounded rows."""
+        assert self._native is not None  # which alone packs in bfloat16
+        self.packed = self._native.pack_int8(self.packed)
+        self.format = Format.INT8_PRODUCTS
+
     def packed_alike(self, linear: torch.nn.Linear) -> PackedLinear:
         """Another layer, packed for the same library."""
         return PackedLinear(linear, self._native)

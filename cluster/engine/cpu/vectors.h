@@ -61,6 +61,12 @@ enum { MULTIPLIES_BF16 = 1 };
 INLINE vfloat add_products(vfloat sums, vuint a, vuint b) {
     return (vfloat)_mm512_dpbf16_ps((__m512)sums, (__m512bh)a, (__m512bh)b);
 }
+/* 2 * LANES int8 as bfloat16, which holds them exactly, in their order. */
+INLINE vuint widened_pairs(const int8_t *from) {
+    const __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from)));
+    const __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(from + LANES))));
+    return (vuint)_mm512_cvtne2ps_pbh(high, low);
+}
 /* 2 * LANES floats to the nearest bfloat16, in their order. */
 INLINE vuint rounded_pairs(const float *from) {
     return (vuint)_mm512_cvtne2ps_pbh(_mm512_loadu_ps(from + LANES), _mm512_loadu_ps(from));
@@ -75,6 +81,11 @@ INLINE vuint rounded_pairs(const float *from) {
     vuint pairs = {};
     for (int i = 0; i < LANES; i++) pairs[i] = float_to_bf16(from[2 * i]) | (uint32_t)float_to_bf16(from[2 * i + 1]) << 16;
     return pairs;
+}
+INLINE vuint widened_pairs(const int8_t *from) {
+    float wide[2 * LANES];
+    for (int i = 0; i < 2 * LANES; i++) wide[i] = from[i];
+    return rounded_pairs(wide);
 }
 #endif
 

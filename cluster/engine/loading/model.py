@@ -40,7 +40,7 @@ from cluster.engine.paths import Path, StepInputs, StepOutputs
 from cluster.engine.taps import resolve_taps
 from cluster.engine.types import Ability, LayerSpec
 from cluster.errors import ConfigError
-from cluster.models.int8 import load_int8
+from cluster.models.int8 import is_int8, load_int8
 from cluster.models.resolve import resolve
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,10 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
     is_widened = False
     if config.tensor_parallel == 1:
         is_widened = can_widen(module, config, int(text_config.num_attention_heads), layers)
-        forward = _fused(module, config, layers, max_context_len, is_widened=is_widened)
+        forward = _fused(
+            module, config, layers, max_context_len,
+            is_widened=is_widened, is_int8=is_int8(Folder(source)),
+        )  # fmt: skip
     if device.type == "cpu":
         if not is_widened:
             warn_of_emulation(layers[0].dtype)
@@ -169,7 +172,7 @@ def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
 
 def _fused(
     module: Any, config: EngineConfig, layers: Sequence[LayerSpec], max_context_len: int,
-    *, is_widened: bool,
+    *, is_widened: bool, is_int8: bool,
 ) -> NativeForward | None:  # fmt: skip
     """Pack and fuse what our kernels or torch's libraries compute faster; returns the forward, if
     all of it is ours.
@@ -198,7 +201,7 @@ def _fused(
         if fuse_decoder_layers(module, comparison, fusing):
             forward = native_forward(module, comparison, fusing)
     if is_widened and native is not None:
-        multiply_in_bf16(module, native)
+        multiply_in_bf16(module, native, is_int8=is_int8)
     return forward
 
 

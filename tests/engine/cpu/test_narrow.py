@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from cluster.engine.attention.cpu import NativeBackend
 from cluster.engine.attention.sdpa import SdpaBackend
@@ -17,6 +20,7 @@ from cluster.engine.cpu.packed_linear import PackedLinear, linear_share
 from cluster.engine.engine import Engine
 from cluster.engine.loading import model
 from cluster.engine.schedule.batch import Batch
+from cluster.models.int8 import load_int8, save_int8
 from tests.support.engine.driver import load_engine, rows, run, varied_works
 from tests.support.engine.triton_cases import (
     DECODING,
@@ -156,19 +160,81 @@ def test_weights_that_are_no_plain_linear_layers_would_take_twice_the_memory(
     assert linear_share(torch.nn.Sequential(mixed, dense)) < 0.99
 
 
+def in_int8(folder: Path, target: Path) -> Path:
+    """A copy of the checkpoint with its weights in int8."""
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copy(folder / "config.json", target)
+    save_int8(load_file(folder / "model.safetensors"), target)
+    return target
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 63), (64, 64), (129, 200), (300, 130)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_products_in_int8_are_those_of_the_scaled_integers_and_every_row_is_on_its_own(
+    kernels: Kernels, inputs: int, outputs: int, has_bias: bool
+) -> None:
+    torch.manual_seed(1)
+    integers = torch.randint(-127, 128, (outputs, inputs)).double()
+    integers[:, 0] = 127  # which its row's scale is measured by
+    scales = 2.0 ** torch.randint(-6, 2, (outputs, 1)).double()
+    bias = torch.randn(outputs) if has_bias else None
+    weight = (integers * scales).bfloat16()
+    packed, given = kernels.pack_int8(kernels.pack(weight)), torch.randn(40, inputs)
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        return kernels.linear(rows, packed, bias, outputs, Format.INT8_PRODUCTS)
+
+    together = product(given)
+    expected = torch.nn.functional.linear(
+        rounded(given).double(), weight.double(), None if bias is None else bias.double()
+    )
+    torch.testing.assert_close(together.double(), expected, atol=1e-2, rtol=1e-5)
+    for count in (1, 2, 3, 5, 6, 7, 11, 12, 13, 25, 39):
+        assert torch.equal(product(given[-count:]), together[-count:]), count
+
+
+def test_a_model_stored_in_int8_stays_in_it_and_computes_the_same(
+    kernels: Kernels, checkpoint_factory: Factory, tmp_path: Path
+) -> None:
+    if not kernels.multiplies_bf16:
+        pytest.skip("the processor does not multiply bfloat16")
+    folder = in_int8(
+        checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16), tmp_path / "int8"
+    )
+    unpacked = tmp_path / "unpacked"
+    unpacked.mkdir()
+    shutil.copy(folder / "config.json", unpacked)
+    state = load_int8(folder)
+    assert state is not None
+    save_file({name: each.bfloat16() for name, each in state.items()},
+              unpacked / "model.safetensors", {"format": "pt"})  # fmt: skip
+    packed, wide = (load_engine(each, dtype="bfloat16") for each in (folder, unpacked))
+    assert formats(packed) == {Format.INT8_PRODUCTS}
+    assert formats(wide) == {Format.BF16_PRODUCTS}
+    for work in varied_works():
+        found, wanted = rows(run(packed, work)), rows(run(wide, work))
+        error = (found - wanted).norm(dim=1) / wanted.norm(dim=1)
+        assert float(error.median()) < 0.05
+        assert float(error.max()) < 0.2
+
+
 def test_rounded_products_that_are_wrong_are_not_used(
-    kernels: Kernels, checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch
+    kernels: Kernels, checkpoint_factory: Factory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16)
     monkeypatch.setattr(kernels, "multiplies_bf16", True)
     assert formats(load_engine(folder, dtype="bfloat16")) == {Format.BF16_PRODUCTS}
-    real = PackedLinear.product
+    real = Kernels.linear
 
-    def wrong(self: PackedLinear, rows: torch.Tensor) -> torch.Tensor:
-        return real(self, rows) * (1.1 if self.format == Format.BF16_PRODUCTS else 1.0)
+    def wrong(self: Kernels, *given: Any) -> torch.Tensor:
+        return real(self, *given) * (1.1 if given[-1] == wrong_format else 1.0)
 
-    monkeypatch.setattr(PackedLinear, "product", wrong)
+    monkeypatch.setattr(Kernels, "linear", wrong)
+    wrong_format = Format.BF16_PRODUCTS
     assert formats(load_engine(folder, dtype="bfloat16")) == {Format.BF16}
+    wrong_format = Format.INT8_PRODUCTS
+    packed = in_int8(folder, tmp_path)
+    assert formats(load_engine(packed, dtype="bfloat16")) == {Format.BF16}
 
 
 def test_without_instructions_products_are_exact_and_nothing_is_called_slow(
