@@ -24,7 +24,6 @@ _MIN_NEWS = 0.1
 class TreeRequest(RequestState):
     """tree: its root is after root_len tokens of the text; None while there is none."""
 
-    request_id: str = ""
     tree: LiveTree | None = None
     root_len: int = 0
     _proposed: Proposal | None = None
@@ -62,6 +61,10 @@ class TreeRequest(RequestState):
     def can_use_drafts(self) -> bool:
         """Whether a draft behind the text could still save a step."""
         return len(self.text) > 0 and 0 <= self.next_position < self.params.max_tokens - 1
+
+    def drop_tree(self) -> None:
+        """End the present tree."""
+        self.tree = None
 
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens of the text; where that cuts it, the tree goes too."""
