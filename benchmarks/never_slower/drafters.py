@@ -39,9 +39,7 @@ class RandomDrafter(CommittedTextDrafter[_RandomState]):
     Options: type[Any] = RandomOptions
 
     def __init__(self, context: DrafterContext, options: RandomOptions) -> None:
-        super().__init__(context.max_requests, _RandomState.opened_by)
-        self._name = context.name
-        self._max_nodes = context.max_nodes
+        super().__init__(context, _RandomState.opened_by)
         self._options = options
         self._generator = np.random.default_rng(0)
 

@@ -100,17 +100,10 @@ class BlockDrafter(HeadDrafter[BlockRequest]):
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`.  The chains are complete after one pass."""
-        blocks: dict[str, _Block] = {}
-        for task in tasks:
-            request = self._requests.get(task.request_id, task.generation)
-            if request is None or request.tree is not None or task.max_nodes < 1:
-                continue
-            block = _Block(request, min(task.max_nodes, self._max_nodes))
-            if self._begin(block):
-                blocks[task.request_id] = block
-        if not blocks:
+        blocks = [_Block(*asked) for asked in self._asked(tasks) if asked[0].tree is None]
+        begun = [block for block in blocks if self._begin(block)]
+        if not begun:
             return []
-        begun = list(blocks.values())
         hidden = self._run(begun)
         self._draw(begun, hidden, self._head.logits(hidden).float())
         return [

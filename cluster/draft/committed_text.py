@@ -12,7 +12,8 @@ from typing import Generic, Self, TypeVar
 
 import numpy as np
 
-from cluster.core import Commit, Observation, SamplingParams
+from cluster.core import Commit, DraftTask, Observation, SamplingParams
+from cluster.draft.base import DrafterContext
 from cluster.token_log import PREFIX_HASH_MULTIPLIER, HashArray, TokenLog
 
 
@@ -140,8 +141,10 @@ class RequestTable(Generic[State]):
 class CommittedTextDrafter(ABC, Generic[State]):
     """The part of a drafter that follows its requests' texts."""
 
-    def __init__(self, max_requests: int, open_request: Callable[[Commit], State]) -> None:
-        self._requests: RequestTable[State] = RequestTable(max_requests, open_request)
+    def __init__(self, context: DrafterContext, open_request: Callable[[Commit], State]) -> None:
+        self._name = context.name
+        self._max_nodes = context.max_nodes
+        self._requests: RequestTable[State] = RequestTable(context.max_requests, open_request)
 
     @abstractmethod
     def _forget_tree(self, request: State) -> None:
@@ -168,6 +171,15 @@ class CommittedTextDrafter(ABC, Generic[State]):
         if not request.text.ends_with(commit.token_ids, commit.base_len):
             loss = self._advance(request, commit)
         return Observation(commit.request_id, commit.generation, len(request.text), loss)
+
+    def _asked(self, tasks: Sequence[DraftTask]) -> list[tuple[State, int]]:
+        """The known requests that nodes are asked for, with how many at most."""
+        asked: dict[str, tuple[State, int]] = {}
+        for task in tasks:
+            request = self._requests.get(task.request_id, task.generation)
+            if request is not None and task.max_nodes > 0:
+                asked[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
+        return list(asked.values())
 
     def release(self, request_ids: Sequence[str]) -> None:
         """See `Drafter.release`."""

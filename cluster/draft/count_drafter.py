@@ -44,9 +44,7 @@ class CountDrafter(CommittedTextDrafter[State], Generic[State, Context]):
     def __init__(
         self, context: DrafterContext, min_survival: float, open_request: Callable[[Commit], State]
     ) -> None:
-        super().__init__(context.max_requests, open_request)
-        self._name = context.name
-        self._max_nodes = context.max_nodes
+        super().__init__(context, open_request)
         self._min_survival = min_survival
         # Greedy and sampled requests of a task class have separate hit rates.
         self._rates: Bounded[HitRates] = Bounded(HitRates)

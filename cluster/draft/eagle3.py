@@ -26,8 +26,7 @@ from cluster.draft.heads.mtp import MtpHead
 from cluster.draft.inside import Host, StepRows, StepWants, host_of
 from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.sharpness import conditionals
-from cluster.draft.tree_request import TreeRequest
+from cluster.draft.tree_request import TreeRequest, expand_nodes
 from cluster.draft.vocabulary import written_vocabulary
 from cluster.engine.types import LayerSpec
 from cluster.made_for import MadeFor, folder_made_for
@@ -118,14 +117,10 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request]):
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`.  One pass expands the most likely leaves of all requests."""
-        wanted: dict[str, tuple[Eagle3Request, int]] = {}
-        for task in tasks:
-            request = self._requests.get(task.request_id, task.generation)
-            if request is not None and task.max_nodes > 0:
-                wanted[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
+        asked = self._asked(tasks)
         rows: list[tuple[Eagle3Request, int]] = []
         growing: list[tuple[Eagle3Request, int]] = []
-        for request, num_asked in wanted.values():
+        for request, num_asked in asked:
             if request.tree is None:
                 if self._begin(request):
                     rows.append((request, ROOT))
@@ -139,11 +134,11 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request]):
         if not rows:
             return []
         self._expand(rows)
-        grown = {request.request_id for request, _ in rows}
+        grown = {request for request, _ in rows}
         return [
-            self._proposal(*entry)
-            for name, entry in wanted.items()
-            if name in grown and entry[0].tree is not None
+            self._proposal(request, num_asked)
+            for request, num_asked in asked
+            if request in grown and request.tree is not None
         ]
 
     def _begin(self, request: Eagle3Request) -> bool:
@@ -172,14 +167,7 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request]):
             self._vocabulary,
         )
         fits = [self._fits_of(request)[0] for request, _ in rows]
-        shares = conditionals(ranked.scores, fits)
-        count = options.num_children
-        for index, (request, node) in enumerate(rows):
-            children = zip(
-                ranked.token_ids[index, :count].tolist(), shares[index, :count].tolist(),
-                strict=True,
-            )  # fmt: skip
-            request.expand(node, ranked.row(index), list(children), NO_LIMIT)
+        expand_nodes(rows, ranked, fits, options.num_children, NO_LIMIT)
 
     def _sound(
         self, rows: Sequence[tuple[Eagle3Request, int]], logits: torch.Tensor

@@ -32,10 +32,8 @@ class HeadDrafter(CommittedTextDrafter[State]):
     ) -> None:
         """state: of a request.  num_fits: depths, the last of them for all below it, that are
         calibrated each by itself."""
-        super().__init__(context.max_requests, state.opened_by)
+        super().__init__(context, state.opened_by)
         self._state = state
-        self._name = context.name
-        self._max_nodes = context.max_nodes
         # What the head computes in: on a CPU other numbers are emulated.
         self._dtype = torch.float32 if host.device.type == "cpu" else host.dtype
         self._sharpness: Bounded[list[Sharpness]] = Bounded(

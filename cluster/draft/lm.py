@@ -22,8 +22,8 @@ from cluster.draft.leaves import choose_leaves
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.root_counts import RootCounts
-from cluster.draft.sharpness import Sharpness, conditionals
-from cluster.draft.tree_request import learn_draws
+from cluster.draft.sharpness import Sharpness
+from cluster.draft.tree_request import expand_nodes, learn_draws
 from cluster.draft.vocabulary import load_draft_vocabulary, readable_vocabulary
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
@@ -63,8 +63,6 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         self.tokenizer_hash, self.vocab_size = readable_vocabulary(
             context, self._engine.tokenizer_hash, self._engine.vocab_size, self._vocabulary
         )
-        self._name = context.name
-        self._max_nodes = context.max_nodes
         # Of the logits; a model's vocabulary may be padded.
         self._num_columns = min(self.vocab_size, self._engine.vocab_size)
         self._options = options
@@ -72,7 +70,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
         # A request beyond what the engine keeps would wait for a page until another one ends.
         most = min(context.max_requests, self._engine.config.max_running_sequences)
-        super().__init__(most, self._opened)
+        super().__init__(replace(context, max_requests=most), self._opened)
         # Greedy and sampled requests of a task class are calibrated separately.
         self._sharpness: Bounded[Sharpness] = Bounded(Sharpness)
         self.root_counts = RootCounts()
@@ -150,19 +148,15 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         Trees that a commit re-rooted are proposed at once, without a forward pass; otherwise one
         engine step expands the most likely leaves of all requests.
         """
-        wanted: dict[str, tuple[LMRequest, int]] = {}
-        for task in tasks:
-            request = self._requests.get(task.request_id, task.generation)
-            if request is not None and task.max_nodes > 0:
-                wanted[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
-        changed = [entry for entry in wanted.values() if entry[0].changed]
+        asked = self._asked(tasks)
+        changed = [entry for entry in asked if entry[0].changed]
         if not changed:
-            grown = self._grow_natively(list(wanted.values()))
-            self._submit([entry for entry in wanted.values() if entry[0] not in grown])
+            grown = self._grow_natively(asked)
+            self._submit([entry for entry in asked if entry[0] not in grown])
             grown |= self._step()
             for request in grown:
                 request.changed = True  # also proposed later if this call does not ask for it
-            changed = [entry for entry in wanted.values() if entry[0] in grown]
+            changed = [entry for entry in asked if entry[0] in grown]
         return [self._proposal(request, max_nodes) for request, max_nodes in changed]
 
     def interrupt(self) -> None:
@@ -277,15 +271,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             self._vocabulary,
         )
         fits = [self._sharpness_of(request) for request, _ in rows]
-        probs = conditionals(ranked.scores, fits)
-        num_children = self._options.num_children
-        tokens = ranked.token_ids[:, :num_children].tolist()
-        shares = probs[:, :num_children].tolist()
-        limit = self._engine.max_context_len
-        for index, (request, node) in enumerate(rows):
-            request.expand(
-                node, ranked.row(index), list(zip(tokens[index], shares[index], strict=True)), limit
-            )
+        expand_nodes(rows, ranked, fits, self._options.num_children, self._engine.max_context_len)
 
     def _drop_cache(self, request: LMRequest) -> None:
         """Free the request's pages, because the model cannot draft for this text."""

@@ -86,7 +86,7 @@ class TextDrafter(CommittedTextDrafter[_Request]):
     """
 
     def __init__(self, context: DrafterContext) -> None:
-        super().__init__(context.max_requests, _Request.opened_by)
+        super().__init__(context, _Request.opened_by)
         self.context = context
 
     @abstractmethod
@@ -112,7 +112,7 @@ class TextDrafter(CommittedTextDrafter[_Request]):
 
     def _propose(self, task: DraftTask) -> Proposal | None:
         request = self._requests.get(task.request_id, task.generation)
-        max_nodes = min(task.max_nodes, self.context.max_nodes)
+        max_nodes = min(task.max_nodes, self._max_nodes)
         if request is None or request.drafted_nodes >= max_nodes:
             return None
         request.drafted_nodes = max_nodes
@@ -122,5 +122,5 @@ class TextDrafter(CommittedTextDrafter[_Request]):
         text = request.text
         return Proposal(
             task.request_id, request.generation, len(text), text.hash_at(len(text)),
-            draft.tree, draft.survival, self.context.name, is_complete=True,
+            draft.tree, draft.survival, self._name, is_complete=True,
         )  # fmt: skip

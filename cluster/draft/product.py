@@ -60,13 +60,11 @@ class ProductDrafter(HeadDrafter[TreeRequest], Generic[Input]):
         """See `Drafter.propose`."""
         wanted: list[tuple[TreeRequest, int]] = []
         inputs: list[Input] = []
-        for task in tasks:
-            request = self._requests.get(task.request_id, task.generation)
-            if request is None or request.tree is not None or task.max_nodes < 1:
-                continue
-            given = self._input(request) if request.can_use_drafts else None
+        for request, max_nodes in self._asked(tasks):
+            is_wanted = request.tree is None and request.can_use_drafts
+            given = self._input(request) if is_wanted else None
             if given is not None:
-                wanted.append((request, min(task.max_nodes, self._max_nodes)))
+                wanted.append((request, max_nodes))
                 inputs.append(given)
         if not wanted:
             return []

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, Proposal, TokenTree
-from cluster.draft.candidates import Ranking, RowContext
+from cluster.draft.candidates import RankedRows, Ranking, RowContext
 from cluster.draft.committed_text import RequestState
 from cluster.draft.coupling import is_useful
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.sharpness import Sharpness
+from cluster.draft.sharpness import Sharpness, conditionals
 
 # While a tree grows, it is sent only if it gains this many expected accepted tokens.
 _MIN_NEWS = 0.1
@@ -122,6 +122,21 @@ class TreeRequest(RequestState):
             )  # fmt: skip
             self._proposed = former
         return former
+
+
+def expand_nodes(
+    rows: Sequence[tuple[TreeRequest, int]],
+    ranked: RankedRows,
+    fits: Sequence[Sharpness],
+    num_children: int,
+    max_context_len: int,
+) -> None:
+    """Give nodes the best of their candidates as children.  ranked, fits: of each row."""
+    tokens = ranked.token_ids[:, :num_children].tolist()
+    shares = conditionals(ranked.scores, fits)[:, :num_children].tolist()
+    for index, (request, node) in enumerate(rows):
+        children = list(zip(tokens[index], shares[index], strict=True))
+        request.expand(node, ranked.row(index), children, max_context_len)
 
 
 def learn_draws(
