@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from cluster.config import Config, PlacementConfig
@@ -107,27 +105,3 @@ def check_gpus(config: Config, num_gpus: float) -> None:
             "lower them, or join a larger cluster with --address",
             param="placement",
         )
-
-
-def with_model(arguments: Mapping[str, Any], model: str) -> dict[str, Any]:
-    """A config file's `args` with every model replaced by `model`, on CPU; placement unchanged.
-
-    Rehearses the placement of a large cluster on a machine that has logical devices only.
-    """
-    tiny: dict[str, Any] = {
-        "model": model,
-        "device": "cpu",
-        "dtype": "float32",
-        "device_map": None,
-        "quantization": None,
-        "num_pages": 64,
-        "max_context_len": 0,
-        "threads": 1,
-    }
-    rehearsed = copy.deepcopy(dict(arguments))
-    rehearsed["target"]["engine"] |= tiny
-    for drafter in rehearsed.get("drafters", {}).values():
-        options = drafter.get("options", {})
-        if "engine" in options:
-            options["engine"] |= tiny
-    return rehearsed

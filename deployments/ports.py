@@ -54,11 +54,6 @@ def _probed(host: str) -> str:
     return "::" if is_everywhere(host) else host
 
 
-def is_free(host: str, port: int) -> bool:
-    """Whether a server could listen on this address now."""
-    return why_not(host, port) is None
-
-
 def why_not(host: str, port: int) -> OSError | None:
     """Why a server could not listen on this address now; None if it could."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -33,14 +33,13 @@ TARGET = "target.engine"
 class Inspected:
     """A model as its files describe it.
 
-    max_context_len: as configured, or the model's own limit.  num_tokens: of the tokenizer, 0 if
-    the folder has none.  hidden_size, num_layers: of its decoder.
+    max_context_len: as configured, or the model's own limit.  hidden_size, num_layers: of its
+    decoder.
     """
 
     architecture: str
     vocab_size: int
     max_context_len: int
-    num_tokens: int
     hidden_size: int
     num_layers: int
 
@@ -65,7 +64,7 @@ def inspect(config: Config, *, is_here: bool) -> dict[str, Inspected]:
             continue
         with _named(path):
             strings = _token_strings(folder, engine, is_target=path == TARGET)
-            found[path] = _inspected(folder, engine, len(strings), is_here=is_here)
+            found[path] = _inspected(folder, engine, is_here=is_here)
             if path == TARGET:
                 target = strings
                 load_sampling_defaults(folder, config.target.generation_config)
@@ -105,13 +104,13 @@ def _check_head(kind: str, folder: Path, target: Inspected) -> None:
     check_draft_head(kind, folder, shape)
 
 
-def _inspected(folder: Path, engine: EngineConfig, num_tokens: int, *, is_here: bool) -> Inspected:
+def _inspected(folder: Path, engine: EngineConfig, *, is_here: bool) -> Inspected:
     # torch takes seconds to import: only for those who have models here.
     from cluster.engine.loading.inspection import check_loadable
 
     described = check_loadable(folder, engine, is_here=is_here)
     return Inspected(
-        described.architecture, described.vocab_size, described.max_context_len, num_tokens,
+        described.architecture, described.vocab_size, described.max_context_len,
         int(described.text_config.hidden_size), int(described.text_config.num_hidden_layers),
     )  # fmt: skip
 

@@ -155,7 +155,7 @@ def _batch(problem: Problem) -> tuple[Batch, int]:
             sequence.tables[0].add(next(pages))
         sequence.append(token_array([0] * problem.context_len))
         work = Work(str(index), problem.context_len, token_array([0]), tree)
-        sequence.pending = Pending(work, index)
+        sequence.pending = Pending(work)
         picks.append(Pick(sequence, work, 1, completes=True))
     num_slots = (pages_each * problem.batch + 1) * PAGE_SIZE
     batch = build_batch(

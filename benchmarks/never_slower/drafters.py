@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams, TokenTree
+from cluster.core import Commit, DraftTask, Proposal, TokenTree
 from cluster.draft.base import DrafterContext
-from cluster.draft.committed_text import RequestState, RequestTable, common_len
+from cluster.draft.committed_text import CommittedTextDrafter, RequestState
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,29 +33,22 @@ class _RandomState(RequestState):
     proposed_len: int = -1
 
 
-class RandomDrafter:
+class RandomDrafter(CommittedTextDrafter[_RandomState]):
     """Proposes a chain of random tokens with high claimed survival after every commit."""
 
     Options: type[Any] = RandomOptions
 
     def __init__(self, context: DrafterContext, options: RandomOptions) -> None:
-        self._name = context.name
-        self._max_nodes = context.max_nodes
+        super().__init__(context, _RandomState.opened_by)
         self._options = options
         self._generator = np.random.default_rng(0)
-        self._requests: RequestTable[_RandomState] = RequestTable(context.max_requests, _opened)
 
-    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        return [self._observe(commit) for commit in commits]
+    def _forget_tree(self, state: _RandomState) -> None:
+        """A random chain is as good for any request."""
 
-    def _observe(self, commit: Commit) -> Observation:
-        state = self._requests.admit(commit)
-        if state is None:
-            return self._requests.declined(commit)
-        kept = common_len(state.text, commit)
-        state.text.truncate(kept)
-        state.text.append(commit.token_ids[kept - commit.base_len :])
-        return Observation(commit.request_id, commit.generation, len(state.text))
+    def _advance(self, state: _RandomState, commit: Commit) -> None:
+        state.text.truncate(commit.base_len)
+        state.text.append(commit.token_ids)
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         found = ((task, self._requests.get(task.request_id, task.generation)) for task in tasks)
@@ -74,10 +67,6 @@ class RandomDrafter:
             task.request_id, task.generation, len(state.text), state.text.hash_at(len(state.text)),
             TokenTree.chain(tokens), survival.astype(np.float32), self._name,
         )  # fmt: skip
-
-    def release(self, request_ids: Sequence[str]) -> None:
-        for request_id in request_ids:
-            self._requests.pop(request_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +91,3 @@ class SleepingDrafter(RandomDrafter):
         if proposals:
             time.sleep(self._sleep_s)
         return proposals
-
-
-def _opened(commit: Commit) -> _RandomState:
-    return _RandomState(
-        commit.generation, commit.prompt_len, commit.task, commit.params or SamplingParams()
-    )

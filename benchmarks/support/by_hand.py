@@ -25,8 +25,8 @@ from cluster.core import (
     TokenEvent,
     token_array,
 )
-from cluster.messages import EventFrame, SubmitFrame, WorkerDescription
-from cluster.rpc.channel import CoordinatorLink, connect_coordinator, connect_target
+from cluster.messages import EventFrame, SubmitFrame
+from cluster.rpc.channel import CoordinatorLink, connect_coordinator
 from cluster.rpc.link import Link
 
 _READY = " ready: "
@@ -64,7 +64,7 @@ class Ours:
         self._setup = setup
         self._pool = [name for name in setup.drafters if name in config.pool]
         self._processes: dict[str, PinnedProcess] = {}
-        self._address = self._target_address = ""
+        self._address = ""
 
     @property
     def processes(self) -> dict[str, PinnedProcess]:
@@ -76,8 +76,7 @@ class Ours:
         self._start("target", "cluster.worker", "target", self._setup.config)
         for name in names:
             self._start(name, "cluster.worker", "draft", self._setup.config, name)
-        self._target_address = self._ready("target")
-        target = ["--target", self._target_address]
+        target = ["--target", self._ready("target")]
         drafters = [word for name in names for word in ("--drafter", f"{name}={self._ready(name)}")]
         self._start("lead", "cluster.lead", self._setup.config, *target, *drafters)
         self._address = self._ready("lead")
@@ -93,10 +92,6 @@ class Ours:
     ) -> Result:
         """Continue the prompts, `concurrency` at a time; a new one starts whenever one ends."""
         return asyncio.run(self._run(prompts, max_tokens, law, concurrency, seed))
-
-    def describe_target(self) -> WorkerDescription:
-        """The target's description."""
-        return asyncio.run(self._describe_target())
 
     def status(self) -> dict[str, Any]:
         """The coordinator's current state."""
@@ -121,11 +116,6 @@ class Ours:
             _, separator, address = self._processes[name].read_line().partition(_READY)
             if separator:
                 return address.strip()
-
-    async def _describe_target(self) -> WorkerDescription:
-        description, link = await connect_target(self._target_address)
-        await link.close()
-        return description
 
     async def _wait_until_joined(self, num_drafters: int) -> None:
         deadline = time.monotonic() + _JOIN_S

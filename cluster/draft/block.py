@@ -9,18 +9,17 @@ costs the same for one token as for all, so it is drafted as a whole or not at a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
+from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.block_cache import BlockCache, BlockContext, layers
-from cluster.draft.bounded import Bounded
-from cluster.draft.candidates import RankedRows, rank_rows
-from cluster.draft.committed_text import RequestTable, common_len
+from cluster.draft.candidates import rank_rows
+from cluster.draft.head_drafter import NO_LIMIT, HeadDrafter
 from cluster.draft.head_options import BlockOptions
 from cluster.draft.heads import block_files
 from cluster.draft.heads.block import BlockHead, Sight
@@ -28,17 +27,14 @@ from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.load import load_head_of, made_ready, target_shape
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.sharpness import Sharpness, conditionals
-from cluster.draft.tree_request import TreeRequest, learn_draws
+from cluster.draft.sharpness import conditionals
+from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import written_vocabulary
 from cluster.engine.types import LayerSpec
-from cluster.errors import ConfigError
 from cluster.made_for import folder_made_for
 from cluster.models.resolve import resolve_head
 
 Array = npt.NDArray[np.float64]
-
-_NO_LIMIT = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
@@ -56,10 +52,9 @@ class _Block:
     max_nodes: int
     end: int | None = ROOT
     context: BlockContext | None = None
-    fits: list[Sharpness] = field(default_factory=list)
 
 
-class BlockDrafter:
+class BlockDrafter(HeadDrafter[BlockRequest]):
     """See `Drafter` and `StepReader`."""
 
     def __init__(self, context: DrafterContext, options: BlockOptions) -> None:
@@ -67,42 +62,25 @@ class BlockDrafter:
         folder = resolve_head(options.model)
         self.made_for = folder_made_for(folder)
         head = load_head_of(BlockHead, folder, target_shape(host), host.weight)
-        if len(host.caches) == 0:
-            raise ConfigError(
-                "the target's engine was loaded without the drafter's layers; load it by "
-                "cluster.worker.host.load_target_engine",
-                param="model",
-            )
+        # Those further ahead are less sure.
+        super().__init__(context, host, BlockRequest, head.spec.num_drafts)
         self._vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
         if order is not None:
             head.reorder(torch.from_numpy(order))
         self._head = made_ready(head, host)
-        self._dtype = torch.float32 if host.device.type == "cpu" else host.dtype
         self.wants = StepWants(head.spec.taps)
         self._cache = BlockCache(host, head, self._dtype)
         self._options = options
-        self._name = context.name
-        self._max_nodes = context.max_nodes
-        self._requests: RequestTable[BlockRequest] = RequestTable(
-            context.max_requests, self._opened
-        )
-        # By row: those further ahead are less sure.
-        self._sharpness: Bounded[list[Sharpness]] = Bounded(
-            lambda: [Sharpness() for _ in range(head.spec.num_drafts)]
-        )
         self._warm_up(host.device)
 
     @torch.inference_mode()
     def _warm_up(self, device: torch.device) -> None:
-        """Draft once for nobody: first calls take longer than all that follow."""
         spec = self._head.spec
         size = len(spec.taps) * spec.target_hidden_size
         fused = self._head.fuse(torch.zeros(1, size, dtype=self._dtype, device=device))
         places = torch.zeros(1, dtype=torch.int64, device=device)
         context = BlockContext(places, tuple(self._head.keys_values(fused, places)))
-        request = BlockRequest(0, 1, "", SamplingParams(temperature=1.0, seed=0))
-        request.text.append(np.zeros(2, np.int32))
-        block = _Block(request, 1, context=context, fits=self._fits_of(request))
+        block = _Block(self._request_of_nobody(), 1, context=context)
         hidden = self._run([block])
         self._draw([block], hidden, self._head.logits(hidden).float())
 
@@ -114,62 +92,18 @@ class BlockDrafter:
         assert config.num_key_value_heads is not None
         return layers(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, like)
 
-    def _opened(self, commit: Commit) -> BlockRequest:
-        return BlockRequest(
-            commit.generation, commit.prompt_len, commit.task, commit.params or SamplingParams(),
-            request_id=commit.request_id, tenant=commit.tenant,
-        )  # fmt: skip
-
     @torch.inference_mode()
     def read(self, rows: Sequence[StepRows]) -> None:
         """See `StepReader`: everything is kept in the target's pages."""
         self._cache.write(rows)
 
-    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        """See `Drafter.observe`."""
-        return [self._observe(commit) for commit in commits]
-
-    def _observe(self, commit: Commit) -> Observation:
-        request = self._requests.admit(commit)
-        if request is None:
-            return self._requests.declined(commit)
-        loss: float | None = None
-        if request.renewed:
-            request.renewed = False
-            request.tree = None
-        if not request.text.ends_with(commit.token_ids, commit.base_len):
-            kept = common_len(request.text, commit)
-            request.cut(kept)
-            request.text.append(commit.token_ids[kept - commit.base_len :])
-            loss = self._learn(request)
-            request.tree = None
-        return Observation(commit.request_id, commit.generation, len(request.text), loss)
-
-    def _learn(self, request: BlockRequest) -> float | None:
-        tree = request.tree
-        if tree is None:
-            return None
-        token_ids = request.text.token_ids[request.root_len :].tolist()
-        return learn_draws(self._fits_of(request), tree, tree.walk(token_ids), token_ids)
-
-    def _fits_of(self, request: BlockRequest) -> list[Sharpness]:
-        # Greedy and sampled requests of a task class are calibrated separately.
-        return self._sharpness.of((request.task, request.params.temperature == 0.0))
-
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`.  The chains are complete after one pass."""
-        blocks: dict[str, _Block] = {}
-        for task in tasks:
-            request = self._requests.get(task.request_id, task.generation)
-            if request is None or request.tree is not None or task.max_nodes < 1:
-                continue
-            block = _Block(request, min(task.max_nodes, self._max_nodes))
-            if self._begin(block):
-                blocks[task.request_id] = block
-        if not blocks:
+        blocks = [_Block(*asked) for asked in self._asked(tasks) if asked[0].tree is None]
+        begun = [block for block in blocks if self._begin(block)]
+        if not begun:
             return []
-        begun = list(blocks.values())
         hidden = self._run(begun)
         self._draw(begun, hidden, self._head.logits(hidden).float())
         return [
@@ -186,7 +120,6 @@ class BlockDrafter:
         if not request.can_use_drafts or request.failed_len == len(text):
             return False
         block.context = self._cache.read(request.request_id, text, self._options.context)
-        block.fits = self._fits_of(request)
         return block.context is not None
 
     def _run(self, blocks: Sequence[_Block]) -> torch.Tensor:
@@ -264,7 +197,9 @@ class BlockDrafter:
             self._options.num_candidates,
             self._vocabulary,
         )
-        shares = _shares(ranked, [block.fits[draft] for block, _ in ends])
+        fits = [self._fits_of(block.request)[draft] for block, _ in ends]
+        # How likely the target draws the best candidate of each row.
+        shares = conditionals(ranked.scores, fits)[:, 0]
         if sure is not None:
             # The head foresees how often it is right, not how the noise of a draw will fall.
             is_greedy = [block.request.params.temperature == 0.0 for block, _ in ends]
@@ -272,7 +207,7 @@ class BlockDrafter:
         drawn: dict[int, int] = {}
         for place, (index, (block, end)) in enumerate(zip(open_, ends, strict=True)):
             request, token = block.request, int(ranked.token_ids[place, 0])
-            request.expand(end, ranked.row(place), [(token, float(shares[place]))], _NO_LIMIT)
+            request.expand(end, ranked.row(place), [(token, float(shares[place]))], NO_LIMIT)
             tree = request.tree
             assert tree is not None
             is_longer = tree.best_leaf_survival() > 0.0
@@ -281,22 +216,10 @@ class BlockDrafter:
                 drawn[index] = token
         return drawn
 
-    def release(self, request_ids: Sequence[str]) -> None:
-        """See `Drafter.release`."""
-        for request_id in request_ids:
-            self._requests.pop(request_id)
-
 
 def _fail(block: _Block) -> None:
     block.request.tree, block.end = None, None
     block.request.failed_len = len(block.request.text)
-
-
-def _shares(ranked: RankedRows, fits: Sequence[Sharpness]) -> Array:
-    """How likely the target draws the best candidate of each row."""
-    taus, coverages = [fit.tau for fit in fits], [fit.coverage for fit in fits]
-    found: Array = conditionals(ranked.scores, np.array(taus), np.array(coverages))[:, 0]
-    return found
 
 
 def _attend(

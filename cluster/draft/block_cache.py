@@ -16,7 +16,7 @@ import torch
 from cluster.core import TokenArray
 from cluster.draft.head_cache import stamps_of
 from cluster.draft.heads.block import BlockHead
-from cluster.draft.inside import Host, IndexArray, StepRows
+from cluster.draft.inside import Host, IndexArray, StepRows, own_caches
 from cluster.engine.types import LayerSpec
 
 
@@ -45,7 +45,7 @@ class BlockCache:
         self._host = host
         self._head = head
         self._dtype = dtype
-        *self._layers, self._stamps = host.caches
+        *self._layers, self._stamps = own_caches(host)
 
     def write(self, rows: Sequence[StepRows]) -> None:
         """Keep the rows of texts that a step computed."""

@@ -5,13 +5,15 @@ These rules of `Drafter.observe` are the same for every drafter.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 
-from cluster.core import Commit, Observation, SamplingParams
+from cluster.core import Commit, DraftTask, Observation, SamplingParams
+from cluster.draft.base import DrafterContext
 from cluster.token_log import PREFIX_HASH_MULTIPLIER, HashArray, TokenLog
 
 
@@ -42,6 +44,15 @@ class RequestState:
     text: TokenLog = field(default_factory=TokenLog)
     renewed: bool = False
     tenant: bytes = b""
+    request_id: str = ""
+
+    @classmethod
+    def opened_by(cls, commit: Commit) -> Self:
+        """The state of the request that `commit` opens, without text."""
+        return cls(
+            commit.generation, commit.prompt_len, commit.task, commit.params or SamplingParams(),
+            tenant=commit.tenant, request_id=commit.request_id,
+        )  # fmt: skip
 
     @property
     def circle(self) -> tuple[bytes, str]:
@@ -125,6 +136,55 @@ class RequestTable(Generic[State]):
         ):
             held = 0  # a different text with the same id: start over
         return Observation(commit.request_id, max(commit.generation, state.generation), held)
+
+
+class CommittedTextDrafter(ABC, Generic[State]):
+    """The part of a drafter that follows its requests' texts."""
+
+    def __init__(self, context: DrafterContext, open_request: Callable[[Commit], State]) -> None:
+        self._name = context.name
+        self._max_nodes = context.max_nodes
+        self._requests: RequestTable[State] = RequestTable(context.max_requests, open_request)
+
+    @abstractmethod
+    def _forget_tree(self, request: State) -> None:
+        """Whatever was grown behind the text is invalid, though the text may be the same."""
+
+    @abstractmethod
+    def _advance(self, request: State, commit: Commit) -> float | None:
+        """Make the text end with the commit's tokens, which it does not yet.
+
+        Returns the mean loss of its tokens: see `Observation.log_loss`."""
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        """See `Drafter.observe`."""
+        return [self._observe(commit) for commit in commits]
+
+    def _observe(self, commit: Commit) -> Observation:
+        request = self._requests.admit(commit)
+        if request is None:
+            return self._requests.declined(commit)
+        if request.renewed:
+            request.renewed = False
+            self._forget_tree(request)
+        loss: float | None = None
+        if not request.text.ends_with(commit.token_ids, commit.base_len):
+            loss = self._advance(request, commit)
+        return Observation(commit.request_id, commit.generation, len(request.text), loss)
+
+    def _asked(self, tasks: Sequence[DraftTask]) -> list[tuple[State, int]]:
+        """The known requests that nodes are asked for, with how many at most."""
+        asked: dict[str, tuple[State, int]] = {}
+        for task in tasks:
+            request = self._requests.get(task.request_id, task.generation)
+            if request is not None and task.max_nodes > 0:
+                asked[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
+        return list(asked.values())
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """See `Drafter.release`."""
+        for request_id in request_ids:
+            self._requests.pop(request_id)
 
 
 def common_len(text: TokenLog, commit: Commit) -> int:

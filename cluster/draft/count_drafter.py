@@ -6,22 +6,15 @@ torch: such a drafter serves any vocabulary and answers within one call.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from cluster.core import (
-    Commit,
-    DraftTask,
-    Observation,
-    Proposal,
-    SamplingParams,
-    TokenArray,
-)
+from cluster.core import Commit, DraftTask, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
-from cluster.draft.committed_text import RequestState, RequestTable, common_len
+from cluster.draft.committed_text import CommittedTextDrafter, RequestState, common_len
 from cluster.draft.count_tree import (
     NO_COUNT_TREE,
     Continuations,
@@ -45,22 +38,18 @@ class CountState(RequestState):
 State = TypeVar("State", bound=CountState)
 
 
-class CountDrafter(ABC, Generic[State, Context]):
+class CountDrafter(CommittedTextDrafter[State], Generic[State, Context]):
     """Proposes one complete tree per commit."""
 
     is_look_up = True  # see `Drafter`
 
-    def __init__(self, context: DrafterContext, min_survival: float) -> None:
-        self._name = context.name
-        self._max_nodes = context.max_nodes
+    def __init__(
+        self, context: DrafterContext, min_survival: float, open_request: Callable[[Commit], State]
+    ) -> None:
+        super().__init__(context, open_request)
         self._min_survival = min_survival
-        self._requests: RequestTable[State] = RequestTable(context.max_requests, self._opened)
         # Greedy and sampled requests of a task class have separate hit rates.
         self._rates: Bounded[HitRates] = Bounded(HitRates)
-
-    @abstractmethod
-    def _opened(self, commit: Commit) -> State:
-        """A new state for the request of `commit`, without text."""
 
     @abstractmethod
     def _learn(self, state: State, start: int) -> None:
@@ -78,28 +67,18 @@ class CountDrafter(ABC, Generic[State, Context]):
     def _continuations(self, state: State, context: Context) -> Continuations[Context] | None:
         """The tokens that followed `context` so far; None if there are none."""
 
-    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        """See `Drafter.observe`.  Amortised cost: O(committed tokens)."""
-        return [self._observe(commit) for commit in commits]
-
-    def _observe(self, commit: Commit) -> Observation:
-        state = self._requests.admit(commit)
-        if state is None:
-            return self._requests.declined(commit)
-        if state.renewed:
-            state.grown, state.grown_max_nodes, state.renewed = NO_COUNT_TREE, -1, False
-        if not state.text.ends_with(commit.token_ids, commit.base_len):
-            self._advance(state, commit)
-        return Observation(commit.request_id, commit.generation, len(state.text))
+    def _forget_tree(self, state: State) -> None:
+        state.grown, state.grown_max_nodes = NO_COUNT_TREE, -1
 
     def _advance(self, state: State, commit: Commit) -> None:
+        """Amortised cost: O(committed tokens)."""
         kept = common_len(state.text, commit)
         if kept < len(state.text):
             self._unlearn(state, kept)
             state.text.truncate(kept)
         else:
             self._score(state, commit.token_ids[kept - commit.base_len :])
-        state.grown, state.grown_max_nodes = NO_COUNT_TREE, -1
+        self._forget_tree(state)
         state.text.append(commit.token_ids[kept - commit.base_len :])
         self._learn(state, kept)
 
@@ -141,17 +120,3 @@ class CountDrafter(ABC, Generic[State, Context]):
             self._name,
             is_complete=True,
         )
-
-    def release(self, request_ids: Sequence[str]) -> None:
-        """See `Drafter.release`."""
-        for request_id in request_ids:
-            self._requests.pop(request_id)
-
-    @property
-    def num_requests(self) -> int:
-        return len(self._requests)
-
-
-def opening_params(commit: Commit) -> SamplingParams:
-    """The sampling parameters of the request that `commit` opens."""
-    return commit.params or SamplingParams()

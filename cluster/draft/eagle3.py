@@ -11,15 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
+from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
-from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import rank_rows
-from cluster.draft.committed_text import RequestTable, common_len
 from cluster.draft.head_cache import HeadCache, HeadContext, layers
+from cluster.draft.head_drafter import NO_LIMIT, HeadDrafter
 from cluster.draft.head_options import Eagle3Options
 from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.eagle3 import Eagle3Head, layer_of
@@ -28,15 +26,11 @@ from cluster.draft.heads.mtp import MtpHead
 from cluster.draft.inside import Host, StepRows, StepWants, host_of
 from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.sharpness import Sharpness, conditionals
-from cluster.draft.tree_request import TreeRequest, learn_draws
+from cluster.draft.tree_request import TreeRequest, expand_nodes
 from cluster.draft.vocabulary import written_vocabulary
 from cluster.engine.types import LayerSpec
-from cluster.errors import ConfigError
 from cluster.made_for import MadeFor, folder_made_for
 from cluster.models.resolve import resolve_head
-
-_NO_LIMIT = 1 << 62
 
 
 @dataclass(slots=True, eq=False)
@@ -68,48 +62,33 @@ class Eagle3Request(TreeRequest):
         self.tree = self.growth = None
 
 
-class Eagle3Drafter:
+class Eagle3Drafter(HeadDrafter[Eagle3Request]):
     """See `Drafter` and `StepReader`.  A slice of growth is one pass over all requests."""
 
     kind = "eagle3"
 
     def __init__(self, context: DrafterContext, options: Eagle3Options) -> None:
         host = host_of(context.target, context.name, self.kind)
+        super().__init__(context, host, Eagle3Request, 1)
         head = self._load(options, host)
         self.made_for = self._made_for(options)
-        if len(host.caches) == 0:
-            raise ConfigError(
-                "the target's engine was loaded without the head's layers; load it by "
-                "cluster.worker.host.load_target_engine",
-                param="model",
-            )
         self._vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
         if order is not None:
             head.lm_head.weight = torch.nn.Parameter(head.lm_head.weight[order], False)
         self._head = made_ready(head, host)
-        self._dtype = torch.float32 if host.device.type == "cpu" else host.dtype
         self.wants = StepWants(head.spec.taps)
         self.vocab_size = host.vocab_size
         self._cache = HeadCache(host, head, self._dtype)
         self._options = options
-        self._name = context.name
-        self._max_nodes = context.max_nodes
-        self._requests: RequestTable[Eagle3Request] = RequestTable(
-            context.max_requests, self._opened
-        )
-        # Greedy and sampled requests of a task class are calibrated separately.
-        self._sharpness: Bounded[Sharpness] = Bounded(Sharpness)
         self._warm_up(host.device)
 
     @torch.inference_mode()
     def _warm_up(self, device: torch.device) -> None:
-        """Draft once for nobody: first calls take longer than all that follow."""
         spec = self._head.spec
         layer, num_taps = spec.layer, len(spec.taps)
         taps = torch.zeros(1, num_taps * spec.target_hidden_size, dtype=self._dtype, device=device)
         nothing = taps.new_zeros(2, 0, layer.num_key_value_heads, layer.head_dim)
-        request = Eagle3Request(0, 1, "", SamplingParams(temperature=1.0, seed=0))
-        request.text.append(np.zeros(2, np.int32))
+        request = self._request_of_nobody()
         request.tree, request.root_len = LiveTree(), 2
         request.growth = _growth_from(
             HeadContext(((nothing[0], nothing[1]),), self._head.fuse(taps)[0])
@@ -130,59 +109,18 @@ class Eagle3Drafter:
         layer = layer_of(folder, read_config(folder))
         return layers(layer, like)
 
-    def _opened(self, commit: Commit) -> Eagle3Request:
-        return Eagle3Request(
-            commit.generation, commit.prompt_len, commit.task, commit.params or SamplingParams(),
-            request_id=commit.request_id, tenant=commit.tenant,
-        )  # fmt: skip
-
     @torch.inference_mode()
     def read(self, rows: Sequence[StepRows]) -> None:
         """See `StepReader`: everything is kept in the target's pages."""
         self._cache.write(rows)
 
-    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        """See `Drafter.observe`."""
-        return [self._observe(commit) for commit in commits]
-
-    def _observe(self, commit: Commit) -> Observation:
-        request = self._requests.admit(commit)
-        if request is None:
-            return self._requests.declined(commit)
-        loss: float | None = None
-        if request.renewed:
-            request.renewed = False
-            request.drop_tree()
-        if not request.text.ends_with(commit.token_ids, commit.base_len):
-            kept = common_len(request.text, commit)
-            request.cut(kept)
-            request.text.append(commit.token_ids[kept - commit.base_len :])
-            loss = self._learn(request)
-            request.drop_tree()
-        return Observation(commit.request_id, commit.generation, len(request.text), loss)
-
-    def _learn(self, request: Eagle3Request) -> float | None:
-        """Fit the sharpness to the draws that the tree foresaw; returns their mean loss."""
-        tree = request.tree
-        if tree is None:
-            return None
-        token_ids = request.text.token_ids[request.root_len :].tolist()
-        return learn_draws([self._sharpness_of(request)], tree, tree.walk(token_ids), token_ids)
-
-    def _sharpness_of(self, request: Eagle3Request) -> Sharpness:
-        return self._sharpness.of((request.task, request.params.temperature == 0.0))
-
     @torch.inference_mode()
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`.  One pass expands the most likely leaves of all requests."""
-        wanted: dict[str, tuple[Eagle3Request, int]] = {}
-        for task in tasks:
-            request = self._requests.get(task.request_id, task.generation)
-            if request is not None and task.max_nodes > 0:
-                wanted[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
+        asked = self._asked(tasks)
         rows: list[tuple[Eagle3Request, int]] = []
         growing: list[tuple[Eagle3Request, int]] = []
-        for request, num_asked in wanted.values():
+        for request, num_asked in asked:
             if request.tree is None:
                 if self._begin(request):
                     rows.append((request, ROOT))
@@ -196,11 +134,11 @@ class Eagle3Drafter:
         if not rows:
             return []
         self._expand(rows)
-        grown = {request.request_id for request, _ in rows}
+        grown = {request for request, _ in rows}
         return [
-            self._proposal(*entry)
-            for name, entry in wanted.items()
-            if name in grown and entry[0].tree is not None
+            self._proposal(request, num_asked)
+            for request, num_asked in asked
+            if request in grown and request.tree is not None
         ]
 
     def _begin(self, request: Eagle3Request) -> bool:
@@ -228,19 +166,8 @@ class Eagle3Drafter:
             options.num_candidates,
             self._vocabulary,
         )
-        fits = [self._sharpness_of(request) for request, _ in rows]
-        shares = conditionals(
-            ranked.scores,
-            np.array([fit.tau for fit in fits]),
-            np.array([fit.coverage for fit in fits]),
-        )
-        count = options.num_children
-        for index, (request, node) in enumerate(rows):
-            children = zip(
-                ranked.token_ids[index, :count].tolist(), shares[index, :count].tolist(),
-                strict=True,
-            )  # fmt: skip
-            request.expand(node, ranked.row(index), list(children), _NO_LIMIT)
+        fits = [self._fits_of(request)[0] for request, _ in rows]
+        expand_nodes(rows, ranked, fits, options.num_children, NO_LIMIT)
 
     def _sound(
         self, rows: Sequence[tuple[Eagle3Request, int]], logits: torch.Tensor
@@ -299,11 +226,6 @@ class Eagle3Drafter:
     def _num_expanded(self, num_asked: int) -> int:
         """How many nodes may be expanded for a task that asks for `num_asked` nodes."""
         return min(self._options.expanded_per_node * num_asked, self._max_nodes)
-
-    def release(self, request_ids: Sequence[str]) -> None:
-        """See `Drafter.release`."""
-        for request_id in request_ids:
-            self._requests.pop(request_id)
 
 
 def _growth_from(context: HeadContext) -> _Growth:

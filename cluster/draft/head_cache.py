@@ -21,7 +21,7 @@ from cluster.core import TokenArray
 from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.mtp import MtpHead
 from cluster.draft.heads.peagle import ParallelHead
-from cluster.draft.inside import Host, IndexArray, StepRows
+from cluster.draft.inside import Host, IndexArray, StepRows, own_caches
 from cluster.engine.types import LayerSpec
 
 # Stamps are numbers that every floating-point format holds exactly; 0 is what nobody wrote.
@@ -69,7 +69,7 @@ class HeadCache:
         self._head = head
         self._dtype = dtype
         self._hidden_size = head.spec.layer.hidden_size
-        *self._layers, self._hidden, self._stamps = host.caches
+        *self._layers, self._hidden, self._stamps = own_caches(host)
 
     def write(self, rows: Sequence[StepRows]) -> None:
         """Keep the rows of texts that a step computed."""

@@ -11,20 +11,19 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
-from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams
+from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import rank_rows
-from cluster.draft.committed_text import RequestTable, common_len
+from cluster.draft.committed_text import CommittedTextDrafter, common_len
 from cluster.draft.leaves import choose_leaves
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.root_counts import RootCounts
-from cluster.draft.sharpness import Sharpness, conditionals
-from cluster.draft.tree_request import learn_draws
+from cluster.draft.sharpness import Sharpness
+from cluster.draft.tree_request import expand_nodes, learn_draws
 from cluster.draft.vocabulary import load_draft_vocabulary, readable_vocabulary
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
@@ -42,7 +41,7 @@ _SLICE_NODES = 32
 _SLICE_REQUESTS = 2
 
 
-class LMDrafter:
+class LMDrafter(CommittedTextDrafter[LMRequest]):
     """See `Drafter`.  A slice of growth is one engine step over all requests.
 
     vocab_size: tokens of the target that it can read.  tokenizer_hash: the target's, "" = unknown.
@@ -64,8 +63,6 @@ class LMDrafter:
         self.tokenizer_hash, self.vocab_size = readable_vocabulary(
             context, self._engine.tokenizer_hash, self._engine.vocab_size, self._vocabulary
         )
-        self._name = context.name
-        self._max_nodes = context.max_nodes
         # Of the logits; a model's vocabulary may be padded.
         self._num_columns = min(self.vocab_size, self._engine.vocab_size)
         self._options = options
@@ -73,7 +70,7 @@ class LMDrafter:
         self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
         # A request beyond what the engine keeps would wait for a page until another one ends.
         most = min(context.max_requests, self._engine.config.max_running_sequences)
-        self._requests: RequestTable[LMRequest] = RequestTable(most, self._opened)
+        super().__init__(replace(context, max_requests=most), self._opened)
         # Greedy and sampled requests of a task class are calibrated separately.
         self._sharpness: Bounded[Sharpness] = Bounded(Sharpness)
         self.root_counts = RootCounts()
@@ -92,37 +89,25 @@ class LMDrafter:
         return self._engine
 
     def _opened(self, commit: Commit) -> LMRequest:
-        return LMRequest(
-            commit.generation,
-            commit.prompt_len,
-            commit.task,
-            commit.params or SamplingParams(),
-            request_id=commit.request_id,
-            tenant=commit.tenant,
-            vocabulary=self._vocabulary,
-        )
+        request = LMRequest.opened_by(commit)
+        request.vocabulary = self._vocabulary
+        return request
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
         """See `Drafter.observe`.  Extends texts and re-roots trees; runs no forward pass."""
         if self._engine.grower is not None:
             self._engine.grower.resume()
-        return [self._observe(commit) for commit in commits]
+        return super().observe(commits)
 
-    def _observe(self, commit: Commit) -> Observation:
-        request = self._requests.admit(commit)
-        if request is None:
-            return self._requests.declined(commit)
-        loss: float | None = None
-        if request.renewed:
-            request.renewed = False
-            request.forget_cache(request.cached_len)
-        if not request.text.ends_with(commit.token_ids, commit.base_len):
-            kept = common_len(request.text, commit)
-            if kept < len(request.text):
-                request.roll_back(kept)
-            request.append(commit.token_ids[kept - commit.base_len :], self.vocab_size)
-            loss = self._catch_up(request)
-        return Observation(commit.request_id, commit.generation, len(request.text), loss)
+    def _forget_tree(self, request: LMRequest) -> None:
+        request.forget_cache(request.cached_len)
+
+    def _advance(self, request: LMRequest, commit: Commit) -> float | None:
+        kept = common_len(request.text, commit)
+        if kept < len(request.text):
+            request.roll_back(kept)
+        request.append(commit.token_ids[kept - commit.base_len :], self.vocab_size)
+        return self._catch_up(request)
 
     def _catch_up(self, request: LMRequest) -> float | None:
         """Move the tree's root to the end of the text; returns the mean loss of the tokens passed.
@@ -163,19 +148,15 @@ class LMDrafter:
         Trees that a commit re-rooted are proposed at once, without a forward pass; otherwise one
         engine step expands the most likely leaves of all requests.
         """
-        wanted: dict[str, tuple[LMRequest, int]] = {}
-        for task in tasks:
-            request = self._requests.get(task.request_id, task.generation)
-            if request is not None and task.max_nodes > 0:
-                wanted[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
-        changed = [entry for entry in wanted.values() if entry[0].changed]
+        asked = self._asked(tasks)
+        changed = [entry for entry in asked if entry[0].changed]
         if not changed:
-            grown = self._grow_natively(list(wanted.values()))
-            self._submit([entry for entry in wanted.values() if entry[0] not in grown])
+            grown = self._grow_natively(asked)
+            self._submit([entry for entry in asked if entry[0] not in grown])
             grown |= self._step()
             for request in grown:
                 request.changed = True  # also proposed later if this call does not ask for it
-            changed = [entry for entry in wanted.values() if entry[0] in grown]
+            changed = [entry for entry in asked if entry[0] in grown]
         return [self._proposal(request, max_nodes) for request, max_nodes in changed]
 
     def interrupt(self) -> None:
@@ -290,19 +271,7 @@ class LMDrafter:
             self._vocabulary,
         )
         fits = [self._sharpness_of(request) for request, _ in rows]
-        probs = conditionals(
-            ranked.scores,
-            np.array([fit.tau for fit in fits]),
-            np.array([fit.coverage for fit in fits]),
-        )
-        num_children = self._options.num_children
-        tokens = ranked.token_ids[:, :num_children].tolist()
-        shares = probs[:, :num_children].tolist()
-        limit = self._engine.max_context_len
-        for index, (request, node) in enumerate(rows):
-            request.expand(
-                node, ranked.row(index), list(zip(tokens[index], shares[index], strict=True)), limit
-            )
+        expand_nodes(rows, ranked, fits, self._options.num_children, self._engine.max_context_len)
 
     def _drop_cache(self, request: LMRequest) -> None:
         """Free the request's pages, because the model cannot draft for this text."""

@@ -18,7 +18,7 @@ import numpy as np
 from cluster.core import EMPTY_TREE, Commit, DraftTask, Proposal, SamplingParams, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
-from cluster.draft.count_drafter import CountDrafter, CountState, opening_params
+from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.count_tree import Continuations
 from cluster.draft.coupling import gumbel_scalar, is_useful
 from cluster.draft.gram_index import check_at_least
@@ -115,7 +115,7 @@ class LookaheadDrafter(CountDrafter[LookaheadState, Context]):
     """Drafts inside the target alone: nobody else sees what it says at its rows."""
 
     def __init__(self, context: DrafterContext, options: LookaheadOptions) -> None:
-        super().__init__(context, options.min_survival)
+        super().__init__(context, options.min_survival, LookaheadState.opened_by)
         host_of(context.target, context.name, "lookahead")
         self._options = options
         self._pools = Bounded(
@@ -186,12 +186,6 @@ class LookaheadDrafter(CountDrafter[LookaheadState, Context]):
         num_drawn = len(rows.path) + 1
         state.guesses = seen[num_drawn:]
         state.guessed_at = end + num_drawn
-
-    def _opened(self, commit: Commit) -> LookaheadState:
-        return LookaheadState(
-            commit.generation, commit.prompt_len, commit.task, opening_params(commit),
-            tenant=commit.tenant,
-        )  # fmt: skip
 
     def _learn(self, state: LookaheadState, start: int) -> None:
         """The window learns how often it is right; n-grams come from `read`."""

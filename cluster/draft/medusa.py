@@ -31,9 +31,8 @@ class MedusaDrafter(ProductDrafter[torch.Tensor]):
         self.made_for = folder_made_for(folder)
         head = load_head_of(MedusaHead, folder, target_shape(host), host.weight)
         vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
-        super().__init__(context, options, head.spec.num_heads, vocabulary)
+        super().__init__(context, host, options, head.spec.num_heads, vocabulary)
         self._head = made_ready(head, host)
-        self._dtype = torch.float32 if host.device.type == "cpu" else host.dtype
         self._order = None if order is None else torch.from_numpy(order).to(host.device)
         self.wants = StepWants((-1,))
         self._rows: dict[str, tuple[int, torch.Tensor]] = {}

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.core import Commit
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.committed_text import gram_keys
-from cluster.draft.count_drafter import CountDrafter, CountState, opening_params
+from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.count_tree import Continuations
 from cluster.draft.gram_index import check_at_least, check_ngrams
 from cluster.token_log import TokenLog, prefix_hash
@@ -99,7 +98,7 @@ class NgramCacheDrafter(CountDrafter[_CacheState, tuple[int, ...]]):
     """Counts n-grams of everything committed; a context is the tuple of the last few tokens."""
 
     def __init__(self, context: DrafterContext, options: NgramCacheOptions) -> None:
-        super().__init__(context, options.min_survival)
+        super().__init__(context, options.min_survival, _CacheState.opened_by)
         self._options = options
         self._stores = Bounded(
             lambda: GramStore(options.max_contexts, options.max_continuations), options.max_stores
@@ -109,15 +108,6 @@ class NgramCacheDrafter(CountDrafter[_CacheState, tuple[int, ...]]):
     def num_contexts(self) -> int:
         """Contexts held over all stores."""
         return sum(len(store) for store in self._stores)
-
-    def _opened(self, commit: Commit) -> _CacheState:
-        return _CacheState(
-            commit.generation,
-            commit.prompt_len,
-            commit.task,
-            opening_params(commit),
-            tenant=commit.tenant,
-        )
 
     def _learn(self, state: _CacheState, start: int) -> None:
         start = max(start, state.learned_len)

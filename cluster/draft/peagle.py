@@ -22,7 +22,6 @@ from cluster.draft.product import ProductDrafter
 from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import written_vocabulary
 from cluster.engine.types import LayerSpec
-from cluster.errors import ConfigError
 from cluster.made_for import folder_made_for
 from cluster.models.resolve import resolve_head
 
@@ -36,19 +35,12 @@ class PeagleDrafter(ProductDrafter[HeadContext]):
         folder = resolve_head(options.model)
         self.made_for = folder_made_for(folder)
         head = load_head_of(ParallelHead, folder, target_shape(host), host.weight)
-        if len(host.caches) == 0:
-            raise ConfigError(
-                "the target's engine was loaded without the head's layers; load it by "
-                "cluster.worker.host.load_target_engine",
-                param="model",
-            )
         vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
         if order is not None:
             head.lm_head.weight = torch.nn.Parameter(head.lm_head.weight[order], False)
         self._num_drafts = options.num_drafts or head.num_drafts
-        super().__init__(context, options, self._num_drafts, vocabulary)
+        super().__init__(context, host, options, self._num_drafts, vocabulary)
         self._head = made_ready(head, host)
-        self._dtype = torch.float32 if host.device.type == "cpu" else host.dtype
         self.wants = StepWants(head.spec.taps)
         self._cache = ParallelCache(host, head, self._dtype, options.context)
         self._context = options.context

@@ -9,7 +9,7 @@ nodes.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,7 +25,12 @@ from cluster.core import (
     token_array,
 )
 from cluster.draft.base import Drafter, DrafterContext, Interruptible
-from cluster.draft.committed_text import RequestState, RequestTable, common_len
+from cluster.draft.committed_text import (
+    CommittedTextDrafter,
+    RequestState,
+    RequestTable,
+    common_len,
+)
 from cluster.spec.tree import RerootResult, prune, reroot
 from cluster.token_log import TokenLog, prefix_hash
 
@@ -74,15 +79,15 @@ class _Request(RequestState):
     drafted_nodes: int = -1
 
 
-class TextDrafter(ABC):
+class TextDrafter(CommittedTextDrafter[_Request]):
     """A drafter that drafts once after every commit.
 
     Subclasses write `draft`.  Its constructor must be callable with (context, options).
     """
 
     def __init__(self, context: DrafterContext) -> None:
+        super().__init__(context, _Request.opened_by)
         self.context = context
-        self._requests: RequestTable[_Request] = RequestTable(context.max_requests, _opened)
 
     @abstractmethod
     def draft(self, request: RequestState, max_nodes: int) -> Draft | None:
@@ -92,19 +97,13 @@ class TextDrafter(ABC):
         other request is served by this replica.
         """
 
-    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        """See `Drafter.observe`."""
-        return [self._observe(commit) for commit in commits]
+    def _forget_tree(self, request: _Request) -> None:
+        request.drafted_nodes = -1
 
-    def _observe(self, commit: Commit) -> Observation:
-        request = self._requests.admit(commit)
-        if request is None:
-            return self._requests.declined(commit)
-        if request.renewed or not request.text.ends_with(commit.token_ids, commit.base_len):
-            request.text.truncate(commit.base_len)
-            request.text.append(commit.token_ids)
-            request.drafted_nodes, request.renewed = -1, False
-        return Observation(commit.request_id, commit.generation, len(request.text))
+    def _advance(self, request: _Request, commit: Commit) -> None:
+        request.text.truncate(commit.base_len)
+        request.text.append(commit.token_ids)
+        request.drafted_nodes = -1
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`."""
@@ -113,7 +112,7 @@ class TextDrafter(ABC):
 
     def _propose(self, task: DraftTask) -> Proposal | None:
         request = self._requests.get(task.request_id, task.generation)
-        max_nodes = min(task.max_nodes, self.context.max_nodes)
+        max_nodes = min(task.max_nodes, self._max_nodes)
         if request is None or request.drafted_nodes >= max_nodes:
             return None
         request.drafted_nodes = max_nodes
@@ -123,17 +122,5 @@ class TextDrafter(ABC):
         text = request.text
         return Proposal(
             task.request_id, request.generation, len(text), text.hash_at(len(text)),
-            draft.tree, draft.survival, self.context.name, is_complete=True,
+            draft.tree, draft.survival, self._name, is_complete=True,
         )  # fmt: skip
-
-    def release(self, request_ids: Sequence[str]) -> None:
-        """See `Drafter.release`."""
-        for request_id in request_ids:
-            self._requests.pop(request_id)
-
-
-def _opened(commit: Commit) -> _Request:
-    return _Request(
-        commit.generation, commit.prompt_len, commit.task, commit.params or SamplingParams(),
-        tenant=commit.tenant,
-    )  # fmt: skip

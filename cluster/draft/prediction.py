@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.core import EMPTY_TOKENS, Commit, TokenArray, token_array
+from cluster.core import EMPTY_TOKENS, TokenArray, token_array
 from cluster.draft.base import DrafterContext
-from cluster.draft.count_drafter import CountDrafter, CountState, opening_params
+from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.count_tree import Continuations
 from cluster.draft.gram_index import LONGEST_MATCH, SEPARATOR, Match, check_at_least
 
@@ -121,14 +121,8 @@ class PredictionDrafter(CountDrafter[PredictionState, Match]):
     """Continues the request's own prediction; drafts nothing for requests without one."""
 
     def __init__(self, context: DrafterContext, options: PredictionOptions) -> None:
-        super().__init__(context, options.min_survival)
+        super().__init__(context, options.min_survival, PredictionState.opened_by)
         self._max_places = options.max_places
-
-    def _opened(self, commit: Commit) -> PredictionState:
-        return PredictionState(
-            commit.generation, commit.prompt_len, commit.task, opening_params(commit),
-            tenant=commit.tenant,
-        )  # fmt: skip
 
     def _learn(self, state: PredictionState, start: int) -> None:
         state.read()

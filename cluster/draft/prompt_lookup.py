@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from cluster.core import Commit
 from cluster.draft.base import DrafterContext
-from cluster.draft.count_drafter import CountDrafter, CountState, opening_params
+from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.count_tree import Continuations
 from cluster.draft.gram_index import GramIndex, Match, check_at_least, check_ngrams, match_of
 
@@ -53,19 +53,13 @@ class LookupDrafter(CountDrafter[LookupState, Match]):
     def __init__(
         self, context: DrafterContext, min_survival: float, min_ngram: int, max_ngram: int
     ) -> None:
-        super().__init__(context, min_survival)
+        super().__init__(context, min_survival, self._opened)
         self._min_ngram, self._max_ngram = min_ngram, max_ngram
 
     def _opened(self, commit: Commit) -> LookupState:
-        return LookupState(
-            commit.generation,
-            commit.prompt_len,
-            commit.task,
-            opening_params(commit),
-            tenant=commit.tenant,
-            long=GramIndex(self._max_ngram),
-            short=GramIndex(self._min_ngram),
-        )
+        state = LookupState.opened_by(commit)
+        state.long, state.short = GramIndex(self._max_ngram), GramIndex(self._min_ngram)
+        return state
 
     def _learn(self, state: LookupState, start: int) -> None:
         state.long.extend(state.text)

@@ -194,9 +194,9 @@ def create(
         ) from error
 
 
-def drafter_class(kind: str, kinds: Mapping[str, Kind] = KINDS) -> type[Any]:
+def drafter_class(kind: str) -> type[Any]:
     """The class of a kind that `check` has passed."""
-    found: type[Any] = _resolve(kind if ":" in kind else kinds[kind].drafter)
+    found: type[Any] = _resolve(kind if ":" in kind else KINDS[kind].drafter)
     return found
 
 

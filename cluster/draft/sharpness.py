@@ -7,6 +7,8 @@ share of draws whose token is among the candidates.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -18,17 +20,6 @@ _INITIAL_TAU = 1.3
 # Weight of the initial coverage, and the number of observations after which it starts to forget.
 _PRIOR_WEIGHT = 20.0
 _MEMORY = 2000.0
-
-
-def conditionals(scores: Array, taus: Array, coverages: Array) -> Array:
-    """coverage * softmax(scores / tau), row by row.
-
-    scores: float64[rows, m], the first of each row finite.  taus, coverages: float64[rows].
-    Returns float64[rows, m].
-    """
-    # Rows of different requests have different taus, so the scores are divided by them first.
-    shares: Array = conditional(scores / taus[:, None], 0.0, 1.0) * coverages[:, None]
-    return shares
 
 
 class Sharpness:
@@ -62,3 +53,16 @@ class Sharpness:
         self._covered += 1.0
         # The scores are already divided by the temperature and include the noise.
         self._fit.observe(scores[np.isfinite(scores)], 0.0, rank)
+
+
+def conditionals(scores: Array, fits: Sequence[Sharpness]) -> Array:
+    """coverage * softmax(scores / tau), row by row.
+
+    scores: float64[rows, m], the first of each row finite.  fits: of each row.  Returns
+    float64[rows, m].
+    """
+    taus = np.array([[fit.tau] for fit in fits])
+    coverages = np.array([[fit.coverage] for fit in fits])
+    # Rows of different requests have different taus, so the scores are divided by them first.
+    shares: Array = conditional(scores / taus, 0.0, 1.0) * coverages
+    return shares

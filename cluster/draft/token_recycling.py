@@ -15,10 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.core import Commit
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
-from cluster.draft.count_drafter import CountDrafter, CountState, opening_params
+from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.count_tree import Continuations
 from cluster.draft.gram_index import check_at_least
 from cluster.draft.inside import StepRows, StepWants, host_of
@@ -83,7 +82,7 @@ class TokenRecyclingDrafter(CountDrafter[CountState, Words]):
     """Drafts inside the target alone: nobody else sees what it thinks likely."""
 
     def __init__(self, context: DrafterContext, options: TokenRecyclingOptions) -> None:
-        super().__init__(context, options.min_survival)
+        super().__init__(context, options.min_survival, CountState.opened_by)
         host_of(context.target, context.name, "token_recycling")
         self._options = options
         self._stores = Bounded(lambda: Adjacency(options.max_contexts), options.max_stores)
@@ -122,12 +121,6 @@ class TokenRecyclingDrafter(CountDrafter[CountState, Words]):
         if state is None or len(state.text) < end:
             return tuple(rows.token_ids[:last].tolist())
         return tuple(state.text.token_ids[max(end - count, 0) : end].tolist())
-
-    def _opened(self, commit: Commit) -> CountState:
-        return CountState(
-            commit.generation, commit.prompt_len, commit.task, opening_params(commit),
-            tenant=commit.tenant,
-        )  # fmt: skip
 
     def _learn(self, state: CountState, start: int) -> None:
         """Nothing is learned from text: see `read`."""

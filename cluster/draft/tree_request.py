@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, Proposal, TokenTree
-from cluster.draft.candidates import Ranking, RowContext
+from cluster.draft.candidates import RankedRows, Ranking, RowContext
 from cluster.draft.committed_text import RequestState
 from cluster.draft.coupling import is_useful
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.sharpness import Sharpness
+from cluster.draft.sharpness import Sharpness, conditionals
 
 # While a tree grows, it is sent only if it gains this many expected accepted tokens.
 _MIN_NEWS = 0.1
@@ -24,7 +24,6 @@ _MIN_NEWS = 0.1
 class TreeRequest(RequestState):
     """tree: its root is after root_len tokens of the text; None while there is none."""
 
-    request_id: str = ""
     tree: LiveTree | None = None
     root_len: int = 0
     _proposed: Proposal | None = None
@@ -62,6 +61,10 @@ class TreeRequest(RequestState):
     def can_use_drafts(self) -> bool:
         """Whether a draft behind the text could still save a step."""
         return len(self.text) > 0 and 0 <= self.next_position < self.params.max_tokens - 1
+
+    def drop_tree(self) -> None:
+        """End the present tree."""
+        self.tree = None
 
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens of the text; where that cuts it, the tree goes too."""
@@ -119,6 +122,21 @@ class TreeRequest(RequestState):
             )  # fmt: skip
             self._proposed = former
         return former
+
+
+def expand_nodes(
+    rows: Sequence[tuple[TreeRequest, int]],
+    ranked: RankedRows,
+    fits: Sequence[Sharpness],
+    num_children: int,
+    max_context_len: int,
+) -> None:
+    """Give nodes the best of their candidates as children.  ranked, fits: of each row."""
+    tokens = ranked.token_ids[:, :num_children].tolist()
+    shares = conditionals(ranked.scores, fits)[:, :num_children].tolist()
+    for index, (request, node) in enumerate(rows):
+        children = list(zip(tokens[index], shares[index], strict=True))
+        request.expand(node, ranked.row(index), children, max_context_len)
 
 
 def learn_draws(

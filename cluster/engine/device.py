@@ -25,8 +25,8 @@ _HUGE_PAGE = 2 * 1024**2
 _MADV_HUGEPAGE = 14  # Linux
 
 
-def resolve_device(name: str, rank: int = 0) -> torch.device:
-    """`auto` is this rank's GPU where there is one, else the CPU."""
+def resolve_device(name: str) -> torch.device:
+    """`auto` is the first GPU where there is one, else the CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -37,7 +37,7 @@ def resolve_device(name: str, rank: int = 0) -> torch.device:
         ) from error
     if device.type == "cuda":
         num_devices = torch.cuda.device_count()
-        index = rank if device.index is None else device.index
+        index = device.index or 0
         if index >= num_devices:
             raise ConfigError(
                 f"device cuda:{index} does not exist, this machine shows {num_devices} GPUs; "

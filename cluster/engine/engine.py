@@ -105,7 +105,6 @@ class Engine:
         self._waiting: dict[str, None] = {}
         # Works that can never run, answered by the next step.
         self._refused: dict[str, Output] = {}
-        self._num_submitted = 0
         # Whether the last schedule was empty: then only a call from outside can change that.
         self._blocked = False
         self._group: RankGroup | None = None
@@ -221,8 +220,7 @@ class Engine:
             self._refused[work.request_id] = Output(work.request_id, error=error)
             return
         sequence = self.residency.enter(work.request_id)
-        sequence.pending = Pending(work, self._num_submitted)
-        self._num_submitted += 1
+        sequence.pending = Pending(work)
         self._waiting[work.request_id] = None
 
     def _check_idle(self, request_id: str) -> None:

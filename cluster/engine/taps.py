@@ -56,11 +56,6 @@ class Taps:
     rows: torch.Tensor
     sequences: tuple[TapRows, ...]
 
-    @property
-    def joined(self) -> torch.Tensor:
-        """[rows, taps * hidden], a view: as a head's first layer multiplies them."""
-        return self.rows.flatten(1)
-
     def of(self, request_id: str) -> tuple[TapRows, torch.Tensor] | None:
         """One sequence's rows and what they are; None where it had none in this step."""
         for each in self.sequences:

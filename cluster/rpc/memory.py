@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any, Generic, TypeVar
 
 from cluster.errors import WorkerError
-from cluster.rpc.link import Link
 from cluster.rpc.mailbox import DEFAULT_WINDOW, Mailbox
 
 S = TypeVar("S")
@@ -47,15 +46,10 @@ class MemoryLink(Generic[S, R]):
 
 
 def memory_pair(window: int = DEFAULT_WINDOW) -> tuple[MemoryLink[Any, Any], MemoryLink[Any, Any]]:
-    """Both ends of a new in-process link, as a type that tests can also `sever`."""
-    there: Mailbox[Any] = Mailbox(window)
-    back: Mailbox[Any] = Mailbox(window)
-    return MemoryLink(there, back), MemoryLink(back, there)
-
-
-def memory_link(window: int = DEFAULT_WINDOW) -> tuple[Link[S, R], Link[R, S]]:
     """Both ends of a new in-process link: what the first sends, the second receives.
 
     window: unread messages per direction before send waits.
     """
-    return memory_pair(window)
+    there: Mailbox[Any] = Mailbox(window)
+    back: Mailbox[Any] = Mailbox(window)
+    return MemoryLink(there, back), MemoryLink(back, there)

@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -49,28 +49,20 @@ log = logging.getLogger(__name__)
 _CLEANUP_GRACE_S = 5.0
 
 
-class ServesTarget(Protocol):
-    """The target worker's interface to the server.  serve returns when its link has ended."""
+Answer = TypeVar("Answer", covariant=True)
+Ask = TypeVar("Ask", contravariant=True)
+
+
+class Serves(Protocol[Answer, Ask]):
+    """A worker's interface to the server.  serve returns when its link has ended."""
 
     def describe(self) -> WorkerDescription: ...
 
-    async def serve(self, link: Link[VerdictFrame, VerifyFrame]) -> None: ...
+    async def serve(self, link: Link[Answer, Ask]) -> None: ...
 
 
-class ServesDrafter(Protocol):
-    """The draft worker's interface to the server.  serve returns when its link has ended."""
-
-    def describe(self) -> WorkerDescription: ...
-
-    async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None: ...
-
-
-class ServesCoordinator(Protocol):
-    """The coordinator's interface to the server.  serve returns when its link has ended."""
-
-    def describe(self) -> WorkerDescription: ...
-
-    async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None: ...
+class ServesCoordinator(Serves[EventFrame, SubmitFrame], Protocol):
+    """The coordinator's interface to the server."""
 
     def render_metrics(self) -> bytes: ...
 
@@ -98,7 +90,7 @@ class RunningServer:
 
 
 async def serve_target(
-    worker: ServesTarget,
+    worker: Serves[VerdictFrame, VerifyFrame],
     host: str = "127.0.0.1",
     port: int = 0,
     *,
@@ -110,7 +102,7 @@ async def serve_target(
 
 
 async def serve_drafter(
-    worker: ServesDrafter,
+    worker: Serves[ProposalFrame, CommitFrame],
     host: str = "127.0.0.1",
     port: int = 0,
     *,

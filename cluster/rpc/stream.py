@@ -18,7 +18,7 @@ from typing import Generic, Protocol, TypeVar
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import Refusal
 from cluster.rpc.frames import MAX_FRAME_BYTES, FrameCodec
-from cluster.rpc.mailbox import DEFAULT_WINDOW, Mailbox
+from cluster.rpc.mailbox import Mailbox
 
 log = logging.getLogger(__name__)
 
@@ -74,15 +74,13 @@ class StreamLink(Generic[S, R]):
         stream: ByteStream,
         conversation: Conversation[S, R],
         *,
-        window: int = DEFAULT_WINDOW,
         max_frame_bytes: int = MAX_FRAME_BYTES,
     ) -> None:
-        """window: frames that may wait per direction on this side."""
         self._stream = stream
         self._conversation = conversation
         self._max_frame_bytes = max_frame_bytes
-        self._inbox: Mailbox[R] = Mailbox(window)
-        self._outbox: Mailbox[bytes] = Mailbox(window)
+        self._inbox: Mailbox[R] = Mailbox()
+        self._outbox: Mailbox[bytes] = Mailbox()
         self._running = asyncio.create_task(self._run())
 
     async def send(self, message: S) -> None:

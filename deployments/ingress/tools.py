@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.errors import RequestError
 from cluster.grammar_spec import GrammarSpec
+from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
 from deployments.ingress.fields import Fields, json_kind, shown
 from deployments.ingress.structured import refuse_others
@@ -17,11 +18,6 @@ _MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _ANY_ARGUMENTS = {"type": "object"}
-# What the template gets from elsewhere.
-_RESERVED = (
-    "messages", "tools", "conversation", "add_generation_prompt", "chat_template", "tokenize",
-    "return_dict", "return_tensors", "continue_final_message", "documents",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +166,7 @@ def template_arguments(fields: Fields, dialect: Dialect) -> Mapping[str, Any]:
             )
         found["reasoning_effort"] = effort
     for key in found:
-        if key in _RESERVED or not key.isidentifier() or key not in dialect.template:
+        if key in RESERVED_ARGUMENTS or not key.isidentifier() or key not in dialect.template:
             name = key if key == "reasoning_effort" else f"chat_template_kwargs.{key[:40]}"
             raise RequestError(
                 f"{name}: the model's chat template does not use it; remove it", param=name

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from cluster.core import SamplingParams
-from cluster.rpc.faulty import FaultPlan, FaultyLink
 from cluster.rpc.memory import memory_pair
 from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
 from tests.support.coordinator.toys import (
@@ -19,6 +18,7 @@ from tests.support.coordinator.toys import (
     plain_text,
     target_description,
 )
+from tests.support.rpc.faulty import FaultPlan, FaultyLink
 
 LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 

@@ -10,7 +10,6 @@ import pytest
 from cluster.core import SamplingParams, VerifyItem
 from cluster.errors import WorkerError
 from cluster.messages import InHand, VerdictFrame, VerifyFrame
-from cluster.rpc.faulty import FaultPlan, FaultyLink
 from cluster.rpc.link import Link
 from cluster.rpc.memory import memory_pair
 from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
@@ -21,6 +20,7 @@ from tests.support.coordinator.toys import (
     plain_text,
     target_description,
 )
+from tests.support.rpc.faulty import FaultPlan, FaultyLink
 
 LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 SHORT = replace(GREEDY, max_tokens=1)

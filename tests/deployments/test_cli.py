@@ -22,7 +22,7 @@ import yaml
 from cluster.client import Client, GenerateRequest, SamplingOptions
 from deployments.cli import main
 from deployments.console_log import is_wanted
-from deployments.ports import is_free
+from deployments.ports import why_not
 from tests.deployments.conftest import DEADLINE_S, MODEL, free_port, wait_until
 from tests.support.deployments.listening import listening
 
@@ -162,7 +162,7 @@ def test_serve_says_one_line_and_leaves_nothing_behind(command: Command, config_
     assert command.stop(signal.SIGTERM) == 0
     assert not [pid for pid in family if running(pid)]
     assert not folder.exists()
-    assert all(is_free("127.0.0.1", port) for port in (http, own_grpc, dashboard))
+    assert all(why_not("127.0.0.1", port) is None for port in (http, own_grpc, dashboard))
 
 
 def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from deployments.placement import (
     local_labels,
     replica_options,
     total_resources,
-    with_model,
 )
 from tests.deployments.conftest import DEADLINE_S, places
 
@@ -59,6 +58,27 @@ def test_one_machine_cannot_carry_two_values_of_a_label() -> None:
         local_labels(config)
 
 
+def with_model(arguments: Mapping[str, Any], model: str) -> dict[str, Any]:
+    """A config file's `args` with every model replaced by `model`, on CPU; placement unchanged."""
+    tiny: dict[str, Any] = {
+        "model": model,
+        "device": "cpu",
+        "dtype": "float32",
+        "device_map": None,
+        "quantization": None,
+        "num_pages": 64,
+        "max_context_len": 0,
+        "threads": 1,
+    }
+    rehearsed = copy.deepcopy(dict(arguments))
+    rehearsed["target"]["engine"] |= tiny
+    for drafter in rehearsed.get("drafters", {}).values():
+        options = drafter.get("options", {})
+        if "engine" in options:
+            options["engine"] |= tiny
+    return rehearsed
+
+
 @pytest.fixture
 def rehearsed(ray_session: None, served: Any, checkpoint_factory: Callable[..., Path]) -> Any:
     """The 8-GPU configuration with tiny models, beside the application of the other tests."""
@@ -68,7 +88,7 @@ def rehearsed(ray_session: None, served: Any, checkpoint_factory: Callable[..., 
 
     file = load(CONFIGS / "llama-70b-8xh100.yaml")
     model = checkpoint_factory("llama", num_key_value_heads=4)
-    arguments = with_model(copy.deepcopy(file.document["applications"][0]["args"]), str(model))
+    arguments = with_model(file.document["applications"][0]["args"], str(model))
     arguments["ingress"]["replicas"] = 1  # it has no say in who gets which device
     serve.run(build(arguments), name="rehearsal", route_prefix="/rehearsal")
     yield file.config

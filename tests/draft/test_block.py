@@ -18,13 +18,11 @@ from cluster.draft.registry import check
 from cluster.errors import ConfigError
 from tests.support.draft.blocks import random_block, right_block
 from tests.support.draft.heads import cyclic_target, random_medusa
-from tests.support.draft.inside import Inside, config_of
+from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.engine.taps import expected_taps
 from tests.support.worker.rounds import Session
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
-SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=256)
 Factory = Callable[..., Path]
 SLIDING = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 9}
 
@@ -51,32 +49,15 @@ def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions
     head = random_block(tmp_path, target, spark=True)
     inside = Inside(config_of(target, "block", head, max_batch_tokens=24, **settings))
     oracle = load_oracle(target)
-    shared = prompt(30, seed=5).tolist()
-    sessions = [Session(str(i), shared + prompt(i * 9, seed=i).tolist(), GREEDY) for i in range(3)]
-    num_checked = 0
+    host = inside.drafter._cache._host
 
-    def checked(rows: Sequence[StepRows]) -> None:
-        nonlocal num_checked
-        inside.drafter.read(rows)
-        for each in rows:
-            if each.next_token is None:
-                continue
-            text = sessions[int(each.request_id)].tokens[: each.first_position]
-            text = [*text, *each.token_ids[each.text_rows].tolist()]
-            host = inside.drafter._cache._host
-            slots = torch.from_numpy(host.slots(each.request_id)[: len(text)])
-            for cache, (keys, values) in zip(
-                host.caches, kept_of(inside, oracle, text), strict=False
-            ):
-                torch.testing.assert_close(cache[slots][:, 0], keys, atol=1e-4, rtol=1e-4)
-                torch.testing.assert_close(cache[slots][:, 1], values, atol=1e-4, rtol=1e-4)
-            num_checked += 1
+    def check_layers(rows: StepRows, text: list[int]) -> None:
+        slots = torch.from_numpy(host.slots(rows.request_id)[: len(text)])
+        for cache, (keys, values) in zip(host.caches, kept_of(inside, oracle, text), strict=False):
+            torch.testing.assert_close(cache[slots][:, 0], keys, atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(cache[slots][:, 1], values, atol=1e-4, rtol=1e-4)
 
-    inside.after_step = checked
-    for session in sessions[:1]:  # the others then find its beginning in the prefix cache
-        inside.decode([session], 6)
-    inside.decode(sessions[1:], 12)
-    assert num_checked >= 12
+    inside.decode_checked(check_layers)
     assert any(len(tree) > 1 for tree in inside.trees)
 
 
@@ -137,27 +118,15 @@ def test_rows_that_are_missing_are_left_out_and_without_the_last_nothing_is_draf
 ) -> None:
     inside = Inside(config_of(llama_folder, "block", dflash, max_batch_tokens=16))
     session = Session("a", prompt(40).tolist(), GREEDY)
-    num_steps = 0
-
-    def lossy(rows: Sequence[StepRows]) -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps not in (2, 5):
-            inside.drafter.read(rows)
-
-    inside.after_step = lossy
-    inside.verifier.submit([session.item()])
-    while inside.verifier.has_pending:
-        frame = inside.verifier.step()
-    session.take(frame.verdicts[0])
+    inside.lose_steps(2, 5)
+    inside.draw(session)
     cache, tokens = inside.drafter._cache, np.array(session.tokens, np.int32)
     assert cache.read("a", tokens, 2048).positions.tolist() == [*range(16), *range(32, 40)]
     assert cache.read("a", tokens, 10).positions.tolist() == [*range(32, 40)]
     assert len(inside.tree(session, 8)) == 3
     lengths = []
     for _ in range(3):
-        inside.verifier.submit([session.item()])
-        session.take(inside.verifier.step().verdicts[0])
+        inside.draw(session)
         lengths.append(len(inside.tree(session, 8)))
     assert lengths == [3, 0, 3]
 
@@ -171,20 +140,18 @@ def test_a_block_is_one_chain_as_long_as_may_be_asked_for(
     )
     for max_nodes, length in ((8, 4 if spark else 3), (2, 2)):
         session = Session(f"r{max_nodes}", prompt(9).tolist(), SAMPLED)
-        inside.verifier.submit([session.item()])
-        session.take(inside.verifier.step().verdicts[0])
+        inside.draw(session)
         tree = inside.tree(session, max_nodes)
         assert tree.parents.tolist() == list(range(-1, length - 1))
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@LAWS
 def test_a_drafter_that_is_right_saves_steps(params: SamplingParams, tmp_path: Path) -> None:
     target = cyclic_target(tmp_path / "target")
     inside = Inside(config_of(target, "block", right_block(tmp_path / "head")))
     session = Session("a", [5, 6, 7, 8], params)
     inside.decode([session], 120)
-    accepted = sum(len(verdict.path) for verdict in session.verdicts) / len(session.verdicts)
-    assert accepted > (1.5 if params is SAMPLED else 5.0)
+    assert mean_accepted(session) > (1.5 if params is SAMPLED else 5.0)
 
 
 def test_greedy_survival_is_what_the_confidence_head_says(tmp_path: Path) -> None:
@@ -218,10 +185,7 @@ def test_one_of_a_random_drafter_saves_hardly_any(llama_folder: Path, dflash: Pa
 def test_a_drafter_of_nan_drafts_nothing(spark: bool, llama_folder: Path, tmp_path: Path) -> None:
     head = random_block(tmp_path, llama_folder, spark=spark, fill=float("nan"))
     inside = Inside(config_of(llama_folder, "block", head))
-    session = Session("a", prompt(9).tolist(), GREEDY)
-    inside.decode([session], 10)
-    assert inside.trees
-    assert all(len(tree) == 0 for tree in inside.trees)
+    inside.check_silent()
 
 
 def test_another_kind_of_head_is_refused_by_name(llama_folder: Path, tmp_path: Path) -> None:

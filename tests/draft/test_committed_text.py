@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import Commit, SamplingParams, token_array
+from cluster.core import Commit, token_array
 from cluster.draft.committed_text import RequestState, RequestTable, common_len, gram_keys
 from cluster.token_log import TokenLog
 from tests.support.draft.author import GREEDY, Author
@@ -27,12 +27,7 @@ def test_equal_grams_and_only_they_have_equal_keys(token_ids: list[int], size: i
 
 
 def table(max_requests: int = 2) -> RequestTable[RequestState]:
-    return RequestTable(
-        max_requests,
-        lambda commit: RequestState(
-            commit.generation, commit.prompt_len, commit.task, commit.params or SamplingParams()
-        ),
-    )
+    return RequestTable(max_requests, RequestState.opened_by)
 
 
 def apply(requests: RequestTable[RequestState], commit: Commit) -> int:

@@ -13,18 +13,15 @@ import torch
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.head_options import Eagle3Options
-from cluster.draft.inside import StepRows
 from cluster.draft.registry import check
 from cluster.errors import ConfigError
 from tests.draft.heads.test_eagle3 import attend_causally
 from tests.support.draft.heads import cyclic_target, random_eagle3, right_eagle3
-from tests.support.draft.inside import Inside, config_of
+from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.engine.taps import expected_taps
 from tests.support.worker.rounds import Session
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
-SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=256)
 Factory = Callable[..., Path]
 
 
@@ -68,26 +65,9 @@ def test_what_it_keeps_is_right_after_chunks_hits_accepted_paths_and_preemptions
     head = random_eagle3(tmp_path, target)
     inside = Inside(config_of(target, "eagle3", head, max_batch_tokens=24, **settings))
     oracle = load_oracle(target)
-    shared = prompt(30, seed=5).tolist()
-    sessions = [Session(str(i), shared + prompt(i * 9, seed=i).tolist(), GREEDY) for i in range(3)]
-    num_checked = 0
-
-    def checked(rows: Sequence[StepRows]) -> None:
-        nonlocal num_checked
-        inside.drafter.read(rows)
-        for each in rows:
-            if each.next_token is not None:
-                session = sessions[int(each.request_id)]
-                ids = [*session.tokens, *each.token_ids[each.text_rows].tolist()]
-                text = ids[: each.first_position] + each.token_ids[each.text_rows].tolist()
-                check_cache(inside, oracle, each.request_id, text)
-                num_checked += 1
-
-    inside.after_step = checked
-    for session in sessions[:1]:  # the others then find its beginning in the prefix cache
-        inside.decode([session], 6)
-    inside.decode(sessions[1:], 12)
-    assert num_checked >= 12
+    sessions = inside.decode_checked(
+        lambda rows, text: check_cache(inside, oracle, rows.request_id, text)
+    )
     if "num_pages" in settings and architecture == "llama":
         assert sum(session.num_misses for session in sessions) > 0
 
@@ -109,10 +89,7 @@ def test_the_logits_of_root_and_nodes_are_those_of_a_plain_forward(
     inside.drafter._run = recorded
     for name in ("a", "b"):
         session = Session(name, prompt(27).tolist(), GREEDY)
-        inside.verifier.submit([session.item()])
-        while inside.verifier.has_pending:
-            frame = inside.verifier.step()
-        session.take(frame.verdicts[0])
+        inside.draw(session)
         found.clear()
         inside.tree(session, 8)
         head, tree = inside.drafter._head, inside.drafter._requests.find(name).tree
@@ -138,19 +115,8 @@ def test_rows_that_are_missing_are_left_out_and_without_the_last_nothing_is_draf
 ) -> None:
     inside = Inside(config_of(llama_folder, "eagle3", head_folder, max_batch_tokens=16))
     session = Session("a", prompt(40).tolist(), GREEDY)
-    num_steps = 0
-
-    def lossy(rows: Sequence[StepRows]) -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps not in (2, 5):
-            inside.drafter.read(rows)
-
-    inside.after_step = lossy
-    inside.verifier.submit([session.item()])
-    while inside.verifier.has_pending:
-        frame = inside.verifier.step()
-    session.take(frame.verdicts[0])
+    inside.lose_steps(2, 5)
+    inside.draw(session)
     cache, tokens = inside.drafter._cache, np.array(session.tokens, np.int32)
     context = cache.read("a", tokens, 2048)
     assert len(context.layers[0][0]) == 40 - 1 - 16  # without the first token and the second chunk
@@ -158,8 +124,7 @@ def test_rows_that_are_missing_are_left_out_and_without_the_last_nothing_is_draf
     assert len(inside.tree(session, 8)) > 0
     lengths = []
     for _ in range(3):
-        inside.verifier.submit([session.item()])
-        session.take(inside.verifier.step().verdicts[0])
+        inside.draw(session)
         lengths.append(len(inside.tree(session, 8)))
     assert lengths[1] == 0
     assert min(lengths[0], lengths[2]) > 0
@@ -187,7 +152,7 @@ def test_another_target_that_takes_over_drafts_from_its_own_rows(
 
 
 @pytest.mark.parametrize("reduced", [24, 20])
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@LAWS
 def test_a_head_that_is_right_saves_steps(
     params: SamplingParams, reduced: int, tmp_path: Path
 ) -> None:
@@ -196,9 +161,8 @@ def test_a_head_that_is_right_saves_steps(
     inside = Inside(config_of(target, "eagle3", head))
     session = Session("a", [5, 6, 7, 8], params)
     inside.decode([session], 120)
-    accepted = sum(len(verdict.path) for verdict in session.verdicts) / len(session.verdicts)
     # With a reduced vocabulary a path ends before the tokens that the head cannot write.
-    assert accepted > (1.5 if params is SAMPLED else 5.0 if reduced == 24 else 2.5)
+    assert mean_accepted(session) > (1.5 if params is SAMPLED else 5.0 if reduced == 24 else 2.5)
 
 
 def test_one_of_a_random_head_saves_hardly_any(llama_folder: Path, head_folder: Path) -> None:
@@ -212,10 +176,7 @@ def test_one_of_a_random_head_saves_hardly_any(llama_folder: Path, head_folder: 
 def test_a_head_of_nan_drafts_nothing(llama_folder: Path, tmp_path: Path) -> None:
     head = random_eagle3(tmp_path, llama_folder, fill=float("nan"))
     inside = Inside(config_of(llama_folder, "eagle3", head))
-    session = Session("a", prompt(9).tolist(), GREEDY)
-    inside.decode([session], 10)
-    assert inside.trees
-    assert all(len(tree) == 0 for tree in inside.trees)
+    inside.check_silent()
 
 
 def test_outside_of_a_target_it_says_where_it_belongs(head_folder: Path) -> None:

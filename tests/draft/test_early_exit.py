@@ -11,13 +11,11 @@ import torch
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.engine.cpu import kernels
-from tests.support.draft.inside import Inside, config_of
+from tests.support.draft.inside import GREEDY, LAWS, Inside, config_of
 from tests.support.engine.driver import prompt
 from tests.support.engine.parts import plain
 from tests.support.worker.rounds import Session
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
-SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=256)
 Factory = Callable[..., Path]
 OPTIONS = {"exit_layer": 2, "min_survival": 1e-4}
 
@@ -85,7 +83,7 @@ def test_no_row_of_the_text_is_computed_twice(llama_folder: Path) -> None:
     assert max(widths) <= inside.drafter._options.width
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@LAWS
 @pytest.mark.skipif(kernels.load() is None, reason="there is no C++ compiler")
 def test_native_trees_are_those_of_passes_one_by_one(
     params: SamplingParams, checkpoint_factory: Factory

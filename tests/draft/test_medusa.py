@@ -20,14 +20,10 @@ from tests.support.draft.heads import (
     random_medusa,
     right_medusa,
 )
-from tests.support.draft.inside import Inside, config_of
+from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.engine.taps import expected_taps
 from tests.support.worker.rounds import Session
-
-GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
-SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=256)
-LAWS = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +33,7 @@ def head_folder(llama_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 def drafted(inside: Inside, session: Session, max_nodes: int) -> TokenTree:
     """The tree behind the first token of the session's answer."""
-    inside.verifier.submit([session.item()])
-    while inside.verifier.has_pending:
-        frame = inside.verifier.step()
-    session.take(frame.verdicts[0])
+    inside.draw(session)
     return inside.tree(session, max_nodes)
 
 
@@ -77,8 +70,7 @@ def test_heads_that_are_right_save_steps(params: SamplingParams, tmp_path: Path)
     inside = Inside(config_of(target, "medusa", right_medusa(tmp_path / "head")))
     session = Session("a", [5, 6, 7, 8], params)
     inside.decode([session], 120)
-    accepted = sum(len(verdict.path) for verdict in session.verdicts) / len(session.verdicts)
-    assert accepted > (1.0 if params is SAMPLED else 2.8)
+    assert mean_accepted(session) > (1.0 if params is SAMPLED else 2.8)
 
 
 def test_a_vocabulary_out_of_order_is_read_by_its_map(tmp_path: Path) -> None:
@@ -101,17 +93,13 @@ def test_a_vocabulary_out_of_order_is_read_by_its_map(tmp_path: Path) -> None:
     inside = Inside(config_of(target, "medusa", folder))
     session = Session("a", [5, 6, 7, 8], GREEDY)
     inside.decode([session], 120)
-    accepted = sum(len(verdict.path) for verdict in session.verdicts) / len(session.verdicts)
-    assert accepted > 2.0
+    assert mean_accepted(session) > 2.0
 
 
 def test_heads_of_nan_draft_nothing(llama_folder: Path, tmp_path: Path) -> None:
     head = random_medusa(tmp_path, llama_folder, fill=float("nan"))
     inside = Inside(config_of(llama_folder, "medusa", head))
-    session = Session("a", prompt(9).tolist(), GREEDY)
-    inside.decode([session], 10)
-    assert inside.trees
-    assert all(len(tree) == 0 for tree in inside.trees)
+    inside.check_silent()
 
 
 def test_without_the_last_row_nothing_is_drafted(llama_folder: Path, head_folder: Path) -> None:

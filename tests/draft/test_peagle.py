@@ -20,14 +20,11 @@ from cluster.spec.noise import gumbel
 from cluster.spec.tree import depths
 from tests.draft.heads.test_eagle3 import attend_causally
 from tests.support.draft.heads import cyclic_target, random_eagle3, random_peagle, right_peagle
-from tests.support.draft.inside import Inside, config_of
+from tests.support.draft.inside import GREEDY, LAWS, Inside, config_of, mean_accepted
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.engine.taps import expected_taps
 from tests.support.worker.rounds import Session
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
-SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=256)
-LAWS = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 DRAFTS = 3
 
 
@@ -71,29 +68,18 @@ def test_what_it_keeps_of_every_layer_is_right_after_chunks_hits_and_preemptions
     head = random_peagle(tmp_path, target)
     inside = Inside(config_of(target, "peagle", head, max_batch_tokens=24, **settings))
     oracle = load_oracle(target)
-    shared = prompt(30, seed=5).tolist()
-    sessions = [Session(str(i), shared + prompt(i * 9, seed=i).tolist(), GREEDY) for i in range(3)]
-    num_checked = 0
+    host = inside.drafter._cache._host
 
-    def checked(rows: Sequence[StepRows]) -> None:
-        nonlocal num_checked
-        inside.drafter.read(rows)
-        host = inside.drafter._cache._host
-        for each in (each for each in rows if each.next_token is not None):
-            tokens = [*host.token_ids(each.request_id).tolist(), each.next_token]
-            slots = torch.from_numpy(host.slots(each.request_id))
-            expected, _ = rows_of(inside, oracle, tokens)
-            held = [layer[slots][1:] for layer in host.caches[:2]]
-            for layer, (keys, values) in zip(held, expected, strict=True):
-                count = len(layer)
-                torch.testing.assert_close(layer[:, 0], keys[:count], atol=1e-4, rtol=1e-4)
-                torch.testing.assert_close(layer[:, 1], values[:count], atol=1e-4, rtol=1e-4)
-            num_checked += 1
+    def check_layers(rows: StepRows, text: list[int]) -> None:
+        slots = torch.from_numpy(host.slots(rows.request_id))
+        expected, _ = rows_of(inside, oracle, [*text, rows.next_token])
+        held = [layer[slots][1:] for layer in host.caches[:2]]
+        for layer, (keys, values) in zip(held, expected, strict=True):
+            count = len(layer)
+            torch.testing.assert_close(layer[:, 0], keys[:count], atol=1e-4, rtol=1e-4)
+            torch.testing.assert_close(layer[:, 1], values[:count], atol=1e-4, rtol=1e-4)
 
-    inside.after_step = checked
-    inside.decode(sessions[:1], 6)  # the others then find its beginning in the prefix cache
-    inside.decode(sessions[1:], 12)
-    assert num_checked >= 12
+    inside.decode_checked(check_layers)
 
 
 @LAWS
@@ -106,10 +92,7 @@ def test_each_depth_has_its_rows_best_tokens_by_the_targets_noise(
     inside, oracle = Inside(config), load_oracle(llama_folder)
     for name, length in (("a", 27), ("b", 11)):
         session = Session(name, prompt(length, seed=length).tolist(), params)
-        inside.verifier.submit([session.item()])
-        while inside.verifier.has_pending:
-            frame = inside.verifier.step()
-        session.take(frame.verdicts[0])
+        inside.draw(session)
         tree = inside.tree(session, 14)
         _, logits = rows_of(inside, oracle, session.tokens)
         ids = inside.drafter._vocabulary.target_ids
@@ -131,8 +114,7 @@ def test_a_pass_over_several_texts_is_the_passes_over_each(
     run = drafter._logits
     for name in ("a", "b"):
         session = Session(name, prompt(9 if name == "a" else 20).tolist(), GREEDY)
-        inside.verifier.submit([session.item()])
-        session.take(inside.verifier.step().verdicts[0])
+        inside.draw(session)
         inside.tree(session, 8)
         request = drafter._requests.find(name)
         found[name] = (request, drafter._input(request))
@@ -148,16 +130,13 @@ def test_a_head_that_is_right_saves_steps(params: SamplingParams, tmp_path: Path
     inside = Inside(config_of(cyclic_target(tmp_path / "t"), "peagle", right_peagle(tmp_path)))
     session = Session("a", [5, 6, 7, 8], params)
     inside.decode([session], 120)
-    accepted = sum(len(verdict.path) for verdict in session.verdicts) / len(session.verdicts)
-    assert accepted > 0.9
+    assert mean_accepted(session) > 0.9
 
 
 def test_a_head_of_nan_drafts_nothing(llama_folder: Path, tmp_path: Path) -> None:
     head = random_peagle(tmp_path, llama_folder, fill=float("nan"))
     inside = Inside(config_of(llama_folder, "peagle", head))
-    inside.decode([Session("a", prompt(9).tolist(), GREEDY)], 10)
-    assert inside.trees
-    assert all(len(tree) == 0 for tree in inside.trees)
+    inside.check_silent()
 
 
 def test_without_the_last_row_nothing_is_drafted(llama_folder: Path, head_folder: Path) -> None:

@@ -22,10 +22,15 @@ def test_tau_and_coverage_are_recovered_from_draws(tau: float) -> None:
 
 def test_conditionals_are_calibrated_shares_that_sum_to_the_coverage() -> None:
     scores = np.array([[3.0, 1.0, -np.inf], [0.0, 0.0, 0.0]])
-    shares = conditionals(scores, np.array([2.0, 5.0]), np.array([0.9, 0.6]))
-    first = np.exp(1.0) / (np.exp(1.0) + 1.0)
-    assert shares[0] == pytest.approx([0.9 * first, 0.9 * (1 - first), 0.0])
-    assert shares[1] == pytest.approx([0.2, 0.2, 0.2])
+    sure, unsure = Sharpness(), Sharpness()
+    for _ in range(20):
+        sure.learn(np.array([1.0, 0.0]), 0)
+        unsure.learn(np.array([1.0, 0.0]), None)
+    assert sure.tau != unsure.tau
+    shares = conditionals(scores, [sure, unsure])
+    first = 1.0 / (1.0 + np.exp(-2.0 / sure.tau))
+    assert shares[0] == pytest.approx([sure.coverage * first, sure.coverage * (1 - first), 0.0])
+    assert shares[1] == pytest.approx([unsure.coverage / 3] * 3)
 
 
 def test_truncated_candidates_do_not_disturb_the_fit() -> None:

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from cluster.errors import WorkerError
-from cluster.rpc.faulty import FaultPlan, FaultyLink
 from cluster.rpc.memory import memory_pair
+from tests.support.rpc.faulty import FaultPlan, FaultyLink
 
 COUNT = 200
 

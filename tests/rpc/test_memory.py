@@ -8,7 +8,7 @@ import pytest
 
 from cluster.errors import WorkerError
 from cluster.rpc.mailbox import Mailbox
-from cluster.rpc.memory import memory_link, memory_pair
+from cluster.rpc.memory import memory_pair
 
 
 async def test_messages_arrive_in_order_in_both_directions() -> None:
@@ -21,7 +21,7 @@ async def test_messages_arrive_in_order_in_both_directions() -> None:
 
 
 async def test_closing_lets_the_peer_read_what_was_sent_and_then_ends_it() -> None:
-    left, right = memory_link()
+    left, right = memory_pair()
     await left.send("last words")
     await left.close()
     await left.close()
@@ -30,7 +30,7 @@ async def test_closing_lets_the_peer_read_what_was_sent_and_then_ends_it() -> No
 
 
 async def test_sending_on_a_closed_link_is_a_worker_error_on_both_sides() -> None:
-    left, right = memory_link()
+    left, right = memory_pair()
     await left.close()
     for link in (left, right):
         with pytest.raises(WorkerError):
@@ -38,7 +38,7 @@ async def test_sending_on_a_closed_link_is_a_worker_error_on_both_sides() -> Non
 
 
 async def test_send_waits_while_the_window_is_full() -> None:
-    left, right = memory_link(window=2)
+    left, right = memory_pair(window=2)
     await left.send(1)
     await left.send(2)
     third = asyncio.ensure_future(left.send(3))
@@ -70,7 +70,7 @@ async def test_a_severed_link_delivers_what_had_arrived_and_then_raises() -> Non
 
 
 async def test_cancelling_a_waiting_sender_loses_no_other_message() -> None:
-    left, right = memory_link(window=1)
+    left, right = memory_pair(window=1)
     await left.send(1)
     impatient = asyncio.ensure_future(left.send(2))
     patient = asyncio.ensure_future(left.send(3))
@@ -83,7 +83,7 @@ async def test_cancelling_a_waiting_sender_loses_no_other_message() -> None:
 
 
 async def test_a_cancelled_reader_loses_no_message() -> None:
-    left, right = memory_link()
+    left, right = memory_pair()
     reading = asyncio.ensure_future(anext(aiter(right)))
     await asyncio.wait({reading}, timeout=0)
     reading.cancel()

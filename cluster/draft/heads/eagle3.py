@@ -283,7 +283,6 @@ _NOT_OF_THE_LAYER = frozenset(
         "made_for",
     )
 )
-_MAPS = ("d2t", "t2d")
 
 
 def plain_name(name: str) -> str:

@@ -121,19 +121,8 @@ def load(
 def _authors_form(
     folder: Path, tensors: Tensors, target: TargetShape
 ) -> tuple[MedusaSpec, dict[str, str]]:
-    """Tensors {head}.{layer}.linear.* and {head}.{num_layers}.weight.
-
-    Heads and layers are counted from the tensors: published configurations state wrong numbers.
-    """
-    blocks = [
-        (int(found[1]), int(found[2]))
-        for found in (re.match(r"(\d+)\.(\d+)\.linear\.weight$", name) for name in tensors.held)
-        if found
-    ]
-    if not blocks:
-        raise refused(folder, "it has no tensors of Medusa heads ({head}.{layer}.linear.weight)")
-    num_heads = max(head for head, _ in blocks) + 1
-    num_layers = max(layer for _, layer in blocks) + 1
+    """Tensors {head}.{layer}.linear.* and {head}.{num_layers}.weight."""
+    num_heads, num_layers = _counted(folder, tensors, "{head}.{layer}.linear.weight")
     output = tensors.held.get(f"0.{num_layers}.weight")
     spec = MedusaSpec(
         num_heads, num_layers, target.hidden_size,
@@ -153,15 +142,7 @@ def _vllm_form(
     folder: Path, config: Mapping[str, Any], tensors: Tensors, target: TargetShape
 ) -> tuple[MedusaSpec, dict[str, str]]:
     """Tensors blocks.{h}.layers.{l}.*, and lm_heads.{h}.weight or one lm_head.weight."""
-    blocks = [
-        (int(found[1]), int(found[2]))
-        for found in (re.match(r"blocks\.(\d+)\.layers\.(\d+)\.weight$", n) for n in tensors.held)
-        if found
-    ]
-    if not blocks:
-        raise refused(folder, "it has no tensors blocks.{head}.layers.{layer}.weight")
-    num_heads = max(head for head, _ in blocks) + 1
-    num_layers = max(layer for _, layer in blocks) + 1
+    num_heads, num_layers = _counted(folder, tensors, "blocks.{head}.layers.{layer}.weight")
     shares = "lm_head.weight" in tensors.held
     uses_target = bool(config.get("original_lm_head", False)) and not shares
     first = tensors.held.get("lm_head.weight" if shares else "lm_heads.0.weight")
@@ -180,3 +161,13 @@ def _vllm_form(
                     f"blocks.{head}.layers.{layer}.{part}"
                 )
     return spec, names
+
+
+def _counted(folder: Path, tensors: Tensors, form: str) -> tuple[int, int]:
+    """Heads and their layers, counted by the tensors whose names are of this form: published
+    configurations state wrong numbers."""
+    pattern = re.escape(form).replace(r"\{head\}", r"(\d+)").replace(r"\{layer\}", r"(\d+)")
+    found = [match for name in tensors.held if (match := re.fullmatch(pattern, name))]
+    if not found:
+        raise refused(folder, f"it has no tensors of Medusa heads ({form})")
+    return max(int(each[1]) for each in found) + 1, max(int(each[2]) for each in found) + 1

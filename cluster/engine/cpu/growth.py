@@ -19,8 +19,6 @@ from cluster.engine.cpu.causal_lm import ForwardParts, NativeForward
 from cluster.engine.cpu.structures import GrowingModel, GrowingTree, GrowthBounds
 from cluster.engine.draw.native import RankedDraw
 
-Ints = npt.NDArray[np.int32]
-
 
 @dataclass(frozen=True, slots=True)
 class GrowthRules:

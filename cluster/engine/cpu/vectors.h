@@ -40,13 +40,6 @@ INLINE vfloat load_bf16(const uint16_t *from) {
     return (vfloat)(__builtin_convertvector(*(const vhalf *)from, vuint) << 16);
 }
 
-INLINE float bf16_to_float(uint16_t value) {
-    uint32_t bits = (uint32_t)value << 16;
-    float result;
-    memcpy(&result, &bits, 4);
-    return result;
-}
-
 /* To the nearest, ties to even; what is no number stays none. */
 INLINE uint16_t float_to_bf16(float value) {
     uint32_t bits;

@@ -116,14 +116,14 @@ class LoadedModel:
 ExtraLayers = Callable[[LoadedModel], Sequence[LayerSpec]]
 
 
-def load_model(config: EngineConfig, *, rank: int = 0) -> LoadedModel:
+def load_model(config: EngineConfig) -> LoadedModel:
     """Load `config.model`; raises ConfigError with the remedy when it cannot be served."""
     seam.register()
     source = str(resolve(config.model))
     described = describe(source, config)
     found = read_adapters(config)
     text_config, max_context_len = described.text_config, described.max_context_len
-    device = resolve_device(config.device, rank)
+    device = resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device, getattr(text_config, "dtype", None))
     module = _load_module(source, config, device, dtype)
     module.eval()

@@ -15,12 +15,11 @@ _INITIAL_CAPACITY = 256
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """A submitted work.  order: grows with every submission.  opened: checked against the cache,
-    so that the sequence holds a prefix of the work's context from here on.  num_adopted: tokens of
-    that prefix that the prefix cache had."""
+    """A submitted work.  opened: checked against the cache, so that the sequence holds a prefix of
+    the work's context from here on.  num_adopted: tokens of that prefix that the prefix cache
+    had."""
 
     work: Work
-    order: int
     opened: bool = False
     num_adopted: int = 0
 

@@ -4,21 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
+# event(kind, **fields) writes an event of the stream.
 Event = Callable[..., bytes]
-
-
-class Item(Protocol):
-    """One item.  `event(kind, **fields)` writes an event of the stream."""
-
-    def open(self, event: Event) -> bytes: ...
-
-    def close(self, event: Event, status: str) -> bytes: ...
-
-    def body(self, status: str) -> dict[str, Any]:
-        """As far as it has come."""
-        ...
 
 
 class TextItem:

@@ -46,7 +46,7 @@ def _batch(*specs: tuple[int, int, TokenTree, int], min_rows: int = 0) -> Batch:
             sequence.tables[0].add(next(pages))
         sequence.append(token_array([7] * cached))
         work = Work(str(index), cached, token_array([7] * new), tree, num_cached_nodes)
-        sequence.pending = Pending(work, index)
+        sequence.pending = Pending(work)
         picks.append(Pick(sequence, work, new, completes=True))
     return build_batch(picks, min_rows=min_rows, scratch_slot=NUM_SLOTS - 16, max_context_len=2048)
 

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cluster.config import Config, DrafterConfig, DrafterPlacement, EngineConfig, TargetConfig
-from cluster.core import EMPTY_TREE, Commit, DraftTask, TokenTree, token_array
+from cluster.core import (
+    EMPTY_TREE,
+    Commit,
+    DraftTask,
+    SamplingParams,
+    TokenTree,
+    token_array,
+)
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows, StepWants
 from cluster.worker.host import EngineHost, load_target_engine
 from cluster.worker.verifier import Verifier
+from tests.support.engine.driver import prompt
 from tests.support.worker.rounds import Session, decode_all
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=256)
+SAMPLED = SamplingParams(temperature=1.0, seed=3, max_tokens=256)
+LAWS = pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
 def config_of(target: Path, kind: str, head: Path | None = None, **settings: Any) -> Config:
@@ -64,6 +79,53 @@ class Inside:
         decode_all(self.verifier, sessions, drafters, num_tokens, release=True)
         self.drafter.release([session.request_id for session in sessions])
 
+    def draw(self, session: Session) -> None:
+        """Draw the token behind its text, which is read in chunks where it is long."""
+        self.verifier.submit([session.item()])
+        while self.verifier.has_pending:
+            frame = self.verifier.step()
+        session.take(frame.verdicts[0])
+
+    def lose_steps(self, *numbers: int) -> None:
+        """From here on the drafter does not see the steps of these numbers, counted from 1."""
+        steps = itertools.count(1)
+
+        def lossy(rows: Sequence[StepRows]) -> None:
+            if next(steps) not in numbers:
+                self.drafter.read(rows)
+
+        self.after_step = lossy
+
+    def decode_checked(self, check: Callable[[StepRows, list[int]], None]) -> list[Session]:
+        """Three texts with one beginning, read in chunks and behind prefix hits, and decoded.
+
+        check: called after every step with what it drew for a text, and the text up to there."""
+        shared = prompt(30, seed=5).tolist()
+        prompts = [shared + prompt(i * 9, seed=i).tolist() for i in range(3)]
+        sessions = [Session(str(i), ids, GREEDY) for i, ids in enumerate(prompts)]
+        num_checked = 0
+
+        def checked(rows: Sequence[StepRows]) -> None:
+            nonlocal num_checked
+            self.drafter.read(rows)
+            for each in rows:
+                if each.next_token is not None:
+                    before = sessions[int(each.request_id)].tokens[: each.first_position]
+                    check(each, [*before, *each.token_ids[each.text_rows].tolist()])
+                    num_checked += 1
+
+        self.after_step = checked
+        self.decode(sessions[:1], 6)  # the others then find its beginning in the prefix cache
+        self.decode(sessions[1:], 12)
+        assert num_checked >= 12
+        return sessions
+
+    def check_silent(self) -> None:
+        """The drafter is asked for trees and has none."""
+        self.decode([Session("a", prompt(9).tolist(), GREEDY)], 10)
+        assert self.trees
+        assert all(len(tree) == 0 for tree in self.trees)
+
     def _drafts_for(self, session: Session, max_nodes: int) -> Callable[[Sequence[int]], TokenTree]:
         return lambda tokens: self.tree(session, max_nodes)
 
@@ -85,3 +147,8 @@ class Inside:
                 break
         self.trees.append(tree)
         return tree
+
+
+def mean_accepted(session: Session) -> float:
+    """Drafts that a step of the session accepted, on average."""
+    return sum(len(verdict.path) for verdict in session.verdicts) / len(session.verdicts)

@@ -1,0 +1,70 @@
+"""What the drafters with a draft head on the target's hidden rows have in common.
+
+Their trees are grown from the target's rows behind the text, so that each ends with a commit.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from cluster.core import Commit, SamplingParams
+from cluster.draft.base import DrafterContext
+from cluster.draft.bounded import Bounded
+from cluster.draft.committed_text import CommittedTextDrafter, common_len
+from cluster.draft.inside import Host
+from cluster.draft.sharpness import Sharpness
+from cluster.draft.tree_request import TreeRequest, learn_draws
+
+# Positions that a head may draft for: it has no limit of its own.
+NO_LIMIT = 1 << 62
+
+State = TypeVar("State", bound=TreeRequest)
+
+
+class HeadDrafter(CommittedTextDrafter[State]):
+    """Keeps the requests' texts, and learns from each commit how sure the head is."""
+
+    def __init__(
+        self, context: DrafterContext, host: Host, state: type[State], num_fits: int
+    ) -> None:
+        """state: of a request.  num_fits: depths, the last of them for all below it, that are
+        calibrated each by itself."""
+        super().__init__(context, state.opened_by)
+        self._state = state
+        # What the head computes in: on a CPU other numbers are emulated.
+        self._dtype = torch.float32 if host.device.type == "cpu" else host.dtype
+        self._sharpness: Bounded[list[Sharpness]] = Bounded(
+            lambda: [Sharpness() for _ in range(num_fits)]
+        )
+
+    def _request_of_nobody(self) -> State:
+        """For warming up: first calls take longer than all that follow."""
+        request = self._state(0, 1, "", SamplingParams(temperature=1.0, seed=0))
+        request.text.append(np.zeros(2, np.int32))
+        return request
+
+    def _forget_tree(self, request: State) -> None:
+        request.drop_tree()
+
+    def _advance(self, request: State, commit: Commit) -> float | None:
+        kept = common_len(request.text, commit)
+        request.cut(kept)
+        request.text.append(commit.token_ids[kept - commit.base_len :])
+        loss = self._learn(request)
+        request.drop_tree()
+        return loss
+
+    def _learn(self, request: State) -> float | None:
+        """Fit to the draws that the tree foresaw; returns their mean loss."""
+        tree = request.tree
+        if tree is None:
+            return None
+        token_ids = request.text.token_ids[request.root_len :].tolist()
+        return learn_draws(self._fits_of(request), tree, tree.walk(token_ids), token_ids)
+
+    def _fits_of(self, request: State) -> list[Sharpness]:
+        # Greedy and sampled requests of a task class are calibrated separately.
+        return self._sharpness.of((request.task, request.params.temperature == 0.0))
