@@ -192,13 +192,13 @@ class Controller:
             return most  # beyond what a step takes, for the rest survives the re-rooting
         return min(max(_POOL_NODES_OF_ALL // max(num_sequences, 1), 1), most)
 
-    def commit_lag(self, text: Text, num_sequences: int, *, is_shared: bool) -> int:
+    def commit_lag(self, text: Text, drafter: str, num_sequences: int, *, is_shared: bool) -> int:
         """Tokens of `text` that may be kept back from a pool drafter, and one: 1 = none.
 
         Reading its trees costs time, in a crowd above all; so does drafting on the target's cores.
         """
         most = step_choice.LOOK_INTERVAL
-        if self._config.budget == "fixed" or text.num_plain < most:
+        if self._config.budget == "fixed" or text.num_unused(drafter) < most:
             return 1
         return most if is_shared else min(max(num_sequences // 2, 1), most)
 

@@ -108,7 +108,7 @@ class DrafterPool:
             is_shared = share_devices(replica, target)
             if session.status is Status.PREFILL and is_shared:
                 continue
-            lag = self._controller.commit_lag(session, num_sequences, is_shared=is_shared)
+            lag = self._controller.commit_lag(session, name, num_sequences, is_shared=is_shared)
             num_unsent = len(session.tokens) - subscription.sent_len
             if subscription.generation == session.generation and num_unsent < lag:
                 continue

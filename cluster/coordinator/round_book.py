@@ -13,6 +13,7 @@ from cluster.coordinator.statistics import RoundTimes
 from cluster.coordinator.targets import OpenRound, TargetSeat
 from cluster.coordinator.waits import DraftWaits
 from cluster.messages import StepReport
+from cluster.spec import evidence
 from cluster.spec.budget import NO_DRAFTS
 
 
@@ -76,6 +77,12 @@ class RoundBook:
             seat.waited_in_round = seat.num_rounds
         if last is not None and last.report is not None:  # else there was no verdict to plan after
             opened.planned_s = max(now - last.received_at - waited_s, 0.0)
+            if not opened.asked.num_nodes:
+                weight = evidence.RECENT if seat.planned_s else 1.0
+                seat.planned_s += weight * (opened.planned_s - seat.planned_s)
+            elif seat.planned_s:
+                # Their way to here, and the reading of them, are a part of what drafts take.
+                opened.drafted_s = max(opened.drafted_s, opened.planned_s - seat.planned_s)
         self._ledger.note_batch(len(batch), purity(batch))
 
     def close(self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float) -> None:

@@ -175,7 +175,7 @@ class RoundLoop:
         else:
             num_kept, reason = session.cut(verdict.token_ids, self.limits)
             session.tokens.append(verdict.token_ids[:num_kept])
-            session.stepped(len(in_flight.tree))
+            session.stepped(in_flight.drafters)
         with self._statistics:
             session.statistics.record_step(in_flight, verdict.path)
         if session.num_cached is None:

@@ -6,6 +6,7 @@ A session is one; the replay of recorded texts makes others.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.core import FloatArray, TokenArray, TokenTree
@@ -90,8 +91,7 @@ class Text:
     group: its task class, and whether it is sampled: what makes batches homogeneous, and drafts
     alike.  max_draft_tokens: of one step.  weight: what
     its speed counts for beside that of others.  held: the trees at hand, by drafter.  answers: of
-    its pool drafters.  seen: trees whose fate is not known yet.  num_plain: steps since one of its
-    drafts was last verified.
+    its pool drafters.  seen: trees whose fate is not known yet.  num_steps: of the text so far.
     """
 
     def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
@@ -104,7 +104,8 @@ class Text:
         self.answers: dict[str, Answer] = {}
         self.seen: deque[Seen] = deque()
         self.tokens_per_step = 1.0
-        self.num_plain = 0
+        self.num_steps = 0
+        self._used_at: dict[str, int] = {}  # by drafter, the last step that verified nodes of it
 
     @property
     def is_sampled(self) -> bool:
@@ -115,9 +116,14 @@ class Text:
         """Whether no pool drafter has anything to add to what it has sent since the last commit."""
         return all(answer.is_complete for answer in self.answers.values())
 
-    def stepped(self, num_nodes: int) -> None:
-        """A step has answered, with so many drafts of this text in it."""
-        self.num_plain = 0 if num_nodes else self.num_plain + 1
+    def stepped(self, drafters: Sequence[str]) -> None:
+        """A step has answered that verified drafts of these for this text."""
+        self.num_steps += 1
+        self._used_at.update(dict.fromkeys(drafters, self.num_steps))
+
+    def num_unused(self, drafter: str) -> int:
+        """Steps since a draft of that drafter was last verified for this text."""
+        return self.num_steps - self._used_at.get(drafter, 0)
 
     def emitted(self, num_tokens: int) -> None:
         """A step has brought so many tokens."""
