@@ -26,7 +26,7 @@ from cluster.train.evaluate import evaluate_acceptance, evaluate_bits, evaluate_
 from cluster.train.head_cli import HEADS, add_head, run_head
 from cluster.train.layer_skip import SearchSettings, find_layer_skip
 from cluster.train.options import add_budget, add_folders, budget, positive_float, positive_int
-from cluster.train.processes import rank, run_together
+from cluster.train.processes import processes, run_together
 from cluster.train.target import train_target
 from cluster.train.tokenizer import train_tokenizer
 from cluster.train.trainer import Budget
@@ -227,7 +227,7 @@ def _chat_drafter(
 ) -> None:
     """In each process of the training."""
     found = train_chat_drafter(target, work, folder, settings, budget, seed)
-    if evaluates and rank() == 0:
+    if evaluates and processes().is_main_process:
         print(f"held-out answers\t{found.num_answers}")
         print(f"loss\t{found.loss_nats:.3f} nats per token")
         print(f"agreement with the target's most likely token\t{found.agreement:.3f}")

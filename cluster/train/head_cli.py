@@ -8,7 +8,7 @@ from pathlib import Path
 from cluster.train.chat_heads import LOSSES, HeadSettings
 from cluster.train.heads import train_head
 from cluster.train.options import add_budget, add_folders, budget, positive_int
-from cluster.train.processes import rank, run_together
+from cluster.train.processes import processes, run_together
 from cluster.train.trainer import Budget
 
 HEADS = {
@@ -74,7 +74,7 @@ def _train_head(
 ) -> None:
     """In each process of the training."""
     found = train_head(kind, target, work, folder, settings, budget, seed)
-    if rank() == 0:
+    if processes().is_main_process:
         print(f"held-out answers\t{found.num_answers}")
         for depth, (loss, agreement) in enumerate(
             zip(found.loss_nats, found.agreement, strict=True), 1
