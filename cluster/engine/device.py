@@ -21,6 +21,7 @@ _DTYPES = {
     "float16": torch.float16,
 }
 
+_CPU = torch.device("cpu")
 _HUGE_PAGE = 2 * 1024**2
 _MADV_HUGEPAGE = 14  # Linux
 
@@ -78,8 +79,10 @@ def warn_of_emulation(dtype: torch.dtype) -> None:
         )
 
 
-def computes(dtype: torch.dtype) -> bool:
-    """Whether this machine's CPU has instructions for products of `dtype`."""
+def computes(dtype: torch.dtype, device: torch.device = _CPU) -> bool:
+    """Whether the device has instructions for products of `dtype`."""
+    if device.type == "cuda":
+        return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported(including_emulation=False)
     flags = cpu_flags()
     if dtype == torch.bfloat16:
         return not flags.isdisjoint({"avx512_bf16", "amx_bf16", "bf16"})

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from transformers import LlamaForCausalLM
 
 from cluster.train.generate import Sampling, continue_prompts
@@ -55,15 +54,15 @@ def decode_transcripts(
 
 
 @torch.no_grad()
-def greedy_matches(drafter: nn.Module, transcript: Transcript) -> NDArray[np.bool_]:
+def greedy_matches(drafter: LlamaForCausalLM, transcript: Transcript) -> NDArray[np.bool_]:
     """Whether the drafter's most likely token after each true prefix is the target's: bool[text].
 
     A greedy chain that was accepted so far equals the target's text, so its next token follows a
     true prefix: one forward pass over the whole text gives every chain from every start.
     """
-    ids = torch.tensor([[*transcript.prompt, *transcript.text]])
+    ids = torch.tensor([[*transcript.prompt, *transcript.text]], device=drafter.device)
     logits = drafter(input_ids=ids[:, :-1], use_cache=False).logits[0]
-    drafted = logits[len(transcript.prompt) - 1 :].argmax(dim=-1)
+    drafted = logits[len(transcript.prompt) - 1 :].argmax(dim=-1).cpu()
     return np.asarray((drafted == torch.tensor(transcript.text)).numpy(), dtype=np.bool_)
 
 
@@ -81,7 +80,9 @@ def mean_acceptance_len(matches: NDArray[np.bool_], chain_len: int = CHAIN_LEN) 
     return position / num_steps if num_steps else float("nan")
 
 
-def acceptance_lens(drafter: nn.Module, transcripts: Sequence[Transcript]) -> NDArray[np.float64]:
+def acceptance_lens(
+    drafter: LlamaForCausalLM, transcripts: Sequence[Transcript]
+) -> NDArray[np.float64]:
     """float64[transcripts]: the mean acceptance length along each text."""
     return np.array([mean_acceptance_len(greedy_matches(drafter, item)) for item in transcripts])
 

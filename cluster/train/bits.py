@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cluster.train.corpus import Document, Kind
+from cluster.train.processes import new_accelerator
 from cluster.train.tokenizer import END_OF_TEXT
-from cluster.train.trainer import mixed_precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def sample_documents(
 
 @torch.no_grad()
 def bits_per_byte(
-    network: nn.Module,
+    network: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     documents: Sequence[Document],
     window_len: int = 2048,
@@ -62,6 +62,7 @@ def bits_per_byte(
 ) -> BitsPerByte:
     """Score every token once, with a context of at least `window_len - stride` tokens if any."""
     end_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    accelerator = new_accelerator()
     nats, num_bytes, num_tokens = 0.0, 0, 0
     for document in documents:
         ids = [
@@ -74,8 +75,8 @@ def bits_per_byte(
         while scored < len(ids):
             end = min(len(ids), window_len if scored == 1 else scored + stride)
             start = max(0, end - window_len)
-            window = torch.tensor([ids[start:end]])
-            with mixed_precision():
+            window = torch.tensor([ids[start:end]], device=network.device)
+            with accelerator.autocast():
                 logits = network(input_ids=window[:, :-1], use_cache=False).logits
             first = scored - start - 1
             nats += nn.functional.cross_entropy(

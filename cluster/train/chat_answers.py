@@ -23,7 +23,7 @@ from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.fingerprint import load_pretrained_tokenizer
 from cluster.train.generate import Sampling, write_with
-from cluster.train.processes import process_count, rank
+from cluster.train.processes import processes
 
 # Stands for the user's words in the template; no template and no question contains it.
 _PLACEHOLDER = "\N{SYMBOL FOR UNIT SEPARATOR}\N{SYMBOL FOR NULL}"
@@ -31,7 +31,8 @@ _PLACEHOLDER = "\N{SYMBOL FOR UNIT SEPARATOR}\N{SYMBOL FOR NULL}"
 _TEMPERATURES = (0.0, 0.7, 0.0, 0.85, 0.0, 1.0)
 # Shares of the probability beyond so many candidates are a few percent.
 _NUM_CANDIDATES = 32
-
+# Every so many-th answer is kept out of training.
+_HELD_OUT = 20
 # More than chat templates add to two turns: system prompts and marks.
 _TEMPLATE_TOKENS = 512
 
@@ -91,6 +92,7 @@ class ChatModel:
         """The model of a folder with room for the conversations of one shard."""
         config = EngineConfig(
             model=str(source),
+            device=str(processes().device),
             threads=torch.get_num_threads(),
             max_running_sequences=settings.conversations_per_shard,
             max_context_len=context_len(source, settings),
@@ -193,8 +195,9 @@ def draw_shards(
     """
     folder.mkdir(parents=True, exist_ok=True)
     model: ChatModel | None = None
-    wanted, total, index = num_tokens / process_count(), 0, rank()
-    with tqdm(total=round(wanted), unit="token", disable=rank() > 0) as bar:
+    state = processes()
+    wanted, total, index = num_tokens / state.num_processes, 0, state.process_index
+    with tqdm(total=round(wanted), unit="token", disable=not state.is_main_process) as bar:
         while total < wanted:
             path = folder / f"answers-{index:05}.npz"
             if not path.exists():
@@ -205,7 +208,8 @@ def draw_shards(
             size = sum(len(each.token_ids) for each in _read(path))
             total += size
             bar.update(size)
-            index += process_count()
+            index += state.num_processes
+    state.wait_for_everyone()
 
 
 def read_shards(folder: Path) -> list[Answer]:
@@ -215,6 +219,15 @@ def read_shards(folder: Path) -> list[Answer]:
         for answer in _read(path):
             answers.setdefault(answer.prompt.tobytes(), answer)
     return list(answers.values())
+
+
+def known_and_held_out(folder: Path, max_prompt_len: int) -> tuple[list[Answer], list[Answer]]:
+    """The answers to learn from, and those that are kept out of training."""
+    answers = [each for each in read_shards(folder) if len(each.prompt) <= max_prompt_len]
+    known = [each for index, each in enumerate(answers) if index % _HELD_OUT]
+    if not known:
+        raise ConfigError(f"{folder}: {len(answers)} answers are too few; raise --answer-tokens")
+    return known, answers[::_HELD_OUT]
 
 
 def _read(path: Path) -> list[Answer]:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
@@ -27,23 +28,18 @@ from cluster.made_for import write_made_for
 from cluster.models.int8 import save_int8
 from cluster.models.resolve import resolve
 from cluster.train.acceptance import mean_acceptance_len
-from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, read_shards
+from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, known_and_held_out
 from cluster.train.chat_order import ConversationOrder
 from cluster.train.made_for import target_of
 from cluster.train.optimizer import Rates
-from cluster.train.processes import rank, wait_for_all
-from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings, mixed_precision
-
-log = logging.getLogger(__name__)
+from cluster.train.processes import processes
+from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings
 
 # Lower rates than from scratch: the weights start from good ones.
 _RATES = Rates(muon=0.015, adamw=0.003, warmup=0.03, decay=0.97)
 # Tokens of a conversation that are read, and conversations of a micro-batch and of a step.
 _PHASE = Phase(0.0, length=1024, rows=2)
 _CONVERSATIONS_PER_STEP = 4
-# Every so many-th answer is kept out of training.
-_HELD_OUT = 20
-
 
 # How a drafter is written, the usual way first.
 WEIGHTS = ("bfloat16", "int8", "float32")
@@ -76,8 +72,7 @@ class HeldOut:
     coverage: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class AnswerBatch:
+class AnswerBatch(NamedTuple):
     """Conversations, and what the target thought at each place of an answer.
 
     token_ids: int64[rows, width], draft ids.  places: int64[n], indices into the flattened rows
@@ -146,14 +141,7 @@ def train_chat_drafter(
     """
     source, shards = resolve(target), work / "answers"
     draw_shards(source, shards, settings.num_answer_tokens, seed, settings.answers)
-    wait_for_all()
-    answers = [each for each in read_shards(shards) if len(each.prompt) < _PHASE.length]
-    held_out, known = (
-        answers[::_HELD_OUT],
-        [each for index, each in enumerate(answers) if index % _HELD_OUT],
-    )
-    if not known:
-        raise ConfigError(f"{shards}: {len(answers)} answers are too few; raise --answer-tokens")
+    known, held_out = known_and_held_out(shards, _PHASE.length - 1)
     network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     vocabulary = kept_vocabulary(work, known, network, settings.vocab_size, source)
     torch.manual_seed(seed)
@@ -161,7 +149,6 @@ def train_chat_drafter(
     del network
     order = AnswerOrder(known, vocabulary, _PHASE.length, seed)
     trainer = Trainer(
-        drafter,
         AnswerLoss(drafter),
         [order],
         TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
@@ -169,7 +156,7 @@ def train_chat_drafter(
     )
     trainer.resume()
     trainer.run()
-    if rank() == 0:
+    if processes().is_main_process:
         save_drafter(drafter, vocabulary, folder, settings.weights)
         write_made_for(folder, target_of(target))
     return evaluate(drafter, AnswerOrder(held_out, vocabulary, _PHASE.length, seed), held_out)
@@ -183,8 +170,8 @@ def kept_vocabulary(
     vocabulary = load_draft_vocabulary(work)
     if vocabulary is None:
         vocabulary = frequent_vocabulary(answers, network, size, folder_tokenizer_hash(source))
-        wait_for_all()
-        if rank() == 0:
+        processes().wait_for_everyone()
+        if processes().is_main_process:
             work.mkdir(parents=True, exist_ok=True)
             vocabulary.save(work)
     return vocabulary
@@ -268,28 +255,27 @@ def _special_ids(config: PreTrainedConfig) -> list[int]:
     return [each for each in listed if each is not None]
 
 
-class AnswerLoss:
-    """Cross-entropy with the target's law over the draft vocabulary, in mixed precision.
+class AnswerLoss(nn.Module):
+    """Cross-entropy with the target's law over the draft vocabulary.
 
     Without the constant entropy of that law, it is the Kullback-Leibler divergence.
     """
 
     def __init__(self, network: PreTrainedModel) -> None:
+        super().__init__()
         self._network = network
-        self._precision = mixed_precision()
 
-    def __call__(self, batch: AnswerBatch) -> torch.Tensor:
+    def forward(self, batch: AnswerBatch) -> torch.Tensor:
         log_probs = self.log_probs(batch)
         picked = torch.gather(log_probs, 1, batch.candidates)
         return -(batch.probs * picked).sum() / len(batch.places)
 
     def log_probs(self, batch: AnswerBatch) -> torch.Tensor:
         """float32[places, draft vocabulary]."""
-        with self._precision:
-            hidden = self._network.base_model(
-                input_ids=batch.token_ids, use_cache=False
-            ).last_hidden_state
-            logits = self._network.get_output_embeddings()(hidden.flatten(0, 1)[batch.places])
+        hidden = self._network.base_model(
+            input_ids=batch.token_ids, use_cache=False
+        ).last_hidden_state
+        logits = self._network.get_output_embeddings()(hidden.flatten(0, 1)[batch.places])
         return torch.log_softmax(logits.float(), dim=-1)
 
 
@@ -302,12 +288,12 @@ def evaluate(network: PreTrainedModel, order: AnswerOrder, answers: Sequence[Ans
     lens: list[float] = []
     coverages: list[float] = []
     for answer in answers:
-        batch = order.batch([answer])
+        batch = send_to_device(order.batch([answer]), network.device)
         log_probs = loss.log_probs(batch)
         picked = torch.gather(log_probs, 1, batch.candidates)
         losses.append(float(-(batch.probs * picked).sum() / len(batch.places)))
         is_first = log_probs.argmax(dim=-1) == batch.candidates[:, 0]
-        matches.append((is_first & (batch.probs[:, 0] > 0.0)).numpy())
+        matches.append((is_first & (batch.probs[:, 0] > 0.0)).cpu().numpy())
         coverages.append(float(batch.probs.sum() / len(batch.places)))
         if np.array_equal(answer.candidates[:, 0], answer.token_ids):
             lens.append(mean_acceptance_len(matches[-1]))

@@ -7,14 +7,15 @@ the public format of its kind.
 
 from __future__ import annotations
 
-import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from accelerate.utils import send_to_device
 from numpy.typing import NDArray
 from torch import nn
 
@@ -22,10 +23,6 @@ from cluster.errors import ConfigError
 from cluster.made_for import MadeFor
 from cluster.train.chat_answers import Answer, AnswerSettings
 from cluster.train.chat_order import ConversationOrder
-from cluster.train.trainer import mixed_precision
-
-log = logging.getLogger(__name__)
-
 
 LOSSES = ("kl", "acceptance")
 
@@ -43,8 +40,7 @@ class HeadSettings:
     exit_layer: int = 0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class HeadBatch:
+class HeadBatch(NamedTuple):
     """Conversations with what the target computed along them.
 
     token_ids: int64[rows, width], the target's ids.  states: bfloat16[rows, width, taps, hidden].
@@ -62,29 +58,26 @@ class HeadBatch:
     is_greedy: torch.Tensor
 
 
-class Learner(Protocol):
-    """A head and what it drafts along conversations."""
+class Learner(nn.Module, ABC):
+    """A head, what it reads by, and what it drafts along conversations.
 
-    @property
-    def module(self) -> nn.Module: ...
+    depth: drafts in a chain.
+    """
 
-    @property
-    def depth(self) -> int:
-        """Drafts in a chain."""
-        ...
+    depth: int
 
+    @abstractmethod
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
         """For each depth d what `logits` reads, [rows, width - 1 - d - first, hidden]: row t, from
         `first` on, drafts token t + d + 2, by the law after token t + d + 1."""
-        ...
 
+    @abstractmethod
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[n, hidden] -> [n, draft vocabulary]."""
-        ...
 
+    @abstractmethod
     def save(self, folder: Path, made_for: MadeFor) -> None:
         """Write the public format, and the target that it was made for."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +154,7 @@ class HeadOrder(ConversationOrder[HeadBatch]):
 _DEPTH_WEIGHT = 0.8
 
 
-class HeadLoss:
+class HeadLoss(nn.Module):
     """The mean loss over the places of answers, summed over depths.
 
     kl: cross-entropy with the target's law over the draft vocabulary; without that law's constant
@@ -172,17 +165,16 @@ class HeadLoss:
     def __init__(self, learner: Learner, loss: str) -> None:
         if loss not in LOSSES:
             raise ConfigError(f"loss {loss!r}: unknown; known: {', '.join(LOSSES)}")
+        super().__init__()
         self._learner = learner
         self._loss = loss
-        self._precision = mixed_precision()
 
-    def __call__(self, batch: HeadBatch) -> torch.Tensor:
-        total = torch.zeros(())
-        with self._precision:
-            for depth, (hidden, known) in enumerate(known_drafts(self._learner, batch)):
-                if len(hidden):
-                    logits = self._learner.logits(hidden)
-                    total = total + _DEPTH_WEIGHT**depth * self.of(logits, batch, known)
+    def forward(self, batch: HeadBatch) -> torch.Tensor:
+        total = torch.zeros((), device=batch.probs.device)
+        for depth, (hidden, known) in enumerate(known_drafts(self._learner, batch)):
+            if len(hidden):
+                logits = self._learner.logits(hidden)
+                total = total + _DEPTH_WEIGHT**depth * self.of(logits, batch, known)
         return total
 
     def of(self, logits: torch.Tensor, batch: HeadBatch, known: torch.Tensor) -> torch.Tensor:
@@ -214,11 +206,12 @@ def known_drafts(learner: Learner, batch: HeadBatch) -> list[tuple[torch.Tensor,
 def evaluate(learner: Learner, order: HeadOrder, answers: Sequence[Answer]) -> HeldOut:
     """Measure a head along answers that it did not learn from."""
     loss = HeadLoss(learner, "kl")
+    device = next(learner.parameters()).device
     losses: list[list[float]] = []
     matches: list[list[NDArray[np.bool_]]] = []
     chains: list[float] = []
     for answer in answers:
-        batch = order.batch([answer])
+        batch = send_to_device(order.batch([answer]), device)
         losses.append([])
         matches.append([])
         for hidden, known in known_drafts(learner, batch):
@@ -226,7 +219,7 @@ def evaluate(learner: Learner, order: HeadOrder, answers: Sequence[Answer]) -> H
             losses[-1].append(float(loss.of(logits, batch, known)))
             is_written = batch.probs[..., 0][known] > 0.0
             is_first = logits.argmax(dim=-1) == batch.candidates[..., 0][known]
-            matches[-1].append((is_first & is_written).numpy())
+            matches[-1].append((is_first & is_written).cpu().numpy())
         if bool(batch.is_greedy[0]):
             chains.append(mean_chain_len(matches[-1]))
     depths = range(len(losses[0]))

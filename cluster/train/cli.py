@@ -12,7 +12,6 @@ from pathlib import Path
 import torch
 
 from cluster.errors import DrafthouseError
-from cluster.train.chat_drafter import WEIGHTS, ChatDrafterSettings, train_chat_drafter
 from cluster.train.corpus import (
     KINDS,
     heldout_prompts,
@@ -21,12 +20,20 @@ from cluster.train.corpus import (
     write_excerpts,
 )
 from cluster.train.dataset import STREAMS, write_streams
-from cluster.train.drafter import RECIPES, generate_streams, recipe_named, train_drafter
+from cluster.train.drafter import RECIPES, generate_streams, train_drafter
+from cluster.train.drafter_cli import add_drafter, run_drafter
 from cluster.train.evaluate import evaluate_acceptance, evaluate_bits, evaluate_divergence
 from cluster.train.head_cli import HEADS, add_head, run_head
 from cluster.train.layer_skip import SearchSettings, find_layer_skip
-from cluster.train.options import add_budget, add_folders, budget, positive_float, positive_int
-from cluster.train.processes import rank, run_together
+from cluster.train.options import (
+    add_folders,
+    add_threads,
+    add_training,
+    budget,
+    positive_float,
+    positive_int,
+)
+from cluster.train.processes import run_together
 from cluster.train.target import train_target
 from cluster.train.tokenizer import train_tokenizer
 from cluster.train.trainer import Budget
@@ -47,7 +54,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_folders(tokenizer)
     target = verbs.add_parser("target", help="train the target, or continue its training")
     add_folders(target)
-    add_budget(target)
+    add_training(target)
     generate = verbs.add_parser(
         "generate", help="generate text with the target to train its drafters on"
     )
@@ -57,21 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--streams", nargs="+", choices=STREAMS, default=list(STREAMS), help="default: all"
     )
     drafter = verbs.add_parser("drafter", help="distil one drafter from the target")
-    for verb in (target, drafter):
-        verb.add_argument(
-            "--processes",
-            type=positive_int,
-            default=1,
-            help="divide each step among this many single-threaded processes (on busy cores)",
-        )
-    drafter.add_argument(
-        "name",
-        help="a demonstration drafter, one of "
-        f"{', '.join(recipe.name for recipe in RECIPES)}; with --target the folder of a new one",
-    )
-    _add_chat_drafter(drafter)
-    add_folders(drafter)
-    add_budget(drafter)
+    add_drafter(drafter)
     for kind, told in HEADS.items():
         add_head(verbs.add_parser(kind, help=told), kind)
     evaluate = verbs.add_parser("evaluate", help="measure the models on held-out text")
@@ -101,8 +94,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     everything = verbs.add_parser("all", help="every step, in order")
     add_folders(everything)
     everything.add_argument("--minutes", type=positive_float, default=110.0)
-    for verb in (target, generate, drafter, evaluate, skip, everything):
-        verb.add_argument("--threads", type=positive_int, help="default: one per core")
+    for verb in (generate, evaluate, skip, everything):
+        add_threads(verb)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -115,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
         "tokenizer": _tokenizer,
         "target": _target,
         "generate": _generate,
-        "drafter": _drafter,
+        "drafter": run_drafter,
         "eagle3": run_head,
         "medusa": run_head,
         "early-exit": run_head,
@@ -188,53 +181,6 @@ def _generate(arguments: argparse.Namespace) -> None:
         print(f"generated {name}\t{size} tokens")
 
 
-def _drafter(arguments: argparse.Namespace) -> None:
-    if arguments.target is not None:
-        run_together(
-            arguments.processes,
-            _chat_drafter,
-            arguments.target,
-            arguments.work / arguments.name,
-            arguments.models / arguments.name,
-            ChatDrafterSettings(
-                arguments.layers, arguments.vocab_size, arguments.answer_tokens, arguments.weights
-            ),
-            budget(arguments),
-            arguments.seed,
-            arguments.evaluate,
-        )
-        return
-    recipe = recipe_named(arguments.name)
-    run_together(
-        arguments.processes,
-        train_drafter,
-        arguments.work,
-        arguments.models,
-        recipe,
-        budget(arguments),
-        arguments.seed,
-    )
-
-
-def _chat_drafter(
-    target: str,
-    work: Path,
-    folder: Path,
-    settings: ChatDrafterSettings,
-    budget: Budget,
-    seed: int,
-    evaluates: bool,
-) -> None:
-    """In each process of the training."""
-    found = train_chat_drafter(target, work, folder, settings, budget, seed)
-    if evaluates and rank() == 0:
-        print(f"held-out answers\t{found.num_answers}")
-        print(f"loss\t{found.loss_nats:.3f} nats per token")
-        print(f"agreement with the target's most likely token\t{found.agreement:.3f}")
-        print(f"mean acceptance length of greedy chains of four\t{found.chain_len:.3f}")
-        print(f"the target's probability inside the draft vocabulary\t{found.coverage:.3f}")
-
-
 def _evaluate(arguments: argparse.Namespace) -> None:
     costs = (
         {}
@@ -284,20 +230,3 @@ def _all(arguments: argparse.Namespace) -> None:
     generate_streams(work, models / "demo-target", 300_000, seed)
     for recipe, share in zip(RECIPES, _RECIPE_SHARES, strict=True):
         train_drafter(work, models, recipe, Budget(minutes=minutes * share), seed)
-
-
-def _add_chat_drafter(parser: argparse.ArgumentParser) -> None:
-    """How a drafter is distilled from a chat model's own answers."""
-    defaults = ChatDrafterSettings()
-    add = parser.add_argument_group("a drafter of any chat model").add_argument
-    add("--target", help="the chat model: a folder, a hub model or one of `drafthouse models`")
-    add("--layers", type=positive_int, default=defaults.num_layers, help="of the target")
-    add("--vocab-size", type=positive_int, default=defaults.vocab_size, help="tokens it writes")
-    add(
-        "--answer-tokens",
-        type=positive_int,
-        default=defaults.num_answer_tokens,
-        help="tokens of answers that the target writes first",
-    )
-    add("--weights", choices=WEIGHTS, default=defaults.weights, help="how they are written")
-    add("--evaluate", action="store_true", help="measure it on answers kept out of training")

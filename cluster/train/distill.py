@@ -8,29 +8,27 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-from cluster.train.trainer import Objective, mixed_precision
-
 Loss = Literal["kl", "acceptance"]
 
 
-def distillation_loss(drafter: nn.Module, target: LlamaForCausalLM, loss: Loss = "kl") -> Objective:
+class DistillationLoss(nn.Module):
     """Mean distance of the two distributions over all positions; no gradient for the target."""
-    target.requires_grad_(False).eval()
-    precision = mixed_precision()
 
-    def objective(windows: torch.Tensor) -> torch.Tensor:
+    def __init__(self, drafter: nn.Module, target: LlamaForCausalLM, loss: Loss = "kl") -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.target = target.requires_grad_(False).eval()
+        self._distance = negative_log_acceptance if loss == "acceptance" else kl_divergence
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """windows: int64[rows, length + 1]; the last token of each is not read."""
         inputs = windows[:, :-1]
-        with precision:
-            with torch.no_grad():
-                wanted = target(input_ids=inputs, use_cache=False).logits
-            logits = drafter(input_ids=inputs, use_cache=False).logits
-        wanted_log_probs = torch.log_softmax(wanted.float(), dim=-1)
-        log_probs = torch.log_softmax(logits.float(), dim=-1)
-        if loss == "acceptance":
-            return negative_log_acceptance(log_probs, wanted_log_probs)
-        return kl_divergence(log_probs, wanted_log_probs)
-
-    return objective
+        with torch.no_grad():
+            wanted = self.target(input_ids=inputs, use_cache=False).logits
+        logits = self.drafter(input_ids=inputs, use_cache=False).logits
+        return self._distance(
+            torch.log_softmax(logits.float(), dim=-1), torch.log_softmax(wanted.float(), dim=-1)
+        )
 
 
 def kl_divergence(draft_log_probs: torch.Tensor, target_log_probs: torch.Tensor) -> torch.Tensor:

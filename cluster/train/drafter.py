@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from cluster.engine.device import computes
@@ -16,20 +17,19 @@ from cluster.errors import ConfigError
 from cluster.made_for import write_made_for
 from cluster.train.corpus import KINDS
 from cluster.train.dataset import STREAMS, Mixture, mix_streams, read_streams, read_tokenizer
-from cluster.train.distill import Loss, distillation_loss
+from cluster.train.distill import DistillationLoss, Loss
 from cluster.train.generate import Sampling, chat_prompts, corpus_prompts, generate_stream
 from cluster.train.made_for import target_of
 from cluster.train.networks import DRAFTER, build, load, save
 from cluster.train.optimizer import Rates
-from cluster.train.processes import rank
+from cluster.train.processes import processes
 from cluster.train.tokenizer import ASSISTANT, END, END_OF_TEXT
 from cluster.train.trainer import (
     Budget,
+    LanguageLoss,
     Phase,
     Trainer,
     TrainSettings,
-    compile_objective,
-    language_loss,
     window_orders,
 )
 
@@ -120,7 +120,7 @@ def generate_streams(
     """Let the target continue training prompts: `num_tokens` of code and prose, a third of chat."""
     tokenizer = read_tokenizer(target_folder)
     network = load(target_folder)
-    if computes(torch.bfloat16):
+    if computes(torch.bfloat16, network.device):
         network = network.to(torch.bfloat16)
     sampling = Sampling(NEW_TOKENS, stop_ids(tokenizer), TEMPERATURES)
     sizes: dict[str, int] = {}
@@ -150,20 +150,21 @@ def train_drafter(work: Path, models: Path, recipe: Recipe, budget: Budget, seed
     else:
         network = load(recipe_named(recipe.starts_from).folder(work, models))
     if recipe.loss is None:
-        objective = language_loss(network)
+        objective: nn.Module = LanguageLoss(network)
     else:
-        objective = distillation_loss(network, load(models / "demo-target"), recipe.loss)
-    settings = TrainSettings(budget, DRAFTER_PHASES, TOKENS_PER_STEP, seed, recipe.rates)
+        objective = DistillationLoss(network, load(models / "demo-target"), recipe.loss)
+    settings = TrainSettings(
+        budget, DRAFTER_PHASES, TOKENS_PER_STEP, seed, recipe.rates, compiles=True
+    )
     trainer = Trainer(
-        network,
-        compile_objective(objective),
+        objective,
         window_orders(mix_streams(work / "data", recipe.mixture), settings),
         settings,
         checkpoint=work / f"{recipe.name}.pt",
     )
     trainer.resume()
     trainer.run()
-    if rank() == 0:
+    if processes().is_main_process:
         folder = recipe.folder(work, models)
         save(network, tokenizer, folder)
         if recipe.loss is not None:

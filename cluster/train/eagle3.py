@@ -12,7 +12,7 @@ from transformers import LlamaConfig, PreTrainedModel
 
 from cluster.draft.heads.eagle3 import Eagle3Head, Eagle3Spec
 from cluster.made_for import MadeFor
-from cluster.train.chat_heads import HeadBatch
+from cluster.train.chat_heads import HeadBatch, Learner
 
 # Keys of the target's configuration that its draft layer shares.
 _SHARED = (
@@ -27,24 +27,26 @@ _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _OUTSIDE_THE_LAYER = ("fc", "fc_norm", "input_norm", "norm", "lm_head")
 
 
-class Eagle3Learner:
+class Eagle3Learner(Learner):
     """The head that serves, with the attention of training."""
+
+    _columns: torch.Tensor
 
     def __init__(self, head: Eagle3Head, depth: int, columns: tuple[int, ...]) -> None:
         """depth: drafts in a chain.  columns: where its taps stand in the recorded states."""
-        self.module = head
-        self._head = head
+        super().__init__()
+        self.head = head
         self.depth = depth
-        self._columns = list(columns)
+        self.register_buffer("_columns", torch.tensor(columns), persistent=False)
 
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
         """See `Learner`: the training-time test, in which each draft reads the one before it."""
-        head = self._head
+        head = self.head
         num_rows, width = batch.token_ids.shape
         width -= 1
         states = batch.states[:, :width, self._columns].flatten(2)
         hidden = head.fuse(states.flatten(0, 1).to(head.fc.weight.dtype))
-        positions = torch.arange(width)
+        positions = torch.arange(width, device=states.device)
         attention = _ChainAttention(num_rows, first)
         found: list[torch.Tensor] = []
         for depth in range(self.depth):
@@ -63,11 +65,11 @@ class Eagle3Learner:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Learner`."""
-        return self._head.logits(hidden)
+        return self.head.logits(hidden)
 
     def save(self, folder: Path, made_for: MadeFor) -> None:
         """See `Learner`: the authors' format."""
-        save_eagle3(self._head, folder, made_for)
+        save_eagle3(self.head, folder, made_for)
 
 
 class _ChainAttention:
@@ -98,8 +100,9 @@ class _ChainAttention:
             return result.transpose(1, 2).flatten(0, 1)
         query = query * query.shape[-1] ** -0.5
         width = self._keys[0].shape[2]
-        later = torch.ones(query.shape[2], width, dtype=torch.bool).triu(self._first + 1)
-        first = (query @ self._keys[0].transpose(2, 3)).masked_fill(later, float("-inf"))
+        first = query @ self._keys[0].transpose(2, 3)
+        later = torch.ones_like(first[0, 0], dtype=torch.bool).triu(self._first + 1)
+        first = first.masked_fill(later, float("-inf"))
         own = [(query * each).sum(-1, keepdim=True) for each in self._keys[1:]]
         scores = torch.softmax(torch.cat([first, *own], dim=-1).float(), dim=-1).to(value.dtype)
         result = scores[..., :width] @ self._values[0]
@@ -160,7 +163,7 @@ def save_eagle3(head: Eagle3Head, folder: Path, made_for: MadeFor) -> None:
         for name, tensor in head.state_dict().items()
         if name not in _NOT_SAVED
     }
-    ids = head.token_map
+    ids = head.token_map.cpu()
     tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.zeros(layer.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
     save_file(tensors, folder / "model.safetensors")

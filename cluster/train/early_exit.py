@@ -13,12 +13,14 @@ from transformers import PreTrainedModel
 from cluster.draft.heads.exit import ARCHITECTURE, ExitHead
 from cluster.errors import ConfigError
 from cluster.made_for import MadeFor
-from cluster.train.chat_heads import HeadBatch
+from cluster.train.chat_heads import HeadBatch, Learner
 
 
-class ExitLearner:
+class ExitLearner(Learner):
     """The exit that serves.  Behind right drafts its rows are those of the text, so that one depth
     is all there is to learn; chains of more are measured."""
+
+    _output: torch.Tensor
 
     def __init__(
         self,
@@ -30,20 +32,20 @@ class ExitLearner:
     ) -> None:
         """target_ids: int64[n], the tokens among which it learns to choose.  column: of the exit
         layer's output in the states."""
-        self.module = head
+        super().__init__()
         self.depth = depth
-        self._head = head
+        self.head = head
         self._norm = _final_norm(network)
         output = network.get_output_embeddings().weight.detach()
         self._vocab_size = len(output)
-        self._output = output[target_ids]
+        self.register_buffer("_output", output[target_ids], persistent=False)
         self._column = column
 
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
         """See `Learner`."""
         with torch.no_grad():
             rows = self._norm(batch.states[:, first + 1 :, self._column].to(self._output.dtype))
-        found = self._head(rows)
+        found = self.head(rows)
         return [found[:, ahead:] for ahead in range(self.depth)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -56,12 +58,12 @@ class ExitLearner:
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {
             name: tensor.to(torch.bfloat16).contiguous()
-            for name, tensor in self._head.state_dict().items()
+            for name, tensor in self.head.state_dict().items()
         }
         save_file(tensors, folder / "model.safetensors")
         config = {
             "architectures": [ARCHITECTURE],
-            "exit_layer": self._head.exit_layer,
+            "exit_layer": self.head.exit_layer,
             "hidden_size": self._output.shape[1],
             "vocab_size": self._vocab_size,
             "torch_dtype": "bfloat16",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +24,6 @@ from cluster.train.dataset import read_tokenizer
 from cluster.train.distill import kl_divergence
 from cluster.train.drafter import stop_ids
 from cluster.train.networks import load
-
-log = logging.getLogger(__name__)
 
 GENERAL_DRAFTER = "demo-draft"
 TASK_DRAFTERS: Mapping[Kind, str] = {"code": "demo-draft-code", "prose": "demo-draft-prose"}
@@ -120,12 +117,12 @@ def _compare(
 
 @torch.no_grad()
 def divergences(
-    drafter: nn.Module, target: nn.Module, texts: Sequence[Sequence[int]]
+    drafter: nn.Module, target: LlamaForCausalLM, texts: Sequence[Sequence[int]]
 ) -> NDArray[np.float64]:
     """float64[texts]: KL(target || drafter) in nats, the mean over each text's positions."""
     found: list[float] = []
     for text in texts:
-        ids = torch.tensor([text])
+        ids = torch.tensor([text], device=target.device)
         drafted, wanted = (
             torch.log_softmax(network(input_ids=ids, use_cache=False).logits.float(), dim=-1)
             for network in (drafter, target)

@@ -55,19 +55,21 @@ def continue_prompts(
     columns: list[torch.Tensor] = []
     stop_ids = torch.tensor(sampling.stop_ids)
     ones = torch.ones((len(prompts), 1), dtype=torch.int64)
+    device = network.device
     for _ in range(sampling.max_new_tokens):
         logits = (
             network(
-                input_ids=rows,
-                attention_mask=mask,
-                position_ids=positions,
+                input_ids=rows.to(device),
+                attention_mask=mask.to(device),
+                position_ids=positions.to(device),
                 past_key_values=cache,
                 use_cache=True,
                 logits_to_keep=1,
             )
             .logits[:, -1]
             .float()
-        )  # [rows, vocab]
+            .cpu()
+        )  # [rows, vocab], where the noise is drawn: it is the same for every device
         rows = _draw(logits, temperatures, generator)[:, None]
         columns.append(rows)
         stopped |= torch.isin(rows[:, 0], stop_ids)

@@ -6,9 +6,15 @@ import argparse
 from pathlib import Path
 
 from cluster.train.chat_heads import LOSSES, HeadSettings
+from cluster.train.compare_cli import add_evaluate, questions_of, show_comparison
 from cluster.train.heads import train_head
-from cluster.train.options import add_budget, add_folders, budget, positive_int
-from cluster.train.processes import rank, run_together
+from cluster.train.options import (
+    add_folders,
+    add_training,
+    budget,
+    positive_int,
+)
+from cluster.train.processes import processes, run_together
 from cluster.train.trainer import Budget
 
 HEADS = {
@@ -39,13 +45,13 @@ def add_head(parser: argparse.ArgumentParser, kind: str) -> None:
         default=defaults.num_answer_tokens,
         help="tokens of answers that the target writes first",
     )
-    add("--processes", type=positive_int, default=1, help="divide each step among so many")
-    add("--threads", type=positive_int, help="default: one per core")
     add_folders(parser)
-    add_budget(parser)
+    add_training(parser)
+    add_evaluate(parser)
 
 
 def run_head(arguments: argparse.Namespace) -> None:
+    questions = questions_of(arguments)
     settings = HeadSettings(
         arguments.depth, arguments.vocab_size, arguments.loss, arguments.answer_tokens,
         exit_layer=getattr(arguments, "exit_layer", None) or 0,
@@ -61,6 +67,7 @@ def run_head(arguments: argparse.Namespace) -> None:
         budget(arguments),
         arguments.seed,
     )
+    show_comparison(arguments, arguments.target, questions)
 
 
 def _train_head(
@@ -74,7 +81,7 @@ def _train_head(
 ) -> None:
     """In each process of the training."""
     found = train_head(kind, target, work, folder, settings, budget, seed)
-    if rank() == 0:
+    if processes().is_main_process:
         print(f"held-out answers\t{found.num_answers}")
         for depth, (loss, agreement) in enumerate(
             zip(found.loss_nats, found.agreement, strict=True), 1

@@ -13,9 +13,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster.draft.heads.eagle3 import default_taps
-from cluster.errors import ConfigError
 from cluster.models.resolve import resolve
-from cluster.train.chat_answers import draw_shards, read_shards
+from cluster.train.chat_answers import draw_shards, known_and_held_out
 from cluster.train.chat_drafter import kept_vocabulary
 from cluster.train.chat_heads import (
     HeadLoss,
@@ -30,15 +29,13 @@ from cluster.train.early_exit import ExitLearner, new_exit
 from cluster.train.made_for import target_of
 from cluster.train.medusa import MedusaLearner, new_heads
 from cluster.train.optimizer import Rates
-from cluster.train.processes import rank, wait_for_all
+from cluster.train.processes import processes
 from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings
 
 _RATES = Rates(muon=0.015, adamw=0.003, warmup=0.03, decay=0.97)
 # Conversations one by one, cut to so many tokens: nothing is padded.
 _PHASE = Phase(0.0, length=768, rows=1)
 _CONVERSATIONS_PER_STEP = 4
-# Every so many-th answer is kept out of training.
-_HELD_OUT = 20
 
 
 def train_head(
@@ -66,12 +63,7 @@ def train_head(
         taps, shards = (settings.exit_layer,), work / f"answers-{settings.exit_layer}"
     drawn = replace(settings.answers, taps=taps)
     draw_shards(source, shards, settings.num_answer_tokens, seed, drawn)
-    wait_for_all()
-    answers = [each for each in read_shards(shards) if len(each.prompt) < _PHASE.length - 1]
-    held_out = answers[::_HELD_OUT]
-    known = [each for index, each in enumerate(answers) if index % _HELD_OUT]
-    if not known:
-        raise ConfigError(f"{shards}: {len(answers)} answers are too few; raise --answer-tokens")
+    known, held_out = known_and_held_out(shards, _PHASE.length - 2)
     vocabulary = kept_vocabulary(work / kind, known, network, settings.vocab_size, source)
     torch.manual_seed(seed)
     target_ids = torch.from_numpy(vocabulary.target_ids).long()
@@ -82,7 +74,6 @@ def train_head(
     ]
     del network
     trainer = Trainer(
-        learner.module,
         HeadLoss(learner, settings.loss),
         orders[:1],
         TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
@@ -90,7 +81,7 @@ def train_head(
     )
     trainer.resume()
     trainer.run()
-    if rank() == 0:
+    if processes().is_main_process:
         learner.save(folder, target_of(target))
     if isinstance(learner, ExitLearner):
         learner.depth = settings.depth  # chains are measured, one draft is learnt

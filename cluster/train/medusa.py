@@ -11,26 +11,29 @@ from transformers import PreTrainedModel
 
 from cluster.draft.heads.medusa import MedusaHead, MedusaSpec
 from cluster.made_for import MadeFor
-from cluster.train.chat_heads import HeadBatch
+from cluster.train.chat_heads import HeadBatch, Learner
 
 
-class MedusaLearner:
+class MedusaLearner(Learner):
     """The heads that serve.  Drafts are read by the target's own output layer."""
+
+    _output: torch.Tensor
 
     def __init__(self, head: MedusaHead, target_ids: torch.Tensor, column: int) -> None:
         """target_ids: int64[n], the tokens among which it learns to choose; a part of them is
         enough to learn from, and quicker.  column: of the final norm's output in the states."""
-        self.module = head
-        self._head = head
+        super().__init__()
+        self.head = head
         self.depth = head.spec.num_heads
-        self._output = head.lm_heads[0].get_parameter("weight").detach()[target_ids]
+        output = head.lm_heads[0].get_parameter("weight").detach()[target_ids]
+        self.register_buffer("_output", output, persistent=False)
         self._column = column
 
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
         """See `Learner`."""
         rows = batch.states[:, first:-1, self._column].to(self._output.dtype)
         width = rows.shape[1]
-        blocks = self._head.blocks.children()
+        blocks = self.head.blocks.children()
         return [block(rows)[:, : width - depth] for depth, block in enumerate(blocks)]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -39,11 +42,11 @@ class MedusaLearner:
 
     def save(self, folder: Path, made_for: MadeFor) -> None:
         """See `Learner`: vLLM's format, with the target's own output layer."""
-        spec = self._head.spec
+        spec = self.head.spec
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {
             _file_name(name): tensor.to(torch.bfloat16).contiguous()
-            for name, tensor in self._head.blocks.state_dict().items()
+            for name, tensor in self.head.blocks.state_dict().items()
         }
         save_file(tensors, folder / "model.safetensors")
         config = {

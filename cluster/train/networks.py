@@ -9,6 +9,7 @@ import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from cluster.errors import ConfigError
+from cluster.train.processes import processes
 from cluster.train.tokenizer import END, END_OF_TEXT, VOCAB_SIZE, save_tokenizer
 
 
@@ -57,11 +58,12 @@ def build(shape: Shape, *, end_of_text_id: int, vocab_size: int = VOCAB_SIZE) ->
 
 
 def load(folder: Path) -> LlamaForCausalLM:
-    """Load the network of a folder in float32, whatever its saved dtype."""
+    """The network of a folder in float32, whatever its saved dtype, on this process's device."""
     if not (folder / "config.json").exists():
         raise ConfigError(f"{folder}: no model here; train it first with `drafthouse train`")
     network = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert isinstance(network, LlamaForCausalLM)
+    network.to(processes().device)
     return network
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+
+# Matrices between tokens and hidden rows, by a part of their name.
+_OUTER = ("embed_tokens", "lm_head")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,17 +32,14 @@ class Rates:
 
 
 class Optimizers:
-    """The two optimisers of one network, stepped together."""
+    """The two optimisers of named parameters, stepped together."""
 
-    def __init__(self, network: nn.Module, rates: Rates) -> None:
-        trained = [each for each in network.named_parameters() if each[1].requires_grad]
-        hidden = [
-            parameter
-            for name, parameter in trained
-            if parameter.ndim == 2 and "embed_tokens" not in name and "lm_head" not in name
-        ]
-        hidden_ids = {id(parameter) for parameter in hidden}
-        others = [item for _, item in trained if id(item) not in hidden_ids]
+    def __init__(self, trained: Mapping[str, nn.Parameter], rates: Rates) -> None:
+        hidden: list[nn.Parameter] = []
+        others: list[nn.Parameter] = []
+        for name, parameter in trained.items():
+            is_hidden = parameter.ndim == 2 and not any(each in name for each in _OUTER)
+            (hidden if is_hidden else others).append(parameter)
         self._parameters = hidden + others
         self._rates = rates
         # Each Newton-Schulz iteration costs about 2 % of a step on two cores; four nearly converge.

@@ -19,10 +19,23 @@ def add_folders(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0)
 
 
-def add_budget(parser: argparse.ArgumentParser) -> None:
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """How long a network is trained, and by how many processes."""
+    parser.add_argument(
+        "--processes",
+        type=positive_int,
+        default=1,
+        help="divide each step among so many single-threaded processes on a busy CPU; several "
+        "GPUs: `accelerate launch -m cluster.train ...`",
+    )
+    add_threads(parser)
     budget = parser.add_mutually_exclusive_group(required=True)
     budget.add_argument("--steps", type=positive_int, help="repeatable on one machine")
     budget.add_argument("--minutes", type=positive_float, help="as many steps as fit")
+
+
+def add_threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", type=positive_int, help="default: one per core")
 
 
 def budget(arguments: argparse.Namespace) -> Budget:

@@ -12,16 +12,15 @@ from cluster.train.bits import bits_per_byte, sample_documents
 from cluster.train.corpus import KINDS, Document, Kind, load_corpus
 from cluster.train.dataset import mix_streams, read_tokenizer
 from cluster.train.networks import TARGET, build, save
-from cluster.train.processes import rank
+from cluster.train.processes import processes
 from cluster.train.tokenizer import END_OF_TEXT
 from cluster.train.trainer import (
     Budget,
+    LanguageLoss,
     Phase,
     Report,
     Trainer,
     TrainSettings,
-    compile_objective,
-    language_loss,
     window_orders,
 )
 
@@ -41,17 +40,16 @@ def train_target(work: Path, output: Path, budget: Budget, seed: int = 0) -> Non
     tokenizer = read_tokenizer(work / "data")
     torch.manual_seed(seed)
     network = build(TARGET, end_of_text_id=tokenizer.convert_tokens_to_ids(END_OF_TEXT))
-    settings = TrainSettings(budget, TARGET_PHASES, TOKENS_PER_STEP, seed)
+    settings = TrainSettings(budget, TARGET_PHASES, TOKENS_PER_STEP, seed, compiles=True)
     trainer = Trainer(
-        network,
-        compile_objective(language_loss(network)),
+        LanguageLoss(network),
         window_orders(mix_streams(work / "data", TARGET_MIXTURE), settings),
         settings,
         checkpoint=work / "target.pt",
     )
     trainer.resume()
     trainer.run(report=interim_report(network, tokenizer, work / "snapshot" / output.name))
-    if rank() == 0:
+    if processes().is_main_process:
         save(network, tokenizer, output)
 
 

@@ -7,19 +7,20 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import torch
+from accelerate.utils import broadcast, send_to_device
 from torch import nn
 from tqdm import tqdm
 
-from cluster.engine.device import computes
 from cluster.errors import ConfigError
 from cluster.train.dataset import Tokens, WindowOrder
 from cluster.train.optimizer import Optimizers, Rates
-from cluster.train.processes import of_first_process, process_count, rank, sum_gradients
+from cluster.train.processes import new_accelerator
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,6 @@ class Order(Protocol[Batch_co]):
         ...
 
 
-# Maps windows, int64[rows, length + 1], to the mean loss in nats per token.
-Objective = Callable[[torch.Tensor], torch.Tensor]
 # Called from time to time with the number of finished steps.
 Report = Callable[[int], None]
 
@@ -73,13 +72,17 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """All settings that affect the weights, except the data and the objective."""
+    """All settings that affect the weights, except the data and the objective.
+
+    compiles: the objective is compiled for each shape of its batches, where there is a compiler.
+    """
 
     budget: Budget
     phases: Sequence[Phase]
     tokens_per_step: int
     seed: int
     rates: Rates = field(default_factory=Rates)
+    compiles: bool = False
     checkpoint_every_s: float = 180.0
     report_every_s: float = 300.0
 
@@ -103,25 +106,31 @@ def window_orders(streams: Sequence[Tokens], settings: TrainSettings) -> list[Wi
 
 
 class Trainer(Generic[Batch]):
-    """Runs an objective over what the orders give, one for each phase, to the budget's end."""
+    """Minimises an objective over what the orders give, one for each phase, to the budget's end.
+
+    objective: maps a batch to its mean loss.  What it holds is moved to this process's device; its
+    parameters that want gradients are trained.
+    """
 
     def __init__(
         self,
-        network: nn.Module,
-        objective: Callable[[Batch], torch.Tensor],
+        objective: nn.Module,
         orders: Sequence[Order[Batch]],
         settings: TrainSettings,
         checkpoint: Path | None = None,
     ) -> None:
-        self._network = network
-        self._objective = objective
+        self._accelerator = new_accelerator()
         self._settings = settings
         self._checkpoint = checkpoint
-        self._optimizers = Optimizers(network, settings.rates)
-        self._parameters = [each for each in network.parameters() if each.requires_grad]
         self._orders = orders
+        self._trained = {
+            name: each for name, each in objective.named_parameters() if each.requires_grad
+        }
+        self._optimizers = Optimizers(self._trained, settings.rates)
+        self._objective = self._accelerator.prepare_model(
+            _compiled(objective) if settings.compiles else objective
+        )
         self.position = Position(windows_read=[0] * len(settings.phases))
-        self.loss_nats = float("nan")
 
     def run(
         self,
@@ -131,6 +140,7 @@ class Trainer(Generic[Batch]):
     ) -> None:
         """Train to the end of the budget, or for at most `max_steps` more steps."""
         settings, position = self._settings, self.position
+        is_main = self._accelerator.is_main_process
         began_s = clock() - position.elapsed_s
         saved_s = reported_s = position.elapsed_s
         stop_at = None if max_steps is None else position.num_steps + max_steps
@@ -138,18 +148,18 @@ class Trainer(Generic[Batch]):
             total=settings.budget.steps,
             initial=position.num_steps,
             unit="step",
-            disable=rank() > 0,
+            disable=not is_main,
         )
         while (progress := settings.budget.progress(position.num_steps, position.elapsed_s)) < 1.0:
             if stop_at is not None and position.num_steps >= stop_at:
                 break
-            self._step(progress)
-            position.elapsed_s = of_first_process(clock() - began_s)
+            loss_nats = self._step(progress)
+            position.elapsed_s = self._of_main_process(clock() - began_s)
             bar.update()
-            bar.set_postfix_str(f"loss {self.loss_nats:.3f} budget {progress:.1%}")
+            bar.set_postfix_str(f"loss {loss_nats:.3f} budget {progress:.1%}")
             if position.elapsed_s - reported_s >= settings.report_every_s:
                 reported_s = position.elapsed_s
-                if report is not None and rank() == 0:
+                if report is not None and is_main:
                     report(position.num_steps)
             if position.elapsed_s - saved_s >= settings.checkpoint_every_s:
                 saved_s = position.elapsed_s
@@ -159,79 +169,82 @@ class Trainer(Generic[Batch]):
 
     def save(self) -> None:
         """Write the checkpoint, replacing the previous one atomically."""
-        if self._checkpoint is None or rank() > 0:
+        if self._checkpoint is None or not self._accelerator.is_main_process:
             return
         self._checkpoint.parent.mkdir(parents=True, exist_ok=True)
         unfinished = self._checkpoint.with_suffix(".tmp")
-        torch.save(
-            {
-                "network": self._network.state_dict(),
-                "optimizers": self._optimizers.state_dict(),
-                "num_steps": self.position.num_steps,
-                "elapsed_s": self.position.elapsed_s,
-                "windows_read": self.position.windows_read,
-                "random": torch.get_rng_state(),
-            },
-            unfinished,
-        )
+        state = {
+            "weights": self._trained,
+            "optimizers": self._optimizers.state_dict(),
+            "position": asdict(self.position),
+        }
+        torch.save(state, unfinished)
         os.replace(unfinished, self._checkpoint)
         log.info("checkpoint saved steps=%s path=%s", self.position.num_steps, self._checkpoint)
 
+    @torch.no_grad()
     def resume(self) -> bool:
         """Continue from the checkpoint; returns False if there is none."""
         if self._checkpoint is None or not self._checkpoint.exists():
             return False
-        state = torch.load(self._checkpoint, weights_only=True)
-        self._network.load_state_dict(state["network"])
+        state = torch.load(self._checkpoint, "cpu", weights_only=True)
+        for name, parameter in self._trained.items():
+            parameter.copy_(state["weights"][name])
         self._optimizers.load_state_dict(state["optimizers"])
-        self.position = Position(state["num_steps"], state["elapsed_s"], state["windows_read"])
-        torch.set_rng_state(state["random"])
-        position = self.position
+        self.position = position = Position(**state["position"])
         log.info("resumed steps=%s path=%s", position.num_steps, self._checkpoint)
         if self._settings.budget.progress(position.num_steps, position.elapsed_s) >= 1.0:
             log.warning("nothing left to train; remove %s to start over", self._checkpoint)
         return True
 
-    def _step(self, progress: float) -> None:
+    def _step(self, progress: float) -> float:
+        """Returns the mean loss of this process's part."""
+        here, count = self._accelerator.process_index, self._accelerator.num_processes
         index = self._settings.phase_at(progress)
         phase, order = self._settings.phases[index], self._orders[index]
-        num_micro = max(1, self._settings.tokens_per_step // (phase.length * phase.rows))
-        total = 0.0
-        for micro in range(rank(), num_micro, process_count()):
+        # A process without a part would keep the others waiting for its gradients.
+        num_micro = max(count, self._settings.tokens_per_step // (phase.length * phase.rows))
+        # Noise, such as dropout's, depends on how much was done, not on whether it was in one go.
+        torch.manual_seed(self._settings.seed + self.position.num_steps * count + here)
+        total, mine = 0.0, range(here, num_micro, count)
+        for micro in mine:
             first = self.position.windows_read[index] + micro * phase.rows
-            loss = self._objective(order.read(first, phase.rows))
-            (loss / num_micro).backward()  # type: ignore[no-untyped-call]  # unannotated in torch
-            total += loss.item() * process_count()
+            batch = send_to_device(order.read(first, phase.rows), self._accelerator.device)
+            # Processes wait for each other once, with the gradients of their last parts.
+            is_last = micro == mine[-1]
+            with nullcontext() if is_last else self._accelerator.no_sync(self._objective):
+                loss = self._objective(batch)
+                # The gradients are averaged over the processes.
+                self._accelerator.backward(loss * (count / num_micro))
+            total += loss.item()
         self.position.windows_read[index] += num_micro * phase.rows
-        sum_gradients(self._parameters)
         self._optimizers.step(progress)
         self.position.num_steps += 1
-        self.loss_nats = total / num_micro
+        return total / len(mine)
+
+    def _of_main_process(self, value: float) -> float:
+        shared = torch.tensor(value, dtype=torch.float64, device=self._accelerator.device)
+        return float(broadcast(shared))
 
 
-def compile_objective(objective: Objective) -> Objective:
-    """Compile the objective per window shape; without a C++ compiler return it unchanged."""
+def _compiled(objective: nn.Module) -> nn.Module:
+    """Compiled for each shape of a batch; without a C++ compiler as it is."""
     if shutil.which("g++") is None and shutil.which("clang++") is None:
         log.warning("no C++ compiler found; training runs eagerly, about a third slower")
         return objective
-    return torch.compile(objective, dynamic=False)
+    compiled = torch.compile(objective, dynamic=False)
+    assert isinstance(compiled, nn.Module)
+    return compiled
 
 
-def mixed_precision() -> torch.autocast:
-    """Autocast to bfloat16 if the processor supports it; emulated, it is several times slower.
+class LanguageLoss(nn.Module):
+    """Next-token cross-entropy, with the softmax in float32."""
 
-    Create it once, outside compiled code, because the compiler would trace the check.
-    """
-    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=computes(torch.bfloat16))
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
 
-
-def language_loss(network: nn.Module) -> Objective:
-    """Next-token cross-entropy in mixed precision, with the softmax in float32."""
-    precision = mixed_precision()
-
-    def loss(windows: torch.Tensor) -> torch.Tensor:
-        with precision:
-            logits = network(input_ids=windows[:, :-1], use_cache=False).logits
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """windows: int64[rows, length + 1].  Returns the mean in nats per token."""
+        logits = self.network(input_ids=windows[:, :-1], use_cache=False).logits
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), windows[:, 1:].flatten())
-
-    return loss

@@ -16,7 +16,7 @@ from cluster.train.acceptance import (
     greedy_matches,
     mean_acceptance_len,
 )
-from cluster.train.distill import distillation_loss, kl_divergence, negative_log_acceptance
+from cluster.train.distill import DistillationLoss, kl_divergence, negative_log_acceptance
 from cluster.train.generate import Sampling, continue_prompts
 from cluster.train.networks import Shape, build
 
@@ -129,8 +129,8 @@ def test_bootstrap_interval_contains_the_mean_and_shrinks_with_more_values() -> 
 @pytest.mark.parametrize("loss", ["kl", "acceptance"])
 def test_distillation_brings_the_drafter_closer_to_the_target(loss: str) -> None:
     target, drafter = toy(seed=1), toy(seed=2, hidden_size=16)
-    objective = distillation_loss(drafter, target, "kl" if loss == "kl" else "acceptance")
-    divergence = distillation_loss(drafter, target, "kl")
+    objective = DistillationLoss(drafter, target, "kl" if loss == "kl" else "acceptance")
+    divergence = DistillationLoss(drafter, target, "kl")
     windows = torch.randint(VOCAB, (8, 33), generator=torch.Generator().manual_seed(0))
     optimizer = torch.optim.Adam(drafter.parameters(), lr=0.01)
     before = divergence(windows).item()

@@ -11,8 +11,8 @@ from transformers import LlamaForCausalLM
 from cluster.train.bits import bits_per_byte, sample_documents, total
 from cluster.train.corpus import Document
 from cluster.train.networks import Shape, build
+from cluster.train.processes import new_accelerator
 from cluster.train.tokenizer import train_tokenizer
-from cluster.train.trainer import mixed_precision
 
 TOKENIZER = train_tokenizer(["windows slide over the text\n"] * 3, vocab_size=270)
 TEXT = "windows slide over text, and the text is longer than any window\n" * 3
@@ -47,7 +47,7 @@ def test_one_window_over_the_whole_text_is_the_plain_loss() -> None:
     ids = [0, *TOKENIZER.encode(TEXT)]
     cost = bits_per_byte(model, TOKENIZER, [document("a", TEXT)])
     batch = torch.tensor([ids])
-    with torch.no_grad(), mixed_precision():
+    with torch.no_grad(), new_accelerator().autocast():
         loss = model(input_ids=batch, labels=batch).loss.item()
     assert cost.bits == pytest.approx(loss * (len(ids) - 1) / math.log(2.0), rel=1e-2)
 

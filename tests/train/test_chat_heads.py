@@ -30,7 +30,8 @@ from cluster.train.chat_heads import (
 from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.heads import train_head
 from cluster.train.medusa import MedusaLearner, new_heads
-from cluster.train.trainer import Budget
+from cluster.train.processes import processes, run_together
+from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings
 
 MADE_FOR = MadeFor("target", "0123")
 VOCAB, TAPS = 288, (2, 1, 0, 3)
@@ -178,14 +179,14 @@ def test_what_is_saved_is_what_was_trained(
     )
     assert isinstance(loaded, Eagle3Head)
     assert (loaded.spec.taps, loaded.token_map.tolist()) == (TAPS[:3], IDS.tolist())
-    for name, tensor in eagle.module.state_dict().items():
+    for name, tensor in eagle.head.state_dict().items():
         torch.testing.assert_close(loaded.state_dict()[name], tensor, rtol=8e-3, atol=1e-3)
     assert "embed_tokens.weight" not in load_file(tmp_path / "eagle" / "model.safetensors")
     assert folder_made_for(tmp_path / "eagle") == MADE_FOR
 
     medusa = MedusaLearner(new_heads(network, 3), IDS, 3)
     with torch.no_grad():
-        for parameter in medusa.module.parameters():
+        for parameter in medusa.head.parameters():
             if parameter.requires_grad:
                 parameter.normal_()
     medusa.save(tmp_path / "medusa", MADE_FOR)
@@ -239,6 +240,38 @@ def test_training_lowers_the_loss_and_resumes_to_the_bit(
     train_head(kind, target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
     one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def shortest(answer: Answer) -> Answer:
+    """Two tokens of it behind one of the prompt: only the first head has a draft to learn from."""
+    start = len(answer.prompt) - 1
+    assert answer.states is not None
+    return Answer(
+        answer.prompt[start:], answer.token_ids[:2], answer.candidates[:2], answer.log_probs[:2],
+        answer.states[start : start + 2],
+    )  # fmt: skip
+
+
+def _train_medusa(folder: Path, shards: Path, out: Path) -> None:
+    network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    learner = MedusaLearner(new_heads(network, 3), IDS, 3)
+    answers = [shortest(each) for each in read_shards(shards) if len(each.token_ids) > 1]
+    settings = TrainSettings(Budget(steps=4), (Phase(0.0, length=64, rows=1),), 4 * 64, seed=0)
+    Trainer(HeadLoss(learner, "kl"), [order_of(answers)], settings).run()
+    if processes().is_main_process:
+        torch.save(learner.head.blocks.state_dict(), out)
+
+
+def test_two_processes_train_heads_as_one_does_though_some_have_nothing_to_learn(
+    folder: Path, tmp_path: Path
+) -> None:
+    draw_shards(folder, tmp_path, 100, 0, ANSWERS)
+    _train_medusa(folder, tmp_path, tmp_path / "one.pt")
+    run_together(2, _train_medusa, folder, tmp_path, tmp_path / "two.pt")
+    one, two = (torch.load(tmp_path / name) for name in ("one.pt", "two.pt"))
+    assert {name[0] for name, weight in one.items() if weight.any()} == {"0"}
+    for name, weight in one.items():
+        torch.testing.assert_close(two[name], weight, rtol=1e-3, atol=1e-4)
 
 
 def test_the_loss_of_acceptance_is_minus_the_log_of_what_two_laws_share(

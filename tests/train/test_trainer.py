@@ -7,20 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from accelerate.state import AcceleratorState
+from torch import nn
 from transformers import LlamaForCausalLM
 
 from cluster.errors import ConfigError
 from cluster.train.dataset import Tokens, WindowOrder
 from cluster.train.networks import Shape, build
 from cluster.train.optimizer import Rates
-from cluster.train.processes import rank, run_together
+from cluster.train.processes import new_accelerator, processes, run_together
 from cluster.train.trainer import (
     Budget,
+    LanguageLoss,
     Phase,
     Trainer,
     TrainSettings,
-    language_loss,
-    mixed_precision,
     window_orders,
 )
 
@@ -39,26 +40,37 @@ def token_streams() -> list[Tokens]:
     return [counting.astype(np.uint16), (counting[:1000] ** 2 % VOCAB).astype(np.uint16)]
 
 
-def tiny_trainer(network: LlamaForCausalLM, steps: int, checkpoint: Path | None) -> Trainer:
-    settings = TrainSettings(
-        Budget(steps=steps), (Phase(0.0, 16, 4), Phase(0.5, 32, 2)), tokens_per_step=128, seed=5
-    )
-    return Trainer(
-        network,
-        language_loss(network),
-        window_orders(token_streams(), settings),
-        settings,
-        checkpoint,
-    )
+class NoisyLoss(LanguageLoss):
+    """With dropout's noise."""
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        noise = nn.functional.dropout(torch.ones(windows.shape[1], device=windows.device), 0.1)
+        return super().forward((windows * noise).long() % VOCAB)
 
 
-def test_resumed_run_ends_with_the_same_bits_as_an_uninterrupted_one(tmp_path: Path) -> None:
+def tiny_trainer(
+    network: LlamaForCausalLM,
+    steps: int,
+    checkpoint: Path | None,
+    objective: type[LanguageLoss] = LanguageLoss,
+    tokens_per_step: int = 128,
+) -> Trainer[torch.Tensor]:
+    phases = (Phase(0.0, 16, 4), Phase(0.5, 32, 2))
+    settings = TrainSettings(Budget(steps=steps), phases, tokens_per_step, seed=5)
+    orders = window_orders(token_streams(), settings)
+    return Trainer(objective(network), orders, settings, checkpoint)
+
+
+@pytest.mark.parametrize("objective", [LanguageLoss, NoisyLoss])
+def test_resumed_run_ends_with_the_same_bits_as_an_uninterrupted_one(
+    objective: type[LanguageLoss], tmp_path: Path
+) -> None:
     whole = tiny_network(seed=1)
-    tiny_trainer(whole, 8, None).run()
+    tiny_trainer(whole, 8, None, objective).run()
     interrupted = tiny_network(seed=1)
-    tiny_trainer(interrupted, 8, tmp_path / "run.pt").run(max_steps=5)
+    tiny_trainer(interrupted, 8, tmp_path / "run.pt", objective).run(max_steps=5)
     continued = tiny_network(seed=2)
-    trainer = tiny_trainer(continued, 8, tmp_path / "run.pt")
+    trainer = tiny_trainer(continued, 8, tmp_path / "run.pt", objective)
     assert trainer.resume()
     trainer.run()
     assert trainer.position.num_steps == 8
@@ -70,8 +82,9 @@ def test_resumed_run_ends_with_the_same_bits_as_an_uninterrupted_one(tmp_path: P
 def test_products_are_in_bfloat16_only_where_the_processor_has_them(
     monkeypatch: pytest.MonkeyPatch, computes: bool
 ) -> None:
-    monkeypatch.setattr("cluster.train.trainer.computes", lambda dtype: computes)
-    with mixed_precision():
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    monkeypatch.setattr("cluster.train.processes.computes", lambda dtype, device: computes)
+    with new_accelerator().autocast():
         product = torch.ones(2, 2) @ torch.ones(2, 2)
     assert product.dtype == (torch.bfloat16 if computes else torch.float32)
 
@@ -79,18 +92,16 @@ def test_products_are_in_bfloat16_only_where_the_processor_has_them(
 def test_training_lowers_the_loss() -> None:
     network = tiny_network(seed=1)
     windows = WindowOrder(token_streams(), 32, seed=9).read(0, 8)
-    before = language_loss(network)(windows).item()
+    before = LanguageLoss(network)(windows).item()
     tiny_trainer(network, 40, None).run()
-    assert language_loss(network)(windows).item() < 0.7 * before
+    assert LanguageLoss(network)(windows).item() < 0.7 * before
 
 
 def test_time_budget_ends_by_the_clock() -> None:
     now_s = iter(range(0, 10_000, 20))
     settings = TrainSettings(Budget(minutes=2.0), (Phase(0.0, 16, 4),), tokens_per_step=64, seed=5)
     network = tiny_network(seed=1)
-    trainer = Trainer(
-        network, language_loss(network), window_orders(token_streams(), settings), settings
-    )
+    trainer = Trainer(LanguageLoss(network), window_orders(token_streams(), settings), settings)
     trainer.run(clock=lambda: float(next(now_s)))
     assert trainer.position.num_steps == 6
 
@@ -132,16 +143,21 @@ def test_streams_shorter_than_a_window_are_refused() -> None:
         WindowOrder([np.zeros(30, dtype=np.uint16)], 64, seed=0)
 
 
-def _train_and_save(file: Path) -> None:
+def _train_and_save(folder: Path, tokens_per_step: int) -> None:
     network = tiny_network(seed=1)
-    tiny_trainer(network, 6, None).run()
-    if rank() == 0:
-        torch.save(network.state_dict(), file)
+    tiny_trainer(network, 6, None, tokens_per_step=tokens_per_step).run()
+    state = processes()
+    torch.save(network.state_dict(), folder / f"{state.process_index}-of-{state.num_processes}.pt")
 
 
-def test_two_processes_train_as_one_does(tmp_path: Path) -> None:
-    _train_and_save(tmp_path / "one.pt")
-    run_together(2, _train_and_save, tmp_path / "two.pt")
-    together = torch.load(tmp_path / "two.pt")
-    for name, weight in torch.load(tmp_path / "one.pt").items():
-        torch.testing.assert_close(together[name], weight, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("tokens_per_step", [128, 64])
+def test_two_processes_train_as_one_does(tmp_path: Path, tokens_per_step: int) -> None:
+    """Each takes a part of a step, which is made larger where there are too few."""
+    _train_and_save(tmp_path, 128)
+    run_together(2, _train_and_save, tmp_path, tokens_per_step)
+    one, first, second = (
+        torch.load(tmp_path / f"{name}.pt") for name in ("0-of-1", "0-of-2", "1-of-2")
+    )
+    for name, weight in one.items():
+        torch.testing.assert_close(first[name], weight, rtol=1e-4, atol=1e-5)
+        assert torch.equal(first[name], second[name]), name

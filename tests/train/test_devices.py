@@ -1,0 +1,115 @@
+"""What training computes stays on its objective's device, tried on one that is not the CPU.
+
+The device is a name without hardware, its tensors have no numbers (torch's fake tensors), and an
+operation on two devices raises.  Only in a process of its own: such a name cannot be taken back.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import pytest
+import torch
+from accelerate.utils import send_to_device
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.multiprocessing.spawn import spawn
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from cluster.engine.device import computes
+from cluster.train.chat_drafter import AnswerBatch, AnswerLoss
+from cluster.train.chat_heads import HeadBatch, HeadLoss, Learner
+from cluster.train.distill import DistillationLoss
+from cluster.train.eagle3 import Eagle3Learner, new_head
+from cluster.train.early_exit import ExitLearner, new_exit
+from cluster.train.medusa import MedusaLearner, new_heads
+from cluster.train.trainer import LanguageLoss
+
+VOCAB, WIDTH, HIDDEN, K = 64, 12, 32, 4
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def network() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=64, num_hidden_layers=3,
+        num_attention_heads=4, num_key_value_heads=2, attn_implementation="eager",
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def placed(module: Module, device: torch.device) -> Module:
+    """As `to`, which cannot exchange fake parameters."""
+    for each in module.modules():
+        for held in (each._parameters, each._buffers):
+            for name, tensor in held.items():
+                held[name] = None if tensor is None else tensor.detach().to(device)
+    return module
+
+
+def learners() -> list[Learner]:
+    ids, target = torch.arange(VOCAB // 2), network()
+    return [
+        Eagle3Learner(new_head(network(), (1, 2, 3), ids), 2, (0, 1, 2)),
+        MedusaLearner(new_heads(network(), 2), ids, 3),
+        ExitLearner(new_exit(target, 2), target, ids, 0, depth=2),
+    ]
+
+
+def head_batch() -> HeadBatch:
+    shape = (1, WIDTH)
+    return HeadBatch(
+        torch.zeros(shape, dtype=torch.int64), torch.zeros(*shape, 4, HIDDEN),
+        torch.zeros(*shape, K, dtype=torch.int64), torch.zeros(*shape, K),
+        torch.ones(shape, dtype=torch.bool), torch.ones(1, dtype=torch.bool),
+    )  # fmt: skip
+
+
+def attend(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool
+) -> torch.Tensor:
+    return (query @ key.mT).softmax(-1) @ value
+
+
+@torch.no_grad()
+def _compute_on_another_device(index: int) -> None:
+    _setup_privateuseone_for_python_backend("toy")
+    device = torch.device("toy", 0)
+    nn.functional.scaled_dot_product_attention = attend  # torch's asks for a kernel of the device
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        windows = torch.zeros(2, WIDTH, dtype=torch.int64)
+        with pytest.raises(RuntimeError, match=r"(?i)device"):
+            placed(LanguageLoss(network()), device)(windows)
+        for objective in (LanguageLoss(network()), DistillationLoss(network(), network())):
+            assert placed(objective, device)(windows.to(device)).device == device
+
+        law = (5, K)
+        batch = AnswerBatch(
+            windows, torch.zeros(5, dtype=torch.int64), torch.zeros(law, dtype=torch.int64),
+            torch.zeros(law),
+        )  # fmt: skip
+        answer_loss = placed(AnswerLoss(network()), device)
+        assert answer_loss(send_to_device(batch, device)).device == device
+
+        heads = send_to_device(head_batch(), device)
+        for learner in learners():
+            loss = placed(HeadLoss(learner, "kl"), device)
+            for ahead, hidden in enumerate(learner.drafts(heads, 3), 1):
+                probs, ids = (each[0, 3 + ahead :] for each in (heads.probs, heads.candidates))
+                rows = heads._replace(probs=probs, candidates=ids)
+                logits = learner.logits(hidden[0])
+                assert loss.of(logits, rows, slice(None)).device == device
+
+
+def test_objectives_compute_where_they_and_their_batches_lie() -> None:
+    spawn(_compute_on_another_device)
+
+
+@pytest.mark.parametrize("has_bfloat16", [True, False])
+def test_a_gpu_computes_what_its_driver_says(
+    monkeypatch: pytest.MonkeyPatch, has_bfloat16: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bfloat16)
+    assert computes(torch.bfloat16, torch.device("cuda")) == has_bfloat16
+    assert computes(torch.float32, torch.device("cuda"))
