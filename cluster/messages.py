@@ -159,7 +159,8 @@ class DraftReport:
     is named by a complete proposal, a completion or a refusal: nothing else comes for it.
     draft_time_s: of all of them, texts included.  num_sequences: requests that nodes were asked
     for.  num_nodes: what each drafter was asked for, over these requests.  stalled: names of the
-    drafters that took far too long and rest now.
+    drafters that took far too long and rest now.  has_read: a model read a text first, so the time
+    is not that of drafting.
     """
 
     frames: tuple[tuple[str, ProposalFrame], ...] = ()
@@ -167,6 +168,7 @@ class DraftReport:
     num_sequences: int = 0
     num_nodes: int = 0
     stalled: tuple[str, ...] = ()
+    has_read: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -83,6 +83,8 @@ class RoundBook:
             elif seat.planned_s:
                 # Their way to here, and the reading of them, are a part of what drafts take.
                 opened.drafted_s = max(opened.drafted_s, opened.planned_s - seat.planned_s)
+        if seat.has_read:
+            opened.asked, seat.has_read = NO_DRAFTS, False
         self._ledger.note_batch(len(batch), purity(batch))
 
     def close(self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float) -> None:
@@ -100,7 +102,7 @@ class RoundBook:
                 num_nodes=opened.num_nodes,
                 is_sampled=opened.is_sampled,
                 step_time_s=step_time_s,
-                # Beside prefills residents read prompts, which says nothing of drafting.
+                # What reading prompts takes, too, says nothing of drafting.
                 asked=opened.asked if opened.is_clean else NO_DRAFTS,
                 draft_time_s=opened.drafted_s,
                 waited_s=opened.waited_s,

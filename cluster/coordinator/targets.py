@@ -83,6 +83,7 @@ class TargetSeat:
         self.residents: dict[str, DrafterReplica] = {}  # the drafters inside it, by name
         self.draft_time_s = 0.0  # running mean of what they take together
         self.drafted_s = 0.0  # what they took since the last batch began
+        self.has_read = False  # beside that, one of them has read a text
         self.planned_s = 0.0  # running mean of `OpenRound.planned_s` where they drafted nothing
         self.sessions: dict[str, Session] = {}
         self.unsent: dict[str, Session] = {}

@@ -43,6 +43,9 @@ _STALL_SLACK_S = 0.25
 # A drafter that is asked for nothing hears of a text once it lacks so many tokens: look-ups learn
 # from all texts, and a commit of many tokens costs little more than one of a few.
 _MAX_LAG = 64
+# No step commits more: a model that lacks more of a text reads it before it drafts, which says
+# nothing of what drafting takes.
+_MAX_COMMIT = 33
 # Weight of the newest round in the running mean of what a drafter takes.
 _TIME_WEIGHT = 0.1
 
@@ -72,7 +75,8 @@ class ResidentDrafter:
     """Belongs to the engine thread.
 
     mean_s: running mean of what a round of it takes.  made_for: the target that it was made for.
-    is_look_up: it runs no model, and is asked where models would take too long.
+    is_look_up: it runs no model, and is asked where models would take too long.  has_read: the last
+    time it drafted, a model of its own had to read a text first.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class ResidentDrafter:
         self.mean_s = 0.0
         self.made_for = MadeFor()
         self.is_look_up = bool(getattr(drafter, "is_look_up", False))
+        self.has_read = False
         self._drafter = ContainedDrafter(drafter, name, clock, vocab_size)
         self._breaker = breaker
         self._reset_s = reset_s
@@ -112,6 +117,9 @@ class ResidentDrafter:
         started = self._clock()
         is_resting = self._is_resting(started)
         told = [] if is_resting else [text for text in mine if self._is_due(text, started)]
+        self.has_read = not self.is_look_up and any(
+            self._num_lacking(text) > _MAX_COMMIT for text in told
+        )
         if not told:
             return (self._frame(asked, {}, (), ()) if asked else None), False
         observations: list[Observation] = []
@@ -184,8 +192,17 @@ class ResidentDrafter:
             if now < until:
                 return False
             del self._declined[text.request_id]
-        _, have_len = self._told.get(text.request_id, (0, 0))
-        return bool(self._num_wanted(text)) or len(text.tokens) - have_len >= _MAX_LAG
+        if self._num_wanted(text):
+            return True
+        # A model of its own begins to read a text when it is first asked, if it ever is.
+        is_following = (
+            self.is_look_up or self.wants != WANTS_NOTHING or text.request_id in self._told
+        )
+        return is_following and self._num_lacking(text) >= _MAX_LAG
+
+    def _num_lacking(self, text: ResidentText) -> int:
+        """Tokens of `text` that it has not been told of."""
+        return len(text.tokens) - self._told.get(text.request_id, (0, 0))[1]
 
     def _num_wanted(self, text: ResidentText) -> int:
         """Nodes of `text` that are wanted of this drafter."""

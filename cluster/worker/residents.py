@@ -89,6 +89,7 @@ class Residents:
                 len(own),
                 sum(item.draft_nodes for item in own),
                 stalled,
+                any(each.has_read for each in self._drafters),
             )
             reports.append((lease, report))
         return reports

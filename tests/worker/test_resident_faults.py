@@ -280,8 +280,12 @@ def test_one_that_keeps_less_than_it_is_sent_is_sent_the_rest_once() -> None:
     assert [refusal.code for refusal in frame.refusals] == [ProtocolError.code]
 
 
-def test_a_drafter_that_is_asked_for_nothing_hears_of_a_text_now_and_then() -> None:
-    oracle = GreedyOracle()
+class LookUp(GreedyOracle):
+    is_look_up = True
+
+
+def test_a_look_up_that_is_asked_for_nothing_hears_of_a_text_now_and_then() -> None:
+    oracle = LookUp()
     drafter = resident(oracle, clock=FakeClock())
     kept = text(draft_nodes=0)
     for token in range(200):
@@ -291,3 +295,27 @@ def test_a_drafter_that_is_asked_for_nothing_hears_of_a_text_now_and_then() -> N
     lengths = [commit.base_len + len(commit.token_ids) for commit in oracle.commits]
     assert lengths == [64, 128, 192]
     assert oracle.tasks == []
+
+
+def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
+    oracle = GreedyOracle()
+    drafter = resident(oracle, clock=FakeClock())
+    kept = text(range(100), draft_nodes=4)
+    kept.only_look_ups = True
+    assert drafter.draft([kept], 0.01, 1000.01) == (None, False)
+    assert oracle.commits == []
+    kept.only_look_ups = False
+    frame = drafted(drafter, kept, now=1000.0)
+    assert len(oracle.commits) == len(frame.proposals) == 1
+    assert drafter.has_read
+    kept.tokens.append(token_array([7]))
+    drafted(drafter, kept, now=1000.0)
+    assert not drafter.has_read
+
+
+def test_a_look_up_is_asked_beside_models_and_without_them() -> None:
+    for only_look_ups in (False, True):
+        kept = text(draft_nodes=4)
+        kept.only_look_ups = only_look_ups
+        frame = drafted(resident(LookUp(), clock=FakeClock()), kept, now=1000.0)
+        assert len(frame.proposals) == 1
