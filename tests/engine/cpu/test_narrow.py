@@ -28,7 +28,10 @@ from tests.support.engine.triton_cases import (
     Case,
 )
 
-pytestmark = pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("several_threads"),
+]
 
 Factory = Callable[..., Path]
 
