@@ -28,9 +28,10 @@ help: ## show this list
 serve: $(VENV)/.serve-installed ## serve the demonstration (or CONFIG=FILE)
 	@exec $(BIN)/drafthouse serve $(CONFIG) $(ARGS)
 
+# Tests differ a thousandfold in what they take: whoever is done takes from the others (worksteal).
 # Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.
 test: check ## every check, then every test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --ignore=tests/deployments $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --ignore=tests/deployments $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/deployments
 
 # What `make test` asks of few it asks of many; the matrix of request kinds is whole in both.
@@ -39,7 +40,7 @@ test-nightly: $(VENV)/.dev-installed ## hours: 10,000 damaged messages, 1,000 sl
 	DRAFTHOUSE_MUTATIONS=10000 DRAFTHOUSE_SLOW_READERS=1000 $(BIN)/python -m pytest -rP \
 		tests/deployments/test_mutated_requests.py tests/deployments/test_slow_readers.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/test_matrix.py $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m hypothesis --hypothesis-profile=nightly \
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m hypothesis --hypothesis-profile=nightly \
 		--ignore=tests/deployments $(PYTEST_ARGS)
 
 # Each client gets an environment of its own, from the package index; the table is in docs/benchmarks/clients.
