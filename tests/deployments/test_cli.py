@@ -23,7 +23,7 @@ from cluster.client import Client, GenerateRequest, SamplingOptions
 from deployments.cli import main
 from deployments.console_log import is_wanted
 from deployments.ports import is_free
-from tests.deployments.conftest import DEADLINE_S, MODEL, free_port, wait_until
+from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports, wait_until
 from tests.support.deployments.listening import listening
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -37,8 +37,9 @@ def config_file(long_folder: Path, tmp_path: Path) -> Path:
 def write_config(long_folder: Path, folder: Path) -> Path:
     """A tiny target and a drafter that needs no model, on ports of its own."""
     engine = {"model": str(long_folder), "device": "cpu", "threads": 1, "num_pages": 64}
+    http, own_grpc, dashboard = free_ports(3)
     document = {
-        "http_options": {"host": "127.0.0.1", "port": free_port()},
+        "http_options": {"host": "127.0.0.1", "port": http},
         "applications": [
             {
                 "name": "cli",
@@ -47,8 +48,8 @@ def write_config(long_folder: Path, folder: Path) -> Path:
                     "model_name": MODEL,
                     "target": {"engine": engine},
                     "drafters": {"lookup": {"kind": "prompt_lookup"}},
-                    "grpc": {"port": free_port()},
-                    "dashboard": {"port": free_port()},
+                    "grpc": {"port": own_grpc},
+                    "dashboard": {"port": dashboard},
                 },
             }
         ],
@@ -259,7 +260,7 @@ def test_whoever_is_signalled_nothing_is_left_behind(command: Command, whom: str
 
 
 def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path) -> None:
-    settings = {name: free_port() for name in ("http.port", "grpc.port", "dashboard.port")}
+    settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
     overrides = [word for name in settings for word in ("--set", f"{name}={settings[name]}")]
     command = Command(tmp_path, *overrides, **without_a_model(tmp_path))
     try:
@@ -278,7 +279,7 @@ def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path)
 
 @pytest.mark.parametrize("named", ["configs/local.yaml", "--set=target.engine.model=a/b"])
 def test_a_model_that_was_named_is_not_replaced(tmp_path: Path, named: str) -> None:
-    settings = {name: free_port() for name in ("http.port", "grpc.port", "dashboard.port")}
+    settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
     overrides = [f"--set={name}={port}" for name, port in settings.items()]
     command = Command(tmp_path, named, *overrides, **without_a_model(tmp_path))
     assert command.process.wait(DEADLINE_S) == 2
