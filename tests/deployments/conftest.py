@@ -28,6 +28,18 @@ MAX_BODY_BYTES = 4_000_000
 DEADLINE_S = 300.0
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "application: shares the one application of these tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` runs those that are marked in one process, and the others beside it."""
+    for item in items:
+        if "ray_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.application)
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """Where the application answers, and what it serves.
