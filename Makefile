@@ -17,7 +17,7 @@ PYTHON ?= $(shell for candidate in python3 python3.14 python3.13 python3.12 pyth
 	if $$candidate -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 	then echo $$candidate; break; fi; done)
 
-.PHONY: help serve test test-nightly test-clients check check-native check-gpu-offline format docs lint-protos mutation stubs train clean
+.PHONY: help serve test test-application test-commands test-nightly test-clients check check-native check-gpu-offline format docs lint-protos mutation stubs train clean
 .DEFAULT_GOAL := help
 
 help: ## show this list
@@ -28,10 +28,18 @@ help: ## show this list
 serve: $(VENV)/.serve-installed ## serve the demonstration (or CONFIG=FILE)
 	@exec $(BIN)/drafthouse serve $(CONFIG) $(ARGS)
 
+# Tests differ a thousandfold in what they take: whoever is done takes from the others (worksteal).
 # Ray forks its daemons; a process in which gRPC already runs (the other tests' servers) must not.
 test: check ## every check, then every test
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --ignore=tests/deployments $(PYTEST_ARGS)
-	$(BIN)/python -m pytest tests/deployments
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal --ignore=tests/deployments $(PYTEST_ARGS)
+	@$(MAKE) --no-print-directory -j2 test-application test-commands
+
+# Both mostly wait: for processes to start, for silence to be noticed.
+test-application:
+	$(BIN)/python -m pytest -m application tests/deployments
+
+test-commands:
+	$(BIN)/python -m pytest -m "not application" tests/deployments
 
 # What `make test` asks of few it asks of many; the matrix of request kinds is whole in both.
 test-nightly: $(VENV)/.dev-installed ## hours: 10,000 damaged messages, 1,000 slow readers, the matrix, 1,000 examples of every property
@@ -39,7 +47,7 @@ test-nightly: $(VENV)/.dev-installed ## hours: 10,000 damaged messages, 1,000 sl
 	DRAFTHOUSE_MUTATIONS=10000 DRAFTHOUSE_SLOW_READERS=1000 $(BIN)/python -m pytest -rP \
 		tests/deployments/test_mutated_requests.py tests/deployments/test_slow_readers.py $(PYTEST_ARGS)
 	$(BIN)/python -m pytest tests/test_matrix.py $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m hypothesis --hypothesis-profile=nightly \
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal -m hypothesis --hypothesis-profile=nightly \
 		--ignore=tests/deployments $(PYTEST_ARGS)
 
 # Each client gets an environment of its own, from the package index; the table is in docs/benchmarks/clients.

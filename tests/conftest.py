@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import Phase, settings
 
 from tests.support.checkpoints import noisy_copy, tiny_checkpoint
@@ -27,6 +29,17 @@ settings.register_profile(
     report_multiple_bugs=False,
     deadline=None,
 )
+
+
+def pytest_configure() -> None:
+    """One thread for torch, here and in the processes that tests start.
+
+    It is fastest for tensors this small.  OpenMP's threads also spin while they wait for each
+    other: where several workers of pytest share the cores, an expert's product of microseconds
+    then lasts a time slice, and a test of seconds minutes.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

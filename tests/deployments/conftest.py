@@ -5,6 +5,7 @@ Ports are free ones, so the tests run beside a server that uses the usual ones.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -25,6 +26,18 @@ MODEL, ADAPTER = "tiny", "tiny/pirate"
 MAX_BODY_BYTES = 4_000_000
 # Generous: other work may share the two cores of the machine.
 DEADLINE_S = 300.0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "application: shares the one application of these tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` runs those that are marked in one process, and the others beside it."""
+    for item in items:
+        if "ray_session" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.application)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +90,17 @@ def wait_until(condition: Callable[[], bool], deadline_s: float = DEADLINE_S) ->
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    (port,) = free_ports(1)
+    return port
+
+
+def free_ports(count: int) -> list[int]:
+    """As many different ones: those of several calls may be equal."""
+    with contextlib.ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +166,7 @@ def served(
 
     from deployments.app import build
 
-    http_port, grpc_port, own_port = free_port(), free_port(), free_port()
+    http_port, grpc_port, own_port = free_ports(3)
     serve.start(
         http_options={"host": "127.0.0.1", "port": http_port},
         grpc_options={
@@ -197,7 +218,7 @@ def arguments(target: Path, drafter: Path) -> dict[str, Any]:
         "ingress": {
             "placement": small,
             "max_body_bytes": MAX_BODY_BYTES,
-            "body_timeout_s": 10,
+            "body_timeout_s": 5,
             "replicas": 2,
         },
     }

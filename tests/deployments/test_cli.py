@@ -23,7 +23,7 @@ from cluster.client import Client, GenerateRequest, SamplingOptions
 from deployments.cli import main
 from deployments.console_log import is_wanted
 from deployments.ports import why_not
-from tests.deployments.conftest import DEADLINE_S, MODEL, free_port, wait_until
+from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports, wait_until
 from tests.support.deployments.listening import listening
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -31,10 +31,15 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def config_file(long_folder: Path, tmp_path: Path) -> Path:
+    return write_config(long_folder, tmp_path)
+
+
+def write_config(long_folder: Path, folder: Path) -> Path:
     """A tiny target and a drafter that needs no model, on ports of its own."""
     engine = {"model": str(long_folder), "device": "cpu", "threads": 1, "num_pages": 64}
+    http, own_grpc, dashboard = free_ports(3)
     document = {
-        "http_options": {"host": "127.0.0.1", "port": free_port()},
+        "http_options": {"host": "127.0.0.1", "port": http},
         "applications": [
             {
                 "name": "cli",
@@ -43,15 +48,23 @@ def config_file(long_folder: Path, tmp_path: Path) -> Path:
                     "model_name": MODEL,
                     "target": {"engine": engine},
                     "drafters": {"lookup": {"kind": "prompt_lookup"}},
-                    "grpc": {"port": free_port()},
-                    "dashboard": {"port": free_port()},
+                    "grpc": {"port": own_grpc},
+                    "dashboard": {"port": dashboard},
                 },
             }
         ],
     }
-    path = tmp_path / "serve.yaml"
+    path = folder / "serve.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
+
+
+def ports(config_file: Path) -> tuple[int, int, int]:
+    """Of HTTP, of our own gRPC and of the dashboard."""
+    document = yaml.safe_load(config_file.read_text())
+    arguments = document["applications"][0]["args"]
+    own_grpc, dashboard = arguments["grpc"]["port"], arguments["dashboard"]["port"]
+    return document["http_options"]["port"], own_grpc, dashboard
 
 
 class Command:
@@ -128,6 +141,19 @@ def command(config_file: Path, tmp_path: Path) -> Iterator[Command]:
     command.end()
 
 
+@pytest.fixture(scope="module")
+def shared_file(long_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_config(long_folder, tmp_path_factory.mktemp("shared"))
+
+
+@pytest.fixture(scope="module")
+def shared(shared_file: Path) -> Iterator[Command]:
+    """One server for the tests that leave it as it is, the last of which stops it."""
+    command = Command(shared_file.parent, str(shared_file))
+    yield command
+    command.end()
+
+
 def running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -135,18 +161,15 @@ def running(pid: int) -> bool:
         return False
 
 
-def test_serve_says_one_line_and_leaves_nothing_behind(command: Command, config_file: Path) -> None:
-    command.wait_for("Drafthouse is ready:")
-    document = yaml.safe_load(config_file.read_text())
-    http = document["http_options"]["port"]
-    arguments = document["applications"][0]["args"]
-    own_grpc, dashboard = arguments["grpc"]["port"], arguments["dashboard"]["port"]
-    assert command.stdout.read_text() == (
+def test_serve_says_one_line_and_what_to_type_next(shared: Command, shared_file: Path) -> None:
+    shared.wait_for("Drafthouse is ready:")
+    http, own_grpc, dashboard = ports(shared_file)
+    assert shared.stdout.read_text() == (
         f"Drafthouse is ready: http://127.0.0.1:{http}/v1 (OpenAI HTTP), "
         f"127.0.0.1:{own_grpc} (gRPC), http://127.0.0.1:{dashboard} (dashboard)\n"
     )
-    command.wait_for(" try http")
-    lines = command.stderr.read_text().splitlines()
+    shared.wait_for(" try http")
+    lines = shared.stderr.read_text().splitlines()
     (request,) = (line for line in lines if line.startswith("  curl "))
     question = lines[lines.index(request) + 1]
     program, url, _, header, _, body = shlex.split(request)
@@ -157,34 +180,29 @@ def test_serve_says_one_line_and_leaves_nothing_behind(command: Command, config_
     arguments = shlex.split(question, comments=True)
     assert arguments[0] == "drafthouse"
     assert main([*arguments[1:], "--max-tokens", "8"]) == 0
-    command.wait_for("request_log: request id=")
-    family, folder = command.family(), command.temporary_folder()
-    assert command.stop(signal.SIGTERM) == 0
-    assert not [pid for pid in family if running(pid)]
-    assert not folder.exists()
-    assert all(why_not("127.0.0.1", port) is None for port in (http, own_grpc, dashboard))
+    shared.wait_for("request_log: request id=")
 
 
 def test_what_serve_starts_is_reached_from_this_machine_and_with_a_token_only(
-    command: Command, config_file: Path
+    shared: Command, shared_file: Path
 ) -> None:
-    command.wait_for("Drafthouse is ready:")
-    arguments = yaml.safe_load(config_file.read_text())["applications"][0]["args"]
-    open_sockets = [one for one in listening(command.family()) if not one.is_on_loopback]
+    shared.wait_for("Drafthouse is ready:")
+    _, own_grpc, dashboard_port = ports(shared_file)
+    open_sockets = [one for one in listening(shared.family()) if not one.is_on_loopback]
     # Ray gives every replica of Serve a server on all interfaces, which asks for Ray's token.
     assert all(one.command.startswith("ray::ServeReplica") for one in open_sockets), open_sockets
     for one in open_sockets:
         assert unauthenticated(one.port)
-    dashboard = f"http://127.0.0.1:{arguments['dashboard']['port']}/api/jobs/"
+    dashboard = f"http://127.0.0.1:{dashboard_port}/api/jobs/"
     assert httpx.get(dashboard, timeout=60).status_code == 401
     assert httpx.post(dashboard, json={"entrypoint": "true"}, timeout=60).status_code == 401
-    told = re.search(r"asks for a token; it is in (\S+)", command.stderr.read_text())
+    told = re.search(r"asks for a token; it is in (\S+)", shared.stderr.read_text())
     assert told is not None
     file = Path(told.group(1))
     assert file.stat().st_mode & 0o077 == 0
     headers = {"Authorization": f"Bearer {file.read_text()}"}
     assert httpx.get(dashboard, headers=headers, timeout=60).status_code == 200
-    with Client(f"127.0.0.1:{arguments['grpc']['port']}") as client:
+    with Client(f"127.0.0.1:{own_grpc}") as client:
         sampling = SamplingOptions(max_tokens=4)
         request = GenerateRequest(model=MODEL, text="x", sampling=sampling)
         assert client.complete(request).usage.completion_tokens > 0
@@ -198,6 +216,17 @@ def unauthenticated(port: int) -> bool:
         except grpc.RpcError as error:
             return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
     return False
+
+
+def test_a_server_that_was_stopped_leaves_nothing_behind(
+    shared: Command, shared_file: Path
+) -> None:
+    shared.wait_for("Drafthouse is ready:")
+    family, folder = shared.family(), shared.temporary_folder()
+    assert shared.stop(signal.SIGTERM) == 0
+    assert not [pid for pid in family if running(pid)]
+    assert not folder.exists()
+    assert all(why_not("127.0.0.1", port) is None for port in ports(shared_file))
 
 
 def test_an_interrupt_during_start_up_leaves_nothing_behind(command: Command) -> None:
@@ -231,7 +260,7 @@ def test_whoever_is_signalled_nothing_is_left_behind(command: Command, whom: str
 
 
 def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path) -> None:
-    settings = {name: free_port() for name in ("http.port", "grpc.port", "dashboard.port")}
+    settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
     overrides = [word for name in settings for word in ("--set", f"{name}={settings[name]}")]
     command = Command(tmp_path, *overrides, **without_a_model(tmp_path))
     try:
@@ -250,7 +279,7 @@ def test_without_its_model_the_demonstration_is_the_embedded_one(tmp_path: Path)
 
 @pytest.mark.parametrize("named", ["configs/local.yaml", "--set=target.engine.model=a/b"])
 def test_a_model_that_was_named_is_not_replaced(tmp_path: Path, named: str) -> None:
-    settings = {name: free_port() for name in ("http.port", "grpc.port", "dashboard.port")}
+    settings = dict(zip(("http.port", "grpc.port", "dashboard.port"), free_ports(3), strict=True))
     overrides = [f"--set={name}={port}" for name, port in settings.items()]
     command = Command(tmp_path, named, *overrides, **without_a_model(tmp_path))
     assert command.process.wait(DEADLINE_S) == 2

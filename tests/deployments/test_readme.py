@@ -26,7 +26,7 @@ import pytest
 import yaml
 
 from cluster.config_file import load
-from tests.deployments.conftest import DEADLINE_S, free_port
+from tests.deployments.conftest import DEADLINE_S, free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS_VARIABLE = "DRAFTHOUSE_README_PORTS"
@@ -75,7 +75,9 @@ class Ports:
 def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     """A server of the embedded pair, in processes of its own."""
     chosen = os.environ.get(PORTS_VARIABLE)
-    http, grpc = map(int, chosen.split(",")) if chosen else (free_port(), free_port())
+    http, grpc, dashboard = free_ports(3)
+    if chosen:
+        http, grpc = map(int, chosen.split(","))
     document = yaml.safe_load((ROOT / "configs" / "tiny.yaml").read_text("utf-8"))
     document["http_options"]["port"] = http
     arguments = document["applications"][0]["args"]
@@ -84,7 +86,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     arguments["tasks"] = {"default": list(names), "code": list(names)}
     arguments["model_name"] = load(ROOT / "configs" / "local.yaml").config.model_name
     arguments["grpc"]["port"] = grpc
-    arguments["dashboard"] = {"port": free_port()}
+    arguments["dashboard"] = {"port": dashboard}
     folder = tmp_path_factory.mktemp("readme")
     (folder / "serve.yaml").write_text(yaml.safe_dump(document))
     # Not that of the Ray which other tests have started in this process.

@@ -1,23 +1,13 @@
-"""Use one thread: it is fastest for such small tensors and leaves the other cores free."""
+"""Engines that draft, loaded once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from cluster.engine.engine import Engine
 from tests.support.draft.author import draft_engine
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
 
 
 @pytest.fixture(scope="session")

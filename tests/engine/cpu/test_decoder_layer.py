@@ -20,7 +20,10 @@ from cluster.engine.loading import model
 from cluster.errors import ConfigError
 from tests.support.engine.driver import load_engine, prompt, random_tree, rows, run, varied_works
 
-pytestmark = pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(kernels.load() is None, reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("several_threads"),
+]
 
 Factory = Callable[..., Path]
 

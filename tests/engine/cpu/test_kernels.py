@@ -17,6 +17,7 @@ from cluster.engine.cpu.kernels import Format, Kernels
 from cluster.engine.cpu.layers import NativeMLP, NativeRMSNorm, SiblingLinear, fuse_layers
 from cluster.engine.cpu.packed_linear import PackedLinear, pack_linears
 
+pytestmark = pytest.mark.usefixtures("several_threads")
 needs_compiler = pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler")
 
 

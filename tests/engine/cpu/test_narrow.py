@@ -21,7 +21,7 @@ from cluster.engine.engine import Engine
 from cluster.engine.loading import model
 from cluster.engine.schedule.batch import Batch
 from cluster.models.int8 import load_int8, save_int8
-from tests.support.engine.driver import load_engine, rows, run, varied_works
+from tests.support.engine.driver import load_engine, load_oracle, rows, run, varied_works
 from tests.support.engine.triton_cases import (
     DECODING,
     LARGE_TREE,
@@ -32,7 +32,10 @@ from tests.support.engine.triton_cases import (
     Case,
 )
 
-pytestmark = pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("several_threads"),
+]
 
 Factory = Callable[..., Path]
 
@@ -142,7 +145,8 @@ def test_what_other_kernels_are_to_serve_is_not_widened(
     monkeypatch.setattr(
         model, "can_widen", lambda *given: found.append(can_widen(*given)) or found[-1]
     )
-    folder = checkpoint_factory("llama", head_dim=16, dtype=torch.bfloat16)
+    # One layer: torch's compiler takes seconds for each.
+    folder = checkpoint_factory("llama", head_dim=16, num_hidden_layers=1, dtype=torch.bfloat16)
     load_engine(folder, **{"dtype": "bfloat16", **settings})
     load_engine(folder, dtype="bfloat16")
     assert found == [False, True]
@@ -151,7 +155,7 @@ def test_what_other_kernels_are_to_serve_is_not_widened(
 def test_weights_that_are_no_plain_linear_layers_would_take_twice_the_memory(
     checkpoint_factory: Factory,
 ) -> None:
-    dense = load_engine(checkpoint_factory("llama"), compile=True).model.module
+    dense = load_oracle(checkpoint_factory("llama"))
     assert linear_share(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))) == 1.0
     mixed = torch.nn.Module()
     mixed.experts = torch.nn.Parameter(torch.randn(4, 64, 64))

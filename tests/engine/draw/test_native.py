@@ -17,7 +17,10 @@ from cluster.spec.noise import gumbel, gumbel_rows
 from cluster.spec.noise_torch import NoiseRows
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
 
-pytestmark = pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler")
+pytestmark = [
+    pytest.mark.skipif(native.load() is None, reason="needs a C++ compiler"),
+    pytest.mark.usefixtures("several_threads"),
+]
 
 CPU = torch.device("cpu")
 

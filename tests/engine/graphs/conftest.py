@@ -1,0 +1,26 @@
+"""A small model, and a device of many programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.engine.graphs import FEW_LAYERS
+
+
+@pytest.fixture(scope="session")
+def small_llama(checkpoint_factory: Callable[..., Path]) -> Path:
+    return checkpoint_factory("llama", **FEW_LAYERS["llama"])
+
+
+@pytest.fixture
+def many_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So many that contexts of a few blocks are split."""
+    from cluster.engine.attention.triton import backend as triton_attention
+    from cluster.engine.attention.triton import layout
+
+    monkeypatch.setattr(triton_attention, "_PROGRAMS_WITHOUT_GPU", 6)
+    monkeypatch.setattr(triton_attention, "_MAX_BLOCK_KEYS", 16)
+    monkeypatch.setattr(layout, "_MIN_SPLIT_KEYS", 16)

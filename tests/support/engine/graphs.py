@@ -1,0 +1,137 @@
+"""What the tests of graphed steps share: engines, their steps, and the interpreter's process."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.config import EngineConfig
+from cluster.core import TokenTree
+from cluster.engine.engine import Engine
+from cluster.engine.loading.model import load_model
+from cluster.engine.work import Work
+from tests.support.engine.driver import prompt, random_tree, rows
+
+ROOT = Path(__file__).resolve().parents[3]
+IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+has_triton = importlib.util.find_spec("triton") is not None
+interpreted = pytest.mark.skipif(not IS_INTERPRETED, reason="runs in a process of its own")
+starts_interpreter = pytest.mark.skipif(
+    IS_INTERPRETED or not has_triton, reason="this is the process of its own"
+)
+Steps = Sequence[Sequence[Work]]
+
+
+def check_interpreted(file: str) -> None:
+    """Run the tests of the file that are `interpreted` in a process of their own; they pass."""
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", file],
+        cwd=ROOT,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert process.returncode == 0, process.stdout
+    assert " passed" in process.stdout
+
+
+def build(folder: Path, capture: Any = None, **settings: Any) -> Engine:
+    defaults: dict[str, Any] = {
+        "dtype": "float32", "device": "cpu", "page_size": 4, "num_pages": 256,
+        "max_batch_tokens": 16, "attention": "triton", "cuda_graphs": capture is not None,
+    }  # fmt: skip
+    config = EngineConfig(model=str(folder), **{**defaults, **settings})
+    return Engine(config, load_model(config), capture=capture)
+
+
+def answers(engine: Engine, steps: Steps) -> list[torch.Tensor]:
+    """The logits of all works; those of one step are submitted together."""
+    found: list[torch.Tensor] = []
+    for works in steps:
+        for work in works:
+            engine.submit(work)
+        outputs = {}
+        while engine.has_pending:
+            outputs |= {output.request_id: output for output in engine.step()}
+        found += [rows(outputs[work.request_id]) for work in works]
+        for work in works:
+            engine.retain(work.request_id, [], range(len(work.tree)))
+    return found
+
+
+def check_equal(
+    found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: float = 2e-5
+) -> None:
+    for own, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, other, atol=tolerance, rtol=tolerance)
+
+
+def tree_of_size(size: int) -> TokenTree:
+    return random_tree(size, np.random.default_rng(size))
+
+
+def decoding(names: str, start: int, count: int) -> Steps:
+    """A prompt each, then one token each per step."""
+    first = [Work(name, 0, prompt(start, seed=ord(name))) for name in names]
+    return [
+        first,
+        *([Work(name, start + at, prompt(1, seed=at)) for name in names] for at in range(count)),
+    ]
+
+
+def _growing() -> Steps:
+    """A tree whose first nodes stay cached while it grows, then one without new context."""
+    small = TokenTree.of([5, 6, 7], [-1, 0, 0])
+    large = TokenTree.of([5, 6, 7, 8, 9, 10, 11], [-1, 0, 0, 1, 2, 2, 4])
+    return [
+        [Work("a", 0, prompt(9), small)],
+        [Work("a", 9, prompt(0), large, num_cached_nodes=3)],
+        [Work("a", 9, prompt(2), small)],
+    ]
+
+
+# The interpreter takes 20 ms for each program: an item of a layer's work for one of its key heads.
+FEW_PROGRAMS = {
+    "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12,
+}  # fmt: skip
+# The others keep their two key heads, and one layer of each kind.
+FEW_LAYERS: dict[str, dict[str, Any]] = {
+    "llama": FEW_PROGRAMS,
+    "mistral-sliding": {"num_hidden_layers": 2},
+    "gemma2": {"num_hidden_layers": 2},
+    "gemma3": {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
+}
+MIXED = "a prompt beside a tree and a decoding row"
+CHUNKS = "a prompt of several chunks"
+APART = "a page has other numbers in layers with a window, behind a text whose windows slid"
+OTHERS = (("mistral-sliding", MIXED), ("gemma2", "cached nodes"), ("gemma3", APART))
+CASES: dict[str, Steps] = {
+    "one sequence, its context growing": decoding("a", 14, 4),
+    "several sequences, of several widths": [*decoding("abc", 14, 1), *decoding("d", 5, 1)],
+    "trees of several sizes in one width": [
+        [Work("a", 0, prompt(17), tree_of_size(5))],
+        [Work("a", 17, prompt(1), tree_of_size(7))],
+        [Work("a", 18, prompt(1), tree_of_size(4))],
+    ],
+    MIXED: [
+        [Work("a", 0, prompt(20)), Work("b", 0, prompt(6, seed=2))],
+        [
+            Work("a", 20, prompt(1), tree_of_size(4)),
+            Work("b", 6, prompt(1)),
+            Work("c", 0, prompt(7, seed=3)),
+        ],
+    ],
+    "cached nodes": _growing(),
+    CHUNKS: [[Work("a", 0, prompt(40), tree_of_size(3))]],
+    APART: [[Work("a", 0, prompt(33))], [Work("b", 0, prompt(12), tree_of_size(4))]],
+}
