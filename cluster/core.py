@@ -246,10 +246,9 @@ class VerifyItem:
 
     prefix_hash: poly64 of the first base_len tokens.  delta: int32[k], k >= 1.
     params, tenant: sent when base_len is 0 (the target then opens the request), else None and b"".
-    prompt_len: the token at absolute position a has output position a - prompt_len.  draft_nodes:
-    how many each of the target's residents may grow after the verdict, 0 = none; only_look_ups: of
-    those that run no model.  task, residents: sent with params; residents: names of those that
-    draft for it.  adapter: with params, as `Request.adapter`.
+    prompt_len: the token at position a of all is output a - prompt_len.  draft_nodes: how many each
+    of the target's residents may grow after the verdict, 0 = none; only_look_ups: of those that run
+    no model.  With params: task; residents, names of those that draft for it; adapter.
     """
 
     request_id: str

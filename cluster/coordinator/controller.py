@@ -12,7 +12,6 @@ an argument.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +25,7 @@ from cluster.coordinator.load import Load, TargetModel
 from cluster.coordinator.offers import Offers, gather, in_flight_of, look_at, plain_items
 from cluster.coordinator.step_choice import Moment, Plan, StepChoice
 from cluster.coordinator.texts import Answer, Text
-from cluster.core import FloatArray, Proposal, TokenTree
+from cluster.core import Proposal
 from cluster.metrics import Recorder
 from cluster.records import record
 from cluster.spec import merge_trees
@@ -45,6 +44,7 @@ _MAX_TREES = 64
 # tree, the more often it goes on behind the next commit; but the coordinator reads all of it.
 _POOL_NODES = 64
 _POOL_NODES_OF_ALL = 512
+_MAX_LAG = 64  # tokens that a pool drafter may lack: they are read in one commit later
 _STATE_VERSION = 3  # of what `export` gives
 
 
@@ -195,12 +195,13 @@ class Controller:
     def commit_lag(self, text: Text, drafter: str, num_sequences: int, *, is_shared: bool) -> int:
         """Tokens of `text` that may be kept back from a pool drafter, and one: 1 = none.
 
-        Reading its trees costs time, in a crowd above all; so does drafting on the target's cores.
+        Reading its trees costs time, in a crowd above all.  is_shared: it drafts on target's cores.
         """
-        most = step_choice.LOOK_INTERVAL
-        if self._config.budget == "fixed" or text.num_unused(drafter) < most:
+        num_unused, most = text.num_unused(drafter), step_choice.LOOK_INTERVAL
+        if self._config.budget == "fixed" or num_unused < most:
             return 1
-        return most if is_shared else min(max(num_sequences // 2, 1), most)
+        # On the target's cores a commit costs as much as some tokens: fewer and fewer are sent.
+        return min(num_unused, _MAX_LAG) if is_shared else min(max(num_sequences // 2, 1), most)
 
     def committed(self, text: Text, drafter: str, now: float) -> None:
         """A pool drafter is about to be told of new tokens of `text`."""
@@ -277,7 +278,7 @@ class Controller:
             calibrator = self.acceptance.known(drafter, text.group).calibrator
             trees = [
                 (age_s, calibrator.survival(tree.parents, claimed))
-                for age_s, tree, claimed in _newest_per_wait(answer)
+                for age_s, tree, claimed in answer.newest_per_wait()
             ]
             table = self._arrivals.setdefault((drafter, text.is_sampled), ArrivalTable())
             is_answered = answer.is_complete or bool(answer.trees)
@@ -338,13 +339,3 @@ def _labels(drafter: str, group: Group) -> dict[str, str]:
 def any_sampled(batch: Sequence[Text]) -> bool:
     """The law of a batch, which is of one law where that can be."""
     return any(text.is_sampled for text in batch)
-
-
-def _newest_per_wait(answer: Answer) -> list[tuple[float, TokenTree, FloatArray]]:
-    """Of the trees that arrived, those that were the newest after one of the waits."""
-    ends_s = [age_s for age_s, _, _ in answer.trees[1:]] + [math.inf]
-    return [
-        tree
-        for tree, end_s in zip(answer.trees, ends_s, strict=False)
-        if any(tree[0] <= wait_s < end_s for wait_s in WAITS_S)
-    ]

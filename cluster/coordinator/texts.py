@@ -5,6 +5,7 @@ A session is one; the replay of recorded texts makes others.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.spec import evidence
 from cluster.spec.acceptance import Group, Seen
 from cluster.spec.forest import Forest
+from cluster.spec.waiting import WAITS_S
 from cluster.token_log import TokenLog
 
 # Trees of a text whose fate is awaited; of more the oldest is scored by what is known.
@@ -83,6 +85,15 @@ class Answer:
     is_missed: bool | None = None
     is_complete: bool = False
     trees: list[tuple[float, TokenTree, FloatArray]] = field(default_factory=list)
+
+    def newest_per_wait(self) -> list[tuple[float, TokenTree, FloatArray]]:
+        """Of the trees, those that were the newest after one of the waits that are priced."""
+        ends_s = [age_s for age_s, _, _ in self.trees[1:]] + [math.inf]
+        return [
+            tree
+            for tree, end_s in zip(self.trees, ends_s, strict=False)
+            if any(tree[0] <= wait_s < end_s for wait_s in WAITS_S)
+        ]
 
 
 class Text:

@@ -191,7 +191,7 @@ def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
 
 @pytest.mark.parametrize(
     ("num_sequences", "is_shared", "lag"),
-    [(1, False, 1), (6, False, 3), (64, False, 8), (1, True, 8)],
+    [(1, False, 1), (6, False, 3), (64, False, 8), (1, True, 8), (64, True, 8)],
 )
 def test_pool_drafters_hear_of_every_step_while_theirs_are_verified_and_of_fewer_else(
     num_sequences: int, is_shared: bool, lag: int
@@ -204,5 +204,8 @@ def test_pool_drafters_hear_of_every_step_while_theirs_are_verified_and_of_fewer
         played.text.stepped(("b",))
     assert ask(played.text, "a", num_sequences, is_shared=is_shared) == lag
     assert ask(played.text, "b", num_sequences, is_shared=is_shared) == 1
+    for _ in range(200):
+        played.text.stepped(("b",))
+    assert ask(played.text, "a", num_sequences, is_shared=is_shared) == (64 if is_shared else lag)
     fixed = Played(is_right=True, budget="fixed").controller
     assert fixed.commit_lag(played.text, "a", num_sequences, is_shared=is_shared) == 1
