@@ -272,7 +272,7 @@ class Controller:
         """Score the trees of `texts` whose fate is known by now; ends: nothing more follows."""
         for text in texts:
             for seen, followed in text.due(ends=ends):
-                self.acceptance.learn(seen, followed)
+                self.acceptance.learn(seen, followed, text.next_steps(seen.drafter))
         answers, self._answers = self._answers, []
         for drafter, text, answer, elapsed_s in answers:
             calibrator = self.acceptance.known(drafter, text.group).calibrator

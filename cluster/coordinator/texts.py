@@ -10,10 +10,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.spec import evidence
 from cluster.spec.acceptance import Group, Seen
-from cluster.spec.forest import Forest
+from cluster.spec.forest import Forest, Indices
+from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.waiting import WAITS_S
 from cluster.token_log import TokenLog
 
@@ -116,6 +119,7 @@ class Text:
         self.seen: deque[Seen] = deque()
         self.tokens_per_step = 1.0
         self.num_steps = 0
+        self._next_steps: dict[str, Indices] = {}
         self._used_at: dict[str, int] = {}  # by drafter, the last step that verified nodes of it
 
     @property
@@ -126,6 +130,12 @@ class Text:
     def is_settled(self) -> bool:
         """Whether no pool drafter has anything to add to what it has sent since the last commit."""
         return all(answer.is_complete for answer in self.answers.values())
+
+    def next_steps(self, drafter: str) -> Indices:
+        """See `AcceptanceModel.learn`."""
+        if drafter not in self._next_steps:
+            self._next_steps[drafter] = np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
+        return self._next_steps[drafter]
 
     def stepped(self, drafters: Sequence[str]) -> None:
         """A step has answered that verified drafts of these for this text."""

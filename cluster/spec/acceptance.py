@@ -3,6 +3,10 @@
 The law makes every tree comparable with the committed text, verified or not: its nodes on the text
 are those that would have been accepted.  So a drafter needs no probing, and one that is only
 scored (a shadow) can be known to be good.  Kept apart by drafter, task and law.
+
+What a step with a drafter's best m nodes brings is the mean over the places where such a step would
+have begun.  Over all places it would be too great: where a text is copied, many places in a row see
+long trees come true, of which one step takes all.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import numpy as np
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec import evidence
-from cluster.spec.forest import Mask
+from cluster.spec.forest import Indices, Mask
 from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator, claimed_conditionals
 from cluster.spec.tree import depths, walk
@@ -65,11 +69,14 @@ class Score:
         # By number of best nodes: trees that had so many or less, accepted nodes, and squares.
         self._sums = np.zeros((3, len(DRAFT_LENGTHS)))
 
-    def add(self, tree: TokenTree, claimed: FloatArray, followed: TokenArray) -> None:
-        """Walk a tree along what followed it.
+    def add(
+        self, tree: TokenTree, claimed: FloatArray, followed: TokenArray, begins: Mask | None = None
+    ) -> Indices:
+        """Walk a tree along what followed it; returns the accepted ones of its best DRAFT_LENGTHS.
 
         followed: the committed tokens behind its root.  Where they are fewer than the tree is
-        deep, the nodes beyond them are of unknown fate, and do not count.
+        deep, the nodes beyond them are of unknown fate, and do not count.  begins:
+        bool[DRAFT_LENGTHS], whether a step with so many nodes would have begun here, None = all.
         """
         on_path, known = _fates(tree, followed)
         accepted = np.zeros(len(tree))
@@ -82,8 +89,11 @@ class Score:
         totals[1 : len(counted) + 1] = counted
         totals[len(counted) + 1 :] = counted[-1] if len(counted) else 0.0
         found = totals[DRAFT_LENGTHS]
+        counts = np.ones(len(DRAFT_LENGTHS)) if begins is None else begins.astype(np.float64)
         self._sums *= 0.5 ** (1.0 / _HALF_LIFE)
-        self._sums += (np.ones(len(DRAFT_LENGTHS)), found, found**2)
+        self._sums += counts * (np.ones(len(DRAFT_LENGTHS)), found, found**2)
+        accepted_of_best: Indices = found.astype(np.int64)
+        return accepted_of_best
 
     @property
     def num_trees(self) -> float:
@@ -142,12 +152,20 @@ class AcceptanceModel:
             found = self._scores[key] = Score()
         return found
 
-    def learn(self, seen: Seen, followed: TokenArray) -> None:
-        """followed: the tokens behind the tree's root, as many as are committed by now."""
-        if len(followed):
-            for_all = self._of_all_tasks.setdefault((seen.drafter, seen.group[1]), Score())
-            for score in (self.score(seen.drafter, seen.group), for_all):
-                score.add(seen.tree, seen.claimed, followed)
+    def learn(self, seen: Seen, followed: TokenArray, next_steps: Indices | None = None) -> None:
+        """followed: the tokens behind the tree's root, as many as are committed by now.
+
+        next_steps: int64[DRAFT_LENGTHS], the text's length at which the next step would begin if
+        so many nodes of this drafter were verified in each; moved on.  None = everywhere.
+        """
+        if len(followed) == 0:
+            return
+        begins = None if next_steps is None else seen.base_len >= next_steps
+        for_all = self._of_all_tasks.setdefault((seen.drafter, seen.group[1]), Score())
+        for score in (self.score(seen.drafter, seen.group), for_all):
+            accepted = score.add(seen.tree, seen.claimed, followed, begins)
+        if next_steps is not None:
+            next_steps[begins] = seen.base_len + accepted[begins] + 1
 
     def __iter__(self) -> Iterator[tuple[str, Group, Score]]:
         for (drafter, group), score in self._scores.items():

@@ -29,17 +29,10 @@ from cluster.messages import ProposalFrame, Refusal
 from cluster.spec.tree_check import problem_in_text
 from cluster.token_log import TokenLog
 from cluster.worker.contained_drafter import ContainedDrafter
+from cluster.worker.stall_debt import StallDebt, has_stalled
 
 log = logging.getLogger(__name__)
 
-# A call that takes so many times the bound of a round, and at least so long, has stalled: a step of
-# a draft model, a garbage collection or a core that was busy elsewhere stays below that.
-_STALL_FACTOR = 8.0
-_LEAST_STALL_S = 0.1
-# What stalls may take of the target's time, beyond what any drafter may once: one that has taken
-# more rests until it is no more than this share.
-_STALL_SHARE = 0.02
-_STALL_SLACK_S = 0.25
 # A drafter that is asked for nothing hears of a text once it lacks so many tokens: look-ups learn
 # from all texts, and a commit of many tokens costs little more than one of a few.
 _MAX_LAG = 64
@@ -98,8 +91,7 @@ class ResidentDrafter:
         self._breaker = breaker
         self._reset_s = reset_s
         self._clock = clock
-        self._debt_s = 0.0  # what stalls have taken beyond their share, at a time
-        self._debt_at = clock()
+        self._stalls = StallDebt(name, clock)
         self._told: dict[str, tuple[int, int]] = {}  # request -> generation, tokens it holds
         self._declined: dict[str, float] = {}  # request -> until when it is not told of it
         self._reported_s = 0.0
@@ -134,11 +126,11 @@ class ResidentDrafter:
             longest_s = max(longest_s, now - began)
             if not is_growing or now >= deadline:
                 break
-        has_stalled = self._has_stalled(longest_s, bound_s)
-        self._judge(refusals, longest_s if has_stalled else 0.0, has_drafted=bool(newest))
+        is_stall = has_stalled(longest_s, bound_s)
+        self._judge(refusals, longest_s if is_stall else 0.0, has_drafted=bool(newest))
         self.mean_s += _TIME_WEIGHT * (self._clock() - started - self.mean_s)
         frame = self._frame(asked, newest, observations, refusals) if asked else None
-        return frame, has_stalled
+        return frame, is_stall
 
     @property
     def wants(self) -> StepWants:
@@ -156,8 +148,8 @@ class ResidentDrafter:
         if not self._drafter.read([each.seen_by(wants, union) for each in rows]):
             self._breaker.record_failure(self._clock())
         taken_s = self._clock() - started
-        if self._has_stalled(taken_s, bound_s):
-            self._owe(taken_s)
+        if has_stalled(taken_s, bound_s):
+            self._stalls.owe(taken_s)
 
     def release(self, request_ids: Sequence[str]) -> None:
         known = [request_id for request_id in request_ids if self._told.pop(request_id, None)]
@@ -312,26 +304,10 @@ class ResidentDrafter:
         elif has_drafted:
             self._breaker.record_success()
         if stalled_s:
-            self._owe(stalled_s)
+            self._stalls.owe(stalled_s)
 
     def _is_resting(self, now: float) -> bool:
-        return self._debt(now) > _STALL_SLACK_S or not self._breaker.allows(now)
-
-    def _has_stalled(self, call_s: float, bound_s: float) -> bool:
-        return call_s > max(_STALL_FACTOR * bound_s, _LEAST_STALL_S)
-
-    def _owe(self, stalled_s: float) -> None:
-        self._debt_s = self._debt(self._clock()) + stalled_s
-        rests_s = max(self._debt_s - _STALL_SLACK_S, 0.0) / _STALL_SHARE
-        log.warning(
-            "resident drafter stalled name=%s for_s=%.3f rests_s=%.1f",
-            self.name, stalled_s, rests_s,
-        )  # fmt: skip
-
-    def _debt(self, now: float) -> float:
-        self._debt_s = max(self._debt_s - _STALL_SHARE * (now - self._debt_at), 0.0)
-        self._debt_at = now
-        return self._debt_s
+        return self._stalls.is_due(now) or not self._breaker.allows(now)
 
     def _frame(
         self,

@@ -102,3 +102,26 @@ def test_the_table_says_of_whom_what_task_and_law_it_speaks() -> None:
     assert set(greedy) == {
         "drafter", "task", "law", "trees", "accepted", "error", "calibration_error",
     }  # fmt: skip
+
+
+def test_a_shadow_is_worth_what_steps_with_its_drafts_bring() -> None:
+    """It is looked at at every token, and many in a row see the same copied passage come true."""
+    generator = np.random.default_rng(1)
+    copied = np.repeat(generator.random(200) < 0.3, 20)  # passages of 20 tokens
+    text = np.arange(len(copied)) % 50
+    model, next_steps = AcceptanceModel(), np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
+    accepted = []
+    for place in range(len(text) - 9):
+        ahead = copied[place : place + 8]
+        right = 8 if ahead.all() else int(np.argmin(ahead))
+        chain = [int(token) for token in text[place : place + right]] + [99] * (8 - right)
+        claimed = (0.9 ** np.arange(1, 9)).astype(np.float32)
+        seen = Seen.of("shadow", GROUP, place, TokenTree.chain(chain), claimed)
+        model.learn(seen, token_array(text[place : place + 8].tolist()), next_steps)
+        accepted.append(right)
+    place = num_steps = 0
+    while place < len(accepted):
+        place, num_steps = place + accepted[place] + 1, num_steps + 1
+    expected, _ = model.score("shadow", GROUP).expected(DRAFT_LENGTHS.tolist().index(8))
+    assert 1.0 + expected == pytest.approx(len(accepted) / num_steps, rel=0.05)
+    assert 1.0 + np.mean(accepted) > 1.3 * len(accepted) / num_steps
