@@ -37,7 +37,7 @@ _BY_MODULE = {
     ),
     "cluster.coordinator.load": ("_EXPLORED_SHARE", "_FIRST_SHARE"),
     "cluster.coordinator.step_choice": (
-        "_TIMID_SHARE", "_MARGIN", "LOOK_INTERVAL", "_STALE_STEPS", "FIRST_NODES",
+        "_TIMID_SHARE", "_MARGIN", "_HOPELESS", "LOOK_INTERVAL", "_STALE_STEPS", "FIRST_NODES",
     ),
     "cluster.coordinator.controller": ("_MAX_SEEN",),
     "cluster.coordinator.texts": ("_MAX_SEEN",),
