@@ -66,7 +66,8 @@ class Score:
 
     def __init__(self) -> None:
         self.calibrator = Calibrator()
-        # By number of best nodes: trees that had so many or less, accepted nodes, and squares.
+        self._num_trees = 0.0
+        # By number of best nodes: places where a step would have begun, accepted nodes, squares.
         self._sums = np.zeros((3, len(DRAFT_LENGTHS)))
 
     def add(
@@ -90,7 +91,9 @@ class Score:
         totals[len(counted) + 1 :] = counted[-1] if len(counted) else 0.0
         found = totals[DRAFT_LENGTHS]
         counts = np.ones(len(DRAFT_LENGTHS)) if begins is None else begins.astype(np.float64)
-        self._sums *= 0.5 ** (1.0 / _HALF_LIFE)
+        kept = 0.5 ** (1.0 / _HALF_LIFE)
+        self._num_trees = kept * self._num_trees + 1.0
+        self._sums *= kept
         self._sums += counts * (np.ones(len(DRAFT_LENGTHS)), found, found**2)
         accepted_of_best: Indices = found.astype(np.int64)
         return accepted_of_best
@@ -98,7 +101,7 @@ class Score:
     @property
     def num_trees(self) -> float:
         """Trees in effect: forgotten ones do not count."""
-        return float(self._sums[0, 0])
+        return self._num_trees
 
     def expected(self, rank_index: int) -> tuple[float, float]:
         """(accepted tokens of the best DRAFT_LENGTHS[rank_index] nodes, standard error)."""
@@ -118,15 +121,20 @@ class Score:
         return float((total + _PRIOR_TREES * 0.5) / (count + _PRIOR_TREES)) + _LEAST_WEIGHT
 
     def export(self) -> dict[str, Any]:
-        return {"sums": self._sums.tolist(), "calibrator": self.calibrator.export()}
+        return {
+            "trees": self._num_trees,
+            "sums": self._sums.tolist(),
+            "calibrator": self.calibrator.export(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `export` gave; ValueError where it is of another form."""
         sums = np.array(state["sums"], dtype=np.float64)
-        if sums.shape != self._sums.shape or not np.isfinite(sums).all():
+        num_trees = float(state["trees"])
+        if sums.shape != self._sums.shape or not np.isfinite([*sums.flat, num_trees]).all():
             raise ValueError("scores of another form")
         self.calibrator.restore(state["calibrator"])
-        self._sums = sums
+        self._sums, self._num_trees = sums, num_trees
 
 
 class AcceptanceModel:
