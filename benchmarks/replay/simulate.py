@@ -15,7 +15,7 @@ from benchmarks.replay.texts import RecordedText
 from benchmarks.replay.world import Growing, Machine, Offer, Pool
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.controller import Controller, Round
-from cluster.coordinator.step_choice import Moment
+from cluster.coordinator.in_flight import Moment
 from cluster.coordinator.texts import HeldTree, Text
 from cluster.core import EMPTY_TREE, Proposal, TokenTree
 from cluster.spec.budget import NO_DRAFTS, Ask

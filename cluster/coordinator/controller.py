@@ -21,9 +21,10 @@ import numpy as np
 from cluster import metrics
 from cluster.config import CoordinatorConfig
 from cluster.coordinator import step_choice
+from cluster.coordinator.in_flight import Moment, Plan
 from cluster.coordinator.load import Load, TargetModel
 from cluster.coordinator.offers import Offers, gather, in_flight_of, look_at, plain_items
-from cluster.coordinator.step_choice import Moment, Plan, StepChoice
+from cluster.coordinator.step_choice import StepChoice
 from cluster.coordinator.texts import Answer, Text
 from cluster.core import Proposal
 from cluster.metrics import Recorder
@@ -53,7 +54,8 @@ class Round:
     """A finished round, as the controller learns from it.
 
     texts, num_tokens: parallel; plain steps that the tokens of each would have taken.  asked: what
-    residents were to draft, in draft_time_s; nothing where that time tells nothing.
+    residents were to draft, in draft_time_s; nothing where that time tells nothing.  has_read: in
+    that time, models have read texts first.
     step_time_s: the round without what residents drafted and without waits; None = not measured.
     """
 
@@ -64,6 +66,7 @@ class Round:
     step_time_s: float | None
     asked: Ask = NO_DRAFTS
     draft_time_s: float = 0.0
+    has_read: bool = False
     waited_s: float = 0.0
 
 
@@ -141,6 +144,9 @@ class Controller:
                 self._num_looks += 1
                 look_at(texts, _MAX_SEEN, self._num_looks)
             load.asked = plan.ask
+            if plan.ask.num_nodes and plan.ask.with_models:
+                for text in texts:
+                    text.asked_len = len(text.tokens)
         return plan
 
     def _plan_fixed(
@@ -265,8 +271,10 @@ class Controller:
             load.add(weighted, time_s)
         for text, num_tokens in zip(done.texts, done.num_tokens, strict=True):
             text.emitted(num_tokens)
-        target.measured(size, done.num_nodes, done.step_time_s or 0.0)
-        target.measured_drafting(size, done.asked, done.draft_time_s)
+        if done.num_nodes or not (done.asked.num_nodes or done.draft_time_s):
+            # Beside drafts that nobody verifies a step takes longer than a plain one.
+            target.measured(size, done.num_nodes, done.step_time_s or 0.0)
+        target.measured_drafting(size, done.asked, done.draft_time_s, has_read=done.has_read)
 
     def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
         """Score the trees of `texts` whose fate is known by now; ends: nothing more follows."""

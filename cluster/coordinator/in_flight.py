@@ -1,17 +1,20 @@
-"""What a target is working on for a session."""
+"""What a target is to work on next, and what it is working on for a session."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from cluster.core import EMPTY_TREE, FloatArray, TokenArray, TokenTree
 from cluster.records import record
+from cluster.spec.budget import NO_DRAFTS, Ask
 
 _NO_CLAIMS: FloatArray = np.empty((0, 0), dtype=np.float32)
 _NO_CLAIMS.setflags(write=False)
+# Why a step has no drafts: to verify or to make some would not have paid.
+NOT_WORTH_IT = "not worth it"
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -49,3 +52,33 @@ class InFlight:
                 for row in (claims == claims).tolist()  # NaN is not itself
             ]
         return (*found, *[()] * (num_tokens - len(nodes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When a batch is planned.
+
+    max_wait_s: how long it may wait for drafts.  waited_s: it has waited for this very step.
+    residents: which of the target's may be asked, by `Ask.with_models`; none = it has none.
+    """
+
+    now: float
+    max_wait_s: float = 0.0
+    waited_s: float = 0.0
+    residents: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """What to do next: verify `in_flight`, one per text, or wait for drafts first.
+
+    ask: what residents are to draft for each text after the step.
+    wait_s > 0: better drafts are expected within so many seconds, for the texts `awaited`.
+    why: in a word, why it is so, for the log and for statistics.
+    """
+
+    in_flight: list[InFlight]
+    ask: Ask = NO_DRAFTS
+    wait_s: float = 0.0
+    awaited: tuple[int, ...] = ()
+    why: str = ""

@@ -106,6 +106,7 @@ class TargetModel:
         self._id = target_id
         self.steps = CostTable(step_shape(profile), is_in_seconds=profile is not None)
         self.drafting: ByModels[CostTable] = (CostTable(draft_shape), CostTable(draft_shape))
+        self.read_s = 0.0  # what models take to read texts before they draft, running mean
         self.loads: dict[tuple[bool, int], Load] = {}
         self._lengths: dict[tuple[bool, int], ByModels[DraftLengthValues]] = {}  # of former loads
 
@@ -131,10 +132,21 @@ class TargetModel:
         if step_time_s > 0.0:
             self.steps.record(num_sequences, num_nodes, step_time_s)
 
-    def measured_drafting(self, num_sequences: int, ask: Ask, draft_time_s: float) -> None:
-        """What was asked of residents took so long; 0 = not measured."""
-        if ask.num_nodes and draft_time_s > 0.0:
-            self.drafting[ask.with_models].record(num_sequences, ask.num_nodes, draft_time_s)
+    def measured_drafting(
+        self, num_sequences: int, ask: Ask, draft_time_s: float, *, has_read: bool = False
+    ) -> None:
+        """What was asked of residents took so long; 0 = not measured.
+
+        has_read: models read texts before they drafted."""
+        if ask.num_nodes == 0 or draft_time_s <= 0.0:
+            return
+        drafting = self.drafting[ask.with_models]
+        if not has_read:
+            drafting.record(num_sequences, ask.num_nodes, draft_time_s)
+            return
+        read_s = draft_time_s - (drafting.estimate(num_sequences, ask.num_nodes) or 0.0)
+        weight = 1.0 / FIRST_TRIES if self.read_s else 1.0
+        self.read_s += weight * (max(read_s, 0.0) - self.read_s)
 
     def export(self) -> list[Any]:
         """What was measured and learned of this target, as plain values."""

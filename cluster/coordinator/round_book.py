@@ -83,8 +83,7 @@ class RoundBook:
             elif seat.planned_s:
                 # Their way to here, and the reading of them, are a part of what drafts take.
                 opened.drafted_s = max(opened.drafted_s, opened.planned_s - seat.planned_s)
-        if seat.has_read:
-            opened.asked, seat.has_read = NO_DRAFTS, False
+        opened.has_read, seat.has_read = seat.has_read, False
         self._ledger.note_batch(len(batch), purity(batch))
 
     def close(self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float) -> None:
@@ -105,6 +104,7 @@ class RoundBook:
                 # What reading prompts takes, too, says nothing of drafting.
                 asked=opened.asked if opened.is_clean else NO_DRAFTS,
                 draft_time_s=opened.drafted_s,
+                has_read=opened.has_read,
                 waited_s=opened.waited_s,
             )
             self._controller.learn(seat.id, done, now)

@@ -18,12 +18,11 @@ from cluster.coordinator.batching import choose_batch
 from cluster.coordinator.controller import Controller, any_sampled
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.fence import Fence
-from cluster.coordinator.in_flight import InFlight
+from cluster.coordinator.in_flight import NOT_WORTH_IT, InFlight, Moment, Plan
 from cluster.coordinator.residents import ResidentDrafters
 from cluster.coordinator.round_book import RoundBook
 from cluster.coordinator.round_log import RoundLog
 from cluster.coordinator.session import Limits, Session, Status
-from cluster.coordinator.step_choice import NOT_WORTH_IT, Moment, Plan
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.verdicts import are_beams_sound, is_credible, is_sound, is_stuck
 from cluster.coordinator.waits import DraftWaits

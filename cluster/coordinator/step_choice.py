@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cluster.coordinator.in_flight import InFlight
+from cluster.coordinator.in_flight import NOT_WORTH_IT, Moment, Plan
 from cluster.coordinator.load import FIRST_TRIES, ByModels, Load, TargetModel
 from cluster.coordinator.offers import Offers, in_flight_of
 from cluster.coordinator.texts import Text
@@ -39,40 +39,12 @@ _HOPELESS = 4.0
 LOOK_INTERVAL = 8
 # Steps after which a time that was measured is worth measuring again.
 _STALE_STEPS = 64
+# Tokens that models read beside drafting; where they lack more they read a text first.
+_MAX_COMMIT = 33
+# What a plain step is taken to cost, as a share of it: speculation seldom gains more than twice.
+_PLAIN_COST = 0.5
 # Nodes of residents before it is known what drafting takes.
 FIRST_NODES = 8
-# Why a step has no drafts: to verify or to make some would not have paid.
-NOT_WORTH_IT = "not worth it"
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """When a batch is planned.
-
-    max_wait_s: how long it may wait for drafts.  waited_s: it has waited for this very step.
-    residents: which of the target's may be asked, by `Ask.with_models`; none = it has none.
-    """
-
-    now: float
-    max_wait_s: float = 0.0
-    waited_s: float = 0.0
-    residents: tuple[bool, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
-    """What to do next: verify `in_flight`, one per text, or wait for drafts first.
-
-    ask: what residents are to draft for each text after the step.
-    wait_s > 0: better drafts are expected within so many seconds, for the texts `awaited`.
-    why: in a word, why it is so, for the log and for statistics.
-    """
-
-    in_flight: list[InFlight]
-    ask: Ask = NO_DRAFTS
-    wait_s: float = 0.0
-    awaited: tuple[int, ...] = ()
-    why: str = ""
 
 
 def _of_lengths(drafting: CostTable, num_sequences: int) -> Floats | None:
@@ -181,6 +153,8 @@ class StepChoice:
     def _ask(self) -> tuple[Ask, float, bool]:
         """(what residents draft after this step, seconds that this takes, whether that is more than
         what pays)."""
+        if self._plain_is_due():
+            return NO_DRAFTS, 0.0, False
         best, best_value, best_s = NO_DRAFTS, _MARGIN * self.prices.rate * self.plain_s, 0.0
         most = int(self.caps.max())
         # Drafts that the guard would not let be verified are drafted for nothing.
@@ -199,18 +173,35 @@ class StepChoice:
         for with_models in reversed(self.moment.residents):
             longer, longer_s = self._longer(with_models, best.num_nodes, most)
             turn = self.load.longer[with_models]
+            tried_s = longer_s - best_s + self._reading_s(with_models)
             if (
                 known < (with_models, longer.num_nodes)
                 and longer_s <= affordable_s
-                and turn.is_due(
-                    self.moment.now, longer_s - best_s, self._num_first(longer, longer_s)
-                )
+                and turn.is_due(self.moment.now, tried_s, self._num_first(longer, longer_s))
             ):
                 turn.take(self.moment.now)
                 return longer, longer_s, True
         if best_s > affordable_s:
             return NO_DRAFTS, 0.0, False
         return best, best_s, False
+
+    def _reading_s(self, with_models: bool) -> float:
+        """What models take to read what they lack of these texts."""
+        lacking = max(len(text.tokens) - text.asked_len for text in self.texts)
+        return self.target.read_s if with_models and lacking > _MAX_COMMIT else 0.0
+
+    def _plain_is_due(self) -> bool:
+        """Whether residents pause for a step, so that the next one tells what a plain one takes."""
+        load, now = self.load, self.moment.now
+        cost_s = _PLAIN_COST * self.plain_s
+        if (
+            load.asked.num_nodes == 0
+            or self.target.steps.age(len(self.texts), 0) <= _STALE_STEPS
+            or not load.plain.is_due(now, cost_s)
+        ):
+            return False
+        load.plain.take(now)
+        return True
 
     def _num_first(self, ask: Ask, draft_s: float) -> int:
         """Drafts that are worth much are rare, so few tries tell little, unless the costs are far
@@ -266,7 +257,10 @@ class StepChoice:
         if best == 0:
             return 0
         steps, rate = self.target.steps, self.prices.rate
-        if load.plain.is_due(now, choice.value / rate) and steps.age(size, 0) > 1:
+        is_free = (
+            load.asked.num_nodes == 0
+        )  # else the next step beside no drafts is the one to time
+        if is_free and load.plain.is_due(now, choice.value / rate) and steps.age(size, 0) > 1:
             load.plain.take(now)
             return 0
         where = place(best)

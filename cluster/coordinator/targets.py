@@ -34,6 +34,7 @@ class OpenRound:
     report: the last step report of the batch, once it is complete; received_at likewise.
     answers: the sessions that were answered, and the plain steps that their tokens would have
     taken.  is_sampled: the law of the batch.  asked: what residents were asked for before it.
+    has_read: of drafted_s, a part went into models' reading of texts.
     """
 
     sent_at: float
@@ -51,6 +52,7 @@ class OpenRound:
     answers: list[tuple[Session, int]] = field(default_factory=list)
     is_sampled: bool = False
     asked: Ask = NO_DRAFTS
+    has_read: bool = False
 
 
 # A target of which no batch has waited for so many rounds will not wait for the next one either.

@@ -106,6 +106,7 @@ class Text:
     alike.  max_draft_tokens: of one step.  weight: what
     its speed counts for beside that of others.  held: the trees at hand, by drafter.  answers: of
     its pool drafters.  seen: trees whose fate is not known yet.  num_steps: of the text so far.
+    asked_len: its tokens when models were last asked to draft for it; the rest they must read.
     """
 
     def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
@@ -119,6 +120,7 @@ class Text:
         self.seen: deque[Seen] = deque()
         self.tokens_per_step = 1.0
         self.num_steps = 0
+        self.asked_len = 0
         self._next_steps: dict[str, Indices] = {}
         self._used_at: dict[str, int] = {}  # by drafter, the last step that verified nodes of it
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -39,8 +40,11 @@ class StepProfile:
 
     def at(self, rows: Sequence[float] | np.ndarray) -> Floats:
         """Seconds for each number of rows: interpolated, and beyond the last one in proportion to
-        the rows that are added, as the last two were."""
+        the rows that are added, as in the upper half."""
         wanted = np.asarray(rows, dtype=np.float64)
         found = np.interp(wanted, self.rows, self.times_s)
-        slope = (self.times_s[-1] - self.times_s[-2]) / (self.rows[-1] - self.rows[-2])
+        # Two neighbours may differ by noise alone.
+        half = bisect.bisect_right(self.rows, self.rows[-1] // 2, hi=len(self.rows) - 1) - 1
+        first = max(half, 0)
+        slope = (self.times_s[-1] - self.times_s[first]) / (self.rows[-1] - self.rows[first])
         return np.asarray(found + np.maximum(wanted - self.rows[-1], 0.0) * slope)

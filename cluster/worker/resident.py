@@ -186,11 +186,8 @@ class ResidentDrafter:
             del self._declined[text.request_id]
         if self._num_wanted(text):
             return True
-        # A model of its own begins to read a text when it is first asked, if it ever is.
-        is_following = (
-            self.is_look_up or self.wants != WANTS_NOTHING or text.request_id in self._told
-        )
-        return is_following and self._num_lacking(text) >= _MAX_LAG
+        # A model of its own reads a text when it is asked, which may be never again.
+        return (self.is_look_up or self.wants != WANTS_NOTHING) and self._num_lacking(text) >= _MAX_LAG
 
     def _num_lacking(self, text: ResidentText) -> int:
         """Tokens of `text` that it has not been told of."""

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.controller import Controller, Round
-from cluster.coordinator.step_choice import Moment, Plan
+from cluster.coordinator.in_flight import Moment, Plan
 from cluster.coordinator.texts import HeldTree, Text
 from cluster.core import TokenTree, token_array
 from cluster.spec.acceptance import Seen
@@ -119,7 +119,8 @@ def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round()
     plans = Played(is_right=True).run(300)
     verified = [plan for plan in plans if plan.why == "verify"]
     assert len(verified) > 0.95 * len(plans)
-    assert all(plan.ask.num_nodes for plan in plans[1:])
+    asked = [plan for plan in plans[1:] if plan.ask.num_nodes]
+    assert len(asked) > 0.97 * len(plans)  # now and then a plain step is timed
 
 
 def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> None:
