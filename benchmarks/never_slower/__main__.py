@@ -31,6 +31,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +72,29 @@ def cells_of(settings: Mapping[str, Any], stacks: Sequence[str], patterns: str) 
 
 def setup_of(stack: str, settings: Mapping[str, Any], log: Path, *, plain: bool = False) -> Setup:
     """How to start the processes of a stack; plain: those of its comparison."""
-    cores = tuple(settings["cores"])
+    cores, target_cores = tuple(settings["cores"]), None
+    if settings["target_cores"]:
+        target_cores = tuple(settings["target_cores"])
+        cores = tuple(core for core in cores if core not in target_cores)
+    start = partial(Setup, config=settings["config"], log=log, cores=cores, target_cores=target_cores)
     overrides = [
         f"target.engine.model={settings['model']}",
-        f"target.engine.threads={len(cores)}",
+        f"target.engine.threads={len(target_cores or cores)}",
         *settings["overrides"],
     ]
-    config = settings["config"]
     if plain or stack == CONTROL:
-        return Setup(config, tuple(overrides), (), cores, log)
+        return start(overrides=tuple(overrides), drafters=())
     if stack in _WORTHLESS:
         overrides.append(f"drafters.{stack}.kind={_WORTHLESS[stack]}")
         overrides.append(f"drafters.{stack}.options.vocab_size={settings['vocab_size']}")
-        return Setup(config, tuple(overrides), (stack,), cores, log)
+        if target_cores:
+            overrides.append(f"drafters.{stack}.placement.cores={list(cores)}")
+        return start(overrides=tuple(overrides), drafters=(stack,))
     if stack.startswith(FIXED):
         overrides.append("coordinator.budget=fixed")
         overrides.append(f"coordinator.max_draft_tokens={int(stack.removeprefix(FIXED))}")
-    names = tuple(load(config, overrides).config.drafters)
-    return Setup(config, tuple(overrides), names, cores, log, by_task=True)
+    names = tuple(load(settings["config"], overrides).config.drafters)
+    return start(overrides=tuple(overrides), drafters=names, by_task=True)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--prompts", type=int, default=4, help="per run; never fewer than run at a time")
     add("--max-tokens", type=int, default=64)
     add("--cores", type=numbers, default=sorted(os.sched_getaffinity(0)), help="of everything")
+    about = "of the target alone; the drafters, in the pool, and all else have the other --cores"
+    add("--target-cores", type=numbers, default=[], help=about)
     add("--fresh", action="store_true", help="forget what was measured before")
     logs = Path(tempfile.gettempdir()) / "drafthouse-never-slower"
     add("--logs", type=Path, default=logs, help="folder for what the processes write to stderr")
@@ -114,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
 
 _SETTINGS = (
     "model", "config", "overrides", "laws", "concurrency", "pairs", "turn", "prompts",
-    "max_tokens", "cores",
+    "max_tokens", "cores", "target_cores",
 )  # fmt: skip
 
 
@@ -139,7 +147,8 @@ def main() -> int:
         plain = Ours(setup_of(stack, settings, log / "plain", plain=True))
         return PlainAndRival(plain, Ours(setup_of(stack, settings, log / "ours")))
 
-    os.sched_setaffinity(0, arguments.cores)
+    others = set(arguments.cores) - set(arguments.target_cores)
+    os.sched_setaffinity(0, others or arguments.cores)
     exit_on_sigterm()
     try:
         measure(record, cells, laws, library, processes_of)

@@ -19,13 +19,21 @@ _TITLES = {
 Record = Mapping[str, Any]
 
 
+def _cores(settings: Mapping[str, Any]) -> str:
+    cores = ", ".join(map(str, settings["cores"]))
+    if not settings.get("target_cores"):
+        return f"Everything on cores {cores}."
+    own = ", ".join(map(str, settings["target_cores"]))
+    return f"The target on core {own}, everything else on the others of {cores}."
+
+
 def markdown(document: Mapping[str, Any]) -> str:
     """The whole report as Markdown."""
     settings, summary = document["settings"], document["summary"]
     lines = [
         "# How much slower than plain decoding",
         "",
-        f"{origin(document)} Everything on cores {', '.join(map(str, settings['cores']))}.",
+        f"{origin(document)} {_cores(settings)}",
         "",
         f"Target: `{settings['model']}`, `{settings['config']}`"
         f"{''.join(f' `{each}`' for each in settings['overrides'])}; {settings['max_tokens']} "

@@ -257,9 +257,8 @@ class StepChoice:
         if best == 0:
             return 0
         steps, rate = self.target.steps, self.prices.rate
-        is_free = (
-            load.asked.num_nodes == 0
-        )  # else the next step beside no drafts is the one to time
+        # Where residents draft, steps after which they were asked nothing tell it.
+        is_free = load.asked.num_nodes == 0
         if is_free and load.plain.is_due(now, choice.value / rate) and steps.age(size, 0) > 1:
             load.plain.take(now)
             return 0

@@ -187,7 +187,8 @@ class ResidentDrafter:
         if self._num_wanted(text):
             return True
         # A model of its own reads a text when it is asked, which may be never again.
-        return (self.is_look_up or self.wants != WANTS_NOTHING) and self._num_lacking(text) >= _MAX_LAG
+        is_following = self.is_look_up or self.wants != WANTS_NOTHING
+        return is_following and self._num_lacking(text) >= _MAX_LAG
 
     def _num_lacking(self, text: ResidentText) -> int:
         """Tokens of `text` that it has not been told of."""

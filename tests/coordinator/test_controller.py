@@ -123,6 +123,40 @@ def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round()
     assert len(asked) > 0.97 * len(plans)  # now and then a plain step is timed
 
 
+def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
+    played = Played(is_right=False)
+    steps = played.controller._target("t").steps
+    played.controller.learn("t", Round([played.text], [1], 0, False, STEP_S, Ask(4), 0.001), 0.0)
+    assert steps.num_recorded == 0
+    played.controller.learn("t", Round([played.text], [1], 0, False, STEP_S), 0.1)
+    assert steps.num_recorded == 1
+
+
+def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried() -> None:
+    played = Played(is_right=True)
+    target = played.controller._target("t")
+    drafting = [Round([played.text], [1], 0, False, STEP_S, Ask(4), s, has_read=s > 0.01)
+                for s in (0.002, 0.052)]  # fmt: skip
+    for done in drafting:
+        played.controller.learn("t", done, 0.0)
+    assert target.drafting[True].num_recorded == 1
+    assert target.read_s == pytest.approx(0.050)
+
+
+def reading_tries(*, read_s: float) -> int:
+    played = TwoKinds(is_right=False)
+    played.controller._target("t").read_s = read_s
+    tries = 0
+    for _ in range(400):
+        played.text.asked_len = 0  # another text each time
+        tries += played.round(draft_s=2 * STEP_S).ask.with_models
+    return tries
+
+
+def test_models_are_tried_less_often_on_texts_that_they_have_not_read() -> None:
+    assert reading_tries(read_s=20 * STEP_S) < 0.5 * reading_tries(read_s=0.0)
+
+
 def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> None:
     played = Played(is_right=False)
     played.run(300)

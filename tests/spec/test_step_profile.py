@@ -53,6 +53,12 @@ def test_between_sizes_it_is_interpolated_and_beyond_them_it_goes_on() -> None:
     np.testing.assert_allclose(found, [0.010, 0.010, 0.011, 0.018, 0.048, 0.072])
 
 
+def test_beyond_them_two_neighbours_that_measured_alike_do_not_count_alone() -> None:
+    noisy = StepProfile.of((1, 32, 48, 64), (0.010, 0.020, 0.040, 0.040))
+    assert noisy is not None
+    assert noisy.at([128]).tolist() == pytest.approx([0.080])
+
+
 def test_more_rows_never_take_less() -> None:
     noisy = StepProfile.of((1, 2, 4, 8), (0.010, 0.013, 0.011, 0.014))
     assert noisy is not None

@@ -311,6 +311,10 @@ def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
     kept.tokens.append(token_array([7]))
     drafted(drafter, kept, now=1000.0)
     assert not drafter.has_read
+    kept.only_look_ups = True
+    kept.tokens.append(token_array([7] * 100))
+    assert drafter.draft([kept], 0.01, 1000.01) == (None, False)
+    assert len(oracle.commits) == 2
 
 
 def test_a_look_up_is_asked_beside_models_and_without_them() -> None:

@@ -44,8 +44,7 @@ def profile_steps(
     engine: Steps, max_rows: int, clock: Callable[[], float] = time.perf_counter
 ) -> StepProfile | None:
     """The fastest verification step of one sequence by its rows, up to `max_rows`; None where that
-    cannot be measured.  It takes five seconds at most, of a slow model the four steps that it needs.
-    """
+    cannot be measured.  It takes five seconds at most, of a slow model four steps."""
     tokens = token_array(4 + np.arange(_CONTEXT_LEN + 1) % max(engine.vocab_size - 4, 1))
     best: dict[int, float] = {}
     try:

@@ -142,7 +142,7 @@ def settings(**more: Any) -> dict[str, Any]:
     return {
         "model": "m", "config": "configs/tiny.yaml", "overrides": [], "laws": ["greedy"],
         "concurrency": [1, 4], "pairs": 3, "turn": 2, "prompts": 4, "max_tokens": 100,
-        "cores": [0], "vocab_size": 512, **more,
+        "cores": [0], "target_cores": [], "vocab_size": 512, **more,
     }  # fmt: skip
 
 
@@ -279,6 +279,19 @@ def test_stacks_are_configurations_of_the_product(stack: str, tmp_path: Path) ->
     else:
         assert config.coordinator.budget == "adaptive"
     assert setup_of(stack, settings(), tmp_path, plain=True).drafters == ()
+
+
+@pytest.mark.parametrize("stack", ["normal", "random"])
+def test_the_target_may_have_cores_of_its_own_and_the_drafters_the_others(
+    stack: str, tmp_path: Path
+) -> None:
+    settled = settings(cores=[0, 1], target_cores=[0], config="configs/pool.yaml")
+    setup = setup_of(stack, settled, tmp_path)
+    assert (setup.target_cores, setup.cores) == ((0,), (1,))
+    config = load(setup.config, setup.overrides).config
+    assert config.target.engine.threads == 1
+    assert set(setup.drafters) <= set(config.pool)
+    assert config.drafters[setup.drafters[0]].placement.cores == (1,)
 
 
 @pytest.mark.parametrize("kind", [RandomDrafter, SleepingDrafter])
