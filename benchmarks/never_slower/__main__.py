@@ -76,7 +76,9 @@ def setup_of(stack: str, settings: Mapping[str, Any], log: Path, *, plain: bool 
     if settings["target_cores"]:
         target_cores = tuple(settings["target_cores"])
         cores = tuple(core for core in cores if core not in target_cores)
-    start = partial(Setup, config=settings["config"], log=log, cores=cores, target_cores=target_cores)
+    start = partial(
+        Setup, config=settings["config"], log=log, cores=cores, target_cores=target_cores
+    )
     overrides = [
         f"target.engine.model={settings['model']}",
         f"target.engine.threads={len(target_cores or cores)}",

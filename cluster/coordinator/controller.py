@@ -5,9 +5,8 @@
     learn()  after a round: what it took and what it brought
 
 Three things can turn drafting off: the throttle (it does not pay), the guard (it has lost what it
-may lose), and a drafter's circuit breaker (it fails).  Everything else is the budget's choice, step
-by step, by one price: see `cluster.spec.budget`.  No clock, no randomness, no I/O in here; `now` is
-an argument.
+may lose), and a drafter's circuit breaker (it fails).  Everything else is the budget's choice, by
+one price: see `cluster.spec.budget`.  No clock, no randomness, no I/O; `now` is an argument.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from cluster.spec.waiting import WAITS_S, ArrivalTable
 _MAX_SEEN = 16
 # A drafter that sends more trees within the waits is one whose first ones tell enough.
 _MAX_TREES = 64
-# Nodes that a pool drafter is asked for, of one text and of all texts of a target: the broader its
-# tree, the more often it goes on behind the next commit; but the coordinator reads all of it.
+# Nodes that a pool drafter is asked for, of one text and of all texts of a target: broader trees
+# more often go on behind the next commit; but the coordinator reads all of it.
 _POOL_NODES = 64
 _POOL_NODES_OF_ALL = 512
 _MAX_LAG = 64  # tokens that a pool drafter may lack: they are read in one commit later
@@ -54,8 +53,8 @@ class Round:
     """A finished round, as the controller learns from it.
 
     texts, num_tokens: parallel; plain steps that the tokens of each would have taken.  asked: what
-    residents were to draft, in draft_time_s; nothing where that time tells nothing.  has_read: in
-    that time, models have read texts first.
+    residents were to draft, in draft_time_s; nothing where that time tells nothing.  has_read:
+    models have read texts in it.
     step_time_s: the round without what residents drafted and without waits; None = not measured.
     """
 
@@ -129,32 +128,28 @@ class Controller:
         load = self._load(target_id, len(texts), is_sampled=any_sampled(texts))
         load.num_rounds += 1
         state = load.throttle.state(moment.now)
-        may_look = state is not State.PLAIN or load.num_rounds % step_choice.LOOK_INTERVAL == 0
         if state is State.PAUSE or not any(caps):
             load.asked = NO_DRAFTS
             return Plan(plain_items(texts), why=state.value)
         choice = StepChoice.of(self._target(target_id), load, texts, caps, moment)
         if choice is None:
             return Plan(plain_items(texts), why="unmeasured")  # the first steps tell what one takes
-        is_looking = may_look or load.asked.num_nodes > 0
+        is_looking = state is not State.PLAIN or load.num_rounds % step_choice.LOOK_INTERVAL == 0
+        is_looking = is_looking or load.asked.num_nodes > 0
         offers = self._offers(texts, max_depths) if is_looking else None
         plan = choice.plan(offers, self.acceptance, self._arrivals)
         if plan.wait_s == 0.0:
             if is_looking:
-                self._num_looks += 1
-                look_at(texts, _MAX_SEEN, self._num_looks)
+                self._look_at(texts)
             load.asked = plan.ask
-            if plan.ask.num_nodes and plan.ask.with_models:
-                for text in texts:
-                    text.asked_len = len(text.tokens)
+            plan.note_asked(texts)
         return plan
 
     def _plan_fixed(
         self, texts: Sequence[Text], max_depths: Sequence[int], caps: list[int], moment: Moment
     ) -> Plan:
         offers = self._offers(texts, max_depths)
-        self._num_looks += 1
-        look_at(texts, _MAX_SEEN, self._num_looks)
+        self._look_at(texts)
         drafted = Ask(max(caps)) if moment.residents else NO_DRAFTS
         if offers is None:
             return Plan(plain_items(texts), drafted, why="no drafts")
@@ -162,6 +157,10 @@ class Controller:
         nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
         chosen = nodes[ranks < np.array(caps, dtype=np.int64)[forest.owners]]
         return Plan(in_flight_of(texts, offers, chosen), drafted, why="fixed")
+
+    def _look_at(self, texts: Sequence[Text]) -> None:
+        self._num_looks += 1
+        look_at(texts, _MAX_SEEN, self._num_looks)
 
     def _offers(self, texts: Sequence[Text], max_depths: Sequence[int]) -> Offers | None:
         offers = gather(texts, self.acceptance)
@@ -184,7 +183,9 @@ class Controller:
         load = self._load(target_id, num_sequences, is_sampled=text.is_sampled)
         if load.throttle.state(now) in (State.PLAIN, State.PAUSE):
             return NO_DRAFTS
-        return Ask(step_choice.FIRST_NODES) if load.num_rounds == 0 else load.asked
+        # Models would read it: once it is known what that takes, the load decides.
+        is_new = self._target(target_id).drafting[True].num_recorded == 0
+        return load.asked if load.num_rounds else Ask(step_choice.FIRST_NODES, is_new)
 
     # What pool drafters are told and say
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cluster.coordinator.texts import Text
 from cluster.core import EMPTY_TREE, FloatArray, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec.budget import NO_DRAFTS, Ask
@@ -82,3 +83,9 @@ class Plan:
     wait_s: float = 0.0
     awaited: tuple[int, ...] = ()
     why: str = ""
+
+    def note_asked(self, texts: Sequence[Text]) -> None:
+        """Models are about to read what they lack of these."""
+        if self.ask.num_nodes and self.ask.with_models:
+            for text in texts:
+                text.asked_len = len(text.tokens)
