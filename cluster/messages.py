@@ -25,16 +25,30 @@ PROTOCOL_VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
+class DraftTime:
+    """What a turn of a target's residents took: for so many sequences, nodes of each.
+
+    num_read: texts that models read before.
+    """
+
+    num_sequences: int
+    num_nodes: int
+    with_models: bool
+    time_s: float
+    num_read: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerDescription:
     """What a worker says of itself in Describe; a mismatch is refused at connect.
 
     model_hash: of the checkpoint's config and weights index.  tokenizer_hash: over the token
     strings in id order, "" for drafters that serve any vocabulary.  devices: names of what it
     computes on, unique among all machines; empty = unknown.  step_rows, step_times_s: a target's
-    `StepProfile`, empty = not measured.  native_build: of its own machine code, "" = none; a
-    target that is_reproducible gives the same bits as another of the same build.  residents: names
-    of the drafters that run inside a target; look_ups: of those, the ones that run no
-    model; refused: those that should and cannot, and why.
+    `StepProfile`, empty = not measured; draft_times: what its residents took before it served.
+    native_build: of its own machine code, "" = none; a target that is_reproducible gives the same
+    bits as another of the same build.  residents: names of the drafters that run inside a target;
+    look_ups: of those, the ones that run no model; refused: those that should and cannot, and why.
     made_for: of drafters that are here, by name, the target that each was made for.
     """
 
@@ -51,6 +65,7 @@ class WorkerDescription:
     devices: tuple[str, ...] = ()
     step_rows: tuple[int, ...] = ()
     step_times_s: tuple[float, ...] = ()
+    draft_times: tuple[DraftTime, ...] = ()
     native_build: str = ""
     is_reproducible: bool = False
     residents: tuple[str, ...] = ()
@@ -159,8 +174,8 @@ class DraftReport:
     is named by a complete proposal, a completion or a refusal: nothing else comes for it.
     draft_time_s: of all of them, texts included.  num_sequences: requests that nodes were asked
     for.  num_nodes: what each drafter was asked for, over these requests.  stalled: names of the
-    drafters that took far too long and rest now.  has_read: a model read a text first, so the time
-    is not that of drafting.
+    drafters that took far too long and rest now.  num_read: texts that models read first; then
+    the time is not that of drafting alone.
     """
 
     frames: tuple[tuple[str, ProposalFrame], ...] = ()
@@ -168,7 +183,7 @@ class DraftReport:
     num_sequences: int = 0
     num_nodes: int = 0
     stalled: tuple[str, ...] = ()
-    has_read: bool = False
+    num_read: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

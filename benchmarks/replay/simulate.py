@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.replay.texts import RecordedText
 from benchmarks.replay.world import Growing, Machine, Offer, Pool
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.controller import Controller, Round
-from cluster.coordinator.in_flight import Moment
+from cluster.coordinator.controller import Controller
+from cluster.coordinator.in_flight import Moment, Round
 from cluster.coordinator.texts import HeldTree, Text
 from cluster.core import EMPTY_TREE, Proposal, TokenTree
 from cluster.spec.budget import NO_DRAFTS, Ask
@@ -274,7 +274,8 @@ class Adaptive:
         step_s, draft_s, waited_s = times
         num_nodes = sum(len(tree) for tree in step.trees)
         done = Round(
-            texts, num_tokens, num_nodes, texts[0].is_sampled, step_s, step.ask, draft_s, waited_s,
+            texts, num_tokens, num_nodes, texts[0].is_sampled, step_s, step.ask, draft_s,
+            waited_s=waited_s,
         )  # fmt: skip
         controller.learn(_TARGET, done, now)
         for own in batch:

@@ -20,15 +20,15 @@ import numpy as np
 from cluster import metrics
 from cluster.config import CoordinatorConfig
 from cluster.coordinator import step_choice
-from cluster.coordinator.in_flight import Moment, Plan
+from cluster.coordinator.in_flight import Moment, Plan, Round
 from cluster.coordinator.load import Load, TargetModel
 from cluster.coordinator.offers import Offers, gather, in_flight_of, look_at, plain_items
 from cluster.coordinator.step_choice import StepChoice
 from cluster.coordinator.texts import Answer, Text
 from cluster.core import Proposal
+from cluster.messages import DraftTime
 from cluster.metrics import Recorder
-from cluster.records import record
-from cluster.spec import merge_trees
+from cluster.spec import evidence, merge_trees
 from cluster.spec.acceptance import AcceptanceModel, Group, Seen, law_name
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import depths, ranked
@@ -48,27 +48,6 @@ _MAX_LAG = 64  # tokens that a pool drafter may lack: they are read in one commi
 _STATE_VERSION = 3  # of what `export` gives
 
 
-@record(frozen=True, slots=True, eq=False)
-class Round:
-    """A finished round, as the controller learns from it.
-
-    texts, num_tokens: parallel; plain steps that the tokens of each would have taken.  asked: what
-    residents were to draft, in draft_time_s; nothing where that time tells nothing.  has_read:
-    models have read texts in it.
-    step_time_s: the round without what residents drafted and without waits; None = not measured.
-    """
-
-    texts: Sequence[Text]
-    num_tokens: Sequence[int]
-    num_nodes: int
-    is_sampled: bool
-    step_time_s: float | None
-    asked: Ask = NO_DRAFTS
-    draft_time_s: float = 0.0
-    has_read: bool = False
-    waited_s: float = 0.0
-
-
 class Controller:
     """Plans rounds and learns from them, for all targets of one coordinator."""
 
@@ -85,9 +64,11 @@ class Controller:
         self.max_wait_s = config.max_draft_wait_ms / 1000.0 if config.budget == "adaptive" else 0.0
         merge_trees.prepare()
 
-    def meet(self, target_id: str, profile: StepProfile | None) -> None:
-        """A target has joined; profile: of its steps, None = it has not measured any."""
-        target = self._targets[target_id] = TargetModel(target_id, profile)
+    def meet(
+        self, target_id: str, profile: StepProfile | None, draft_times: Sequence[DraftTime] = ()
+    ) -> None:
+        """A target has joined, with what it has measured of its steps and of its residents."""
+        target = self._targets[target_id] = TargetModel(target_id, profile, draft_times)
         if self._costs is not None:
             target.restore(self._costs)
 
@@ -127,6 +108,8 @@ class Controller:
             return self._plan_fixed(texts, max_depths, caps, moment)
         load = self._load(target_id, len(texts), is_sampled=any_sampled(texts))
         load.num_rounds += 1
+        num_new = sum(text.num_steps == 0 for text in texts)
+        load.num_new += evidence.RECENT * (num_new - load.num_new)
         state = load.throttle.state(moment.now)
         if state is State.PAUSE or not any(caps):
             load.asked = NO_DRAFTS
@@ -183,9 +166,13 @@ class Controller:
         load = self._load(target_id, num_sequences, is_sampled=text.is_sampled)
         if load.throttle.state(now) in (State.PLAIN, State.PAUSE):
             return NO_DRAFTS
-        # Models would read it: once it is known what that takes, the load decides.
-        is_new = self._target(target_id).drafting[True].num_recorded == 0
-        return load.asked if load.num_rounds else Ask(step_choice.FIRST_NODES, is_new)
+        ask, turn = load.asked, load.longer[True]
+        if load.num_rounds == 0:  # models would read it: one text, until the load decides
+            ask = Ask(step_choice.FIRST_NODES, turn.is_due(now, self._target(target_id).read_s))
+            turn.take(now)
+        if ask.num_nodes and ask.with_models:
+            text.asked_len = len(text.tokens)
+        return ask
 
     # What pool drafters are told and say
 
@@ -275,7 +262,7 @@ class Controller:
         if done.num_nodes or not (done.asked.num_nodes or done.draft_time_s):
             # Beside drafts that nobody verifies a step takes longer than a plain one.
             target.measured(size, done.num_nodes, done.step_time_s or 0.0)
-        target.measured_drafting(size, done.asked, done.draft_time_s, has_read=done.has_read)
+        target.measured_drafting(size, done.asked, done.draft_time_s, done.num_read)
 
     def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
         """Score the trees of `texts` whose fate is known by now; ends: nothing more follows."""

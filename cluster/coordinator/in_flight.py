@@ -87,5 +87,27 @@ class Plan:
     def note_asked(self, texts: Sequence[Text]) -> None:
         """Models are about to read what they lack of these."""
         if self.ask.num_nodes and self.ask.with_models:
-            for text in texts:
-                text.asked_len = len(text.tokens)
+            for place, text in enumerate(texts):
+                if place not in self.ask.unread:
+                    text.asked_len = len(text.tokens)
+
+
+@record(frozen=True, slots=True, eq=False)
+class Round:
+    """A finished round, as the controller learns from it.
+
+    texts, num_tokens: parallel; plain steps that the tokens of each would have taken.  asked: what
+    residents were to draft, in draft_time_s; nothing where that time tells nothing.  num_read:
+    texts that models have read in it.
+    step_time_s: the round without what residents drafted and without waits; None = not measured.
+    """
+
+    texts: Sequence[Text]
+    num_tokens: Sequence[int]
+    num_nodes: int
+    is_sampled: bool
+    step_time_s: float | None
+    asked: Ask = NO_DRAFTS
+    draft_time_s: float = 0.0
+    num_read: int = 0
+    waited_s: float = 0.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from cluster.config import CoordinatorConfig
+from cluster.messages import DraftTime
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
 from cluster.spec.budget import NO_DRAFTS, Ask, DraftLengthValues
@@ -56,6 +57,7 @@ class Load:
     tokens, time_s: weighted ones and the time they took, of late: their ratio is the rate.
     asked: what residents were asked for after the last step.  is_longer: that was more than what
     pays, to see what it would be worth.  lengths, longer: of look-ups, and with models.
+    num_new: texts that begin in a round, running mean.
     verify_s: what steps with drafts take longer than plain ones, running mean.  promised: tokens
     that the step under way is expected to accept; sum_promised, sum_held: of late, and how many
     were accepted.
@@ -75,6 +77,7 @@ class Load:
     sum_held: float = evidence.FEW
     asked: Ask = NO_DRAFTS
     is_longer: bool = False
+    num_new: float = 0.0
     plain: Turn = field(default_factory=Turn)
     sizes: Turn = field(default_factory=Turn)
 
@@ -101,14 +104,19 @@ class Load:
 class TargetModel:
     """Costs are shared by both laws: a step takes what it takes under either."""
 
-    def __init__(self, target_id: str, profile: StepProfile | None) -> None:
-        """profile: of its steps, None = it has not measured any."""
+    def __init__(
+        self, target_id: str, profile: StepProfile | None, draft_times: Sequence[DraftTime] = ()
+    ) -> None:
+        """profile: of its steps, None = it has not measured any.  draft_times: of its residents."""
         self._id = target_id
         self.steps = CostTable(step_shape(profile), is_in_seconds=profile is not None)
         self.drafting: ByModels[CostTable] = (CostTable(draft_shape), CostTable(draft_shape))
-        self.read_s = 0.0  # what models take to read texts before they draft, running mean
+        self.read_s = 0.0  # what models take to read a text before they draft, running mean
         self.loads: dict[tuple[bool, int], Load] = {}
         self._lengths: dict[tuple[bool, int], ByModels[DraftLengthValues]] = {}  # of former loads
+        for each in draft_times:
+            ask = Ask(each.num_nodes, each.with_models)
+            self.measured_drafting(each.num_sequences, ask, each.time_s, each.num_read)
 
     def load(self, config: CoordinatorConfig, num_sequences: int, *, is_sampled: bool) -> Load:
         """By bucket of sequences: what a crowd has lost, in steps of a crowd, would keep a lone
@@ -133,18 +141,19 @@ class TargetModel:
             self.steps.record(num_sequences, num_nodes, step_time_s)
 
     def measured_drafting(
-        self, num_sequences: int, ask: Ask, draft_time_s: float, *, has_read: bool = False
+        self, num_sequences: int, ask: Ask, draft_time_s: float, num_read: int = 0
     ) -> None:
         """What was asked of residents took so long; 0 = not measured.
 
-        has_read: models read texts before they drafted."""
-        if ask.num_nodes == 0 or draft_time_s <= 0.0:
+        num_read: texts that models read before they drafted."""
+        if ask.num_nodes == 0 or ask.unread or not 0.0 < draft_time_s < math.inf:
             return
         drafting = self.drafting[ask.with_models]
-        if not has_read:
+        if num_read == 0:
             drafting.record(num_sequences, ask.num_nodes, draft_time_s)
             return
-        read_s = draft_time_s - (drafting.estimate(num_sequences, ask.num_nodes) or 0.0)
+        drafting_s = drafting.estimate(num_sequences, ask.num_nodes) or 0.0
+        read_s = (draft_time_s - drafting_s) / num_read
         weight = 1.0 / FIRST_TRIES if self.read_s else 1.0
         self.read_s += weight * (max(read_s, 0.0) - self.read_s)
 

@@ -104,7 +104,7 @@ class ResidentDrafters:
         self._end_wait(seat)
         if math.isfinite(report.draft_time_s) and report.draft_time_s > 0.0:
             seat.drafted_s += report.draft_time_s
-            seat.has_read = report.has_read
+            seat.num_read += report.num_read
             weight = _TIME_WEIGHT if seat.draft_time_s else 1.0
             seat.draft_time_s += weight * (report.draft_time_s - seat.draft_time_s)
         for name, frame in report.frames:

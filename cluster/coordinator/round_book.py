@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.batching import purity
-from cluster.coordinator.controller import Controller, Round
+from cluster.coordinator.controller import Controller
+from cluster.coordinator.in_flight import Round
 from cluster.coordinator.round_log import RoundLog
 from cluster.coordinator.session import Session
 from cluster.coordinator.statistics import RoundTimes
@@ -83,7 +84,7 @@ class RoundBook:
             elif seat.planned_s:
                 # Their way to here, and the reading of them, are a part of what drafts take.
                 opened.drafted_s = max(opened.drafted_s, opened.planned_s - seat.planned_s)
-        opened.has_read, seat.has_read = seat.has_read, False
+        opened.num_read, seat.num_read = seat.num_read, 0
         self._ledger.note_batch(len(batch), purity(batch))
 
     def close(self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float) -> None:
@@ -104,7 +105,7 @@ class RoundBook:
                 # What reading prompts takes, too, says nothing of drafting.
                 asked=opened.asked if opened.is_clean else NO_DRAFTS,
                 draft_time_s=opened.drafted_s,
-                has_read=opened.has_read,
+                num_read=opened.num_read,
                 waited_s=opened.waited_s,
             )
             self._controller.learn(seat.id, done, now)

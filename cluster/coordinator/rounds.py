@@ -294,13 +294,13 @@ class RoundLoop:
         """The batch as it is sent, with the drafts planned for each of its sessions."""
         items: list[VerifyItem] = []
         num_nodes = 0
-        for session, in_flight in zip(batch, plan.in_flight, strict=True):
+        for place, (session, in_flight) in enumerate(zip(batch, plan.in_flight, strict=True)):
             del seat.ready[session.id]
             seat.decoding[session.id] = session
             session.in_flight = in_flight
             session.status = Status.DECODING
             num_nodes += len(in_flight.tree)
-            self._residents.ask(seat, session, plan.ask, now)
+            self._residents.ask(seat, session, plan.ask.of(place), now)
             if not len(in_flight.tree) and not session.statistics.has_speculated:
                 session.note_plain_step(
                     is_paused=plan.why in (State.PAUSE, State.PLAIN),

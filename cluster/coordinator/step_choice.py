@@ -24,7 +24,11 @@ from cluster.spec.budget import (
     ranking,
 )
 from cluster.spec.forest import Floats, Indices, Mask, ranked
-from cluster.spec.step_cost import DRAFT_LENGTHS, EDGES, NODE_EDGES, CostTable, place
+from cluster.spec.step_cost import (
+    DRAFT_LENGTHS,
+    EDGES,
+    place,
+)
 from cluster.spec.waiting import ArrivalTable, choose_wait
 
 # While a drafter is new, a round may take so much longer than a plain one: claims are only claims.
@@ -39,18 +43,10 @@ _HOPELESS = 4.0
 LOOK_INTERVAL = 8
 # Steps after which a time that was measured is worth measuring again.
 _STALE_STEPS = 64
-# Tokens that models read beside drafting; where they lack more they read a text first.
-_MAX_COMMIT = 33
 # What a plain step is taken to cost, as a share of it: speculation seldom gains more than twice.
 _PLAIN_COST = 0.5
 # Nodes of residents before it is known what drafting takes.
 FIRST_NODES = 8
-
-
-def _of_lengths(drafting: CostTable, num_sequences: int) -> Floats | None:
-    """What drafting takes for each of DRAFT_LENGTHS; None = not known yet."""
-    times_s = drafting.at_edges(num_sequences)
-    return None if times_s is None else np.interp(DRAFT_LENGTHS, NODE_EDGES, times_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +54,8 @@ class StepChoice:
     """A batch that is being planned.
 
     caps: nodes of each text.  weights: of each text's tokens.  plain_s: a plain step.  draft_s:
-    what residents take for each of DRAFT_LENGTHS, look-ups and models; None = not known yet.
+    what residents take for each of DRAFT_LENGTHS, look-ups and models with what these read; None =
+    not known yet.
     """
 
     target: TargetModel
@@ -86,12 +83,16 @@ class StepChoice:
             return None
         plain_s = float(times_s[0])
         weights = np.array([text.weight / text.tokens_per_step for text in texts])
-        look_ups, models = target.drafting
-        draft_s = (_of_lengths(look_ups, len(texts)), _of_lengths(models, len(texts)))
+        look_ups_s, models_s = (table.of_lengths(len(texts)) for table in target.drafting)
+        if models_s is not None:  # they read every text once
+            models_s = models_s + load.num_new * target.read_s
         rate = load.rate(float(weights.sum()) / plain_s)
         max_extra_s = load.guard.max_extra_s(plain_s) - moment.waited_s
         prices = Prices(rate, times_s - plain_s, max_extra_s)
-        return cls(target, load, texts, np.array(caps), moment, weights, plain_s, prices, draft_s)
+        return cls(
+            target, load, texts, np.array(caps), moment, weights, plain_s, prices,
+            (look_ups_s, models_s),
+        )  # fmt: skip
 
     def plan(
         self,
@@ -153,8 +154,8 @@ class StepChoice:
     def _ask(self) -> tuple[Ask, float, bool]:
         """(what residents draft after this step, seconds that this takes, whether that is more than
         what pays)."""
-        if self._plain_is_due():
-            return NO_DRAFTS, 0.0, False
+        if self.load.asked.num_nodes and self._takes_plain(_STALE_STEPS, _PLAIN_COST * self.plain_s):
+            return NO_DRAFTS, 0.0, False  # so that the next step tells what a plain one takes
         best, best_value, best_s = NO_DRAFTS, _MARGIN * self.prices.rate * self.plain_s, 0.0
         most = int(self.caps.max())
         # Drafts that the guard would not let be verified are drafted for nothing.
@@ -173,34 +174,36 @@ class StepChoice:
         for with_models in reversed(self.moment.residents):
             longer, longer_s = self._longer(with_models, best.num_nodes, most)
             turn = self.load.longer[with_models]
-            tried_s = longer_s - best_s + self._reading_s(with_models)
-            if (
-                known < (with_models, longer.num_nodes)
-                and longer_s <= affordable_s
-                and turn.is_due(self.moment.now, tried_s, self._num_first(longer, longer_s))
+            if known >= (with_models, longer.num_nodes):
+                continue
+            tried, tried_s = self._with_reading(longer, longer_s, affordable_s)
+            if tried_s <= affordable_s and turn.is_due(
+                self.moment.now, tried_s - best_s, self._num_first(longer, longer_s)
             ):
                 turn.take(self.moment.now)
-                return longer, longer_s, True
+                return tried, tried_s, True
         if best_s > affordable_s:
             return NO_DRAFTS, 0.0, False
-        return best, best_s, False
+        return *self._with_reading(best, best_s, affordable_s), False
 
-    def _reading_s(self, with_models: bool) -> float:
-        """What models take to read what they lack of these texts."""
-        lacking = max(len(text.tokens) - text.asked_len for text in self.texts)
-        return self.target.read_s if with_models and lacking > _MAX_COMMIT else 0.0
+    def _with_reading(self, ask: Ask, draft_s: float, affordable_s: float) -> tuple[Ask, float]:
+        """What is asked and what it takes, where models must read texts first: no more at once than
+        is affordable, but one."""
+        if not (ask.num_nodes and ask.with_models and self.target.read_s):
+            return ask, draft_s
+        unread = [place for place, text in enumerate(self.texts) if not text.is_read]
+        num_read = max(int((affordable_s - draft_s) / self.target.read_s), 1)
+        draft_s += self.target.read_s * min(num_read, len(unread))
+        return replace(ask, unread=frozenset(unread[num_read:])), draft_s
 
-    def _plain_is_due(self) -> bool:
-        """Whether residents pause for a step, so that the next one tells what a plain one takes."""
-        load, now = self.load, self.moment.now
-        cost_s = _PLAIN_COST * self.plain_s
-        if (
-            load.asked.num_nodes == 0
-            or self.target.steps.age(len(self.texts), 0) <= _STALE_STEPS
-            or not load.plain.is_due(now, cost_s)
-        ):
+    def _takes_plain(self, least_age: int, cost_s: float) -> bool:
+        """Whether to learn now what a plain step takes, at the price of cost_s, where the last one
+        was more than least_age steps ago."""
+        plain, now = self.load.plain, self.moment.now
+        age = self.target.steps.age(len(self.texts), 0)
+        if age <= least_age or not plain.is_due(now, cost_s):
             return False
-        load.plain.take(now)
+        plain.take(now)
         return True
 
     def _num_first(self, ask: Ask, draft_s: float) -> int:
@@ -235,8 +238,15 @@ class StepChoice:
         weights, caps = self.load.trust * self.weights[forest.owners], self.caps[forest.owners]
         free = Prices(self.prices.rate, self.prices.extra_s, math.inf)
 
+        # Where models were asked for some texts, the others are taken to be like these.
+        is_known = np.ones(len(self.texts), np.bool_)
+        if with_models and self.load.asked.unread:
+            is_known = np.array([text.is_read for text in self.texts])
+        num_alike = round(len(is_known) / max(int(is_known.sum()), 1))
+
         def value(is_open: Mask) -> float:
-            return choose_nodes(ranking(offers.survival, weights, is_open)[1], free).value
+            gains = ranking(offers.survival, weights, is_open & is_known[forest.owners])[1]
+            return choose_nodes(np.repeat(gains, num_alike), free).value
 
         own = np.ones(forest.num_nodes, np.bool_) if with_models else offers.is_looked_up
         survival = np.where(own | offers.is_pooled, offers.survival, np.float32(0.0))
@@ -258,9 +268,7 @@ class StepChoice:
             return 0
         steps, rate = self.target.steps, self.prices.rate
         # Where residents draft, steps after which they were asked nothing tell it.
-        is_free = load.asked.num_nodes == 0
-        if is_free and load.plain.is_due(now, choice.value / rate) and steps.age(size, 0) > 1:
-            load.plain.take(now)
+        if load.asked.num_nodes == 0 and self._takes_plain(1, choice.value / rate):
             return 0
         where = place(best)
         around = [EDGES[index] for index in (where - 1, where + 1) if 0 < index < len(EDGES)]

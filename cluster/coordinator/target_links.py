@@ -78,9 +78,8 @@ class TargetLinks:
         seat.num_cohorts = self._num_cohorts
         self._residents.join(seat)
         self._table.seats[target_id] = seat
-        self._controller.meet(
-            target_id, StepProfile.of(description.step_rows, description.step_times_s)
-        )
+        profile = StepProfile.of(description.step_rows, description.step_times_s)
+        self._controller.meet(target_id, profile, description.draft_times)
         self._update_limits()
         log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
         self._table.admit()

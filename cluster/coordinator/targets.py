@@ -34,7 +34,7 @@ class OpenRound:
     report: the last step report of the batch, once it is complete; received_at likewise.
     answers: the sessions that were answered, and the plain steps that their tokens would have
     taken.  is_sampled: the law of the batch.  asked: what residents were asked for before it.
-    has_read: of drafted_s, a part went into models' reading of texts.
+    num_read: texts that models read within drafted_s.
     """
 
     sent_at: float
@@ -52,7 +52,7 @@ class OpenRound:
     answers: list[tuple[Session, int]] = field(default_factory=list)
     is_sampled: bool = False
     asked: Ask = NO_DRAFTS
-    has_read: bool = False
+    num_read: int = 0
 
 
 # A target of which no batch has waited for so many rounds will not wait for the next one either.
@@ -85,7 +85,7 @@ class TargetSeat:
         self.residents: dict[str, DrafterReplica] = {}  # the drafters inside it, by name
         self.draft_time_s = 0.0  # running mean of what they take together
         self.drafted_s = 0.0  # what they took since the last batch began
-        self.has_read = False  # beside that, one of them has read a text
+        self.num_read = 0  # texts that models read in that time
         self.planned_s = 0.0  # running mean of `OpenRound.planned_s` where they drafted nothing
         self.sessions: dict[str, Session] = {}
         self.unsent: dict[str, Session] = {}

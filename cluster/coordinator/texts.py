@@ -16,7 +16,7 @@ from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.spec import evidence
 from cluster.spec.acceptance import Group, Seen
 from cluster.spec.forest import Forest, Indices
-from cluster.spec.step_cost import DRAFT_LENGTHS
+from cluster.spec.step_cost import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.waiting import WAITS_S
 from cluster.token_log import TokenLog
 
@@ -106,7 +106,7 @@ class Text:
     alike.  max_draft_tokens: of one step.  weight: what
     its speed counts for beside that of others.  held: the trees at hand, by drafter.  answers: of
     its pool drafters.  seen: trees whose fate is not known yet.  num_steps: of the text so far.
-    asked_len: its tokens when models were last asked to draft for it; the rest they must read.
+    asked_len: its tokens when models were last asked to draft for it.
     """
 
     def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
@@ -127,6 +127,11 @@ class Text:
     @property
     def is_sampled(self) -> bool:
         return self.group[1]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether models that are asked now need not read it first."""
+        return len(self.tokens) - self.asked_len <= MAX_COMMIT
 
     @property
     def is_settled(self) -> bool:

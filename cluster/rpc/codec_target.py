@@ -187,7 +187,7 @@ def _encode_drafts(report: DraftReport) -> pb.DraftReport:
         num_sequences=report.num_sequences,
         num_nodes=report.num_nodes,
         stalled=report.stalled,
-        has_read=report.has_read,
+        num_read=report.num_read,
     )
 
 
@@ -200,7 +200,7 @@ def _decode_drafts(message: pb.DraftReport) -> DraftReport:
         num_sequences=message.num_sequences,
         num_nodes=message.num_nodes,
         stalled=tuple(message.stalled),
-        has_read=message.has_read,
+        num_read=message.num_read,
     )
 
 

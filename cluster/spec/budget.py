@@ -98,11 +98,17 @@ def ranking(survival: FloatArray, weights: Floats, is_admissible: Mask) -> tuple
 class Ask:
     """What residents draft after a step: num_nodes of each sequence, 0 = nothing.
 
-    with_models: all of them do; else look-ups alone, which take next to no time.
+    with_models: all of them do; else look-ups alone, which take next to no time.  unread: places of
+    sequences for which look-ups alone are asked yet: to read all at once would take too long.
     """
 
     num_nodes: int = 0
     with_models: bool = True
+    unread: frozenset[int] = frozenset()
+
+    def of(self, place: int) -> Ask:
+        """What is asked for the sequence at that place of the batch."""
+        return Ask(self.num_nodes, with_models=False) if place in self.unread else self
 
 
 NO_DRAFTS = Ask()

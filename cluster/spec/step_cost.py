@@ -23,6 +23,9 @@ EDGES: tuple[int, ...] = (
 NODE_EDGES = np.array(EDGES)
 # Of a sequence: what residents may be asked for, and for which it is known what was accepted.
 DRAFT_LENGTHS = NODE_EDGES[(NODE_EDGES >= 1) & (NODE_EDGES <= 32)]
+# No step commits more tokens of a text: a model that lacks more of it reads it before it drafts,
+# which says nothing of what drafting takes.
+MAX_COMMIT = int(DRAFT_LENGTHS[-1]) + 1
 
 # A median of so many ignores stray slow steps, and follows a change of load within five.
 _NUM_SAMPLES = 9
@@ -106,6 +109,11 @@ class CostTable:
         if num_sequences not in self._known:
             self._known[num_sequences] = self._at_edges(num_sequences)
         return self._known[num_sequences]
+
+    def of_lengths(self, num_sequences: int) -> Floats | None:
+        """Seconds for each of DRAFT_LENGTHS; None while nothing is known."""
+        times_s = self.at_edges(num_sequences)
+        return None if times_s is None else np.interp(DRAFT_LENGTHS, NODE_EDGES, times_s)
 
     def estimate(self, num_sequences: int, num_nodes: int) -> float | None:
         times_s = self.at_edges(num_sequences)

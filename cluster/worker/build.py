@@ -37,6 +37,7 @@ _MAX_REFUSAL_LEN = 1000
 
 def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
     """A target worker around a loaded engine, not yet started."""
+    from cluster.worker.draft_profile import profile_drafting
     from cluster.worker.grammars import Grammars, GrammarTargetWorker
     from cluster.worker.verifier import Verifier
 
@@ -75,6 +76,11 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         made_for=residents.made_for,
     )
     verifier = Verifier(engine, open_hook=grammars.open_hook, wants=residents.wants)
+    if is_asked:
+        times = profile_drafting(
+            verifier, residents, engine.vocab_size, settings.max_running_sequences
+        )
+        description = replace(description, draft_times=times)
     worker = GrammarTargetWorker(verifier, description, residents, grammars)
     worker.leases.announce(AdapterList(engine.adapters.references))
     return worker

@@ -26,6 +26,7 @@ from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.made_for import MadeFor
 from cluster.messages import ProposalFrame, Refusal
+from cluster.spec.step_cost import MAX_COMMIT
 from cluster.spec.tree_check import problem_in_text
 from cluster.token_log import TokenLog
 from cluster.worker.contained_drafter import ContainedDrafter
@@ -36,9 +37,6 @@ log = logging.getLogger(__name__)
 # A drafter that is asked for nothing hears of a text once it lacks so many tokens: look-ups learn
 # from all texts, and a commit of many tokens costs little more than one of a few.
 _MAX_LAG = 64
-# No step commits more: a model that lacks more of a text reads it before it drafts, which says
-# nothing of what drafting takes.
-_MAX_COMMIT = 33
 # Weight of the newest round in the running mean of what a drafter takes.
 _TIME_WEIGHT = 0.1
 
@@ -68,8 +66,8 @@ class ResidentDrafter:
     """Belongs to the engine thread.
 
     mean_s: running mean of what a round of it takes.  made_for: the target that it was made for.
-    is_look_up: it runs no model, and is asked where models would take too long.  has_read: the last
-    time it drafted, a model of its own had to read a text first.
+    is_look_up: it runs no model, and is asked where models would take too long.  num_read: texts
+    that a model of its own had to read before it drafted, the last time.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class ResidentDrafter:
         self.mean_s = 0.0
         self.made_for = MadeFor()
         self.is_look_up = bool(getattr(drafter, "is_look_up", False))
-        self.has_read = False
+        self.num_read = 0
         self._drafter = ContainedDrafter(drafter, name, clock, vocab_size)
         self._breaker = breaker
         self._reset_s = reset_s
@@ -109,9 +107,9 @@ class ResidentDrafter:
         started = self._clock()
         is_resting = self._is_resting(started)
         told = [] if is_resting else [text for text in mine if self._is_due(text, started)]
-        self.has_read = not self.is_look_up and any(
-            self._num_lacking(text) > _MAX_COMMIT for text in told
-        )
+        self.num_read = 0
+        if not self.is_look_up:
+            self.num_read = sum(self._num_lacking(text) > MAX_COMMIT for text in told)
         if not told:
             return (self._frame(asked, {}, (), ()) if asked else None), False
         observations: list[Observation] = []

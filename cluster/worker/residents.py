@@ -39,13 +39,17 @@ _LEAST_BOUND_S = 0.005
 
 
 class Residents:
-    """All of them.  Belongs to the engine thread; request ids are those inside the worker."""
+    """All of them.  Belongs to the engine thread; request ids are those inside the worker.
+
+    kinds: look-ups and models, as `Ask.with_models` tells them apart; empty = there are none.
+    """
 
     def __init__(
         self, drafters: Sequence[ResidentDrafter], clock: Callable[[], float] = time.perf_counter
     ) -> None:
         self.names = tuple(drafter.name for drafter in drafters)
         self.look_ups = tuple(drafter.name for drafter in drafters if drafter.is_look_up)
+        self.kinds = tuple(sorted({not drafter.is_look_up for drafter in drafters}))
         self.made_for = {drafter.name: drafter.made_for for drafter in drafters}
         self._drafters = list(drafters)
         self._clock = clock
@@ -89,7 +93,7 @@ class Residents:
                 len(own),
                 sum(item.draft_nodes for item in own),
                 stalled,
-                any(each.has_read for each in self._drafters),
+                max(each.num_read for each in self._drafters),
             )
             reports.append((lease, report))
         return reports

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.controller import Controller, Round
-from cluster.coordinator.in_flight import Moment, Plan
+from cluster.coordinator.controller import Controller
+from cluster.coordinator.in_flight import Moment, Plan, Round
 from cluster.coordinator.texts import HeldTree, Text
 from cluster.core import TokenTree, token_array
+from cluster.messages import DraftTime
 from cluster.spec.acceptance import Seen
 from cluster.spec.budget import Ask
 from cluster.spec.step_cost import DRAFT_LENGTHS
@@ -135,7 +136,7 @@ def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
 def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried() -> None:
     played = Played(is_right=True)
     target = played.controller._target("t")
-    drafting = [Round([played.text], [1], 0, False, STEP_S, Ask(4), s, has_read=s > 0.01)
+    drafting = [Round([played.text], [1], 0, False, STEP_S, Ask(4), s, num_read=int(s > 0.01))
                 for s in (0.002, 0.052)]  # fmt: skip
     for done in drafting:
         played.controller.learn("t", done, 0.0)
@@ -158,14 +159,62 @@ def test_models_are_tried_less_often_on_texts_that_they_have_not_read() -> None:
     assert reading_tries(read_s=20 * STEP_S) < 0.7 * reading_tries(read_s=0.0)
 
 
-def test_a_prompt_is_not_read_by_models_before_a_new_load_has_asked_them() -> None:
+def test_models_read_one_prompt_of_a_new_load_and_then_as_those_that_run() -> None:
     played = TwoKinds(is_right=True)
-    first = played.controller.first_ask("t", 32, played.text, 0.0)
-    assert (first.num_nodes, first.with_models) == (8, True)
+    played.controller._target("t").read_s = 0.020
+    for with_models in (True, False):
+        first = played.controller.first_ask("t", 32, played.text, 0.0)
+        assert (first.num_nodes, first.with_models) == (8, with_models)
+    assert played.text.is_read
+    played.text.stepped(())
     played.run(100)
     assert played.controller.first_ask("t", 1, played.text, played.now).with_models
-    first = played.controller.first_ask("t", 32, played.text, played.now)
-    assert (first.num_nodes, first.with_models) == (8, False)
+
+
+DRAFT_TIMES = [DraftTime(1, 8, with_models, 0.001) for with_models in (False, True)]
+
+
+def crowd(read_s: float) -> tuple[Controller, list[Text]]:
+    """Sixteen texts of 100 tokens, which models have not read."""
+    controller = Controller(CoordinatorConfig(max_draft_tokens=8))
+    profile = StepProfile.of((1, 64), (STEP_S, STEP_S))
+    reading = DraftTime(1, 8, True, 0.001 + read_s, num_read=1)
+    controller.meet("t", profile, [*DRAFT_TIMES, reading])
+    texts = [Text(str(place), GROUP, TokenLog(token_array([5] * 100))) for place in range(16)]
+    for text in texts:
+        text.max_draft_tokens = 8
+    return controller, texts
+
+
+@pytest.mark.parametrize(("read_s", "most"), [(0.0001, 16), (0.005, 4), (0.5, 0)])
+def test_models_read_no_more_of_a_crowd_at_once_than_may_be_lost(read_s: float, most: int) -> None:
+    controller, texts = crowd(read_s)
+    plan = controller.plan("t", texts, [100] * 16, None, Moment(0.0, residents=(True,)))
+    num_read = sum(text.is_read for text in texts)
+    assert num_read <= most
+    assert (num_read > 0) == (most > 0) == (plan.ask.num_nodes > 0)
+    assert [plan.ask.of(place).with_models for place in range(16)] == [
+        text.is_read or most == 0 for text in texts
+    ]
+
+
+def test_drafts_for_a_part_of_a_crowd_tell_what_they_would_be_worth_for_all() -> None:
+    values = []
+    for read_s in (0.0001, 0.005):
+        controller, texts = crowd(read_s)
+        moment = Moment(0.0, residents=(True,))
+        controller.plan("t", texts, [100] * 16, None, moment)
+        for text in texts:
+            if text.is_read:
+                text.held["lm"] = HeldTree(100, 100, CHAIN, CLAIMED, is_resident=True)
+        controller.plan("t", texts, [100] * 16, None, moment)
+        lengths = (
+            controller._target("t").load(CoordinatorConfig(), 16, is_sampled=False).lengths[True]
+        )
+        assert lengths.num_learned == 1
+        values.append(lengths.value(4))
+    assert values[1] == pytest.approx(values[0], rel=0.2)
+    assert values[0] > 1.0
 
 
 def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> None:

@@ -307,10 +307,10 @@ def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
     kept.only_look_ups = False
     frame = drafted(drafter, kept, now=1000.0)
     assert len(oracle.commits) == len(frame.proposals) == 1
-    assert drafter.has_read
+    assert drafter.num_read == 1
     kept.tokens.append(token_array([7]))
     drafted(drafter, kept, now=1000.0)
-    assert not drafter.has_read
+    assert drafter.num_read == 0
     kept.only_look_ups = True
     kept.tokens.append(token_array([7] * 100))
     assert drafter.draft([kept], 0.01, 1000.01) == (None, False)

@@ -79,20 +79,20 @@ class AdapterList(_message.Message):
     def __init__(self, served: _Optional[_Iterable[str]] = ..., refused: _Optional[str] = ...) -> None: ...
 
 class DraftReport(_message.Message):
-    __slots__ = ("frames", "draft_time_s", "num_sequences", "num_nodes", "stalled", "has_read")
+    __slots__ = ("frames", "draft_time_s", "num_sequences", "num_nodes", "stalled", "num_read")
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     STALLED_FIELD_NUMBER: _ClassVar[int]
-    HAS_READ_FIELD_NUMBER: _ClassVar[int]
+    NUM_READ_FIELD_NUMBER: _ClassVar[int]
     frames: _containers.RepeatedCompositeFieldContainer[ResidentFrame]
     draft_time_s: float
     num_sequences: int
     num_nodes: int
     stalled: _containers.RepeatedScalarFieldContainer[str]
-    has_read: bool
-    def __init__(self, frames: _Optional[_Iterable[_Union[ResidentFrame, _Mapping]]] = ..., draft_time_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., stalled: _Optional[_Iterable[str]] = ..., has_read: _Optional[bool] = ...) -> None: ...
+    num_read: int
+    def __init__(self, frames: _Optional[_Iterable[_Union[ResidentFrame, _Mapping]]] = ..., draft_time_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., stalled: _Optional[_Iterable[str]] = ..., num_read: _Optional[int] = ...) -> None: ...
 
 class ResidentFrame(_message.Message):
     __slots__ = ("drafter", "frame")

@@ -1,0 +1,175 @@
+"""How long a target's residents draft, and read, before anyone is served.
+
+A coordinator that knows it need not find it out at the cost of requests: a model may take longer
+to read a crowd's prompts than the crowd takes for its answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+
+from cluster.core import EMPTY_TREE, SamplingParams, VerifyItem, token_array
+from cluster.messages import DraftTime
+from cluster.token_log import TokenLog
+from cluster.worker.residents import Residents
+from cluster.worker.target import StepVerifier
+from cluster.worker.target_lease import TargetLease
+
+log = logging.getLogger(__name__)
+
+_SEQUENCES = (1, 4, 16)
+# The first turn of each kind warms it up; of the others of one size the faster one counts.
+_NODES = (8, 8, 2, 24, 8, 2, 24)
+_PROMPT_LEN = 8
+_READ_LEN = 128  # of a prompt, as chats have them
+_MAX_S = 2.0
+_TENANT = b"draft-profile"  # look-ups keep what they learn of it from everybody else
+
+
+def profile_drafting(
+    verifier: StepVerifier,
+    residents: Residents,
+    vocab_size: int,
+    max_sequences: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[DraftTime, ...]:
+    """What turns of the residents take after steps of up to max_sequences sequences, whose texts
+    the target draws; empty where there are none, or where that cannot be measured.
+
+    It ends with the first turn after two seconds.
+    """
+    found: list[DraftTime] = []
+    deadline = clock() + _MAX_S
+    num_opened = 0
+    for count in (each for each in _SEQUENCES if each <= max_sequences):
+        for with_models in residents.kinds:
+            # Texts of its own: what another kind has read of a text is no measure.
+            numbers = range(num_opened, num_opened + count)
+            num_opened += count
+            group = _Group(verifier, residents, vocab_size, numbers, clock)
+            try:
+                found += group.drafting(with_models, deadline)
+                if with_models and count == 1:
+                    found += group.reading()
+            except Exception:  # a defect of ours: the target serves without knowing
+                log.exception("drafting could not be timed")
+                return ()
+            finally:
+                group.release()
+    return tuple(found)
+
+
+@dataclass(slots=True, eq=False)
+class _Written:
+    """A text that the target draws.  num_held: tokens of it that it holds."""
+
+    params: SamplingParams
+    prompt_len: int
+    tokens: TokenLog
+    num_held: int = 0
+
+
+class _Group:
+    """Texts that are written at once."""
+
+    def __init__(
+        self,
+        verifier: StepVerifier,
+        residents: Residents,
+        vocab_size: int,
+        numbers: range,
+        clock: Callable[[], float],
+    ) -> None:
+        self._verifier = verifier
+        self._residents = residents
+        self._clock = clock
+        self._vocab_size = vocab_size
+        self._open(numbers, _PROMPT_LEN)
+
+    def drafting(self, with_models: bool, deadline: float) -> list[DraftTime]:
+        count = len(self._texts)
+        best: dict[int, float] = {}
+        for turn, nodes in enumerate(_NODES):
+            time_s = self._round(nodes, with_models)
+            if turn and time_s:
+                best[nodes] = min(best.get(nodes, time_s), time_s)
+            if self._clock() > deadline:
+                break
+        return [DraftTime(count, nodes, with_models, time_s) for nodes, time_s in best.items()]
+
+    def reading(self) -> list[DraftTime]:
+        """Of one prompt."""
+        self.release()
+        self._open(range(1), _READ_LEN)
+        nodes = _NODES[0]
+        time_s = self._round(nodes, with_models=True)
+        return [DraftTime(1, nodes, True, time_s, num_read=1)] if time_s else []
+
+    def _open(self, numbers: range, prompt_len: int) -> None:
+        self._texts: dict[str, _Written] = {}
+        for number in numbers:
+            params = SamplingParams(temperature=1.0, seed=number + 1, max_tokens=1 << 20)
+            tokens = TokenLog(token_array((number + np.arange(prompt_len)) % self._vocab_size))
+            name = f"draft-profile-{number}-{prompt_len}"
+            self._texts[name] = _Written(params, prompt_len, tokens)
+
+    def release(self) -> None:
+        request_ids = list(self._texts)
+        self._verifier.release(request_ids)
+        self._residents.release(request_ids)
+
+    def _round(self, nodes: int, with_models: bool) -> float:
+        """A step of all texts and what residents draft after it; returns what that took, 0 = it
+        took several steps, or there was an error."""
+        items = {
+            request_id: self._item(request_id, text, nodes, with_models)
+            for request_id, text in self._texts.items()
+        }
+        if self._verifier.submit(list(items.values())):
+            return 0.0
+        answered = 0
+        while self._verifier.has_pending:
+            frame = self._verifier.step()
+            answers = [(_NOBODY, items[each.request_id], each) for each in frame.verdicts]
+            started_at = self._clock()
+            self._residents.draft(answers, frame.report, self._verifier.last_rows)
+            time_s = self._clock() - started_at
+            answered = len(answers)
+            for verdict in frame.verdicts:
+                text = self._texts[verdict.request_id]
+                text.num_held = verdict.context_len
+                text.tokens.append(verdict.token_ids)
+        return time_s if answered == len(items) else 0.0
+
+    def _item(self, request_id: str, text: _Written, nodes: int, with_models: bool) -> VerifyItem:
+        opens = text.num_held == 0
+        return VerifyItem(
+            request_id,
+            1,
+            text.num_held,
+            text.tokens.hash_at(text.num_held),
+            text.tokens.since(text.num_held),
+            EMPTY_TREE,
+            prompt_len=text.prompt_len,
+            params=text.params if opens else None,
+            tenant=_TENANT if opens else b"",
+            draft_nodes=nodes,
+            residents=self._residents.names if opens else (),
+            only_look_ups=not with_models,
+        )
+
+
+class _Nobody:
+    """Instead of a link: nobody is told of these drafts."""
+
+    def owns(self, request_id: str) -> bool:
+        return False
+
+
+_NOBODY = cast(TargetLease, _Nobody())

@@ -1,0 +1,109 @@
+"""What a target says of its residents before it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.draft.base import Drafter
+from cluster.messages import DraftTime
+from cluster.worker.draft_profile import profile_drafting
+from cluster.worker.residents import Residents
+from cluster.worker.verifier import Verifier
+from tests.support.worker.residents import VOCAB_SIZE, GreedyOracle, resident
+from tests.support.worker.toy_engine import ToyEngine, hashed_law
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Timed(GreedyOracle):
+    """Takes a millisecond per node and text, and one per ten tokens that it reads."""
+
+    def __init__(self, clock: Clock, *, is_look_up: bool = False) -> None:
+        super().__init__(length=32)
+        self._clock = clock
+        self.is_look_up = is_look_up
+
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        self._clock.now += 0.0001 * sum(len(commit.token_ids) for commit in commits)
+        return super().observe(commits)
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        self._clock.now += 0.001 * sum(task.max_nodes for task in tasks)
+        return super().propose(tasks)
+
+
+class Broken(GreedyOracle):
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        raise RuntimeError("broken")
+
+
+def profile(
+    drafters: Sequence[Drafter], clock: Clock, max_sequences: int = 16
+) -> tuple[DraftTime, ...]:
+    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    residents = Residents(
+        [resident(each, f"d{i}", clock) for i, each in enumerate(drafters)], clock
+    )
+    verifier = Verifier(engine, clock, wants=residents.wants)
+    found = profile_drafting(verifier, residents, VOCAB_SIZE, max_sequences, clock)
+    assert not verifier.has_pending
+    assert engine.pages_in_use == 0
+    return found
+
+
+def test_it_times_drafting_by_texts_and_nodes_and_reading_by_itself() -> None:
+    clock = Clock()
+    found = profile([Timed(clock)], clock, max_sequences=8)
+    times = {(each.num_sequences, each.num_nodes): each for each in found if not each.num_read}
+    assert times.keys() == {(count, nodes) for count in (1, 4) for nodes in (2, 8, 24)}
+    for (count, nodes), each in times.items():
+        assert each.with_models
+        assert each.time_s == pytest.approx(count * (0.001 * nodes + 0.0001), rel=0.2)
+    (reading,) = (each for each in found if each.num_read)
+    assert reading.num_read == reading.num_sequences == 1
+    assert reading.time_s - times[1, reading.num_nodes].time_s == pytest.approx(0.0128, rel=0.2)
+
+
+def test_look_ups_are_timed_alone_and_models_beside_them() -> None:
+    clock = Clock()
+    look_up, model = Timed(clock, is_look_up=True), Timed(clock)
+    found = profile([look_up, model], clock, max_sequences=1)
+    times = {(each.with_models, each.num_nodes): each.time_s for each in found if not each.num_read}
+    for nodes in (2, 8, 24):
+        assert times[True, nodes] == pytest.approx(2 * times[False, nodes], rel=0.2)
+
+
+def test_residents_forget_the_texts_that_they_were_timed_on() -> None:
+    clock = Clock()
+    model = Timed(clock)
+    profile([model], clock)
+    told = {commit.request_id for commit in model.commits}
+    assert told == set(model.released)
+    assert {commit.tenant for commit in model.commits} >= {b"draft-profile"}
+
+
+def test_it_ends_soon_where_drafting_takes_long() -> None:
+    clock = Clock()
+
+    class Slow(Timed):
+        def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+            self._clock.now += 3.0
+            return super().propose(tasks)
+
+    profile([Slow(clock)], clock)
+    assert clock.now < 12.0
+
+
+def test_a_target_serves_without_residents_and_with_broken_ones() -> None:
+    assert profile([], Clock()) == ()
+    clock = Clock()
+    assert all(each.time_s > 0.0 for each in profile([Broken()], clock))
