@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.peers.protocol import READY
+from benchmarks.peers.vllm_peer import MODES as VLLM_MODES
 from benchmarks.peers.vllm_peer import environment
 from benchmarks.support.answers import Acceptance, Answer, Law, Result
 from benchmarks.support.by_hand import Ours, Setup
@@ -20,7 +21,6 @@ from benchmarks.support.prompts import Prompt
 from cluster.config_file import load
 
 TRANSFORMERS_MODES = ("plain", "assisted", "lookup")
-VLLM_MODES = ("plain", "ngram", "draft", "suffix")
 
 
 class System(Protocol):

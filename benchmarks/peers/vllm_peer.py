@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.peers.protocol import Question, Reply, redirect_stdout, serve_questions
 
+MODES = ("plain", "ngram", "suffix", "draft", "eagle3")
 _COUNTERS = {
     "steps": "vllm:spec_decode_num_drafts",
     "drafted": "vllm:spec_decode_num_draft_tokens",
@@ -43,12 +44,13 @@ def speculative_config(mode: str, draft: str, num_tokens: int) -> dict[str, Any]
         }  # fmt: skip
     if mode == "suffix":
         return {"method": "suffix", "num_speculative_tokens": num_tokens}
-    return {"method": "draft_model", "model": draft, "num_speculative_tokens": num_tokens}
+    method = "eagle3" if mode == "eagle3" else "draft_model"
+    return {"method": method, "model": draft, "num_speculative_tokens": num_tokens}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model")
-    parser.add_argument("--mode", choices=["plain", "ngram", "draft", "suffix"], required=True)
+    parser.add_argument("--mode", choices=list(MODES), required=True)
     parser.add_argument("--draft", default="")
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
     parser.add_argument("--dtype", default="bfloat16")

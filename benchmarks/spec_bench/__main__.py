@@ -26,11 +26,12 @@ from typing import Any
 import httpx
 from tqdm import tqdm
 
+from benchmarks.peers.vllm_peer import MODES as VLLM_MODES
 from benchmarks.spec_bench.asking import HTTP, IN_PROCESS, answer, peer_name
 from benchmarks.spec_bench.plan import OURS, PLAIN, Run, plan, short_blocks
 from benchmarks.spec_bench.questions import limit, load
 from benchmarks.spec_bench.report import markdown, picture
-from benchmarks.spec_bench.servers import VLLM_DRAFT_TOKENS, VLLM_MODES, Setup
+from benchmarks.spec_bench.servers import VLLM_DRAFT_TOKENS, Setup
 from benchmarks.spec_bench.summary import summarise
 from benchmarks.support.options import laws, numbers, parser_of, words
 from benchmarks.support.processes import exit_on_sigterm
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--peer", type=words, default=[], help=f"modes of vLLM: {','.join(VLLM_MODES)}")
     add("--ways", type=words, default=list(_WAYS), help=f"to ask it: {','.join(_WAYS)}")
     add("--vllm-python", default="", help="an interpreter that has vLLM")
-    add("--draft", default="", help="the draft model of vLLM's mode draft")
+    add("--draft", default="", help="of vLLM's mode draft a model, of eagle3 a head")
     add("--dtype", default="bfloat16", help="vLLM's")
     add("--max-context-len", type=int, default=4096, help="vLLM's")
     add("--port", type=int, default=8155, help="vLLM's")

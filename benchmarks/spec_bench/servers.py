@@ -20,9 +20,8 @@ from benchmarks.peers.vllm_peer import environment, speculative_config
 from benchmarks.support.record import ROOT
 from benchmarks.support.serving import running
 
-VLLM_MODES = ("plain", "ngram", "suffix", "draft")
 # Draft tokens per step and request, at most: what vLLM's documentation shows for each mode.
-VLLM_DRAFT_TOKENS = {"plain": 0, "ngram": 5, "suffix": 32, "draft": 4}
+VLLM_DRAFT_TOKENS = {"plain": 0, "ngram": 5, "suffix": 32, "draft": 4, "eagle3": 2}
 # The first start of a mode compiles its model for minutes; vLLM keeps the result.
 _READY_S = 900.0
 _STOP_S = 30.0
@@ -40,8 +39,9 @@ class Asked:
 class Setup:
     """What the servers are started with.
 
-    config, overrides: ours.  model, draft: folders, the peers'; draft may be "".  vllm_python: an
-    interpreter that has vLLM.  max_sequences: at a time.  log: folder for the peers' logs.
+    config, overrides: ours.  model, draft: folders, the peers'; draft, "" = none, is a draft model
+    or a head.  vllm_python: an interpreter that has vLLM.  max_sequences: at a time.  log: folder
+    for the peers' logs.
     """
 
     config: str
