@@ -249,7 +249,8 @@ class Controller:
             credited_s = (plain_s if done.num_nodes else step_s) * sum(done.num_tokens) / size
             load.guard.settle(time_s, credited_s, plain_s, is_plain=is_plain)
             if done.num_nodes:
-                load.held(sum(done.num_tokens) - size)
+                promised, trust = load.promised
+                trust.learn(promised, sum(done.num_tokens) - size)
             if not is_plain:
                 load.throttle.settle(now, time_s, credited_s)
             weighted = sum(

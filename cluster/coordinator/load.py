@@ -45,6 +45,26 @@ class Turn:
         self.num_done += 1
 
 
+@dataclass(slots=True)
+class Trust:
+    """How much of what trees promise is kept: nodes that are chosen are those that promise most.
+
+    promised, held: tokens of late, and how many were accepted.
+    """
+
+    promised: float = evidence.FEW
+    held: float = evidence.FEW
+
+    def learn(self, promised: float, num_accepted: int) -> None:
+        self.promised += promised - evidence.RECENT * self.promised
+        self.held += num_accepted - evidence.RECENT * self.held
+
+    @property
+    def share(self) -> float:
+        """Tokens that were accepted per token promised, at most 1."""
+        return min(self.held / self.promised, 1.0)
+
+
 # One for look-ups alone, and one for models beside them: by `Ask.with_models`.
 Each = TypeVar("Each")
 ByModels = tuple[Each, Each]
@@ -59,8 +79,8 @@ class Load:
     pays, to see what it would be worth.  lengths, longer: of look-ups, and with models.
     num_new: texts that begin in a round, running mean.
     verify_s: what steps with drafts take longer than plain ones, running mean.  promised: tokens
-    that the step under way is expected to accept; sum_promised, sum_held: of late, and how many
-    were accepted.
+    that the step under way is expected to accept, and whose trees say so.  trusts: in those of
+    look-ups, and with models.
     """
 
     guard: DeficitGuard
@@ -72,9 +92,8 @@ class Load:
     num_rounds: int = 0
     num_refusals: int = 0
     verify_s: float = 0.0
-    promised: float = 0.0
-    sum_promised: float = evidence.FEW
-    sum_held: float = evidence.FEW
+    promised: tuple[float, Trust] = field(default_factory=lambda: (0.0, Trust()))
+    trusts: ByModels[Trust] = field(default_factory=lambda: (Trust(), Trust()))
     asked: Ask = NO_DRAFTS
     is_longer: bool = False
     num_new: float = 0.0
@@ -86,15 +105,10 @@ class Load:
         self.tokens += tokens - evidence.RECENT * self.tokens
         self.time_s += time_s - evidence.RECENT * self.time_s
 
-    def held(self, num_accepted: int) -> None:
-        """Of the tokens that were promised, so many were accepted."""
-        self.sum_promised += self.promised - evidence.RECENT * self.sum_promised
-        self.sum_held += num_accepted - evidence.RECENT * self.sum_held
-
     @property
-    def trust(self) -> float:
-        """Tokens that were accepted per token promised, at most 1."""
-        return min(self.sum_held / self.sum_promised, 1.0)
+    def trust(self) -> Trust:
+        """In the trees at hand, which were asked for after the last step."""
+        return self.trusts[self.asked.num_nodes > 0 and self.asked.with_models]
 
     def rate(self, plain_rate: float) -> float:
         """Weighted tokens per second of late, at least plain decoding's."""

@@ -136,7 +136,8 @@ class StepChoice:
             why = "verify" if num_nodes else NOT_WORTH_IT
         elif moment.residents and ask.num_nodes == 0:
             why = NOT_WORTH_IT  # residents would have drafted
-        load.promised = 0.0 if offers is None else float(offers.survival[nodes[:num_nodes]].sum())
+        promised = 0.0 if offers is None else float(offers.survival[nodes[:num_nodes]].sum())
+        load.promised = promised, load.trust
         return Plan(in_flight_of(texts, offers, nodes[:num_nodes]), ask, why=why)
 
     def _ranking(self, offers: Offers) -> tuple[Indices, Floats]:
@@ -145,7 +146,7 @@ class StepChoice:
         if (np.diff(forest.starts) > self.caps).any():
             nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
             is_open[nodes[ranks >= self.caps[forest.owners[nodes]]]] = False
-        weights = self.load.trust * self.weights[forest.owners]
+        weights = self.load.trust.share * self.weights[forest.owners]
         nodes, gains = ranking(offers.survival, weights, is_open)
         return nodes[: EDGES[-1]], gains[: EDGES[-1]]
 
@@ -154,7 +155,9 @@ class StepChoice:
     def _ask(self) -> tuple[Ask, float, bool]:
         """(what residents draft after this step, seconds that this takes, whether that is more than
         what pays)."""
-        if self.load.asked.num_nodes and self._takes_plain(_STALE_STEPS, _PLAIN_COST * self.plain_s):
+        if self.load.asked.num_nodes and self._takes_plain(
+            _STALE_STEPS, _PLAIN_COST * self.plain_s
+        ):
             return NO_DRAFTS, 0.0, False  # so that the next step tells what a plain one takes
         best, best_value, best_s = NO_DRAFTS, _MARGIN * self.prices.rate * self.plain_s, 0.0
         most = int(self.caps.max())
@@ -235,7 +238,8 @@ class StepChoice:
     def _values(self, offers: Offers, lengths: Indices, *, with_models: bool) -> Floats:
         """What the best nodes of residents are worth beside the pool's, so many of each text."""
         forest = offers.forest
-        weights, caps = self.load.trust * self.weights[forest.owners], self.caps[forest.owners]
+        trust = self.load.trusts[with_models].share
+        weights, caps = trust * self.weights[forest.owners], self.caps[forest.owners]
         free = Prices(self.prices.rate, self.prices.extra_s, math.inf)
 
         # Where models were asked for some texts, the others are taken to be like these.
