@@ -235,7 +235,9 @@ class Adaptive:
         self._controller = Controller(self._config)
         if learned is not None:
             self._controller.restore(learned)
-        self._controller.meet(_TARGET, machine.profile)
+        is_resident = pool.nodes_per_s is None
+        times = machine.draft_times(has_models=bool(pool.models)) if is_resident else ()
+        self._controller.meet(_TARGET, machine.profile, times)
         self._pool = pool
         self._kinds = tuple(sorted({name in pool.models for name in pool.sources}))
         self.states: dict[State, int] = dict.fromkeys(State, 0)

@@ -9,6 +9,7 @@ import numpy as np
 
 from benchmarks.replay.texts import RecordedText
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
+from cluster.messages import DraftTime
 from cluster.spec.budget import Ask
 from cluster.spec.merge_trees import merge
 from cluster.spec.step_profile import StepProfile
@@ -48,6 +49,18 @@ class Machine:
         """A round without drafting and waiting."""
         outside_s = self.round_s + self.sequence_s * num_sequences
         return float(self.profile.at([num_sequences + num_nodes])[0]) + outside_s
+
+    def draft_times(self, *, has_models: bool) -> list[DraftTime]:
+        """What its residents took before it served."""
+        return [
+            DraftTime(
+                count, nodes, with_models,
+                self.draft_s(count, Ask(nodes, with_models), has_models=has_models),
+            )
+            for with_models in ((False, True) if has_models else (False,))
+            for count in (1, 4, 16)
+            for nodes in (2, 8, 24)
+        ]  # fmt: skip
 
     def draft_s(self, num_sequences: int, ask: Ask, *, has_models: bool) -> float:
         """What residents take.  has_models: not all of them are look-ups."""
