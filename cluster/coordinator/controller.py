@@ -108,7 +108,7 @@ class Controller:
             return self._plan_fixed(texts, max_depths, caps, moment)
         load = self._load(target_id, len(texts), is_sampled=any_sampled(texts))
         load.num_rounds += 1
-        num_new = sum(text.num_steps == 0 for text in texts)
+        num_new = sum(text.num_steps <= 1 for text in texts)  # the prompt's own step was one
         load.num_new += evidence.RECENT * (num_new - load.num_new)
         state = load.throttle.state(moment.now)
         if state is State.PAUSE or not any(caps):
@@ -164,13 +164,14 @@ class Controller:
         if self._config.budget == "fixed":
             return Ask(text.max_draft_tokens)
         load = self._load(target_id, num_sequences, is_sampled=text.is_sampled)
-        if load.throttle.state(now) in (State.PLAIN, State.PAUSE):
+        is_overdrawn = load.guard.max_extra_s(1.0) <= 0.0
+        if is_overdrawn or load.throttle.state(now) in (State.PLAIN, State.PAUSE):
             return NO_DRAFTS
-        ask, turn = load.asked, load.longer[True]
-        if load.num_rounds == 0:  # models would read it: one text, until the load decides
-            ask = Ask(step_choice.FIRST_NODES, turn.is_due(now, self._target(target_id).read_s))
-            turn.take(now)
+        ask, target = load.best, self._target(target_id)
+        if load.num_rounds == 0:  # nobody knows: of models one text now and then
+            ask = Ask(step_choice.FIRST_NODES, target.first.is_due(now, target.read_s))
         if ask.num_nodes and ask.with_models:
+            target.first.take(now)
             text.asked_len = len(text.tokens)
         return ask
 

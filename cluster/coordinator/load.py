@@ -75,8 +75,8 @@ class Load:
     """Batches of one law and of about so many sequences.
 
     tokens, time_s: weighted ones and the time they took, of late: their ratio is the rate.
-    asked: what residents were asked for after the last step.  is_longer: that was more than what
-    pays, to see what it would be worth.  lengths, longer: of look-ups, and with models.
+    asked: what residents were asked for after the last step.  best: what pays.  is_longer: that was
+    more, to see what it would be worth.  lengths, longer: of look-ups, and with models.
     num_new: texts that begin in a round, running mean.
     verify_s: what steps with drafts take longer than plain ones, running mean.  promised: tokens
     that the step under way is expected to accept, and whose trees say so.  trusts: in those of
@@ -95,6 +95,7 @@ class Load:
     promised: tuple[float, Trust] = field(default_factory=lambda: (0.0, Trust()))
     trusts: ByModels[Trust] = field(default_factory=lambda: (Trust(), Trust()))
     asked: Ask = NO_DRAFTS
+    best: Ask = NO_DRAFTS
     is_longer: bool = False
     num_new: float = 0.0
     plain: Turn = field(default_factory=Turn)
@@ -126,6 +127,7 @@ class TargetModel:
         self.steps = CostTable(step_shape(profile), is_in_seconds=profile is not None)
         self.drafting: ByModels[CostTable] = (CostTable(draft_shape), CostTable(draft_shape))
         self.read_s = 0.0  # what models take to read a text before they draft, running mean
+        self.first = Turn()  # models' reading of a prompt at a load that is new
         self.loads: dict[tuple[bool, int], Load] = {}
         self._lengths: dict[tuple[bool, int], ByModels[DraftLengthValues]] = {}  # of former loads
         for each in draft_times:

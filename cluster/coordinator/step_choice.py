@@ -24,11 +24,7 @@ from cluster.spec.budget import (
     ranking,
 )
 from cluster.spec.forest import Floats, Indices, Mask, ranked
-from cluster.spec.step_cost import (
-    DRAFT_LENGTHS,
-    EDGES,
-    place,
-)
+from cluster.spec.step_cost import DRAFT_LENGTHS, EDGES, place
 from cluster.spec.waiting import ArrivalTable, choose_wait
 
 # While a drafter is new, a round may take so much longer than a plain one: claims are only claims.
@@ -172,6 +168,7 @@ class StepChoice:
             if value >= best_value:
                 best, best_value = Ask(num_nodes, with_models), value
                 best_s = float(draft_s[num_nodes == DRAFT_LENGTHS][0])
+        self.load.best = best
         # Trees of models tell of look-ups too, so only what is beyond the best tells something new.
         known = (best.with_models and best.num_nodes > 0, best.num_nodes)
         for with_models in reversed(self.moment.residents):
