@@ -6,6 +6,7 @@ to read a crowd's prompts than the crowd takes for its answers.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -47,21 +48,24 @@ def profile_drafting(
     found: list[DraftTime] = []
     deadline = clock() + _MAX_S
     num_opened = 0
-    for count in (each for each in _SEQUENCES if each <= max_sequences):
-        for with_models in residents.kinds:
-            # Texts of its own: what another kind has read of a text is no measure.
-            numbers = range(num_opened, num_opened + count)
-            num_opened += count
-            group = _Group(verifier, residents, vocab_size, numbers, clock)
-            try:
-                found += group.drafting(with_models, deadline)
-                if with_models and count == 1:
-                    found += group.reading()
-            except Exception:  # a defect of ours: the target serves without knowing
-                log.exception("drafting could not be timed")
-                return ()
-            finally:
-                group.release()
+    sizes = [each for each in _SEQUENCES if each <= max_sequences]
+    for count, with_models in itertools.product(sizes, residents.kinds):
+        if clock() > deadline:
+            break
+        # Texts of its own: what another kind has read of a text is no measure.
+        numbers = range(num_opened, num_opened + count)
+        num_opened += count
+        group = _Group(verifier, residents, vocab_size, numbers, clock)
+        try:
+            found += group.drafting(with_models, deadline)
+            if with_models and count == 1:
+                found += group.reading()
+        except Exception:  # a defect of ours: the target serves without knowing
+            log.exception("drafting could not be timed")
+            return ()
+        finally:
+            group.release()
+    residents.idle_report()  # what they took till now was for nobody
     return tuple(found)
 
 

@@ -100,7 +100,7 @@ def test_it_ends_soon_where_drafting_takes_long() -> None:
             return super().propose(tasks)
 
     profile([Slow(clock)], clock)
-    assert clock.now < 12.0
+    assert clock.now < 10.0
 
 
 def test_a_target_serves_without_residents_and_with_broken_ones() -> None:
