@@ -65,7 +65,7 @@ def profile_drafting(
             return ()
         finally:
             group.release()
-    residents.idle_report()  # what they took till now was for nobody
+    residents.begin_afresh()
     return tuple(found)
 
 

@@ -176,6 +176,13 @@ class ResidentDrafter:
         self.release([text.request_id])
         self.mean_s = 0.0
 
+    def begin_afresh(self) -> None:
+        """Forget faults and what it took: what it does for requests counts, and is told."""
+        self._breaker.record_success()
+        self._stalls = StallDebt(self.name, self._clock)
+        self._declined.clear()
+        self.idle_frame()
+
     def _is_due(self, text: ResidentText, now: float) -> bool:
         until = self._declined.get(text.request_id)
         if until is not None:

@@ -103,6 +103,11 @@ class Residents:
         frames = tuple((drafter.name, drafter.idle_frame()) for drafter in self._drafters)
         return DraftReport(frames) if frames else None
 
+    def begin_afresh(self) -> None:
+        """Forget how they fared so far: nobody was served."""
+        for drafter in self._drafters:
+            drafter.begin_afresh()
+
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget these requests; unknown ones are no error."""
         known = [each for each in request_ids if self._texts.pop(each, None) is not None]

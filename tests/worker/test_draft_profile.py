@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter
 from cluster.messages import DraftTime
+from cluster.token_log import TokenLog
 from cluster.worker.draft_profile import profile_drafting
+from cluster.worker.resident import ResidentText
 from cluster.worker.residents import Residents
 from cluster.worker.verifier import Verifier
 from tests.support.worker.residents import VOCAB_SIZE, GreedyOracle, resident
@@ -107,3 +109,19 @@ def test_a_target_serves_without_residents_and_with_broken_ones() -> None:
     assert profile([], Clock()) == ()
     clock = Clock()
     assert all(each.time_s > 0.0 for each in profile([Broken()], clock))
+
+
+def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request() -> None:
+    clock = Clock()
+    hosted = resident(Broken(), "broken", clock)
+    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    residents = Residents([hosted], clock)
+    profile_drafting(Verifier(engine, clock), residents, VOCAB_SIZE, 16, clock)
+    assert hosted.idle_frame().draft_time_s == 0.0
+    text = ResidentText(
+        "r", 1, 3, SamplingParams(max_tokens=8), "", b"", frozenset(["broken"]),
+        TokenLog(token_array([1, 2, 3])), 4,
+    )  # fmt: skip
+    frame, _ = hosted.draft([text], 1.0, clock.now + 1.0)
+    assert frame is not None
+    assert [each.request_id for each in frame.refusals] == ["r"]
