@@ -20,9 +20,8 @@ from cluster.spec.throttle import Throttle
 # Share of the time that each kind of exploration may take: plain steps, steps of other sizes, and
 # trees larger than what pays.
 _EXPLORED_SHARE = 0.003
-# The first ones of each kind may take more, for until then nobody knows; but they are spread over a
-# text, whose first words tell little of the rest.
-FIRST_TRIES = 4
+# Of the first ones of each kind: they are spread over a text, whose first words tell little of the
+# rest.
 _FIRST_SHARE = 0.05
 
 
@@ -33,11 +32,12 @@ class Turn:
     done_at: float = -math.inf
     num_done: int = 0
 
-    def is_due(self, now: float, cost_s: float, num_first: int = FIRST_TRIES) -> bool:
+    def is_due(self, now: float, cost_s: float, num_first: int = 0) -> bool:
         """Whether what it costs is within its share of the time since it was last done.
 
-        num_first: how many are first ones."""
-        share = _FIRST_SHARE if self.num_done < num_first else _EXPLORED_SHARE
+        num_first: how many are first ones, 0 = as usual."""
+        is_first = self.num_done < (num_first or evidence.FIRST_TRIES)
+        share = _FIRST_SHARE if is_first else _EXPLORED_SHARE
         return now - self.done_at >= cost_s / share
 
     def take(self, now: float) -> None:
@@ -170,7 +170,7 @@ class TargetModel:
             return
         drafting_s = drafting.estimate(num_sequences, ask.num_nodes) or 0.0
         read_s = (draft_time_s - drafting_s) / num_read
-        weight = 1.0 / FIRST_TRIES if self.read_s else 1.0
+        weight = 1.0 / evidence.FIRST_TRIES if self.read_s else 1.0
         self.read_s += weight * (max(read_s, 0.0) - self.read_s)
 
     def export(self) -> list[Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cluster.coordinator.in_flight import NOT_WORTH_IT, Moment, Plan
-from cluster.coordinator.load import FIRST_TRIES, ByModels, Load, TargetModel
+from cluster.coordinator.load import ByModels, Load, TargetModel
 from cluster.coordinator.offers import Offers, in_flight_of
 from cluster.coordinator.texts import Text
 from cluster.spec import evidence
@@ -210,7 +210,7 @@ class StepChoice:
         """Drafts that are worth much are rare, so few tries tell little, unless the costs are far
         beyond what was seen."""
         seen = self.load.lengths[ask.with_models].value(ask.num_nodes)
-        return evidence.FEW if _HOPELESS * seen >= self.prices.rate * draft_s else FIRST_TRIES
+        return evidence.FEW if _HOPELESS * seen >= self.prices.rate * draft_s else 0
 
     def _longer(self, with_models: bool, num_nodes: int, most: int) -> tuple[Ask, float]:
         """Trees twice as large as those that pay, as far as is allowed, and what they take."""

@@ -9,3 +9,5 @@ from __future__ import annotations
 RECENT = 0.05
 # Fewer rounds, or trees, than this tell nothing.
 FEW = 16
+# The first tries of anything may take more of the time, for until then nobody knows.
+FIRST_TRIES = 4
