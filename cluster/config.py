@@ -1,8 +1,7 @@
 """One strict schema for everything an operator can set.  The defaults live here and nowhere else.
 
-A configuration file is an ordinary Ray Serve config file; ours sits in `applications[0].args`,
-with `http` taken from Serve's own `http_options`.  An unknown or mistyped key stops start-up with
-its path and the nearest known key.
+A configuration file is an ordinary Ray Serve config file; ours sits in `applications[0].args`.  An
+unknown or mistyped key stops start-up with its path and the nearest known key.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class ServeFile:
 def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
     """Read `path` and apply overrides of the form `target.engine.dtype=float32`.
 
-    `http.*` means Serve's http_options, and where `grpc.listener` is serve its grpc_options hold
-    the port; everything else means a key below applications[0].args.  Values are YAML.  Raises
+    All keys are below applications[0].args; but where `http.listener` or `grpc.listener` is serve,
+    host and port are those of Serve's own http_options and grpc_options.  Values are YAML.  Raises
     ConfigError with file and key path.
     """
     path = Path(path)
@@ -82,7 +82,6 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
 
 def parse_arguments(arguments: Mapping[str, Any]) -> Config:
     """The `args` of the application, as Serve hands them to `deployments.app:build`."""
-    _refuse_serve_keys(arguments)
     config = _named(parse(Config, arguments))
     check_rules(config)
     return config
@@ -91,11 +90,6 @@ def parse_arguments(arguments: Mapping[str, Any]) -> Config:
 def _named(config: Config) -> Config:
     name = config.model_name or served_name(config.target.engine.model)
     return dataclasses.replace(config, model_name=name)
-
-
-def _refuse_serve_keys(arguments: Mapping[str, Any]) -> None:
-    if "http" in arguments:
-        raise ConfigError("http: set it in http_options, Ray Serve's own key", param="http")
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -140,13 +134,13 @@ def _checked(path: Path, document: Any, overrides: Sequence[str]) -> ServeFile:
         _override(http, grpc, arguments, override)
     _check_keys(http, _HTTP_KEYS, "http_options")
     _check_keys(grpc, _GRPC_KEYS, "grpc_options")
-    _refuse_serve_keys(arguments)
-    config = dataclasses.replace(
-        _named(parse(Config, arguments)),
-        http=parse(HttpConfig, {k: http[k] for k in ("host", "port") if k in http}, "http"),
-    )
+    config = _named(parse(Config, arguments))
+    if config.http.listener == "serve":
+        config = _http_by_proxy(config, http)
+    else:
+        _refuse_proxies(document, application, config)
     if config.grpc.listener == "serve":
-        config = _served_by_proxy(config, grpc)
+        config = _grpc_by_proxy(config, grpc)
     elif grpc:
         raise ConfigError(
             "grpc_options: Ray Serve's gRPC proxy listens on all interfaces; remove them, and the "
@@ -155,7 +149,6 @@ def _checked(path: Path, document: Any, overrides: Sequence[str]) -> ServeFile:
         )
     check_rules(config)
     check_ports(config)
-    http["host"], http["port"] = config.http.host, config.http.port
     user_config = _user_config(application)
     where = "applications[0].deployments[0].user_config"
     return ServeFile(path, document, changed(config, user_config, where), user_config)
@@ -179,7 +172,51 @@ def _user_config(application: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return None
 
 
-def _served_by_proxy(config: Config, grpc: dict[str, Any]) -> Config:
+def _refuse_proxies(
+    document: Mapping[str, Any], application: Mapping[str, Any], config: Config
+) -> None:
+    """Where the ingress itself listens, keys of Serve's proxies would have no effect."""
+    if document["http_options"]:
+        raise ConfigError(
+            "http_options: the ingress listens at http.host and http.port below "
+            "applications[0].args; move them there, or set http.listener: serve",
+            param="http_options",
+        )
+    if config.grpc.listener == "serve":
+        raise ConfigError(
+            "grpc.listener: serve starts Ray Serve's proxies, which take HTTP as well; set "
+            "http.listener: serve, too, or grpc.listener: ingress",
+            param="grpc.listener",
+        )
+    if document.get("proxy_location", "Disabled") != "Disabled":
+        raise ConfigError(
+            f"proxy_location: {document['proxy_location']!r}; no proxy is needed where the ingress "
+            "listens: set it to Disabled, or set http.listener: serve",
+            param="proxy_location",
+        )
+    if (application.get("route_prefix") or "/") != "/":
+        raise ConfigError(
+            f"applications[0].route_prefix: {application['route_prefix']!r}; where the ingress "
+            "listens there is no other application: remove it, or set http.listener: serve",
+            param="applications[0].route_prefix",
+        )
+
+
+def _http_by_proxy(config: Config, http: dict[str, Any]) -> Config:
+    """`config` with host and port of Serve's own section."""
+    default = HttpConfig()
+    if (config.http.host, config.http.port) != (default.host, default.port):
+        raise ConfigError(
+            "http: with listener: serve host and port are set in http_options, Ray Serve's own "
+            "key; remove both",
+            param="http",
+        )
+    found = parse(HttpConfig, {k: http[k] for k in ("host", "port") if k in http}, "http")
+    http["host"], http["port"] = found.host, found.port
+    return dataclasses.replace(config, http=dataclasses.replace(found, listener="serve"))
+
+
+def _grpc_by_proxy(config: Config, grpc: dict[str, Any]) -> Config:
     """`config` with the port of Serve's own section, which must be complete."""
     if not grpc.get("grpc_servicer_functions"):
         raise ConfigError(
@@ -226,11 +263,11 @@ def _override(
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
     node = arguments
-    serve_listens = (arguments.get("grpc") or {}).get("listener") == "serve"
-    if parts[0] == "http":
-        node, parts = http, parts[1:]
-    elif parts[0] == "grpc" and serve_listens and parts[1:2] != ["listener"]:
-        node, parts = grpc, parts[1:]
+    for name, section in (("http", http), ("grpc", grpc)):
+        serve_listens = (arguments.get(name) or {}).get("listener") == "serve"
+        if parts[0] == name and serve_listens and parts[1:2] != ["listener"]:
+            node, parts = section, parts[1:]
+            break
     if not separator or not parts or not all(parts):
         raise ConfigError(f"--set {override!r}: expected key.path=value", param=key)
     for part in parts[:-1]:

@@ -20,7 +20,7 @@ from cluster.models.resolve import absolute
 from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment
 from deployments.endpoint_router import ROUTER_PATH
-from deployments.ingress.deployment import IngressDeployment
+from deployments.ingress.deployment import DRAIN_S, IngressDeployment
 from deployments.placement import group_options, replica_options
 from deployments.target import TargetDeployment
 
@@ -44,9 +44,6 @@ _WORKER: Mapping[str, Any] = {
     "graceful_shutdown_wait_loop_s": 0.1,
     "graceful_shutdown_timeout_s": 10,
 }
-
-# Streams cannot be continued by another ingress: they are given this long to end by themselves.
-_INGRESS_DRAIN_S = 60
 
 
 def build(arguments: Mapping[str, Any]) -> serve.Application:
@@ -99,7 +96,7 @@ def _ingress(config: Config) -> Any:
         **_COMMON,
         max_ongoing_requests=max(1024, 4 * admitted),
         graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=_INGRESS_DRAIN_S,
+        graceful_shutdown_timeout_s=DRAIN_S,
         **replica_options(config.ingress.placement),
     )
 

@@ -151,8 +151,9 @@ def _deploy(file: ServeFile) -> None:
     document: dict[str, Any] = copy.deepcopy(dict(file.document))
     application = document["applications"][0]
     _progress("starting Serve")
+    has_proxies = file.config.http.listener == "serve"
     serve.start(
-        proxy_location=document.get("proxy_location", "EveryNode"),
+        proxy_location=document.get("proxy_location", "EveryNode") if has_proxies else "Disabled",
         http_options=document["http_options"],
         grpc_options=document["grpc_options"],
         logging_config=logging_options(file, {}),

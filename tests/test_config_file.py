@@ -17,6 +17,7 @@ applications:
     import_path: deployments.app:build
     args:
       model_name: demo
+      http: {listener: serve}
       grpc: {listener: serve}
       target:
         engine:
@@ -68,10 +69,12 @@ def test_absent_sections_get_the_defaults(tmp_path: Path) -> None:
         "http_options:\napplications:\n- import_path: a:b\n  args: {target: {engine: {model: m}}}",
     )
     loaded = load(path)
-    assert loaded.config.http.port == 8000
-    assert loaded.document["http_options"] == {"host": "127.0.0.1", "port": 8000}
-    assert not loaded.document["grpc_options"], "the ingress listens, not Serve"
+    assert not loaded.document["http_options"], "the ingress listens, not Serve"
+    assert not loaded.document["grpc_options"]
+    assert (loaded.config.http.host, loaded.config.http.port) == ("127.0.0.1", 8000)
     assert (loaded.config.grpc.host, loaded.config.grpc.port) == ("127.0.0.1", 9000)
+    proxied = load(path, ["http.listener=serve", "http.port=8003"])
+    assert proxied.document["http_options"] == {"host": "127.0.0.1", "port": 8003}
 
 
 def test_overrides_reach_our_settings_and_serves(file: Path) -> None:
@@ -108,15 +111,44 @@ def test_an_override_may_set_a_key_to_its_empty_value(file: Path) -> None:
     assert load(file, ["drafters="]).config.drafters == {}
 
 
-def test_the_ingress_own_listener_is_set_in_args(tmp_path: Path) -> None:
+@pytest.mark.parametrize("face", ["http", "grpc"])
+def test_the_ingress_own_listener_is_set_in_args(tmp_path: Path, face: str) -> None:
     path = written(
-        tmp_path, "applications:\n- args: {target: {engine: {model: m}}, grpc: {port: 9001}}"
+        tmp_path,
+        f"applications:\n- args: {{target: {{engine: {{model: m}}}}, {face}: {{port: 9001}}}}",
     )
-    loaded = load(path, ["grpc.host=0.0.0.0"])
-    assert (loaded.config.grpc.host, loaded.config.grpc.port) == ("0.0.0.0", 9001)
-    assert load(path, ["grpc.port=9002"]).config.grpc.port == 9002
+    loaded = load(path, [f"{face}.host=0.0.0.0"])
+    found = getattr(loaded.config, face)
+    assert (found.host, found.port) == ("0.0.0.0", 9001)
+    assert getattr(load(path, [f"{face}.port=9002"]).config, face).port == 9002
     again = parse_arguments(loaded.document["applications"][0]["args"])
-    assert again.grpc == loaded.config.grpc
+    assert getattr(again, face) == found
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("http_options: {port: 8001}", "http_options: the ingress listens at http.host"),
+        ("proxy_location: EveryNode", "proxy_location: 'EveryNode'; no proxy is needed"),
+    ],
+)
+def test_keys_of_a_proxy_that_does_not_run_are_refused(
+    tmp_path: Path, lines: str, message: str
+) -> None:
+    rest = "applications:\n- args: {target: {engine: {model: m}}}"
+    with pytest.raises(ConfigError, match=message):
+        load(written(tmp_path, f"{lines}\n{rest}"))
+    load(written(tmp_path, f"{lines}\n{rest}"), ["http.listener=serve"])
+    load(written(tmp_path, f"proxy_location: Disabled\n{rest}"))
+
+
+def test_a_prefix_is_for_a_proxy(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, "applications:\n- {route_prefix: /a, args: {target: {engine: {model: m}}}}"
+    )
+    with pytest.raises(ConfigError, match="route_prefix: '/a'; where the ingress listens"):
+        load(path)
+    load(path, ["http.listener=serve"])
 
 
 @pytest.mark.parametrize(
@@ -127,18 +159,31 @@ def test_the_ingress_own_listener_is_set_in_args(tmp_path: Path) -> None:
         ("grpc={listener: serve, port: 9}", "expected key.path=value"),
         ("grpc.host=127.0.0.1", "grpc_options.host: unknown key"),
         ("network.interface=lo", "'lo' is none of: loopback, node"),
+        ("http.listener=ingress", "http_options: the ingress listens at http.host and http.port"),
     ],
 )
-def test_who_listens_for_grpc_is_said_once(file: Path, override: str, message: str) -> None:
+def test_who_listens_is_said_once(file: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load(file, [override])
     assert message in caught.value.message
 
 
 def test_an_address_for_serves_own_proxy_is_refused(tmp_path: Path) -> None:
-    path = written(tmp_path, DOCUMENT.replace("serve}", "serve, port: 9002}"))
-    with pytest.raises(ConfigError, match="the port is set in grpc_options"):
-        load(path)
+    for face, message in (
+        ("grpc", "the port is set in grpc_options"),
+        ("http", "host and port are set in http_options"),
+    ):
+        wanted = DOCUMENT.replace(
+            f"{face}: {{listener: serve}}", f"{face}: {{listener: serve, port: 9002}}"
+        )
+        with pytest.raises(ConfigError, match=message):
+            load(written(tmp_path, wanted))
+
+
+def test_proxies_for_grpc_alone_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "applications:\n- args: {target: {engine: {model: m}}}")
+    with pytest.raises(ConfigError, match=r"grpc\.listener: serve starts Ray Serve's proxies"):
+        load(path, ["grpc.listener=serve"])
 
 
 @pytest.mark.parametrize(
@@ -180,7 +225,7 @@ def test_a_wrong_override_is_refused_with_the_reason(
         ("http_options: 3\napplications: [{}]", "http_options: 3 is not a mapping"),
         ("applications: [{args: []}]", "args: [] is not a mapping"),
         ("applications: [{args: }]", "target.engine.model: no model is named"),
-        ("applications: [{args: {http: {port: 1}}}]", "http: set it in http_options"),
+        ("applications: [{args: {http: {prot: 1}}}]", "http.prot: unknown key"),
         ("applications: [{args: {tasks: {a: [], a: []}}}]", "the key 'a' stands twice"),
     ],
 )
@@ -221,5 +266,5 @@ def test_a_replica_parses_the_very_arguments_of_the_document(file: Path) -> None
 def test_a_replica_refuses_arguments_that_break_a_rule() -> None:
     with pytest.raises(ConfigError, match="no model is named"):
         parse_arguments({})
-    with pytest.raises(ConfigError, match="http_options"):
-        parse_arguments({"target": {"engine": {"model": "m"}}, "http": {"port": 1}})
+    with pytest.raises(ConfigError, match="99999 is out of range"):
+        parse_arguments({"target": {"engine": {"model": "m"}}, "http": {"port": 99999}})

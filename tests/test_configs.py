@@ -60,7 +60,7 @@ def test_a_shipped_configuration_is_for_one_machine_or_for_a_cluster(path: Path)
     everywhere = config.http.host == "0.0.0.0"
     assert config.dashboard.host == "127.0.0.1"
     assert (config.network.interface == "node") == everywhere
-    assert (config.grpc.listener == "serve") == everywhere
+    assert (config.grpc.listener == "serve") == (config.http.listener == "serve") == everywhere
     assert everywhere or (config.http.host, config.grpc.host) == ("127.0.0.1", "127.0.0.1")
 
 
@@ -68,7 +68,7 @@ def test_a_shipped_configuration_is_for_one_machine_or_for_a_cluster(path: Path)
 def test_a_recipe_of_the_documentation_is_accepted(number: int, tmp_path: Path) -> None:
     page = (REPOSITORY / "docs" / "own-model.md").read_text("utf-8")
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    recipes = [each for each in blocks if each.startswith("http_options")]
+    recipes = [each for each in blocks if each.startswith(("proxy_location", "http_options"))]
     assert len(recipes) == 2
     path = tmp_path / "recipe.yaml"
     path.write_text(recipes[number])

@@ -18,10 +18,16 @@ from deployments.exporter import Exporter
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
+from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.metrics_page import AskOthers, nobody
 from deployments.models import tokenizer_folder
 from deployments.replica import configure_logging, process_id, where
+
+# Streams cannot be continued by another ingress: they are given this long to end by themselves.
+DRAIN_S = 60.0
+# What closing the rest takes comes after it.
+_HTTP_DRAIN_S = DRAIN_S - 10.0
 
 
 class IngressDeployment:
@@ -40,14 +46,18 @@ class IngressDeployment:
         self._grpc = GrpcApi(self._ingress)
         self._exporter = Exporter(self._ingress.recorder)
         self._exporter.start()
-        self._listener: GrpcListener | None = None
+        self._app = create_app(self._ingress)
+        self._listeners: list[GrpcListener | HttpListener] = []
         if config.grpc.listener == "ingress":
-            self._listener = GrpcListener(self._grpc, config)
-            await self._listener.start()
+            self._listeners.append(GrpcListener(self._grpc, config))
+        if config.http.listener == "ingress":
+            self._listeners.append(HttpListener(self._app, config.http, _HTTP_DRAIN_S))
+        for listener in self._listeners:
+            await listener.start()
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Called by Serve after the constructor; Serve passes HTTP requests to the result."""
-        return create_app(self._ingress)
+        """Called by Serve after the constructor; its proxies pass HTTP requests to the result."""
+        return self._app
 
     async def Generate(self, request: Any, grpc_context: Any) -> AsyncIterator[Any]:
         """drafthouse.v1.GenerationService/Generate."""
@@ -85,8 +95,8 @@ class IngressDeployment:
         return where()
 
     async def __del__(self) -> None:
-        if hasattr(self, "_listener") and self._listener is not None:
-            await self._listener.stop()
+        if hasattr(self, "_listeners"):
+            await asyncio.gather(*(listener.stop() for listener in self._listeners))
         if hasattr(self, "_exporter"):
             await self._ingress.stop()
             await self._exporter.stop()

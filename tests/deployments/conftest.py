@@ -44,10 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 class Served:
     """Where the application answers, and what it serves.
 
-    grpc: Serve's proxy.  own_grpc: the ingress' own listener.
+    http, own_grpc: the ingress' own listeners.  proxied, grpc: Serve's proxies, of all
+    applications.
     """
 
     http: str
+    proxied: str
     grpc: str
     own_grpc: str
     dashboard: str
@@ -166,9 +168,9 @@ def served(
 
     from deployments.app import build
 
-    http_port, grpc_port, own_port = free_ports(3)
+    proxied_port, grpc_port, http_port, own_port = free_ports(4)
     serve.start(
-        http_options={"host": "127.0.0.1", "port": http_port},
+        http_options={"host": "127.0.0.1", "port": proxied_port},
         grpc_options={
             "port": grpc_port,
             "grpc_servicer_functions": [
@@ -178,12 +180,13 @@ def served(
         },
         logging_config={"enable_access_log": False},
     )
-    own = {"grpc": {"port": own_port}}
+    own = {"http": {"port": http_port}, "grpc": {"port": own_port}}
     settings = arguments(long_folder, long_draft_folder) | own
     settings["target"]["engine"]["adapters"] = {ADAPTER: str(adapter_folder)}
     serve.run(build(settings), name=APPLICATION)
     found = Served(
         http=f"http://127.0.0.1:{http_port}",
+        proxied=f"http://127.0.0.1:{proxied_port}",
         grpc=f"127.0.0.1:{grpc_port}",
         own_grpc=f"127.0.0.1:{own_port}",
         dashboard=f"http://127.0.0.1:{dashboard_port}",
@@ -201,6 +204,7 @@ def arguments(target: Path, drafter: Path) -> dict[str, Any]:
     engine = {"dtype": "float32", "device": "cpu", "threads": 1, "num_pages": 1024}
     return {
         "model_name": MODEL,
+        "http": {"listener": "serve"},  # one that runs already, for every application
         "target": {"engine": {"model": str(target), **engine}, "placement": small},
         "drafters": {
             "lm": {

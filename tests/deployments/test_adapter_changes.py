@@ -107,7 +107,7 @@ def changing(
             }
         ]
     }
-    found = Changing(replace(served, http=f"{served.http}/{APPLICATION}"), document, folders)
+    found = Changing(replace(served, http=f"{served.proxied}/{APPLICATION}"), document, folders)
     found.deploy(pirate="first")
     wait_until(lambda: found.models() == [MODEL, "pirate"])
     yield found

@@ -39,7 +39,6 @@ def write_config(long_folder: Path, folder: Path) -> Path:
     engine = {"model": str(long_folder), "device": "cpu", "threads": 1, "num_pages": 64}
     http, own_grpc, dashboard = free_ports(3)
     document = {
-        "http_options": {"host": "127.0.0.1", "port": http},
         "applications": [
             {
                 "name": "cli",
@@ -48,6 +47,7 @@ def write_config(long_folder: Path, folder: Path) -> Path:
                     "model_name": MODEL,
                     "target": {"engine": engine},
                     "drafters": {"lookup": {"kind": "prompt_lookup"}},
+                    "http": {"port": http},
                     "grpc": {"port": own_grpc},
                     "dashboard": {"port": dashboard},
                 },
@@ -64,7 +64,7 @@ def ports(config_file: Path) -> tuple[int, int, int]:
     document = yaml.safe_load(config_file.read_text())
     arguments = document["applications"][0]["args"]
     own_grpc, dashboard = arguments["grpc"]["port"], arguments["dashboard"]["port"]
-    return document["http_options"]["port"], own_grpc, dashboard
+    return arguments["http"]["port"], own_grpc, dashboard
 
 
 class Command:

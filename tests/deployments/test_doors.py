@@ -41,11 +41,11 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def config_file(tmp_path: Path) -> Path:
     arguments = {
         "target": {"engine": {"model": "org/model"}},
+        "http": {"port": free_port()},
         "grpc": {"port": free_port()},
         "dashboard": {"port": free_port(), "host": "0.0.0.0"},
     }
     document = {
-        "http_options": {"port": free_port()},
         "applications": [{"import_path": "deployments.app:build", "args": arguments}],
     }
     path = tmp_path / "serve.yaml"

@@ -45,6 +45,7 @@ class Beginner:
         self.args = {
             "target": {"engine": {"model": str(self.model), "device": "cpu", "threads": 1}},
             "drafters": {"lookup": {"kind": "prompt_lookup"}},
+            "http": self.http,
             "grpc": {"port": free_port()},
             "dashboard": {"port": free_port()},
         }
@@ -55,7 +56,7 @@ class Beginner:
 
     def write(self) -> Path:
         application = {"import_path": "deployments.app:build", "args": self.args}
-        document = {"http_options": self.http, "applications": [application]}
+        document = {"applications": [application]}
         path = self.folder / "mine.yaml"
         path.write_text(yaml.safe_dump(document) if self.text is None else self.text)
         return path

@@ -48,7 +48,8 @@ def test_a_good_one_serves_and_a_refused_one_is_told_with_its_reason(
     serving: Command, config_file: Path
 ) -> None:
     serving.wait_for("Drafthouse is ready:")
-    port = yaml.safe_load(config_file.read_text())["http_options"]["port"]
+    document = yaml.safe_load(config_file.read_text())
+    port = document["applications"][0]["args"]["http"]["port"]
     url = f"http://127.0.0.1:{port}"
     state = health(url)
     assert state["drafters"] == {"broken": 0, "echo": 1, "lookup": 1}

@@ -18,7 +18,7 @@ from deployments.placement import (
     replica_options,
     total_resources,
 )
-from tests.deployments.conftest import DEADLINE_S, places
+from tests.deployments.conftest import DEADLINE_S, free_port, places
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
@@ -89,6 +89,7 @@ def rehearsed(ray_session: None, served: Any, checkpoint_factory: Callable[..., 
     file = load(CONFIGS / "llama-70b-8xh100.yaml")
     model = checkpoint_factory("llama", num_key_value_heads=4)
     arguments = with_model(file.document["applications"][0]["args"], str(model))
+    arguments["http"], arguments["grpc"] = {"listener": "serve"}, {"port": free_port()}
     arguments["ingress"]["replicas"] = 1  # it has no say in who gets which device
     serve.run(build(arguments), name="rehearsal", route_prefix="/rehearsal")
     yield file.config
@@ -114,6 +115,6 @@ def test_target_ranks_and_drafters_of_the_8_gpu_configuration_share_no_device(
 
     body = {"model": rehearsed.model_name, "prompt": "hello", "max_tokens": 8, "temperature": 0}
     answer = httpx.post(
-        f"{served.http}/rehearsal/v1/completions", json=body, timeout=DEADLINE_S
+        f"{served.proxied}/rehearsal/v1/completions", json=body, timeout=DEADLINE_S
     ).json()
     assert answer["usage"]["completion_tokens"] > 0

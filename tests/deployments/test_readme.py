@@ -79,8 +79,8 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     if chosen:
         http, grpc = map(int, chosen.split(","))
     document = yaml.safe_load((ROOT / "configs" / "tiny.yaml").read_text("utf-8"))
-    document["http_options"]["port"] = http
     arguments = document["applications"][0]["args"]
+    arguments["http"]["port"] = http
     names = ("lm", "suffix")
     arguments["drafters"] = {name: arguments["drafters"][name] for name in names}
     arguments["tasks"] = {"default": list(names), "code": list(names)}

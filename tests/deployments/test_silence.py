@@ -48,7 +48,7 @@ def spare(served: Served, long_folder: Path, long_draft_folder: Path) -> Iterato
     wanted["target"]["replicas"] = 2
     del wanted["drafters"]["lm"]
     serve.run(build(wanted), name=APPLICATION, route_prefix=f"/{APPLICATION}")
-    found = replace(served, http=f"{served.http}/{APPLICATION}")
+    found = replace(served, http=f"{served.proxied}/{APPLICATION}")
     wait_until(lambda: found.health()["targets"] == 2)
     yield found
     serve.delete(APPLICATION)

@@ -1,0 +1,83 @@
+"""Serves the HTTP API on the ingress's own port, instead of through Ray Serve's proxy.
+
+Every piece of a stream would pass through two more processes' event loops and Ray's object store.
+All replicas on a node share the port, and the kernel distributes connections over them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from cluster.config_api import HttpConfig
+from cluster.errors import ConfigError
+from deployments.addresses import joined
+
+# Connections that have not been accepted yet; as uvicorn's own default.
+_BACKLOG = 2048
+# As Ray Serve's proxy: longer than load balancers in front keep theirs.
+_KEEP_ALIVE_S = 90
+
+
+class HttpListener:
+    """A server that listens from `start` to `stop`."""
+
+    def __init__(self, app: ASGIApp, where: HttpConfig, drain_s: float) -> None:
+        """drain_s: how long `stop` waits for answers that are under way."""
+        self._where = where
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                ws="none",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=round(drain_s),
+            )
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Take connections from now on; raises ConfigError if the address cannot be bound."""
+        bound = _bound(self._where)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[bound]))
+
+    async def stop(self) -> None:
+        """Refuse new connections, give answers time to end, then break them."""
+        if self._serving is not None:
+            self._server.should_exit = True
+            await self._serving
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the replica's."""
+        yield
+
+
+def _bound(where: HttpConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((where.host, where.port))
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            f"http: {joined(where.host, where.port)} cannot be bound on this node "
+            f"({error.strerror}); choose another host or port, or set http.listener: serve",
+            param="http",
+        ) from error
+    return bound

@@ -1,0 +1,114 @@
+"""The ingress' own HTTP port, and Serve's proxy in its place."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from cluster.config_api import HttpConfig
+from cluster.errors import ConfigError
+from deployments.ingress.http_listener import HttpListener
+from tests.deployments.conftest import MODEL, Served, free_port
+
+
+class Slow:
+    """An application whose answers come when they are let go."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.asked, self.released = asyncio.Event(), asyncio.Event()
+        self.app = Starlette(routes=[Route("/", self.quick), Route("/slow", self.slow)])
+
+    async def quick(self, request: Request) -> Response:
+        return PlainTextResponse(self.name)
+
+    async def slow(self, request: Request) -> Response:
+        self.asked.set()
+        await self.released.wait()
+        return PlainTextResponse("late")
+
+
+@pytest.fixture
+def where() -> HttpConfig:
+    return HttpConfig(port=free_port())
+
+
+def url(where: HttpConfig) -> str:
+    return f"http://{where.host}:{where.port}"
+
+
+async def test_replicas_of_a_node_share_the_port(where: HttpConfig) -> None:
+    listeners = [HttpListener(Slow(name).app, where, 1.0) for name in "ab"]
+    for listener in listeners:
+        await listener.start()
+    answered = set()
+    for _ in range(64):  # each on a connection of its own
+        async with httpx.AsyncClient() as client:
+            answered.add((await client.get(url(where))).text)
+    assert answered == {"a", "b"}
+    await listeners[0].stop()
+    async with httpx.AsyncClient() as client:
+        assert {(await client.get(url(where))).text for _ in range(8)} == {"b"}
+    await listeners[1].stop()
+
+
+async def test_an_end_waits_for_answers_that_are_under_way(where: HttpConfig) -> None:
+    slow = Slow()
+    listener = HttpListener(slow.app, where, 60.0)
+    await listener.start()
+    async with httpx.AsyncClient(timeout=60.0) as client:
+        answer = asyncio.create_task(client.get(f"{url(where)}/slow"))
+        await slow.asked.wait()
+        stopping = asyncio.create_task(listener.stop())
+        await asyncio.sleep(0.3)
+        assert not stopping.done()
+        with pytest.raises(httpx.ConnectError):
+            await httpx.AsyncClient().get(url(where))
+        slow.released.set()
+        assert (await answer).text == "late"
+    await asyncio.wait_for(stopping, 10.0)
+
+
+async def test_an_end_does_not_wait_for_ever(where: HttpConfig) -> None:
+    slow = Slow()
+    listener = HttpListener(slow.app, where, 1.0)
+    await listener.start()
+    async with httpx.AsyncClient(timeout=60.0) as client:
+        answer = asyncio.create_task(client.get(f"{url(where)}/slow"))
+        await slow.asked.wait()
+        await asyncio.wait_for(listener.stop(), 10.0)
+        with pytest.raises(httpx.HTTPError):
+            (await answer).raise_for_status()
+
+
+async def test_an_address_of_another_machine_is_refused() -> None:
+    listener = HttpListener(Slow().app, HttpConfig(host="192.0.2.1"), 1.0)
+    with pytest.raises(
+        ConfigError, match=r"http: 192.0.2.1:8000 cannot be bound .*\.listener: serve"
+    ):
+        await listener.start()
+    await listener.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_both_ways_in_lead_to_the_same_text(served: Served, stream: bool) -> None:
+    body = {"model": MODEL, "prompt": "abc", "max_tokens": 24, "seed": 7, "stream": stream}
+    texts = [text_at(base, body) for base in (served.http, served.proxied)]
+    assert texts[0] == texts[1]
+
+
+def text_at(base: str, body: dict[str, Any]) -> str:
+    reply = httpx.post(f"{base}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200
+    if not body["stream"]:
+        return str(reply.json()["choices"][0]["text"])
+    events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
+    return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
