@@ -84,6 +84,8 @@ def parse_arguments(arguments: Mapping[str, Any]) -> Config:
     """The `args` of the application, as Serve hands them to `deployments.app:build`."""
     config = _named(parse(Config, arguments))
     check_rules(config)
+    if config.http.listener == "ingress":
+        check_ports(config)
     return config
 
 
@@ -136,7 +138,7 @@ def _checked(path: Path, document: Any, overrides: Sequence[str]) -> ServeFile:
     _check_keys(grpc, _GRPC_KEYS, "grpc_options")
     config = _named(parse(Config, arguments))
     if config.http.listener == "serve":
-        config = _http_by_proxy(config, http)
+        config = _http_by_proxy(config, http, document)
     else:
         _refuse_proxies(document, application, config)
     if config.grpc.listener == "serve":
@@ -202,8 +204,14 @@ def _refuse_proxies(
         )
 
 
-def _http_by_proxy(config: Config, http: dict[str, Any]) -> Config:
+def _http_by_proxy(config: Config, http: dict[str, Any], document: Mapping[str, Any]) -> Config:
     """`config` with host and port of Serve's own section."""
+    if document.get("proxy_location") == "Disabled":
+        raise ConfigError(
+            "proxy_location: Disabled starts no proxy, so nobody would listen for HTTP; remove it, "
+            "or set http.listener: ingress",
+            param="proxy_location",
+        )
     default = HttpConfig()
     if (config.http.host, config.http.port) != (default.host, default.port):
         raise ConfigError(
@@ -264,7 +272,8 @@ def _override(
     parts = key.strip().split(".")
     node = arguments
     for name, section in (("http", http), ("grpc", grpc)):
-        serve_listens = (arguments.get(name) or {}).get("listener") == "serve"
+        own = arguments.get(name)
+        serve_listens = isinstance(own, dict) and own.get("listener") == "serve"
         if parts[0] == name and serve_listens and parts[1:2] != ["listener"]:
             node, parts = section, parts[1:]
             break

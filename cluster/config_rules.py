@@ -132,7 +132,8 @@ def check_rules(config: Config) -> None:
 def check_ports(config: Config) -> None:
     """Raise ConfigError when two of our servers would listen on the same port.
 
-    Apart from the other rules, because a replica knows `args` only, not Serve's own sections.
+    Apart from the other rules: ports of Serve's proxies stand in its own sections, which a replica
+    does not know.
     """
     ports = {"http.port": config.http.port, "grpc.port": config.grpc.port}
     if config.dashboard.enabled:

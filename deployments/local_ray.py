@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -18,6 +19,7 @@ from cluster.config import Config
 from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import is_loopback
 from deployments.placement import check_gpus, local_labels, total_resources
+from deployments.ports import check_free
 from deployments.processes import adopt_orphans, end_descendants
 from deployments.ray_environment import drawn_token
 from deployments.ray_token import HOW_TO_SHARE_A_TOKEN, check_asks_for_token
@@ -121,7 +123,24 @@ class JoinedRay:
             ) from error
         check_asks_for_token(self._address, found.dashboard_url)
         listen_address(self._config)
+        if self._config.http.listener == "ingress":
+            self._check_listeners()
         self._is_ours = True
+
+    def _check_listeners(self) -> None:
+        """Raise ConfigError where the ingress could not listen here, or would share a port."""
+        num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+        if num_nodes > 1:
+            raise ConfigError(
+                f"http.listener: ingress listens on the ingress' own node, which may be any of "
+                f"{num_nodes} here; set http.listener: serve, and Ray Serve's proxies listen on "
+                "every one",
+                param="http.listener",
+            )
+        if self._application not in serve.status().applications:
+            # Of a Ray that runs already the dashboard does, too.
+            dashboard = replace(self._config.dashboard, enabled=False)
+            check_free(replace(self._config, dashboard=dashboard))
 
     def log_folder(self) -> Path | None:
         """None: they are on the nodes of that Ray."""

@@ -142,6 +142,25 @@ def test_keys_of_a_proxy_that_does_not_run_are_refused(
     load(written(tmp_path, f"proxy_location: Disabled\n{rest}"))
 
 
+def test_somebody_listens_for_http(tmp_path: Path) -> None:
+    rest = "applications:\n- args: {target: {engine: {model: m}}}"
+    path = written(tmp_path, f"proxy_location: Disabled\n{rest}")
+    with pytest.raises(ConfigError, match="nobody would listen for HTTP"):
+        load(path, ["http.listener=serve"])
+
+
+def test_a_section_that_is_no_mapping_is_refused_beside_an_override(tmp_path: Path) -> None:
+    path = written(tmp_path, "applications:\n- args: {http: 8000, target: {engine: {model: m}}}")
+    with pytest.raises(ConfigError, match="http: 8000 is not"):
+        load(path, ["model_name=a"])
+
+
+def test_a_replica_refuses_one_port_for_two() -> None:
+    engine = {"engine": {"model": "m"}}
+    with pytest.raises(ConfigError, match=r"grpc\.port: 8000 is already http\.port"):
+        parse_arguments({"target": engine, "grpc": {"port": 8000}})
+
+
 def test_a_prefix_is_for_a_proxy(tmp_path: Path) -> None:
     path = written(
         tmp_path, "applications:\n- {route_prefix: /a, args: {target: {engine: {model: m}}}}"

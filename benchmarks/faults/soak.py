@@ -80,7 +80,7 @@ def memory_mib(server: Server) -> dict[str, float]:
     """Resident memory of the serving processes, by Serve replica."""
     found: dict[str, float] = {}
     for process_id, command in child_processes(server.process_id):
-        if "ServeReplica" in command or "ProxyActor" in command:
+        if "ServeReplica" in command:
             name = command.split()[0].removeprefix("ray::") + f" ({process_id})"
             found[name] = round(resident_mib(process_id), 1)
     return found

@@ -47,11 +47,13 @@ class IngressDeployment:
         self._exporter = Exporter(self._ingress.recorder)
         self._exporter.start()
         self._app = create_app(self._ingress)
+        self._http: HttpListener | None = None
         self._listeners: list[GrpcListener | HttpListener] = []
         if config.grpc.listener == "ingress":
             self._listeners.append(GrpcListener(self._grpc, config))
         if config.http.listener == "ingress":
-            self._listeners.append(HttpListener(self._app, config.http, _HTTP_DRAIN_S))
+            self._http = HttpListener(self._app, config.http, _HTTP_DRAIN_S)
+            self._listeners.append(self._http)
         for listener in self._listeners:
             await listener.start()
 
@@ -90,13 +92,19 @@ class IngressDeployment:
         recorder = self._ingress.recorder
         return b"" if recorder.process == asking else recorder.render()
 
+    async def check_health(self) -> None:
+        """Called by Serve; raises WorkerError where nobody would be answered."""
+        if self._http is not None:
+            self._http.check()
+
     async def placement(self) -> dict[str, Any]:
         """The node and devices of the replica."""
         return where()
 
     async def __del__(self) -> None:
         if hasattr(self, "_listeners"):
-            await asyncio.gather(*(listener.stop() for listener in self._listeners))
+            stopping = (listener.stop() for listener in self._listeners)
+            await asyncio.gather(*stopping, return_exceptions=True)
         if hasattr(self, "_exporter"):
             await self._ingress.stop()
             await self._exporter.stop()

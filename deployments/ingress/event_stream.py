@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 
 # A comment: clients skip it.
 _HEARTBEAT = b": waiting\n\n"
+
+Result = TypeVar("Result")
 
 
 class Writer(Protocol):
@@ -103,6 +106,24 @@ class EventStream(Response):
             yield self._writer.failing(error)
             return
         yield self._writer.closing()
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` gives; ClientDisconnect, and the end of the work, when the client goes away.
+
+    receive: of a request whose body has been read.
+    """
+    gone = asyncio.ensure_future(_until_disconnected(receive))
+    working = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait((gone, working), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (gone, working):
+            task.cancel()
+        await asyncio.gather(gone, working, return_exceptions=True)
 
 
 async def _until_disconnected(receive: Receive) -> None:

@@ -31,7 +31,7 @@ from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.table_responses import RESPONSES
 from deployments.ingress.body import read_object
 from deployments.ingress.choice import Delta
-from deployments.ingress.event_stream import EventStream, Writer
+from deployments.ingress.event_stream import EventStream, Writer, while_connected
 from deployments.ingress.generation import Generation
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.openai_error import ErrorBody, error_body, error_response
@@ -181,15 +181,21 @@ async def _generate(ingress: Ingress, request: Request, face: Face) -> Response:
         headers = warning_header(asked.ignored)
         # The status line of a stream is sent once it is admitted: until then it can be refused.
         if asked.stream:
-            await generation.admitted()
+            await while_connected(request.receive, generation.admitted())
             is_streaming = True
             return EventStream(generation, writer, headers, ingress.config.api.heartbeat_s)
-        collected = [delta async for deltas in generation.deltas() for delta in deltas]
+        collected = await while_connected(request.receive, _all_deltas(generation))
         body = await _whole(writer, collected, generation.num_prompt_logprobs)
         return Response(body, media_type="application/json", headers=headers)
+    except ClientDisconnect:
+        return Response(status_code=499)
     finally:
         if not is_streaming:
             generation.close()
+
+
+async def _all_deltas(generation: Generation) -> list[Delta]:
+    return [delta async for deltas in generation.deltas() for delta in deltas]
 
 
 async def _whole(writer: Writer, deltas: Sequence[Delta], num_prompt_logprobs: int) -> bytes:

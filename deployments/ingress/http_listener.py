@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from cluster.config_api import HttpConfig
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import joined
 
 # Connections that have not been accepted yet; as uvicorn's own default.
@@ -36,6 +36,7 @@ class HttpListener:
                 lifespan="off",
                 ws="none",
                 log_config=None,
+                log_level="critical",  # a line for each malformed request could fill a disk
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
@@ -49,6 +50,11 @@ class HttpListener:
         """Take connections from now on; raises ConfigError if the address cannot be bound."""
         bound = _bound(self._where)
         self._serving = asyncio.create_task(self._server.serve(sockets=[bound]))
+
+    def check(self) -> None:
+        """Raise WorkerError where it does not serve any more."""
+        if self._serving is not None and self._serving.done():
+            raise WorkerError("the ingress' HTTP server has ended")
 
     async def stop(self) -> None:
         """Refuse new connections, give answers time to end, then break them."""

@@ -154,3 +154,27 @@ async def test_a_client_that_leaves_while_it_waits_frees_its_place(tokenizer: To
         await place.rooms.settle()
         assert place.rooms.coordinator.status()["num_running"] == 0
         assert call.sent[-1].get("more_body") is True  # nothing is sent to nobody
+
+
+async def test_a_client_that_leaves_before_a_whole_answer_frees_its_place(
+    tokenizer: Tokenizer,
+) -> None:
+    async with site(tokenizer) as place:
+        call = place.call(stream=False)
+        async with asyncio.timeout(20):
+            while place.rooms.coordinator.status()["num_running"] == 0:
+                await place.rooms.settle()
+        call.leave.set()
+        await call.task
+        await place.rooms.settle()
+        assert place.rooms.coordinator.status()["num_running"] == 0
+        assert call.status == 499
+
+
+async def test_a_whole_answer_is_not_taken_for_a_lost_client(tokenizer: Tokenizer) -> None:
+    async with site(tokenizer) as place:
+        place.toy.gate.set()
+        call = place.call(stream=False)
+        await call.task
+        assert call.status == 200
+        assert len(json.loads(call.body)["choices"]) == 1
