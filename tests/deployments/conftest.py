@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -97,12 +98,16 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """As many different ones: those of several calls may be equal."""
+    """As many different ones, none of which a connection or a worker of Ray's takes by itself
+    before the server under test listens: those are above 32767 and below 20000."""
+    free: list[int] = []
     with contextlib.ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        while len(free) < count:
+            probe, port = stack.enter_context(socket.socket()), secrets.choice(range(20000, 32768))
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                free.append(port)
+    return free
 
 
 @pytest.fixture(scope="session")
