@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -36,6 +39,15 @@ class Slow:
         return PlainTextResponse("late")
 
 
+@dataclass
+class Answering:
+    """released: lets the answer go."""
+
+    listener: HttpListener
+    released: asyncio.Event
+    answer: asyncio.Task[httpx.Response]
+
+
 @pytest.fixture
 def where() -> HttpConfig:
     return HttpConfig(port=free_port())
@@ -61,21 +73,35 @@ async def test_replicas_of_a_node_share_the_port(where: HttpConfig) -> None:
     await listeners[1].stop()
 
 
-async def test_an_end_waits_for_answers_that_are_under_way(where: HttpConfig) -> None:
+@asynccontextmanager
+async def answering(where: HttpConfig, drain_s: float) -> AsyncIterator[Answering]:
+    """A listener with one answer under way."""
     slow = Slow()
-    listener = HttpListener(slow.app, where, 60.0)
+    listener = HttpListener(slow.app, where, drain_s)
     await listener.start()
     async with httpx.AsyncClient(timeout=60.0) as client:
         answer = asyncio.create_task(client.get(f"{url(where)}/slow"))
         await slow.asked.wait()
-        stopping = asyncio.create_task(listener.stop())
+        yield Answering(listener, slow.released, answer)
+
+
+async def test_an_end_waits_for_answers_that_are_under_way(where: HttpConfig) -> None:
+    async with answering(where, 60.0) as under_way:
+        stopping = asyncio.create_task(under_way.listener.stop())
         await asyncio.sleep(0.3)
         assert not stopping.done()
         with pytest.raises(httpx.ConnectError):
             await httpx.AsyncClient().get(url(where))
-        slow.released.set()
-        assert (await answer).text == "late"
+        under_way.released.set()
+        assert (await under_way.answer).text == "late"
     await asyncio.wait_for(stopping, 10.0)
+
+
+async def test_an_end_does_not_wait_for_ever(where: HttpConfig) -> None:
+    async with answering(where, 1.0) as under_way:
+        await asyncio.wait_for(under_way.listener.stop(), 10.0)
+        with pytest.raises(httpx.HTTPError):
+            (await under_way.answer).raise_for_status()
 
 
 async def test_a_server_that_has_ended_is_told(where: HttpConfig) -> None:
@@ -85,18 +111,6 @@ async def test_a_server_that_has_ended_is_told(where: HttpConfig) -> None:
     await listener.stop()
     with pytest.raises(WorkerError, match="has ended"):
         listener.check()
-
-
-async def test_an_end_does_not_wait_for_ever(where: HttpConfig) -> None:
-    slow = Slow()
-    listener = HttpListener(slow.app, where, 1.0)
-    await listener.start()
-    async with httpx.AsyncClient(timeout=60.0) as client:
-        answer = asyncio.create_task(client.get(f"{url(where)}/slow"))
-        await slow.asked.wait()
-        await asyncio.wait_for(listener.stop(), 10.0)
-        with pytest.raises(httpx.HTTPError):
-            (await answer).raise_for_status()
 
 
 async def test_an_address_of_another_machine_is_refused() -> None:
@@ -112,7 +126,7 @@ async def test_an_address_of_another_machine_is_refused() -> None:
 def test_both_ways_in_lead_to_the_same_text(served: Served, stream: bool) -> None:
     body = {"model": MODEL, "prompt": "abc", "max_tokens": 24, "seed": 7, "stream": stream}
     texts = [text_at(base, body) for base in (served.http, served.proxied)]
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] != ""
 
 
 def text_at(base: str, body: dict[str, Any]) -> str:

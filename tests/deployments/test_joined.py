@@ -1,0 +1,63 @@
+"""Joining a Ray that runs already: where the ingress could listen there, and where it could not."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+
+from cluster.config import Config
+from cluster.config_api import GrpcConfig, HttpConfig
+from cluster.errors import ConfigError
+from deployments import local_ray
+from deployments.local_ray import JoinedRay
+from tests.deployments.conftest import free_ports
+
+
+@dataclass
+class Running:
+    """A Ray that asks for tokens, its living and dead nodes, and its applications."""
+
+    alive: list[bool] = field(default_factory=lambda: [True])
+    applications: dict[str, object] = field(default_factory=dict)
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Running:
+    found = Running()
+    monkeypatch.setattr(local_ray.ray, "init", lambda **_: SimpleNamespace(dashboard_url=""))
+    monkeypatch.setattr(local_ray.ray, "nodes", lambda: [{"Alive": one} for one in found.alive])
+    monkeypatch.setattr(local_ray.serve, "status", lambda: found)
+    monkeypatch.setattr(local_ray, "check_asks_for_token", lambda *_: None)
+    monkeypatch.setattr(local_ray, "listen_address", lambda _: None)
+    return found
+
+
+def config(listener: str = "ingress") -> Config:
+    http, grpc = free_ports(2)
+    if listener == "serve":
+        return Config(http=HttpConfig("serve", port=http), grpc=GrpcConfig("serve", port=grpc))
+    return Config(http=HttpConfig(port=http), grpc=GrpcConfig(port=grpc))
+
+
+def test_on_several_nodes_the_ingress_may_be_anywhere(running: Running) -> None:
+    running.alive = [True, True]
+    with pytest.raises(ConfigError, match=r"any of 2 here; set http\.listener: serve"):
+        JoinedRay(config(), "auto", "mine").start()
+    JoinedRay(config("serve"), "auto", "mine").start()
+    running.alive = [True, False]
+    JoinedRay(config(), "auto", "mine").start()
+
+
+def test_a_port_that_another_application_has_is_not_shared(running: Running) -> None:
+    wanted = config()
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as Serve's proxy
+        taken.bind((wanted.http.host, wanted.http.port))
+        taken.listen(1)
+        with pytest.raises(ConfigError, match=rf"http\.port: port {wanted.http.port} .* is taken"):
+            JoinedRay(wanted, "auto", "mine").start()
+        running.applications["mine"] = object()  # its own, which is to be changed
+        JoinedRay(wanted, "auto", "mine").start()
