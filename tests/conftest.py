@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import Phase, settings
 
+from cluster.worker import stall_debt
 from tests.support.checkpoints import noisy_copy, tiny_checkpoint
 
 # A busy machine is no failure: examples take as long as they take.  The parent is Hypothesis's own
@@ -57,6 +59,17 @@ def checkpoint_factory(tmp_path_factory: pytest.TempPathFactory) -> Callable[...
         return made[key]
 
     return factory
+
+
+@pytest.fixture(scope="module")
+def tireless_residents() -> Iterator[None]:
+    """Residents whose calls stall do not rest.
+
+    Several workers of pytest share the cores, so a call may last half a second; the drafter then
+    rests for longer than a test lasts, and what the test says of its drafts holds of none."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stall_debt, "_STALL_SLACK_S", math.inf)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -21,6 +21,8 @@ from tests.engine.test_beam_search import expected
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.local_models import PROMPTS, drafters, hf_greedy, target
 
+pytestmark = pytest.mark.usefixtures("tireless_residents")
+
 STOPS = tuple(range(0, 288, 24))
 NUM_TOKENS = 16
 

@@ -18,6 +18,8 @@ from tests.support.local_models import PROMPTS, hf_greedy
 from tests.test_local import GREEDY, OPTIONS
 from tests.test_local_heads import PLAIN, config_of, p_value
 
+pytestmark = pytest.mark.usefixtures("tireless_residents")
+
 Factory = Callable[..., Path]
 
 

@@ -18,6 +18,8 @@ from cluster.grammar_spec import GrammarSpec
 from cluster.local import LLM
 from tests.support.grammar.backends import BACKENDS, FOLDER, SCHEMA, SPECS
 
+pytestmark = pytest.mark.usefixtures("tireless_residents")
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=80, grammar=SPECS["json_schema"])
 LAWS = {
     "greedy": GREEDY,
@@ -61,7 +63,6 @@ def test_answers_are_valid_and_do_not_depend_on_drafts(llm: LLM, params: Samplin
         assert one.stats.num_draft_tokens == 0
         assert other.finish_reason is FinishReason.STOP
         jsonschema.validate(json.loads(other.text), SCHEMA)
-    # A resident that a busy machine has held up rests for a while: not every request has drafts.
     assert sum(each.stats.num_accepted_draft_tokens for each in drafted) > 0
 
 

@@ -14,6 +14,8 @@ from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
 from tests.support.local_models import PROMPTS, hf_greedy, target
 
+pytestmark = pytest.mark.usefixtures("tireless_residents")
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=32)
 SEEDED = SamplingParams(temperature=0.8, seed=7, max_tokens=24)
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -14,6 +14,8 @@ from cluster.errors import RequestError
 from cluster.local import LLM, Completion
 from tests.support.local_models import PROMPTS, hf_greedy, target
 
+pytestmark = pytest.mark.usefixtures("tireless_residents")
+
 GREEDY = SamplingParams(temperature=0.0, max_tokens=48)
 SEEDED = SamplingParams(temperature=0.9, seed=5, max_tokens=48)
 LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
