@@ -9,7 +9,7 @@ each drafter; a step verifies a fixed number of nodes, so that tokens do not dep
 speed; what drafting costs does.  A drafter that the configuration does not have is given by
 `--set drafters.NAME.kind=KIND`.
 
-A `prediction` gets what the target answers without drafts, a tenth of its lines exchanged for lines
+A `prediction` gets what the target answers without drafts, a tenth of its words exchanged for words
 of other answers.
 """
 
@@ -54,11 +54,13 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """An `Ask` as token ids, and the prediction that goes with it."""
+    """An `Ask` as token ids, with its seed and the prediction that goes with it."""
 
     ask: Ask
     token_ids: list[int]
-    prediction: tuple[int, ...] = ()
+    seed: int
+    prediction: str = ""
+    predicted_ids: tuple[int, ...] = ()
 
 
 def prepare(config: Config, asked: Sequence[Ask], law: SamplingParams) -> list[Prompt]:
@@ -67,28 +69,38 @@ def prepare(config: Config, asked: Sequence[Ask], law: SamplingParams) -> list[P
         tokenizer = llm.tokenizer
         if tokenizer is None:
             raise SystemExit(f"{config.target.engine.model} has no tokenizer; name a chat model")
-
-        def answer(prompts: list[list[int]]) -> list[str]:
-            return [each.text for each in llm.generate(prompts, law)] if prompts else []
-
         spoken = [[{"role": "user", "content": each.turns[0]}] for each in asked]
-        several = [index for index, each in enumerate(asked) if len(each.turns) > 1]
-        first = answer([tokenizer.apply_chat_template(spoken[index]) for index in several])
-        for index, text in zip(several, first, strict=True):
-            spoken[index] += [
-                {"role": "assistant", "content": text},
-                {"role": "user", "content": asked[index].turns[1]},
+
+        def prompt(index: int) -> list[int]:
+            return list(tokenizer.apply_chat_template(spoken[index]))
+
+        def answers(indices: Sequence[int]) -> dict[int, str]:
+            if not indices:
+                return {}
+            params = [
+                replace(law, seed=index + 1, grammar=asked[index].grammar) for index in indices
             ]
-        prompts = [list(tokenizer.apply_chat_template(each)) for each in spoken]
-        predicted = [index for index, each in enumerate(asked) if each.is_predicted]
-        plain = answer([prompts[index] for index in predicted])
+            found = llm.generate([prompt(index) for index in indices], params)
+            return {index: each.text for index, each in zip(indices, found, strict=True)}
+
+        for turn in range(1, max(len(each.turns) for each in asked)):
+            several = [index for index, each in enumerate(asked) if len(each.turns) > turn]
+            for index, text in answers(several).items():
+                spoken[index] += [
+                    {"role": "assistant", "content": text},
+                    {"role": "user", "content": asked[index].turns[turn]},
+                ]
+        plain = answers([index for index, each in enumerate(asked) if each.is_predicted])
         predictions = {
-            index: tuple(tokenizer.encode(edited(text, plain, index)))
-            for index, text in zip(predicted, plain, strict=True)
+            index: edited(text, list(plain.values()), index) for index, text in plain.items()
         }
-    return [
-        Prompt(each, prompts[index], predictions.get(index, ())) for index, each in enumerate(asked)
-    ]
+        return [
+            Prompt(
+                each, prompt(index), index + 1, predictions.get(index, ""),
+                tuple(tokenizer.encode(predictions.get(index, ""))),
+            )
+            for index, each in enumerate(asked)
+        ]  # fmt: skip
 
 
 def measure(
@@ -106,7 +118,10 @@ def measure(
             before = llm.metrics()
             stats = []
             for prompt in group:
-                asked = replace(law, prediction=prompt.prediction, grammar=prompt.ask.grammar)
+                asked = replace(
+                    law, seed=prompt.seed, prediction=prompt.predicted_ids,
+                    grammar=prompt.ask.grammar,
+                )  # fmt: skip
                 (answer,) = llm.generate([prompt.token_ids], asked, task=category)
                 stats.append((len(answer.token_ids), answer.stats))
                 bar.update()
@@ -224,7 +239,7 @@ def main(words: Sequence[str] | None = None) -> int:
         "max_tokens": arguments.max_tokens, "nodes": arguments.nodes,
     }  # fmt: skip
     for temperature in arguments.temperatures:
-        law = SamplingParams(temperature=temperature, max_tokens=arguments.max_tokens, seed=1)
+        law = SamplingParams(temperature=temperature, max_tokens=arguments.max_tokens)
         prompts = prepare(config, asked, law)
         rows = report[f"T = {temperature:g}" if temperature else "greedy"] = {}
         for drafters in arguments.drafters:

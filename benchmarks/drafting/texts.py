@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.spec_bench import questions as spec_bench
 from benchmarks.structured.schemas import tasks
 from benchmarks.support.record import ROOT
 from cluster.grammar_spec import GrammarSpec
 
+# Beside the categories of Spec-Bench.
+KINDS = ("code", "json", "edit", "agent turns")
 _EDITED_SHARE = 0.1
+# An agent's conversation: the first call's question is a task's own.
+_FURTHER_CALLS = ("Now another one that differs in every value.", "And a third one.")
 # Lines of a held-out file that the target is asked to go on with; shorter ones say too little.
 _MIN_CODE_LINES = 6
 
@@ -23,14 +29,31 @@ _MIN_CODE_LINES = 6
 class Ask:
     """A conversation that the target answers.
 
-    turns: what the user says; before the last one stand the target's own plain answers.  grammar:
-    of the last answer.  is_predicted: it comes with the plain answer, edited, as its prediction.
+    turns: what the user says; before the last one stand the target's own plain answers.  schema:
+    of every answer.  is_predicted: it comes with the plain answer, edited, as its prediction.
     """
 
     category: str
     turns: tuple[str, ...]
-    grammar: GrammarSpec | None = None
+    schema: dict[str, Any] | None = None
     is_predicted: bool = False
+
+    @property
+    def grammar(self) -> GrammarSpec | None:
+        return GrammarSpec("json_schema", json.dumps(self.schema)) if self.schema else None
+
+    def question(self, number: int, prediction: str) -> dict[str, Any]:
+        """As a line of `benchmarks.spec_bench`'s files; number: its id and seed."""
+        request: dict[str, Any] = {}
+        if self.schema:
+            form = {"name": "answer", "strict": True, "schema": self.schema}
+            request["response_format"] = {"type": "json_schema", "json_schema": form}
+        if self.is_predicted:
+            request["prediction"] = {"type": "content", "content": prediction}
+        return {
+            "question_id": number, "category": self.category, "turns": self.turns,
+            "request": request,
+        }  # fmt: skip
 
 
 def asks(path: Path, per_category: int) -> list[Ask]:
@@ -44,25 +67,35 @@ def asks(path: Path, per_category: int) -> list[Ask]:
         if each.category == category
     ]
     code = [Ask("code", (f"Continue this Python file:\n\n{text}",)) for text in _code()]
-    objects = [
-        Ask("json", (task.question,), GrammarSpec("json_schema", json.dumps(task.schema)))
-        for task in tasks(per_category, seed=1)
+    objects = [Ask("json", (task.question,), task.schema) for task in tasks(per_category, seed=1)]
+    agents = [
+        Ask("agent turns", (task.question, *_FURTHER_CALLS), task.schema)
+        for task in tasks(per_category, seed=2)
     ]
-    agents = [Ask("agent turns", each.turns[:2]) for each in questions if len(each.turns) > 1]
     edits = [Ask("edit", each.turns[:1], is_predicted=True) for each in questions[::-1]]
     return [
-        *found, *_spread(code, per_category), *objects, *_spread(edits, per_category),
-        *_spread(agents, per_category),
+        *found, *_spread(code, per_category), *objects, *_spread(edits, per_category), *agents,
     ]  # fmt: skip
 
 
 def edited(text: str, others: Sequence[str], seed: int) -> str:
-    """The text with a tenth of its lines, one at least, from other texts."""
-    lines, draw = text.splitlines(keepends=True), random.Random(seed)
-    pool = [line for other in others for line in other.splitlines(keepends=True) if line.strip()]
-    for index in draw.sample(range(len(lines)), max(round(_EDITED_SHARE * len(lines)), 1)):
-        lines[index] = draw.choice(pool)
-    return "".join(lines)
+    """The text with a tenth of its words, one at least, from other texts: all of some lines, and
+    the beginning of the last one."""
+    draw = random.Random(seed)
+    lines = [_words(line) for line in text.splitlines(keepends=True)]
+    pool = [word for other in others for word in _words(other)]
+    left = max(round(_EDITED_SHARE * sum(map(len, lines))), 1)
+    for index in draw.sample(range(len(lines)), len(lines)):
+        count = min(left, len(lines[index]), len(pool))
+        start = draw.randint(0, len(pool) - count)
+        lines[index][:count] = pool[start : start + count]
+        left -= count
+    return "".join(word for line in lines for word in line)
+
+
+def _words(text: str) -> list[str]:
+    """Each with the white space behind it."""
+    return re.findall(r"\S+\s*|\s+", text)
 
 
 def _code() -> list[str]:

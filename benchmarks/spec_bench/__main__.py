@@ -103,6 +103,9 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Record, list[Run], Setup]:
         raise ValueError("--peer needs --vllm-python, an interpreter that has vLLM")
     config = load_config(arguments.config, arguments.overrides).config
     questions = limit(load(arguments.questions), arguments.questions_per_category)
+    is_in_process = bool(arguments.peer) and "in-process" in arguments.ways
+    if is_in_process and any(each.request for each in questions):
+        raise ValueError("questions with a `request` cannot be asked in process: use --ways http")
     peers = [peer_name(mode, _WAYS[way]) for way in arguments.ways for mode in arguments.peer]
     runs = plan(questions, arguments.laws, arguments.concurrency, peers, arguments.rounds)
     settings: dict[str, Any] = {

@@ -115,6 +115,7 @@ class Asker:
             "stream": True,
             "stream_options": {"include_usage": True},
             **self.extra,
+            **question.request,
         }
         if self.seeded and self.law.temperature > 0.0:
             body["seed"] = question.id

@@ -1,15 +1,17 @@
 """Questions in Spec-Bench's form, and how they are shared out over the runs of a server.
 
-One JSON object a line: {"question_id", "category", "turns": [str]}.  No questions come with this
-repository; Spec-Bench's own are in its question.jsonl (Xia et al. 2024, hemingkx/Spec-Bench).
+One JSON object a line: {"question_id", "category", "turns": [str]}, and "request" where a question
+has fields of its own for every request.  No questions come with this repository; Spec-Bench's own
+are in its question.jsonl (Xia et al. 2024, hemingkx/Spec-Bench).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 # Spec-Bench reports the categories of MT-bench, which have few questions each, together.
 _MT_BENCH = frozenset(
@@ -19,11 +21,15 @@ _MT_BENCH = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A conversation: `turns` are what the user says, one after each answer."""
+    """A conversation: `turns` are what the user says, one after each answer.
+
+    request: fields of the HTTP request beside those of every question, as `response_format`.
+    """
 
     id: int
     category: str
     turns: tuple[str, ...]
+    request: dict[str, Any] = field(default_factory=dict)
 
 
 def load(path: Path) -> list[Question]:
@@ -36,7 +42,8 @@ def load(path: Path) -> list[Question]:
             data = json.loads(line)
             name, turns = str(data["category"]), tuple(map(str, data["turns"]))
             category = "mt_bench" if name in _MT_BENCH else name
-            questions.append(Question(int(data["question_id"]), category, turns))
+            request = dict(data.get("request", {}))
+            questions.append(Question(int(data["question_id"]), category, turns, request))
         except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(
                 f"{path}, line {number}: not a question ({error!r}); expected a JSON object with "

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.drafting.steps import Figures, averaged, calibration_errors, markdown
-from benchmarks.drafting.texts import asks, edited
+from benchmarks.drafting.texts import KINDS, asks, edited
+from benchmarks.spec_bench.questions import load
 
 METRICS = """
 drafthouse_survival_calibration_error{drafter="a",law="greedy",task="math"} 0.1
@@ -36,15 +37,35 @@ def test_every_kind_of_text_is_asked_for_and_categories_stand_together(questions
     of = {each.category: each for each in found}
     assert of["json"].grammar is not None
     assert of["edit"].is_predicted
-    assert len(of["agent turns"].turns) == 2
+    assert len(of["agent turns"].turns) == 3
+    assert of["agent turns"].grammar is not None
     assert len(of["code"].turns[0].splitlines()) > 6
 
 
-def test_a_tenth_of_the_lines_is_from_other_texts() -> None:
-    text = "".join(f"line {index}\n" for index in range(40))
-    changed = edited(text, ["other\n"], seed=3)
-    pairs = zip(text.splitlines(), changed.splitlines(), strict=True)
-    assert sum(before != after for before, after in pairs) == 4
+@pytest.mark.parametrize("num_lines", [1, 3, 40])
+def test_a_tenth_of_the_words_is_from_other_texts(num_lines: int) -> None:
+    num_words = 120 // num_lines
+    text = "".join(" ".join(["word"] * num_words) + "\n" for _ in range(num_lines))
+    changed = edited(text, ["some others here\n" * 20], seed=3)
+    pairs = zip(text.split(), changed.split(), strict=True)
+    assert sum(before != after for before, after in pairs) == 12
+
+
+def test_questions_are_those_of_the_other_benchmark(questions: Path, tmp_path: Path) -> None:
+    """With the schema and the prediction that go with them."""
+    found = [each for each in asks(questions, 2) if each.category in KINDS]
+    path = tmp_path / "kinds.jsonl"
+    path.write_text(
+        "\n".join(
+            json.dumps(each.question(number, "as before")) for number, each in enumerate(found)
+        )
+    )
+    read = {each.category: each for each in load(path)}
+    assert set(read) == set(KINDS)
+    assert read["edit"].request == {"prediction": {"type": "content", "content": "as before"}}
+    schema = read["json"].request["response_format"]["json_schema"]["schema"]
+    assert schema["type"] == "object"
+    assert not read["code"].request
 
 
 def test_errors_are_those_of_the_task() -> None:

@@ -61,13 +61,15 @@ def test_a_server_that_fails_is_left_out_and_the_same_command_goes_on(
         (["--peer", "plain", "--ways", "smoke"], "--ways: no 'smoke'; there are http, in-process"),
         (["--peer", "plain"], "--peer needs --vllm-python"),
         (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--peer", "plain", "--vllm-python", "python3"], "`request` cannot be asked in process"),
     ],
 )
 def test_a_wrong_word_is_named_with_what_there_is(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "questions.jsonl"
-    path.write_text(json.dumps({"question_id": 1, "category": "qa", "turns": ["a"]}))
+    question = {"question_id": 1, "category": "qa", "turns": ["a"], "request": {"n": 1}}
+    path.write_text(json.dumps(question))
     monkeypatch.setattr(
         sys, "argv", ["spec_bench", str(path), "--out", str(tmp_path / "o.json"), *words]
     )

@@ -198,6 +198,7 @@ def chat_server() -> FastAPI:
 
         async def events() -> AsyncIterator[str]:
             words = [f"{len(body['messages'])} messages, ", "seed ", str(body.get("seed"))]
+            words += [body["prediction"]] if "prediction" in body else []
             for word in words:
                 chunk = {"choices": [{"delta": {"content": word}, "finish_reason": None}]}
                 yield f"data: {json.dumps(chunk)}\n\n"
@@ -230,6 +231,16 @@ async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own
     one = by_question[1, 0]
     assert (one.num_tokens, one.steps, one.drafted, one.accepted) == (7, 2, 9, 4)
     assert one.submitted_s <= one.first_s <= one.last_s
+
+
+async def test_a_questions_own_fields_are_in_its_requests() -> None:
+    transport = httpx.ASGITransport(app=chat_server())
+    question = Question(4, "edit", ("again", "and again"), {"prediction": ", as before"})
+    async with httpx.AsyncClient(transport=transport, base_url="http://toy") as client:
+        turns = await Asker(client, "model", Law("t0.7", 0.7), 16).ask(question)
+    assert [one.text for one in turns] == [
+        "1 messages, seed 4, as before", "3 messages, seed 4, as before",
+    ]  # fmt: skip
 
 
 async def test_a_failure_names_the_question_and_a_refusal_costs_only_it() -> None:
