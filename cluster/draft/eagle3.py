@@ -119,15 +119,15 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request]):
         """See `Drafter.propose`.  One pass expands the most likely leaves of all requests."""
         asked = self._asked(tasks)
         rows: list[tuple[Eagle3Request, int]] = []
-        growing: list[tuple[Eagle3Request, int]] = []
+        growing: list[tuple[Eagle3Request, int, float]] = []
         for request, num_asked in asked:
             if request.tree is None:
                 if self._begin(request):
                     rows.append((request, ROOT))
-            elif request.tree.num_slots < self._num_expanded(num_asked):
-                growing.append((request, self._num_expanded(num_asked)))
+            elif request.tree.num_slots < num_asked:
+                growing.append((request, num_asked, self._least(request.tree, num_asked)))
         num_rows = min(self._options.max_rows, self._options.width * len(growing))
-        for request, leaves in choose_leaves(growing, num_rows, self._options.min_survival):
+        for request, leaves in choose_leaves(growing, num_rows):
             assert request.tree is not None
             request.tree.assign_slots(leaves)
             rows += [(request, leaf) for leaf in leaves]
@@ -216,16 +216,17 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request]):
         return self._head.logits(found).float()
 
     def _proposal(self, request: Eagle3Request, num_asked: int) -> Proposal:
-        tree, least = request.tree, self._options.min_survival
+        tree = request.tree
         assert tree is not None
-        is_growing = (
-            tree.num_slots < self._num_expanded(num_asked) and tree.best_leaf_survival() >= least
+        least = self._least(tree, num_asked)
+        is_growing = tree.num_slots < num_asked and tree.best_leaf_survival() >= least
+        return request.proposal(
+            num_asked, self._options.min_survival, self._name, is_growing=is_growing
         )
-        return request.proposal(num_asked, least, self._name, is_growing=is_growing)
 
-    def _num_expanded(self, num_asked: int) -> int:
-        """How many nodes may be expanded for a task that asks for `num_asked` nodes."""
-        return min(self._options.expanded_per_node * num_asked, self._max_nodes)
+    def _least(self, tree: LiveTree, num_asked: int) -> float:
+        """The survival of a leaf that is worth a row of the head."""
+        return max(self._options.min_survival, tree.least_worth(num_asked))
 
 
 def _growth_from(context: HeadContext) -> _Growth:

@@ -20,7 +20,6 @@ class Eagle3Options:
     num_children: the best of them, which become nodes.
     width: nodes expanded per pass and request.
     max_rows: nodes expanded per pass over all requests.
-    expanded_per_node: nodes expanded for each node that is asked for.
     min_survival: nodes less likely than this are neither expanded nor proposed.
     context: last tokens of a text that the head attends to; it was trained on texts about as long.
     """
@@ -30,7 +29,6 @@ class Eagle3Options:
     num_children: int = 4
     width: int = 8
     max_rows: int = 64
-    expanded_per_node: int = 2
     min_survival: float = 0.01
     context: int = 2048
 
@@ -50,7 +48,6 @@ class MtpOptions(Eagle3Options):
     num_children: the best of them, which become nodes.
     width: nodes expanded per pass and request.
     max_rows: nodes expanded per pass over all requests.
-    expanded_per_node: nodes expanded for each node that is asked for.
     min_survival: nodes less likely than this are neither expanded nor proposed.
     context: last tokens of a text that the layer attends to.
     """

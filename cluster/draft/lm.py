@@ -19,6 +19,7 @@ from cluster.draft.bounded import Bounded
 from cluster.draft.candidates import rank_rows
 from cluster.draft.committed_text import CommittedTextDrafter, common_len
 from cluster.draft.leaves import choose_leaves
+from cluster.draft.live_tree import KEPT_SHARE, LiveTree
 from cluster.draft.lm_options import LMOptions
 from cluster.draft.lm_request import LMRequest
 from cluster.draft.root_counts import RootCounts
@@ -67,6 +68,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         self._num_columns = min(self.vocab_size, self._engine.vocab_size)
         self._options = options
         # The engine needs one more row for the text's last token.
+        self._is_resident = context.target is not None
         self._max_rows = max(min(options.max_rows, self._engine.config.max_batch_tokens - 1), 1)
         # A request beyond what the engine keeps would wait for a page until another one ends.
         most = min(context.max_requests, self._engine.config.max_running_sequences)
@@ -168,15 +170,17 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         """Run native forward passes for the requests that allow it; returns those that grew."""
         if self._rules is None:
             return set()
-        limit, least = self._engine.max_context_len, self._options.min_survival
+        limit = self._engine.max_context_len
         able: list[LMRequest] = []
         growing: list[Growing] = []
         for request, num_asked in requests:
             max_slots = self._num_expanded(num_asked)
+            least = self._least(request.tree, num_asked)
             if request.can_grow_natively(max_slots, least) and request.is_draftable(limit):
                 fit = self._sharpness_of(request)
                 able.append(request)
-                growing.append(request.growing(max_slots, fit.tau, fit.coverage))
+                num_wanted = num_asked if self._is_resident else 0
+                growing.append(request.growing(max_slots, num_wanted, fit.tau, fit.coverage))
         largest = max((len(each.tree) for each in growing), default=0)
         length = max(largest / _SLICE_NODES, len(able) / _SLICE_REQUESTS, 1.0)
         slice_s = self._rules.max_seconds * length
@@ -196,7 +200,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             return None
         return GrowthRules(
             count, min(options.num_children, count), options.width, self._max_rows,
-            self._num_columns, options.min_survival, _SLICE_S,
+            self._num_columns, options.min_survival, KEPT_SHARE, _SLICE_S,
         )  # fmt: skip
 
     def _proposal(self, request: LMRequest, max_nodes: int) -> Proposal:
@@ -205,13 +209,22 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         is_growing = (
             tree is not None
             and tree.num_slots < self._num_expanded(max_nodes)
-            and tree.best_leaf_survival() >= options.min_survival
+            and tree.best_leaf_survival() >= self._least(tree, max_nodes)
         )
         return request.proposal(max_nodes, options.min_survival, self._name, is_growing=is_growing)
 
     def _num_expanded(self, num_asked: int) -> int:
         """How many nodes may be expanded for a task that asks for `num_asked` nodes."""
-        return min(self._options.expanded_per_node * num_asked, self._max_nodes)
+        per_node = 1 if self._is_resident else self._options.expanded_per_node
+        return min(per_node * num_asked, self._max_nodes)
+
+    def _least(self, tree: LiveTree | None, num_asked: int) -> float:
+        """The survival of a leaf that is worth a row of the model: in the pool trees also grow for
+        later commits."""
+        least = self._options.min_survival
+        if tree is None or not self._is_resident:
+            return least
+        return max(least, tree.least_worth(num_asked))
 
     def _submit(self, requests: Sequence[tuple[LMRequest, int]]) -> None:
         """Queue the next engine work of each request: its missing text, or its best leaves.
@@ -219,7 +232,7 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
         requests: each with the number of nodes asked for.
         """
         limit = self._engine.max_context_len
-        growing: list[tuple[LMRequest, int]] = []
+        growing: list[tuple[LMRequest, int, float]] = []
         for request, num_asked in requests:
             max_nodes = self._num_expanded(num_asked)
             if request.pending is not None:
@@ -229,9 +242,9 @@ class LMDrafter(CommittedTextDrafter[LMRequest]):
             elif request.tree is None:
                 self._engine.submit(request.delta_work())
             elif request.tree.num_slots < max_nodes:
-                growing.append((request, max_nodes))
+                growing.append((request, max_nodes, self._least(request.tree, num_asked)))
         num_rows = min(self._max_rows, self._options.width * len(growing))
-        for request, leaves in choose_leaves(growing, num_rows, self._options.min_survival):
+        for request, leaves in choose_leaves(growing, num_rows):
             self._engine.submit(request.leaves_work(leaves))
 
     def _step(self) -> set[LMRequest]:

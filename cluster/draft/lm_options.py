@@ -18,8 +18,9 @@ class LMOptions:
     num_children: the best of them, which become nodes.
     width: nodes expanded per forward pass and request.
     max_rows: nodes expanded per forward pass over all requests.
-    expanded_per_node: nodes expanded for each node that is asked for.  The additional ones let the
-    tree go on after the next commit.  A drafter with a device of its own can afford many.
+    expanded_per_node: in the pool, nodes expanded for each node that is asked for.  The additional
+    ones let the tree go on after the next commit; a drafter with a device of its own can afford
+    many.  Inside the target a leaf is expanded where it may have a child among the nodes asked for.
     min_survival: nodes less likely than this are neither expanded nor proposed.
     """
 

@@ -135,7 +135,7 @@ class LMRequest(TreeRequest):
             return len(self.text) - self.cached_len <= _MAX_NATIVE_DELTA
         return self.tree.num_slots < max_slots and self.tree.best_leaf_survival() >= min_survival
 
-    def growing(self, max_slots: int, tau: float, coverage: float) -> Growing:
+    def growing(self, max_slots: int, num_wanted: int, tau: float, coverage: float) -> Growing:
         """Input of the native growth: the tree, or the missing text if there is no tree yet."""
         params, text, vocabulary = self.params, self._engine_text, self.vocabulary
         base_len = min(self.cached_len, len(self.text) - (self.tree is None))
@@ -149,6 +149,7 @@ class LMRequest(TreeRequest):
         return Growing(
             self.request_id, base_len, text.token_ids[base_len:], text.hash_at(base_len),
             self._engine_tree(tree), leaves, len(tree) + 1, max_slots,
+            num_wanted, tree.best_survivals(num_wanted),
             ranked_draw(params, len(self.text) - self.prompt_len, vocabulary), tau, coverage,
             params.max_tokens, params.min_tokens, stop_token_ids, self.tenant,
         )  # fmt: skip

@@ -50,7 +50,6 @@ class OwnLayersDrafter(LMDrafter, ABC):
         growth = LMOptions(
             engine=engine.config,
             width=options.width,
-            expanded_per_node=options.expanded_per_node,
             min_survival=options.min_survival,
         )
         super().__init__(context, growth, engine)

@@ -14,13 +14,11 @@ from cluster.made_for import MadeFor
 class OwnLayersOptions:
     """What both kinds have in common.
 
-    width: nodes expanded per forward pass and request.  expanded_per_node: nodes expanded for each
-    node that is asked for.  min_survival: nodes less likely than this are neither expanded nor
-    proposed.
+    width: nodes expanded per forward pass and request.
+    min_survival: nodes less likely than this are neither expanded nor proposed.
     """
 
     width: int = 4
-    expanded_per_node: int = 1
     min_survival: float = 0.02
 
     @property
@@ -30,9 +28,8 @@ class OwnLayersOptions:
 
     def check(self) -> None:
         """Raises ConfigError for values that no target could serve."""
-        for name in ("width", "expanded_per_node"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} is below 1", param=name)
+        if self.width < 1:
+            raise ConfigError(f"width: {self.width} is below 1", param="width")
         for name in ("memory_fraction", "min_survival"):
             if not 0.0 < getattr(self, name, 0.5) < 1.0:
                 raise ConfigError(
@@ -47,9 +44,8 @@ class EarlyExitOptions(OwnLayersOptions):
     exit_layer: how many of its layers draft; fewer than it has.  0 = as many as `model` says.
     model: the folder of a trained exit (`drafthouse train early-exit`), or its name on the Hugging
     Face hub, owner/name@revision; "" = none.
-    width: nodes expanded per forward pass and request.  expanded_per_node: nodes expanded for each
-    node that is asked for.  min_survival: nodes less likely than this are neither expanded nor
-    proposed.
+    width: nodes expanded per forward pass and request.
+    min_survival: nodes less likely than this are neither expanded nor proposed.
     """
 
     exit_layer: int = 0
@@ -82,9 +78,8 @@ class LayerSkipOptions(OwnLayersOptions):
     for, as `drafthouse train layer-skip` writes it.
     num_pages, memory_fraction: of its own KV cache, as of an engine; 0 pages = as many as
     memory_fraction of what the target has left allows.
-    width: nodes expanded per forward pass and request.  expanded_per_node: nodes expanded for each
-    node that is asked for.  min_survival: nodes less likely than this are neither expanded nor
-    proposed.
+    width: nodes expanded per forward pass and request.
+    min_survival: nodes less likely than this are neither expanded nor proposed.
     """
 
     skip_layers: tuple[int, ...] = ()

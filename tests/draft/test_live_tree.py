@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.draft.candidates import Ranking
-from cluster.draft.live_tree import ROOT, LiveTree
+from cluster.draft.live_tree import KEPT_SHARE, ROOT, LiveTree
 from cluster.spec.tree_check import check_tree
 
 RANKING = Ranking(np.array([1]), np.array([0.0]), np.array([0.0]))
@@ -68,6 +68,23 @@ def test_the_best_nodes_are_prefix_closed_and_the_most_likely(
         sorted(survival.tolist(), reverse=True) == np.float32(everything[: len(survival)]).tolist()
     )
     assert len(best) == min(max_nodes, len(everything))
+
+
+@given(shapes, st.integers(1, 20))
+def test_a_leaf_that_is_not_worth_it_has_no_child_among_the_best(
+    shape: list[list[float]], num_wanted: int
+) -> None:
+    """Of children that keep the usual share of its survival, or less."""
+    tree = grown(shape)
+    best = tree.best_survivals(num_wanted)
+    assert sorted(best, reverse=True) == sorted(tree.survivals[1:], reverse=True)[:num_wanted]
+    least = tree.least_worth(num_wanted)
+    if len(tree) < num_wanted:
+        assert least == 0.0  # every child would be among them
+        return
+    for leaf in tree.leaves().heap:
+        is_worth, child = -leaf[0] >= least, -leaf[0] * KEPT_SHARE
+        assert is_worth or child <= min(best) * (1 + 1e-12)
 
 
 @given(shapes, st.integers(0, 1000))

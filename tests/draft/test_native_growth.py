@@ -107,15 +107,17 @@ def follow(drafters: Sequence[LMDrafter], author: Author, token_ids: Sequence[in
         grow(drafter, author)
 
 
+@pytest.mark.parametrize("is_resident", [False, True])
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", LAWS)
 def test_native_growth_gives_the_same_tree_as_engine_steps(
-    folders: dict[str, tuple[Path, Path]], name: str, model: str
+    folders: dict[str, tuple[Path, Path]], name: str, model: str, is_resident: bool
 ) -> None:
     params, (target, drafting) = LAWS[name], folders[model]
     text = target_text(draft_engine(target), PROMPT, params, 24).tolist()
     ours = native_drafter(draft_engine(drafting))
     theirs = python_drafter(draft_engine(drafting))
+    ours._is_resident = theirs._is_resident = is_resident
     author = Author(PROMPT, params, max_nodes=12)
     follow((ours, theirs), author, PROMPT)
     position = 0
@@ -255,6 +257,24 @@ def test_expanded_per_node_sets_the_number_of_expanded_nodes(
     tree = request_of(drafter).tree
     assert tree is not None
     assert tree.num_slots == 6 * expanded_per_node
+
+
+def test_a_resident_expands_no_leaf_whose_children_nobody_would_see(drafting: Path) -> None:
+    pooled, resident = (native_drafter(draft_engine(drafting), min_survival=1e-9) for _ in range(2))
+    resident._is_resident = True
+    trees = []
+    for drafter in (pooled, resident):
+        author = Author(PROMPT[:8], max_nodes=6)
+        unbounded(drafter).observe([author.opening()])
+        grow(drafter, author)
+        tree = request_of(drafter).tree
+        assert tree is not None
+        trees.append(tree)
+    in_pool, inside = trees
+    assert inside.num_slots < 6 < in_pool.num_slots
+    assert inside.best_leaf_survival() < inside.least_worth(6)
+    expected = np.sort(in_pool.best_survivals(6)).sum()
+    assert np.sort(inside.best_survivals(6)).sum() == pytest.approx(expected, rel=0.02)
 
 
 def test_slices_grow_with_the_tree(drafting: Path, monkeypatch: pytest.MonkeyPatch) -> None:

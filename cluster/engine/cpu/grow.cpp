@@ -6,6 +6,7 @@
  */
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <vector>
 
 #include "operations.h"
@@ -28,7 +29,7 @@ struct GrowingModel {
 /* As in growth.py.  scratch: floats, `growth_scratch` of them. */
 struct Growth {
     int64_t num_candidates, num_children, width, max_rows, vocab_size;
-    double min_survival, max_seconds;
+    double min_survival, kept_share, max_seconds;
     const int32_t *interrupted; /* ends the call after the pass under way where it is not 0 */
     float *scratch;
 };
@@ -48,9 +49,12 @@ struct GrowingTree {
     int64_t context_len, num_delta;
     /* The tree. */
     int64_t max_slots, num_slots, num_leaves, num_nodes, num_expanded;
+    /* Only leaves that may have a child among the `num_wanted` likeliest nodes are expanded; 0 = all. */
+    int64_t num_wanted, num_best;
     int32_t *slot_tokens, *slot_parents;                         /* [max_slots]; parent -1 = the root */
     int32_t *leaves, *leaf_tokens, *leaf_parents, *leaf_depths;  /* node, token, its parent's slot, depth */
     double *leaf_survivals;
+    const double *best_survivals;                /* [num_best], at most num_wanted, in no order */
     int32_t *expanded, *num_children, *children; /* [slots + 1]; tokens of all children side by side */
     double *survivals;                           /* of the children */
     int64_t *token_ids;                          /* [slots + 1, candidates]: the rankings */
@@ -81,8 +85,22 @@ struct Ranked {
 struct Tree {
     GrowingTree *of;
     std::vector<Leaf> heap;
+    std::vector<double> wanted; /* survivals of the likeliest nodes, the least one in front */
     long num_children_written = 0;
     double best() const { return heap.empty() ? 0.0 : heap.front().survival; }
+    /* As LiveTree's least_worth. */
+    double least_worth(double kept_share) const {
+        const bool is_full = of->num_wanted && (long)wanted.size() >= of->num_wanted;
+        return is_full ? wanted.front() / kept_share : 0.0;
+    }
+    void note(double survival) {
+        if (!of->num_wanted) return;
+        wanted.push_back(survival);
+        std::push_heap(wanted.begin(), wanted.end(), std::greater<double>());
+        if ((long)wanted.size() <= of->num_wanted) return;
+        std::pop_heap(wanted.begin(), wanted.end(), std::greater<double>());
+        wanted.pop_back();
+    }
     Leaf pop() {
         std::pop_heap(heap.begin(), heap.end());
         const Leaf leaf = heap.back();
@@ -171,7 +189,7 @@ std::vector<std::vector<Leaf>> choose(std::vector<Tree> &trees, const Growth &gr
         for (long index = 0; index < (long)trees.size(); index++) {
             const Tree &tree = trees[index];
             if (tree.of->num_delta || tree.of->num_slots + (long)chosen[index].size() >= tree.of->max_slots) continue;
-            if (tree.best() > best) found = index, best = tree.best();
+            if (tree.best() > best && tree.best() >= tree.least_worth(growth.kept_share)) found = index, best = tree.best();
         }
         if (found < 0 || best < growth.min_survival) break;
         chosen[found].push_back(trees[found].pop());
@@ -224,6 +242,7 @@ void expand(Tree &grown, const Leaf &node, long slot, const int64_t *token_ids, 
         tree.children[grown.num_children_written] = child.token;
         tree.survivals[grown.num_children_written++] = child.survival;
         num_children++;
+        grown.note(child.survival);
         if (grows) grown.push(child);
     }
     tree.expanded[number] = node.node;
@@ -253,6 +272,7 @@ extern "C" int64_t grow_trees(const GrowingModel *model, const Growth *growth, G
         for (long i = 0; i < of.num_leaves; i++)
             tree.heap.push_back({of.leaf_survivals[i], of.leaves[i], of.leaf_tokens[i], of.leaf_parents[i], of.leaf_depths[i]});
         std::make_heap(tree.heap.begin(), tree.heap.end());
+        for (long i = 0; i < of.num_best; i++) tree.note(of.best_survivals[i]);
     }
     std::vector<int64_t> token_ids;
     std::vector<double> scores, log_probs;

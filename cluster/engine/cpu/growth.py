@@ -24,8 +24,8 @@ from cluster.engine.draw.native import RankedDraw
 class GrowthRules:
     """How trees grow, as in `LMOptions`.
 
-    vocab_size: tokens below it are candidates.  max_seconds: after so much of a call no pass
-    begins.
+    vocab_size: tokens below it are candidates.  kept_share: as `KEPT_SHARE` of
+    `cluster.draft.live_tree`.  max_seconds: after so much of a call no pass begins.
     """
 
     num_candidates: int
@@ -34,6 +34,7 @@ class GrowthRules:
     max_rows: int
     vocab_size: int
     min_survival: float
+    kept_share: float
     max_seconds: float
 
 
@@ -57,6 +58,8 @@ class Growing:
     base_len, delta, prefix_hash, tenant: the text as in `Work`; with a delta there is no tree yet,
     and its last token is the root.  tree: expanded nodes in the order of their slots.  leaves: see
     there.  num_nodes: the root, expanded nodes and leaves.  max_slots: nodes that may have one.
+    num_wanted: only leaves that may have a child among so many of the likeliest nodes are expanded;
+    0 = all.  best_survivals: of these nodes, as far as they are there.
     draw: of the token after the root.  tau, coverage: see `cluster.draft.sharpness`.
     stop_token_ids end the text from output position min_tokens on, as its length does at
     max_tokens.
@@ -70,6 +73,8 @@ class Growing:
     leaves: Leaves
     num_nodes: int
     max_slots: int
+    num_wanted: int
+    best_survivals: npt.NDArray[np.float64]
     draw: RankedDraw
     tau: float
     coverage: float
@@ -148,7 +153,7 @@ class TreeGrower:
         ]
         growth = GrowthBounds(
             rules.num_candidates, rules.num_children, rules.width, rules.max_rows,
-            rules.vocab_size, rules.min_survival, rules.max_seconds,
+            rules.vocab_size, rules.min_survival, rules.kept_share, rules.max_seconds,
             ctypes.addressof(self._interrupted), self._scratch.data_ptr(),
         )  # fmt: skip
         pointers = (ctypes.c_void_p * len(states))(*(ctypes.addressof(s.tree) for s in states))
@@ -207,8 +212,9 @@ class _State:
             growing.draw, growing.tau, growing.coverage, growing.max_tokens, growing.min_tokens,
             len(self._stop_tokens), self._stop_tokens.ctypes.data, slots.ctypes.data,
             self._delta.ctypes.data, cached_len, len(self._delta), growing.max_slots, num_slots,
-            num_leaves, growing.num_nodes, 0, *_rows(self._tree), *_rows(ints),
-            self._leaf_survivals.ctypes.data,
+            num_leaves, growing.num_nodes, 0, growing.num_wanted, len(growing.best_survivals),
+            *_rows(self._tree), *_rows(ints),
+            self._leaf_survivals.ctypes.data, growing.best_survivals.ctypes.data,
             *_rows(self._expanded), self._children.ctypes.data, self._survivals.ctypes.data,
             self._token_ids.ctypes.data, *_rows(self._ranked),
         )  # fmt: skip

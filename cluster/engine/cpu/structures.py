@@ -64,7 +64,7 @@ class GrowthBounds(ctypes.Structure):
     _fields_ = (
         *((name, _INT64) for name in ("num_candidates", "num_children", "width", "max_rows")),
         ("vocab_size", _INT64),
-        *((name, _DOUBLE) for name in ("min_survival", "max_seconds")),
+        *((name, _DOUBLE) for name in ("min_survival", "kept_share", "max_seconds")),
         *((name, _POINTER) for name in ("interrupted", "scratch")),
     )
 
@@ -79,9 +79,10 @@ class GrowingTree(ctypes.Structure):
         *((name, _POINTER) for name in ("stop_tokens", "slots", "delta")),
         *((name, _INT64) for name in ("context_len", "num_delta", "max_slots", "num_slots")),
         *((name, _INT64) for name in ("num_leaves", "num_nodes", "num_expanded")),
+        *((name, _INT64) for name in ("num_wanted", "num_best")),
         *((name, _POINTER) for name in ("slot_tokens", "slot_parents")),
         *((name, _POINTER) for name in ("leaves", "leaf_tokens", "leaf_parents", "leaf_depths")),
-        ("leaf_survivals", _POINTER),
+        *((name, _POINTER) for name in ("leaf_survivals", "best_survivals")),
         *((name, _POINTER) for name in ("expanded", "num_children", "children", "survivals")),
         *((name, _POINTER) for name in ("token_ids", "scores", "log_probs")),
     )
