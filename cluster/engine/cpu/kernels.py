@@ -24,7 +24,7 @@ from cluster.engine.draw.native import DrawKernels
 from cluster.engine.types import LayerSpec
 
 _SOURCES = (
-    "pool.h", "vectors.h", "operations.h", "pool.cpp", "linear.cpp", "attention.cpp",
+    "pool.h", "vectors.h", "operations.h", "tiles.h", "pool.cpp", "linear.cpp", "attention.cpp",
     "elementwise.cpp", "decoder_layer.cpp", "draw.cpp", "rank.cpp", "grow.cpp",
 )  # fmt: skip
 

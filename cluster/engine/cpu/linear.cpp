@@ -36,6 +36,22 @@ typedef struct {
     int num_threads;
 } Product;
 
+/* LANES outputs of a row, from `output` on, as far as there are so many. */
+INLINE void store_outputs(const Product *product, long row, long output, vfloat sums) {
+    float *y = product->output + row * product->num_outputs + output;
+    const float *b = product->bias ? product->bias + output : 0;
+    if (output + LANES <= product->num_outputs) {
+        if (b) sums += *(const vfloat *)b;
+        *(vfloat *)y = sums;
+        return;
+    }
+    float lanes[LANES];
+    memcpy(lanes, &sums, sizeof lanes);
+    for (long i = 0; output + i < product->num_outputs; i++) y[i] = lanes[i] + (b ? b[i] : 0.0f);
+}
+
+#include "tiles.h"
+
 extern "C" long linear_block() { return BLOCK; }
 
 /* Whether BF16_PRODUCTS can be asked for. */
@@ -102,7 +118,9 @@ INLINE void load_weights(Vector (&weights)[num_vectors], const Item *w, long str
             weights[v] = widened_pairs((const int8_t *)from);
         else
             weights[v] = *(const Vector *)from;
-        __builtin_prefetch(from + ahead, 0, 0);
+        /* Into the second level: the first one's buffers for lines from memory (10 to 16 on Intel's processors)
+         * would bound the speed of reading at less than half. */
+        __builtin_prefetch(from + ahead, 0, 2);
     }
 }
 
@@ -178,18 +196,8 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
 #pragma GCC unroll 4
         for (int v = 0; v < num_vectors; v++) {
             const long output = block * BLOCK + (first + v) * LANES;
-            float *y = product->output + (row + r) * product->num_outputs + output;
-            const float *b = product->bias ? product->bias + output : 0;
             if constexpr (format == INT8_PRODUCTS) sums[r][v] *= *(const vfloat *)(scales_of(product) + output);
-            if (output + LANES <= product->num_outputs) {
-                vfloat sum = sums[r][v];
-                if (b) sum += *(const vfloat *)b;
-                *(vfloat *)y = sum;
-            } else {
-                float lanes[LANES];
-                memcpy(lanes, &sums[r][v], sizeof lanes);
-                for (long i = 0; output + i < product->num_outputs; i++) y[i] = lanes[i] + (b ? b[i] : 0.0f);
-            }
+            store_outputs(product, row + r, output, sums[r][v]);
         }
 }
 
@@ -234,6 +242,7 @@ extern "C" void linear(const float *rows, float *panels, const void *weight, con
     const Product product = {rows, panels, weight, bias, output, num_rows, num_inputs, num_outputs, num_threads};
     if (num_rows == 0) return;
     if (format == FLOAT32) return multiply<FLOAT32>(product);
+    if (multiplies_in_tiles(format, num_inputs)) return multiply_in_tiles(product);
     if (format == BF16) return multiply<BF16>(product);
     if (format == BF16_PRODUCTS) return multiply<BF16_PRODUCTS>(product);
     multiply<INT8_PRODUCTS>(product);

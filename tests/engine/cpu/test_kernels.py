@@ -60,6 +60,32 @@ def test_products_are_torchs_and_every_row_is_on_its_own(
 
 
 @needs_compiler
+@pytest.mark.parametrize(("inputs", "outputs"), [(32, 16), (33, 63), (96, 200), (576, 64)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_rounded_products_are_those_of_rounded_rows_and_every_row_is_on_its_own(
+    kernels: Kernels, inputs: int, outputs: int, has_bias: bool
+) -> None:
+    """In the processor's tiles, too, where it has them: of 16 rows, of 32, or of fewer."""
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(inputs, outputs, bias=has_bias).bfloat16()
+    packed = kernels.pack(layer.weight.detach())
+    bias = layer.bias.detach().float() if has_bias else None
+
+    def product(rows: torch.Tensor) -> torch.Tensor:
+        return kernels.linear(rows, packed, bias, outputs, Format.BF16_PRODUCTS)
+
+    rows = torch.randn(100, inputs)
+    together = product(rows)
+    plain = torch.nn.functional.linear(
+        rows.bfloat16().double(), layer.weight.double(), bias.double() if has_bias else None
+    )
+    torch.testing.assert_close(together.double(), plain, atol=1e-5, rtol=1e-5)
+    for count in (1, 2, 6, 12, 13, 15, 16, 17, 31, 32, 33, 48, 49, 99):
+        assert torch.equal(product(rows[-count:]), together[-count:]), count
+    assert product(rows[:0]).shape == (0, outputs)
+
+
+@needs_compiler
 def test_any_number_of_threads_gives_the_same_bits(
     kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
