@@ -6,7 +6,7 @@
  */
 #include <algorithm>
 #include <chrono>
-#include <functional>
+#include <set>
 #include <vector>
 
 #include "operations.h"
@@ -85,21 +85,17 @@ struct Ranked {
 struct Tree {
     GrowingTree *of;
     std::vector<Leaf> heap;
-    std::vector<double> wanted; /* survivals of the likeliest nodes, the least one in front */
+    std::multiset<double> wanted; /* survivals of the likeliest nodes, the least one in front */
     long num_children_written = 0;
     double best() const { return heap.empty() ? 0.0 : heap.front().survival; }
     /* As LiveTree's least_worth. */
     double least_worth(double kept_share) const {
-        const bool is_full = of->num_wanted && (long)wanted.size() >= of->num_wanted;
-        return is_full ? wanted.front() / kept_share : 0.0;
+        const bool is_full = of->num_wanted && (long)wanted.size() == of->num_wanted;
+        return is_full ? *wanted.begin() / kept_share : 0.0;
     }
     void note(double survival) {
-        if (!of->num_wanted) return;
-        wanted.push_back(survival);
-        std::push_heap(wanted.begin(), wanted.end(), std::greater<double>());
-        if ((long)wanted.size() <= of->num_wanted) return;
-        std::pop_heap(wanted.begin(), wanted.end(), std::greater<double>());
-        wanted.pop_back();
+        if (of->num_wanted) wanted.insert(survival);
+        if ((long)wanted.size() > of->num_wanted) wanted.erase(wanted.begin());
     }
     Leaf pop() {
         std::pop_heap(heap.begin(), heap.end());
