@@ -233,6 +233,8 @@ def main(words: Sequence[str] | None = None) -> int:
         for each in asks(arguments.questions, arguments.per_task)
         if not arguments.categories or each.category in arguments.categories
     ]
+    if not asked:
+        parser.error(f"--categories: no questions of {', '.join(arguments.categories or ['any'])}")
     report: dict[str, dict[str, dict[str, Figures]]] = {}
     settings: dict[str, Any] = {
         "target": config.target.engine.model, "questions of each category": arguments.per_task,

@@ -9,7 +9,6 @@ import heapq
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
 from cluster.draft.candidates import Ranking
@@ -54,17 +53,15 @@ class LiveTree:
         """The survival of the leaf to expand next, 0 if there is none."""
         return -self._frontier[0][0] if self._frontier else 0.0
 
-    def best_survivals(self, count: int) -> NDArray[np.float64]:
-        """Of the `count` likeliest nodes below the root, in no order; of all if they are fewer."""
-        survivals = np.array(self.survivals[1:] if count else [])
-        first = len(survivals) - count
-        return np.partition(survivals, first)[first:] if 0 < first < len(survivals) else survivals
+    def best_survivals(self, count: int) -> list[float]:
+        """Of the `count` likeliest nodes below the root, best first; of all if they are fewer."""
+        return sorted(self.survivals[1:], reverse=True)[:count] if count else []
 
     def least_worth(self, num_wanted: int) -> float:
         """Leaves of a lower survival hardly have a child among the `num_wanted` likeliest nodes."""
         if len(self) < num_wanted:
             return 0.0
-        return float(self.best_survivals(num_wanted).min()) / KEPT_SHARE
+        return self.best_survivals(num_wanted)[-1] / KEPT_SHARE
 
     def pop_leaf(self) -> int:
         """Remove the most likely leaf from the frontier in order to expand it."""

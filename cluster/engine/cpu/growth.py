@@ -74,7 +74,7 @@ class Growing:
     num_nodes: int
     max_slots: int
     num_wanted: int
-    best_survivals: npt.NDArray[np.float64]
+    best_survivals: Sequence[float]
     draw: RankedDraw
     tau: float
     coverage: float
@@ -205,6 +205,7 @@ class _State:
         self._token_ids = np.empty((most, rules.num_candidates), np.int64)
         self._ranked = np.empty((2, most, rules.num_candidates))
         self._stop_tokens = np.array(growing.stop_token_ids, np.int32)
+        self._best = np.array(growing.best_survivals, np.float64)
         self._delta = np.ascontiguousarray(growing.delta[cached_len - growing.base_len :], np.int32)
         self._slots = slots
         assert slots.flags.c_contiguous, "slots are a view of one array"
@@ -212,9 +213,9 @@ class _State:
             growing.draw, growing.tau, growing.coverage, growing.max_tokens, growing.min_tokens,
             len(self._stop_tokens), self._stop_tokens.ctypes.data, slots.ctypes.data,
             self._delta.ctypes.data, cached_len, len(self._delta), growing.max_slots, num_slots,
-            num_leaves, growing.num_nodes, 0, growing.num_wanted, len(growing.best_survivals),
+            num_leaves, growing.num_nodes, 0, growing.num_wanted, len(self._best),
             *_rows(self._tree), *_rows(ints),
-            self._leaf_survivals.ctypes.data, growing.best_survivals.ctypes.data,
+            self._leaf_survivals.ctypes.data, self._best.ctypes.data,
             *_rows(self._expanded), self._children.ctypes.data, self._survivals.ctypes.data,
             self._token_ids.ctypes.data, *_rows(self._ranked),
         )  # fmt: skip

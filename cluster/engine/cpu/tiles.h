@@ -144,7 +144,8 @@ static void do_tiles(void *argument, long block) {
                 const long from = row + TILE_ROWS <= num_rows ? row : num_rows - TILE_ROWS;
                 const long rest = num_rows - from - TILE_ROWS;
                 const int more = (int)(rest < TILE_ROWS ? rest : TILE_ROWS);
-                if (more != shaped) shape_tiles({TILE_ROWS, TILE_ROWS, more, more}, TILE_ROWS, shaped = more);
+                if (more != shaped) shape_tiles({TILE_ROWS, TILE_ROWS, more, more}, TILE_ROWS, more);
+                shaped = more;
                 if (more)
                     wide_tiles<true>(product, w, from, more, output);
                 else
