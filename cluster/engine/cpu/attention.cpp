@@ -1,4 +1,4 @@
-/* Tree attention over paged keys and values, read where they lie.
+/* Tree attention over paged keys and values.
  *
  * A row sees the first `context` tokens of its sequence and then the nodes of its own path; in that
  * order, a token's place among them is its absolute position.  Keys are taken in chunks whose
@@ -6,291 +6,208 @@
  * So a row's result depends on its own prefix and on nothing else, to the bit: not on the batch, nor
  * on whether a token is committed context or a node of a tree.
  *
+ * A task lays out a chunk's keys and values once for the products of all of its rows and heads.  Where
+ * a row's nodes belong into the chunk they are put there for that row.
+ *
  * The softmax is computed chunk by chunk with a running maximum (Milakov and Gimelshein 2018).
  */
+#include <algorithm>
+#include <vector>
+
+#include "amx.h"
+#include "chunk.h"
 #include "operations.h"
 #include "pool.h"
 #include "vectors.h"
 
-enum { CHUNK = 64, MAX_TASK_ROWS = 16, MAX_SHARING = 16 };
-/* Of a head whose queries are rounded. */
-enum { MAX_PAIRS = 128 };
+enum { MAX_TASK_ROWS = 16, MAX_SHARING = 16 };
+/* Rows of the products: a row of a task for one head is one. */
+enum { GROUP = 16 };
 
 namespace {
-
-/* Floats; bfloat16; bfloat16 whose keys the processor multiplies itself, by queries rounded to it. */
-enum Cache { FLOATS, BF16S, BF16_PAIRS };
-/* Keys and values of one head that a vector of 32-bit lanes takes in. */
-template <Cache cache>
-constexpr long STEP = cache == BF16_PAIRS ? 2 * LANES : LANES;
-template <Cache cache>
-constexpr long SIZE = cache == FLOATS ? 4 : 2;
-
-template <Cache cache>
-INLINE vfloat load(const void *from, long index) {
-    if constexpr (cache == FLOATS) return *(const vfloat *)(static_cast<const float *>(from) + index);
-    else return load_bf16(static_cast<const uint16_t *>(from) + index);
-}
-
-/* Sums of neighbouring lanes of `a`, then of `b`. */
-INLINE vfloat add_neighbours(vfloat a, vfloat b) {
-#if defined(__clang__)
-    vfloat result = {};
-    for (int i = 0; i < LANES / 2; i++) {
-        result[i] = a[2 * i] + a[2 * i + 1];
-        result[LANES / 2 + i] = b[2 * i] + b[2 * i + 1];
-    }
-    return result;
-#else
-    vint even = {};
-    for (int i = 0; i < LANES; i++) even[i] = 2 * i;
-    return __builtin_shuffle(a, b, even) + __builtin_shuffle(a, b, even + 1);
-#endif
-}
-
-/* The sum of each of LANES vectors; always neighbours first, then pairs of them, and so on. */
-INLINE vfloat sums_of(vfloat (&each)[LANES]) {
-#pragma GCC unroll 5
-    for (int left = LANES / 2; left > 0; left /= 2)
-#pragma GCC unroll 8
-        for (int i = 0; i < left; i++) each[i] = add_neighbours(each[2 * i], each[2 * i + 1]);
-    return each[0];
-}
-
-/* A vector of the query, pairs of bfloat16 if the keys are taken as such, times a key from `d` on. */
-template <Cache cache>
-INLINE vfloat add_product(vfloat sums, const float *query, const void *key, long d) {
-    if constexpr (cache == BF16_PAIRS)
-        return add_products(sums, *(const vuint *)query, *(const vuint *)(static_cast<const uint16_t *>(key) + d));
-    else
-        return sums + *(const vfloat *)query * load<cache>(key, d);
-}
-
-/* scores[h][j] = q k for the LANES keys from `first` on and `num_heads` heads; each in one and the same
- * order.  query: `head_stride` from head to head. */
-template <Cache cache, int num_heads>
-INLINE void score(float (*scores)[CHUNK], const float *query, long head_stride, const void *const *keys, int first,
-                  long head_dim) {
-    constexpr int KEYS = LANES / num_heads;
-    for (int j = first; j < first + LANES; j += KEYS) {
-        vfloat each[LANES];
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) each[i] = vfloat{};
-        for (long d = 0; d < head_dim; d += STEP<cache>)
-#pragma GCC unroll 16
-            for (int k = 0; k < KEYS; k++)
-#pragma GCC unroll 4
-                for (int h = 0; h < num_heads; h++)
-                    each[h * KEYS + k] = add_product<cache>(each[h * KEYS + k],
-                                                            query + h * head_stride + d * LANES / STEP<cache>, keys[j + k], d);
-        alignas(64) float sums[LANES];
-        *(vfloat *)sums = sums_of(each);
-#pragma GCC unroll 4
-        for (int h = 0; h < num_heads; h++) memcpy(scores[h] + j, sums + h * KEYS, KEYS * sizeof(float));
-    }
-}
-
-/* output[heads][head_dim] += probabilities[heads][j] * value of key j, in ascending order of j. */
-template <Cache cache, int num_heads>
-INLINE void add_values(float *output, const float (*probabilities)[CHUNK], const void *const *keys,
-                       long value_offset, int start, int stop, long head_dim) {
-    for (long d = 0; d < head_dim; d += 2 * LANES) {
-        const bool has_both = d + LANES < head_dim;
-        vfloat sums[num_heads][2];
-#pragma GCC unroll 4
-        for (int h = 0; h < num_heads; h++) {
-            sums[h][0] = *(const vfloat *)(output + h * head_dim + d);
-            sums[h][1] = has_both ? *(const vfloat *)(output + h * head_dim + d + LANES) : vfloat{};
-        }
-        for (int j = start; j < stop; j++) {
-            const vfloat first = load<cache>(keys[j], value_offset + d);
-            const vfloat second = has_both ? load<cache>(keys[j], value_offset + d + LANES) : vfloat{};
-#pragma GCC unroll 4
-            for (int h = 0; h < num_heads; h++) {
-                const vfloat weight = splat(probabilities[h][j]);
-                sums[h][0] += weight * first;
-                sums[h][1] += weight * second;
-            }
-        }
-#pragma GCC unroll 4
-        for (int h = 0; h < num_heads; h++) {
-            *(vfloat *)(output + h * head_dim + d) = sums[h][0];
-            if (has_both) *(vfloat *)(output + h * head_dim + d + LANES) = sums[h][1];
-        }
-    }
-}
 
 /* What the running softmax of one row and head has come to. */
 struct Running {
     float maximum, sum;
 };
 
-/* Runs function.run<n>(h) for all heads, as many at a time as registers hold. */
-template <typename Function>
-INLINE void for_heads(int sharing, const Function &function) {
-    int h = 0;
-    for (; h + 4 <= sharing; h += 4) function.template run<4>(h);
-    for (; h + 2 <= sharing; h += 2) function.template run<2>(h);
-    if (h < sharing) function.template run<1>(h);
-}
-
+/* A row's scores of a chunk, of which `start` to `stop` are seen, become its weights, 0 where it sees
+ * none.  Returns what the former weights are to be multiplied by. */
 template <Cache cache>
-struct Scoring {
-    float (*scores)[CHUNK];
-    const float *query;
-    long head_stride;
-    const void *const *keys;
-    int start, stop;
-    long head_dim;
-    template <int num_heads>
-    INLINE_MEMBER void run(int h) const {
-        for (int j = start / LANES * LANES; j < stop; j += LANES)
-            score<cache, num_heads>(scores + h, query + h * head_stride, head_stride, keys, j, head_dim);
-    }
-};
-
-template <Cache cache>
-struct Summing {
-    float *output;
-    const float (*probabilities)[CHUNK];
-    const void *const *keys;
-    long value_offset;
-    int start, stop;
-    long head_dim;
-    template <int num_heads>
-    INLINE_MEMBER void run(int h) const {
-        add_values<cache, num_heads>(output + h * head_dim, probabilities + h, keys, value_offset, start, stop, head_dim);
-    }
-};
-
-/* The keys of one chunk, of which `start` to `stop` are seen, enter one row's heads. */
-template <Cache cache>
-INLINE void enter_chunk(const Attention &call, const float *query, long head_stride, float *output, Running *running,
-                        const void *const *keys, int start, int stop, int sharing) {
-    const long head_dim = call.head_dim, value_offset = call.num_kv_heads * head_dim;
-    alignas(64) float scores[MAX_SHARING][CHUNK];
-    for_heads(sharing, Scoring<cache>{scores, query, head_stride, keys, start, stop, head_dim});
-    for (int h = 0; h < sharing; h++) {
-        float *own = scores[h];
-        vfloat highest = splat(-INFINITY);
-        for (int j = start / LANES * LANES; j < stop; j += LANES) {
-            vfloat score = *(const vfloat *)(own + j) * splat(call.scaling);
-            if (call.softcap > 0)
-                for (int i = 0; i < LANES; i++) score[i] = call.softcap * std::tanh(score[i] / call.softcap);
+INLINE float weigh(const Attention &call, float *scores, Item<cache> *weights, Running &running, int start, int stop) {
+    vfloat highest = splat(-INFINITY);
+    for (int j = 0; j < CHUNK; j += LANES) {
+        vfloat score = *(const vfloat *)(scores + j) * splat(call.scaling);
+        if (call.softcap > 0)
+            for (int i = 0; i < LANES; i++) score[i] = call.softcap * std::tanh(score[i] / call.softcap);
+        if (j < start || j + LANES > stop) {
             vint place = {};
             for (int i = 0; i < LANES; i++) place[i] = j + i;
             score = (place >= start) & (place < stop) ? score : splat(-INFINITY);
-            *(vfloat *)(own + j) = score;
-            highest = score > highest ? score : highest;
         }
-        float maximum = running[h].maximum;
-        for (int i = 0; i < LANES; i++) maximum = highest[i] > maximum ? highest[i] : maximum;
-        vfloat sum = {};
-        for (int j = start / LANES * LANES; j < stop; j += LANES) {
-            vint place = {};
-            for (int i = 0; i < LANES; i++) place[i] = j + i;
-            const vfloat score = *(const vfloat *)(own + j);
-            const vfloat power = (place >= start) & (place < stop) ? exp_of(score - splat(maximum)) : vfloat{};
-            *(vfloat *)(own + j) = power;
-            sum += power;
-        }
-        if (maximum > running[h].maximum) {
-            const float shrunk = running[h].maximum == -INFINITY ? 0.0f : exp_of(running[h].maximum - maximum);
-            running[h].sum *= shrunk;
-            for (long d = 0; d < head_dim; d += LANES) *(vfloat *)(output + h * head_dim + d) *= splat(shrunk);
-            running[h].maximum = maximum;
-        }
-        running[h].sum += sum_of(sum);
+        *(vfloat *)(scores + j) = score;
+        highest = score > highest ? score : highest;
     }
-    for_heads(sharing, Summing<cache>{output, scores, keys, value_offset, start, stop, head_dim});
+    const float seen = maximum_of(highest), former = running.maximum;
+    const float maximum = seen > former ? seen : former;
+    vfloat sum = {};
+    for (int j = 0; j < CHUNK; j += LANES) {
+        const vfloat score = *(const vfloat *)(scores + j);
+        const vfloat power = score == splat(-INFINITY) ? vfloat{} : exp_of(score - splat(maximum));
+        *(vfloat *)(scores + j) = power;
+        sum += power;
+    }
+    if constexpr (cache == BF16_PAIRS) round_to_bf16(scores, reinterpret_cast<uint16_t *>(weights), CHUNK);
+    else memcpy(weights, scores, CHUNK * 4);
+    const float shrunk = former == maximum ? 1.0f : former == -INFINITY ? 0.0f : exp_of(former - maximum);
+    running = {maximum, running.sum * shrunk + sum_of(sum)};
+    return shrunk;
 }
 
-/* Ask for `size` bytes. */
-INLINE void fetch(const char *from, long size) {
-    for (long i = 0; i < size; i += 64) __builtin_prefetch(from + i);
-}
+/* One task: up to MAX_TASK_ROWS neighbouring rows of one sequence, and one head of the keys.  Its queries are
+ * each row's heads, one row after the other. */
+template <Cache cache>
+class Task {
+  public:
+    Task(const Attention &call, long number)
+        : call(call), head_dim(call.head_dim), sharing(call.num_heads / call.num_kv_heads),
+          head(number % call.num_kv_heads * sharing), first_row(call.task_rows[number / call.num_kv_heads]),
+          num_rows(call.task_rows[number / call.num_kv_heads + 1] - first_row), depth(head_dim / PER_ITEM<cache>),
+          key_size(head_dim * SIZE<cache>), slot_size(2 * call.num_kv_heads * key_size),
+          first_key(static_cast<const char *>(call.cache) + number % call.num_kv_heads * key_size),
+          slots(reinterpret_cast<const int64_t *>(call.row_slots[first_row])),
+          is_tiled(cache == BF16_PAIRS && has_tiles && head_dim % TILE_INPUTS == 0) {}
 
-/* One task: up to MAX_TASK_ROWS neighbouring rows of one sequence, and one head of the keys. */
+    void run() {
+        static thread_local std::vector<uint32_t> memory;
+        const long num_queries = num_rows * sharing;
+        const size_t wanted = (num_queries + GROUP + 2 * CHUNK) * depth + GROUP * head_dim + LINE / 4;
+        if (memory.size() < wanted) memory.resize(wanted);
+        const auto address = reinterpret_cast<uintptr_t>(memory.data());
+        queries = reinterpret_cast<Item<cache> *>((address + LINE - 1) / LINE * LINE);
+        packed.keys = queries + (num_queries + GROUP) * depth; /* tiles take in the rows behind the last one */
+        packed.values = packed.keys + CHUNK * depth;
+        sums = reinterpret_cast<float *>(packed.values + CHUNK * depth);
+        packed.head_dim = head_dim;
+        packed.value_offset = call.num_kv_heads * head_dim;
+        long begin = INT64_MAX, end = 0;
+        for (long r = 0; r < num_rows; r++) {
+            contexts[r] = call.row_contexts[first_row + r];
+            totals[r] = contexts[r] + call.row_path_lens[first_row + r];
+            starts[r] = call.window > 0 && totals[r] > call.window ? totals[r] - call.window : 0;
+            begin = std::min<long>(starts[r], begin);
+            end = std::max<long>(totals[r], end);
+            num_shared = std::max<long>(contexts[r], num_shared);
+        }
+        for (long q = 0; q < num_queries; q++) {
+            const float *query = call.query + (head + q % sharing) * call.query_head_stride +
+                                 (first_row + q / sharing) * call.query_row_stride;
+            if constexpr (cache == BF16_PAIRS)
+                round_to_bf16(query, reinterpret_cast<uint16_t *>(queries + q * depth), head_dim);
+            else
+                memcpy(queries + q * depth, query, head_dim * 4);
+            running[q] = {-INFINITY, 0.0f};
+            memset(output_of(q), 0, head_dim * 4);
+        }
+        if (is_tiled) shape_tiles();
+        for (chunk = begin / CHUNK * CHUNK; chunk < end; chunk += CHUNK) enter_chunk();
+        if (is_tiled) release_tiles();
+        for (long q = 0; q < num_queries; q++) {
+            float sum = running[q].sum, factor = 1.0f;
+            if (call.sinks) { /* one more logit, without a value */
+                const float sink = call.sinks[head + q % sharing], maximum = fmaxf(sink, running[q].maximum);
+                factor = exp_of(running[q].maximum - maximum);
+                sum = sum * factor + exp_of(sink - maximum);
+            }
+            for (long d = 0; d < head_dim; d += LANES) *(vfloat *)(output_of(q) + d) *= splat(factor / sum);
+        }
+    }
+
+  private:
+    float *output_of(long query) const {
+        return call.output + ((first_row + query / sharing) * call.num_heads + head + query % sharing) * head_dim;
+    }
+    const char *key_of(int64_t slot) const { return first_key + slot * slot_size; }
+    long num_shared_from(long first) const { return std::max<long>(0, std::min<long>(num_shared - first, CHUNK)); }
+    bool sees_chunk(long r) const { return totals[r] > chunk && starts[r] < chunk + CHUNK; }
+    bool has_nodes_in_chunk(long r) const { return totals[r] > contexts[r] && contexts[r] < chunk + CHUNK; }
+
+    void enter_chunk() {
+        const void *shared[CHUNK], *next[CHUNK];
+        const long count = num_shared_from(chunk), num_next = num_shared_from(chunk + CHUNK);
+        for (long j = 0; j < count; j++) shared[j] = key_of(slots[chunk + j]);
+        for (long j = 0; j < num_next; j++) next[j] = key_of(slots[chunk + CHUNK + j]);
+        packed.fill(shared, (int)count, next, (int)num_next);
+        for (long r = 0, stop; r < num_rows; r = stop) {
+            stop = r + 1;
+            if (!sees_chunk(r)) continue;
+            if (has_nodes_in_chunk(r)) {
+                const int64_t *path = call.path_slots + call.row_paths[first_row + r];
+                for (long place = std::max<long>(chunk, contexts[r]); place < std::min<long>(totals[r], chunk + CHUNK); place++)
+                    packed.put((int)(place - chunk), key_of(path[place - contexts[r]]));
+            } else {
+                while (stop < num_rows && sees_chunk(stop) && !has_nodes_in_chunk(stop)) stop++;
+            }
+            for (long q = r * sharing; q < stop * sharing; q += GROUP)
+                enter_group(q, (int)std::min<long>(stop * sharing - q, GROUP));
+        }
+    }
+
+    /* The chunk's keys enter `count` queries from `first` on. */
+    void enter_group(long first, int count) {
+        int stops[GROUP], columns = 0;
+        for (int i = 0; i < count; i++) {
+            stops[i] = (int)std::min<long>(totals[(first + i) / sharing] - chunk, CHUNK);
+            columns = std::max(columns, stops[i]);
+        }
+        multiply(queries + first * depth, count, depth, depth, packed.keys, CHUNK, columns, scores);
+        float shrunk[GROUP];
+        for (int i = 0; i < count; i++)
+            shrunk[i] = weigh<cache>(call, scores + i * CHUNK, weights + i * ITEMS, running[first + i],
+                                     (int)std::max<long>(starts[(first + i) / sharing] - chunk, 0), stops[i]);
+        const long used = (columns + PER_ITEM<cache> - 1) / PER_ITEM<cache>;
+        multiply(weights, count, ITEMS, used, packed.values, head_dim, head_dim, sums);
+        for (int i = 0; i < count; i++) {
+            float *output = output_of(first + i);
+            for (long d = 0; d < head_dim; d += LANES)
+                *(vfloat *)(output + d) = *(vfloat *)(output + d) * splat(shrunk[i]) + *(vfloat *)(sums + i * head_dim + d);
+        }
+    }
+
+    /* As chunk.h's; tiles take everything in. */
+    void multiply(const Item<cache> *rows, int count, long row_size, long used, const Item<cache> *matrix, long width,
+                  long columns, float *to) const {
+        if constexpr (cache == BF16_PAIRS)
+            if (is_tiled) return multiply_in_tiles(rows, row_size, matrix, width, to);
+        multiply_rows<cache>(rows, count, row_size, used, matrix, width, columns, to);
+    }
+
+    static constexpr int ITEMS = CHUNK / PER_ITEM<cache>;
+    const Attention &call;
+    const long head_dim, sharing, head, first_row, num_rows, depth, key_size, slot_size;
+    const char *const first_key;
+    const int64_t *const slots;
+    const bool is_tiled;
+    Item<cache> *queries;
+    float *sums;
+    Packed<cache> packed;
+    long chunk, num_shared = 0; /* where the chunk begins; keys that are context to some row */
+    long contexts[MAX_TASK_ROWS], totals[MAX_TASK_ROWS], starts[MAX_TASK_ROWS];
+    Running running[MAX_TASK_ROWS * MAX_SHARING];
+    alignas(LINE) float scores[GROUP * CHUNK];
+    alignas(LINE) Item<cache> weights[GROUP * ITEMS];
+};
+
 template <Cache cache>
 void do_task(void *argument, long number) {
-    const Attention &call = *static_cast<const Attention *>(argument);
-    const long task = number / call.num_kv_heads, kv_head = number % call.num_kv_heads;
-    const long first_row = call.task_rows[task], num_rows = call.task_rows[task + 1] - first_row;
-    const long head_dim = call.head_dim, sharing = call.num_heads / call.num_kv_heads;
-    const long key_size = head_dim * SIZE<cache>, slot_size = 2 * call.num_kv_heads * key_size;
-    const char *first_key = static_cast<const char *>(call.cache) + kv_head * key_size;
-    const long head = kv_head * sharing;
-    const int64_t *slots = reinterpret_cast<const int64_t *>(call.row_slots[first_row]);
-
-    Running running[MAX_TASK_ROWS][MAX_SHARING];
-    long totals[MAX_TASK_ROWS], starts[MAX_TASK_ROWS], end = 0, begin = INT64_MAX;
-    long most_shared = 0; /* keys that are context to some row */
-    for (long r = 0; r < num_rows; r++) {
-        totals[r] = call.row_contexts[first_row + r] + call.row_path_lens[first_row + r];
-        starts[r] = call.window > 0 && totals[r] > call.window ? totals[r] - call.window : 0;
-        end = totals[r] > end ? totals[r] : end;
-        most_shared = call.row_contexts[first_row + r] > most_shared ? call.row_contexts[first_row + r] : most_shared;
-        begin = starts[r] < begin ? starts[r] : begin;
-        for (long h = 0; h < sharing; h++) running[r][h] = {-INFINITY, 0.0f};
-        memset(call.output + ((first_row + r) * call.num_heads + head) * head_dim, 0, sharing * head_dim * 4);
-    }
-    for (long chunk = begin / CHUNK * CHUNK; chunk < end; chunk += CHUNK) {
-        const void *shared[CHUNK];
-        const long left = most_shared - chunk, num_shared = left > CHUNK ? CHUNK : left;
-        for (long j = 0; j < num_shared; j++) {
-            shared[j] = first_key + slots[chunk + j] * slot_size;
-            fetch(static_cast<const char *>(shared[j]) + slot_size / 2, key_size); /* its value */
-        }
-        for (long j = chunk + CHUNK; j < chunk + 2 * CHUNK && j < most_shared; j++)
-            fetch(first_key + slots[j] * slot_size, key_size);
-        for (long r = 0; r < num_rows; r++) {
-            const long row = first_row + r;
-            if (totals[r] <= chunk || starts[r] >= chunk + CHUNK) continue;
-            const int start = starts[r] > chunk ? (int)(starts[r] - chunk) : 0;
-            const int stop = totals[r] < chunk + CHUNK ? (int)(totals[r] - chunk) : CHUNK;
-            const void *const *keys = shared;
-            const void *own[CHUNK];
-            if (call.row_contexts[row] < chunk + CHUNK) { /* the context ends here: nodes, then padding */
-                const int64_t *path = call.path_slots + call.row_paths[row] - call.row_contexts[row];
-                for (int j = 0; j < CHUNK; j++) {
-                    const long position = chunk + j;
-                    own[j] = position < call.row_contexts[row] ? shared[j]
-                             : position < totals[r]            ? first_key + path[position] * slot_size
-                                                               : own[j - 1];
-                }
-                keys = own;
-            }
-            const float *query = call.query + head * call.query_head_stride + row * call.query_row_stride;
-            long head_stride = call.query_head_stride;
-            alignas(64) uint32_t rounded[MAX_SHARING * MAX_PAIRS];
-            if constexpr (cache == BF16_PAIRS) {
-                for (long h = 0; h < sharing; h++)
-                    round_to_bf16(query + h * head_stride, reinterpret_cast<uint16_t *>(rounded + h * MAX_PAIRS), head_dim);
-                query = reinterpret_cast<const float *>(rounded);
-                head_stride = MAX_PAIRS;
-            }
-            enter_chunk<cache>(call, query, head_stride, call.output + (row * call.num_heads + head) * head_dim, running[r],
-                               keys, start, stop, (int)sharing);
-        }
-    }
-    for (long r = 0; r < num_rows; r++)
-        for (long h = 0; h < sharing; h++) {
-            float *output = call.output + ((first_row + r) * call.num_heads + head + h) * head_dim;
-            float sum = running[r][h].sum, factor = 1.0f;
-            if (call.sinks) { /* one more logit, without a value */
-                const float sink = call.sinks[head + h], most = fmaxf(sink, running[r][h].maximum);
-                factor = exp_of(running[r][h].maximum - most);
-                sum = sum * factor + exp_of(sink - most);
-            }
-            for (long d = 0; d < head_dim; d += LANES) *(vfloat *)(output + d) *= splat(factor / sum);
-        }
+    Task<cache>(*static_cast<const Attention *>(argument), number).run();
 }
 
 }  // namespace
 
 void attend(const Attention *call, long num_tasks, int is_bf16, int num_threads) {
     void *argument = const_cast<Attention *>(call);
-    const bool takes_pairs = MULTIPLIES_BF16 && call->head_dim % (2 * LANES) == 0 && call->head_dim <= 2 * MAX_PAIRS;
+    const bool takes_pairs = MULTIPLIES_BF16 && call->head_dim % (2 * LANES) == 0;
     const auto task = !is_bf16 ? do_task<FLOATS> : takes_pairs ? do_task<BF16_PAIRS> : do_task<BF16S>;
     run_blocks(task, argument, num_tasks * call->num_kv_heads, num_threads);
 }

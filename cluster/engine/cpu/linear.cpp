@@ -109,15 +109,15 @@ static const void *weights_of(const Product *product) {
 }
 
 /* One step of the weights of a block's vectors, which lie two to a strip; those `ahead` are asked for. */
-template <typename Vector, typename Item, int num_vectors>
-INLINE void load_weights(Vector (&weights)[num_vectors], const Item *w, long strip, long ahead) {
+template <typename Item, int num_vectors>
+INLINE void load_weights(vuint (&weights)[num_vectors], const Item *w, long strip, long ahead) {
 #pragma GCC unroll 4
     for (int v = 0; v < num_vectors; v++) {
         const Item *from = w + v / 2 * strip + v % 2 * LANES;
         if constexpr (sizeof(Item) == 2)
             weights[v] = widened_pairs((const int8_t *)from);
         else
-            weights[v] = *(const Vector *)from;
+            weights[v] = *(const vuint *)from;
         /* Through the second level: around it (0) an Intel Xeon reads at less than half the speed; 1 to 3 are alike. */
         __builtin_prefetch(from + ahead, 0, 2);
     }
@@ -180,13 +180,13 @@ static __attribute__((noinline)) void tile(const Product *product, long block, l
         const long strip = inputs * STRIP;
         const float *w = (const float *)product->weight + block * 2 * strip + first / 2 * strip;
         for (long k = 0; k < inputs; k++, w += STRIP, x += num_rows) {
-            vfloat weights[num_vectors];
+            vuint weights[num_vectors];
             load_weights(weights, w, strip, ahead);
 #pragma GCC unroll 16
             for (int r = 0; r < num_rows; r++) {
                 const vfloat each = splat(x[r]);
 #pragma GCC unroll 4
-                for (int v = 0; v < num_vectors; v++) sums[r][v] += each * weights[v];
+                for (int v = 0; v < num_vectors; v++) sums[r][v] += each * (vfloat)weights[v];
             }
         }
     }

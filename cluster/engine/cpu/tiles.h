@@ -6,45 +6,15 @@
 #ifndef TILES_H
 #define TILES_H
 
+#include "amx.h"
 #include "operations.h"
 #include "pool.h"
 #include "vectors.h"
 
 #if defined(__AMX_BF16__) && defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-
-enum { TILE_ROWS = 16, TILE_INPUTS = 32 };
-
-/* Linux lets a process use tiles once it has asked for their state (arch_prctl's manual). */
-static bool ask_for_tiles() {
-    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-}
-static const bool has_tiles = ask_for_tiles();
 
 static bool multiplies_in_tiles(int format, long num_inputs) {
     return has_tiles && format == BF16_PRODUCTS && num_inputs % TILE_INPUTS == 0;
-}
-
-/* Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 weights. */
-enum { NUM_SUMS = 4 };
-
-static void shape_tiles(const int (&sum_rows)[NUM_SUMS], int first_rows, int second_rows) {
-    struct alignas(64) {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t num_rows[16];
-    } shape = {};
-    shape.palette = 1;
-    const int num_rows[] = {sum_rows[0], sum_rows[1], sum_rows[2], sum_rows[3],
-                            first_rows,  second_rows, TILE_ROWS,   TILE_ROWS};
-    for (int tile = 0; tile < 8; tile++) {
-        shape.row_bytes[tile] = num_rows[tile] ? 64 : 0;
-        shape.num_rows[tile] = (uint8_t)num_rows[tile];
-    }
-    __asm__ volatile("" ::"r"(&shape) : "memory"); /* GCC takes the next line to read its first 8 bytes alone */
-    _tile_loadconfig(&shape);
 }
 
 /* The sums of tile `tile`: `count` rows from `row` on, LANES outputs from `output` on. */

@@ -88,16 +88,29 @@ INLINE void round_to_bf16(const float *from, uint16_t *to, long size) {
     for (; i < size; i++) to[i] = float_to_bf16(from[i]);
 }
 
-/* Always in the same order: halves are added to halves. */
-INLINE float sum_of(vfloat value) {
+/* function(function(a, b), function(c, d)) ...: halves go with halves, so always in the same order. */
+template <typename Function>
+INLINE float fold(vfloat value, const Function &function) {
     float lanes[LANES];
     memcpy(lanes, &value, sizeof lanes);
 #pragma GCC unroll 4
     for (int width = LANES / 2; width > 0; width /= 2)
 #pragma GCC unroll 8
-        for (int lane = 0; lane < width; lane++) lanes[lane] += lanes[lane + width];
+        for (int lane = 0; lane < width; lane++) lanes[lane] = function(lanes[lane], lanes[lane + width]);
     return lanes[0];
 }
+
+#if defined(__AVX512F__) /* in the same order */
+INLINE float sum_of(vfloat value) { return _mm512_reduce_add_ps((__m512)value); }
+INLINE float maximum_of(vfloat value) { return _mm512_reduce_max_ps((__m512)value); }
+#else
+INLINE float sum_of(vfloat value) {
+    return fold(value, [](float a, float b) { return a + b; });
+}
+INLINE float maximum_of(vfloat value) {
+    return fold(value, [](float a, float b) { return a > b ? a : b; });
+}
+#endif
 
 /* e^x to 2 units in the last place, for x between -87 and 88; beyond, what it is at these ends. */
 INLINE vfloat exp_of(vfloat x) {
