@@ -5,6 +5,7 @@
  * candidates but those within `margin` of the best.  These are returned; where there are several, the
  * caller compares them exactly.
  */
+#include <utility>
 #include <vector>
 
 #include "operations.h"
@@ -12,6 +13,8 @@
 #include "vectors.h"
 
 enum { PAIR = LANES / 2 };
+/* Of a Gumbel variable whose U is at least 2^-33. */
+constexpr float MOST_NOISE = 23.0f;
 typedef uint64_t vlong __attribute__((vector_size(PAIR * 8), aligned(8), may_alias));
 typedef float vpair __attribute__((vector_size(PAIR * 4), aligned(4), may_alias));
 typedef uint32_t vword __attribute__((vector_size(PAIR * 4), aligned(4), may_alias));
@@ -34,22 +37,44 @@ struct Draw {
     int64_t *finalists, *counts;
 };
 
-/* The first output word of Philox4x32-10 with the counter (token, position, stream, 0). */
+/* The products of the lower 32 bits of each lane. */
+INLINE vlong multiply(vlong a, uint32_t b) {
+#if defined(__AVX512F__)
+    return (vlong)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
+#elif defined(__AVX2__)
+    return (vlong)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
+#else
+    return (a & (uint64_t)0xffffffffu) * (uint64_t)b;
+#endif
+}
+
+/* The first output word of Philox4x32-10 with the counter (token, position, stream, 0), in each lane's lower half. */
 INLINE vlong philox(vlong token, uint64_t position, uint64_t stream, uint64_t seed) {
-    const uint64_t mask = 0xffffffffu;
-    vlong c0 = token, c1 = vlong{} + (position & mask), c2 = vlong{} + (stream & mask), c3 = {};
-    uint64_t k0 = seed & mask, k1 = seed >> 32;
+    vlong c0 = token, c1 = vlong{} + position, c2 = vlong{} + stream, c3 = {};
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
 #pragma GCC unroll 10
     for (int round = 0; round < 10; round++) {
-        const vlong p0 = c0 * 0xD2511F53u, p1 = c2 * 0xCD9E8D57u;
-        c0 = (p1 >> 32) ^ c1 ^ k0;
-        c2 = (p0 >> 32) ^ c3 ^ k1;
-        c1 = p1 & mask;
-        c3 = p0 & mask;
-        k0 = (k0 + 0x9E3779B9u) & mask;
-        k1 = (k1 + 0xBB67AE85u) & mask;
+        const vlong p0 = multiply(c0, 0xD2511F53u), p1 = multiply(c2, 0xCD9E8D57u);
+        c0 = (p1 >> 32) ^ c1 ^ (uint64_t)k0;
+        c2 = (p0 >> 32) ^ c3 ^ (uint64_t)k1;
+        c1 = p1;
+        c3 = p0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
     }
     return c0;
+}
+
+/* The words of LANES tokens from `token` on. */
+INLINE vuint words_from(uint64_t token, const Row &row) {
+    vlong count = {};
+    for (int i = 0; i < PAIR; i++) count[i] = i;
+    alignas(64) uint32_t words[LANES];
+    for (int half = 0; half < 2; half++) {
+        const vlong word = philox(count + (token + half * PAIR), row.position, row.stream, row.seed);
+        *(vword *)(words + half * PAIR) = __builtin_convertvector(word, vword);
+    }
+    return *(const vuint *)words;
 }
 
 /* log x for positive normal x, to about 2 units in the last place (after Cephes' logf). */
@@ -137,40 +162,38 @@ void do_row(void *argument, long index) {
     draw.token_ids[index] = (int32_t)top;
     draw.counts[index] = top < 0 ? 0 : 1;
     if (top < 0 || row.temperature == 0.0) return;
-    thread_local std::vector<float> scratch;
-    scratch.resize(size + LANES);
-    float *scores = scratch.data();
-    const float temperature = (float)row.temperature;
-    vlong count = {};
-    for (int i = 0; i < PAIR; i++) count[i] = i;
-    vfloat highest = splat(-INFINITY);
+    const float temperature = (float)row.temperature, unit = 2.3283064365386963e-10f;
+    /* No token far below the winner is worth its noise: the greatest logit's score is a first bound. */
+    float best = gumbel_of(words_from(top, row))[0];
+    thread_local std::vector<std::pair<int64_t, float>> candidates;
+    candidates.clear();
     for (long start = 0; start < size; start += LANES) {
-        alignas(64) uint32_t words[LANES];
-        for (int half = 0; half < 2; half++) {
-            const vlong token = count + (uint64_t)(start + half * PAIR);
-            const vlong word = philox(token, row.position, row.stream, row.seed);
-            *(vword *)(words + half * PAIR) = __builtin_convertvector(word, vword);
-        }
         vfloat logits = splat(-INFINITY);
         if (size - start >= LANES)
             logits = *(const vfloat *)(all + start);
         else
             for (long i = 0; i < size - start; i++) logits[i] = all[start + i];
-        const vfloat score = (logits - splat(maximum)) / splat(temperature) + gumbel_of(*(const vuint *)words);
-        *(vfloat *)(scores + start) = score;
-        highest = score > highest ? score : highest;
+        const vfloat scaled = (logits - splat(maximum)) / splat(temperature);
+        const float least = best - draw.margin;
+        if (!any_of(scaled > splat(least - MOST_NOISE))) continue;
+        const vuint words = words_from(start, row);
+        /* -log1p(-U) is at least U, so the noise is at most -log U; a word is U to 24 bits. */
+        if (!any_of(__builtin_convertvector(words, vfloat) * splat(0.999f * unit) < exp_of(scaled - splat(least)))) continue;
+        const vfloat scores = scaled + gumbel_of(words);
+        for (int i = 0; i < LANES; i++)
+            if (scores[i] >= least) {
+                candidates.push_back({start + i, scores[i]});
+                best = scores[i] > best ? scores[i] : best;
+            }
     }
-    float best = -INFINITY;
-    for (int i = 0; i < LANES; i++) best = highest[i] > best ? highest[i] : best;
-    if (best == -INFINITY) return; /* the temperature is nothing as a float: all but the greatest are out */
     long found = 0;
     int64_t *finalists = draw.finalists + index * draw.limit;
-    const float least = best - draw.margin;
-    for (long token = 0; token < size; token++)
-        if (scores[token] >= least) {
+    for (const auto &[token, score] : candidates)
+        if (score >= best - draw.margin) {
             if (found < draw.limit) finalists[found] = token;
             found++;
         }
+    if (found == 0) return; /* the temperature is nothing as a float: all but the greatest are out */
     draw.token_ids[index] = (int32_t)finalists[0];
     draw.counts[index] = found;
 }

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -111,6 +111,18 @@ INLINE float maximum_of(vfloat value) {
     return fold(value, [](float a, float b) { return a > b ? a : b; });
 }
 #endif
+
+/* Whether a comparison holds in any lane. */
+INLINE bool any_of(vint holds) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)holds, (__m512i)holds) != 0;
+#elif defined(__AVX__)
+    return _mm256_movemask_ps((__m256)holds) != 0;
+#endif
+    int any = 0;
+    for (int i = 0; i < LANES; i++) any |= holds[i];
+    return any != 0;
+}
 
 /* e^x to 2 units in the last place, for x between -87 and 88; beyond, what it is at these ends. */
 INLINE vfloat exp_of(vfloat x) {
