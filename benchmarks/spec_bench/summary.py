@@ -114,9 +114,9 @@ def _of(turns: Sequence[Turn], category: str) -> list[Turn]:
     return [turn for turn in turns if category in (ALL, turn.category)]
 
 
-def throughput(cell: Cell) -> float:
+def throughput(cell: Cell) -> float | None:
     """Tokens per second while `concurrency` answers were under way, prefills included; the mean
-    over runs."""
+    over runs; None where so many never were."""
     rates = []
     for turns in cell.runs:
         answers = [
@@ -127,7 +127,8 @@ def throughput(cell: Cell) -> float:
         if answers:
             level = min(cell.concurrency, len(answers))
             rates.append(rate_at_level(answers, level, from_submission=True))
-    return float(np.mean(rates)) if rates else 0.0
+    reached = [rate for rate in rates if rate > 0.0]
+    return float(np.mean(reached)) if reached else None
 
 
 def stream_rate(turns: Sequence[Turn]) -> float:

@@ -18,7 +18,7 @@ from benchmarks.spec_bench.client import Asker, Turn
 from benchmarks.spec_bench.plan import OURS, PLAIN, plan, short_blocks
 from benchmarks.spec_bench.questions import Question, limit, load, share_out
 from benchmarks.spec_bench.report import markdown, picture
-from benchmarks.spec_bench.summary import acceptance_length, ratio, summarise
+from benchmarks.spec_bench.summary import Cell, acceptance_length, ratio, summarise, throughput
 from benchmarks.support.answers import Law
 
 GREEDY = Law("greedy", 0.0)
@@ -135,6 +135,15 @@ def test_acceptance_counts_steps_with_drafts_only() -> None:
     assert more is not None
     assert (more["low"], more["value"], more["high"]) == (1.5, 2.0, 2.5)
     assert acceptance_length([turn(2, 9, 1.0)]) is None
+
+
+def test_where_so_many_never_are_under_way_there_is_no_rate_of_theirs() -> None:
+    alone = (turn(1, 11, 1.0), turn(2, 11, 1.0, submitted_s=5.0))
+    together = (turn(1, 11, 1.0), turn(2, 11, 1.0))
+    assert throughput(Cell(OURS, "greedy", 2, (alone,))) is None
+    rate = throughput(Cell(OURS, "greedy", 2, (alone, together)))
+    assert rate == pytest.approx(throughput(Cell(OURS, "greedy", 2, (together,))))
+    assert rate == pytest.approx(11.0)  # 22 tokens in 2 s
 
 
 def document_of(**more: Any) -> dict[str, Any]:
