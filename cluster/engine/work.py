@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree
+from cluster.engine.cpu import kernels
 from cluster.engine.taps import Taps
 from cluster.errors import RequestError
 from cluster.spec.logprobs import TopTokens, top_tokens
@@ -50,7 +51,10 @@ class Work:
         if not self.num_top:
             return None
         rows = logits if self.top_rows is None else logits[list(self.top_rows)]
-        return top_tokens(rows, self.num_top)
+        native = kernels.load() if rows.device.type == "cpu" else None
+        if native is None or self.num_top > native.draws.max_ranked:
+            return top_tokens(rows, self.num_top)
+        return native.draws.top(rows, self.num_top)
 
     @property
     def context_len(self) -> int:

@@ -16,9 +16,8 @@ struct Ranking {
 
 enum { MAX_COUNT = 256 };
 
-double log_total(const float *logits, long size) {
-    float most = logits[0];
-    for (long i = 1; i < size; i++) most = logits[i] > most ? logits[i] : most;
+/* most: the greatest of them. */
+double log_total(const float *logits, long size, float most) {
     double total = 0.0;
     long start = 0;
     vfloat sums = {};
@@ -38,9 +37,9 @@ double log_total(const float *logits, long size) {
 long greatest(const float *logits, long size, long count, int64_t *ids, float *values) {
     long found = 0;
     float least = -INFINITY; /* of `count` found ones */
-    for (long token = 0; token < size; token++) {
+    const auto look_at = [&](long token) {
         const float value = logits[token];
-        if (found == count ? !(value > least) : !(value >= -INFINITY)) continue;
+        if (found == count ? !(value > least) : !(value >= -INFINITY)) return;
         long place = found < count ? found++ : count - 1;
         for (; place > 0 && values[place - 1] < value; place--) {
             values[place] = values[place - 1];
@@ -49,7 +48,13 @@ long greatest(const float *logits, long size, long count, int64_t *ids, float *v
         values[place] = value;
         ids[place] = token;
         least = values[found - 1];
+    };
+    long token = 0;
+    for (; token + LANES <= size; token += LANES) {
+        if (found == count && !any_of(*(const vfloat *)(logits + token) > splat(least))) continue;
+        for (int i = 0; i < LANES; i++) look_at(token + i);
     }
+    for (; token < size; token++) look_at(token);
     return found;
 }
 
@@ -86,7 +91,7 @@ void do_row(void *argument, long row) {
         for (long i = 0; i < allowed; i++) named[i] = draw.target_ids ? draw.target_ids[ids[i]] : ids[i];
         gumbel_tokens(&draw.seed, &draw.position, &draw.stream, named, 1, allowed, noise);
     }
-    const double total = log_total(logits, call.vocab_size);
+    const double total = log_total(logits, call.vocab_size, found > 0 ? values[0] : NAN);
     int64_t *token_ids = call.token_ids + row * call.count;
     double *scores = call.scores + row * call.count, *log_probs = call.log_probs + row * call.count;
     for (long i = 0; i < call.count; i++) {

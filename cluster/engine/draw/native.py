@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from cluster.spec.logprobs import TopTokens
+
 # How far below the best approximate score the winner of a draw may stand: the noise of the kernel
 # is right to 1e-5 and scores of candidates that may win are below 64, so this is plenty.
 _FINALIST_MARGIN = 1e-3
@@ -37,6 +39,9 @@ class RankedDraw(ctypes.Structure):
         *((name, ctypes.c_double) for name in ("temperature", "top_p", "min_p")),
         ("target_ids", ctypes.c_void_p),
     )
+
+
+_GREEDY = RankedDraw(0, 0, 0, 0, 0.0, 1.0, 0.0, None)
 
 
 class DrawShare(ctypes.Structure):
@@ -149,3 +154,12 @@ class DrawKernels:
             token_ids.ctypes.data, scores.ctypes.data, log_probs.ctypes.data, self.num_threads,
         )  # fmt: skip
         return token_ids, scores, log_probs
+
+    def top(self, logits: torch.Tensor, num_top: int) -> TopTokens:
+        """`cluster.spec.logprobs.top_tokens` for num_top up to `max_ranked`.
+
+        logits: float32[rows, vocab], a row's contiguous.
+        """
+        count = min(num_top, logits.shape[1])
+        token_ids, _, log_probs = self.rank(logits, count, [_GREEDY] * len(logits))
+        return TopTokens(token_ids.astype(np.int32), log_probs.astype(np.float32))

@@ -13,6 +13,7 @@ from cluster.core import SamplingParams, TokenArray, TokenTree, VerifyItem, toke
 from cluster.engine.cpu import kernels as native
 from cluster.engine.cpu.kernels import Kernels
 from cluster.spec.logits_hook import TokenMask
+from cluster.spec.logprobs import top_tokens
 from cluster.spec.noise import gumbel, gumbel_rows
 from cluster.spec.noise_torch import NoiseRows
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all
@@ -189,3 +190,20 @@ def test_single_tokens_have_their_noise(kernels: Kernels, width: int) -> None:
     expected = gumbel(seeds[:, None], positions[:, None], ids, streams[:, None])
     found = kernels.draws.gumbel(seeds, positions, ids, streams)
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "vocab_size", "num_top"), [(3, 1000, 8), (1, 77, 256), (2, 5, 9)]
+)
+def test_the_most_probable_tokens_are_those_of_the_whole_law(
+    kernels: Kernels, num_rows: int, vocab_size: int, num_top: int
+) -> None:
+    torch.manual_seed(vocab_size)
+    logits = torch.randn(num_rows, vocab_size) * 4
+    logits[:, 3] = logits[:, 1]  # of equal ones the lower id comes first
+    logits[0, 4] = -torch.inf
+    found, wanted = kernels.draws.top(logits, num_top), top_tokens(logits, num_top)
+    assert found.token_ids.tolist() == wanted.token_ids.tolist()
+    assert found.token_ids.dtype == wanted.token_ids.dtype
+    np.testing.assert_allclose(found.logprobs, wanted.logprobs, atol=1e-5, rtol=1e-6)
+    assert found.logprobs.dtype == wanted.logprobs.dtype
