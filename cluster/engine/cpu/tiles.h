@@ -41,11 +41,6 @@ static void narrow_tiles(const Product *product, long block) {
     _tile_zero(2);
     _tile_zero(3);
     for (long k = 0; k < inputs; k += TILE_INPUTS, w += TILE_INPUTS / 2 * STRIP) {
-        for (long step = AHEAD; step < AHEAD + TILE_INPUTS / 2; step++)
-            for (long from = step * STRIP; from < 2 * strip; from += strip) {
-                __builtin_prefetch(w + from, 0, 2);
-                __builtin_prefetch(w + from + LANES, 0, 2);
-            }
         _tile_loadd(4, x + k, inputs * 2);
         _tile_loadd(6, w, STRIP * 4);
         _tile_loadd(7, w + LANES, STRIP * 4);
@@ -75,11 +70,6 @@ static void wide_tiles(const Product *product, const uint32_t *w, long row, int 
         _tile_zero(3);
     }
     for (long k = 0; k < inputs; k += TILE_INPUTS, w += TILE_INPUTS / 2 * STRIP) {
-        if (row == 0)
-            for (long step = AHEAD; step < AHEAD + TILE_INPUTS / 2; step++) {
-                __builtin_prefetch(w + step * STRIP, 0, 2);
-                __builtin_prefetch(w + step * STRIP + LANES, 0, 2);
-            }
         _tile_loadd(6, w, STRIP * 4);
         _tile_loadd(7, w + LANES, STRIP * 4);
         _tile_loadd(4, x + k, inputs * 2);
