@@ -4,7 +4,9 @@
  * order, a token's place among them is its absolute position.  Keys are taken in chunks whose
  * borders are absolute positions, and every sum runs in an order that depends on positions alone.
  * So a row's result depends on its own prefix and on nothing else, to the bit: not on the batch, nor
- * on whether a token is committed context or a node of a tree.
+ * on whether a token is committed context or a node of a tree.  That holds for finite values:
+ * keys that a row does not see (later ones of its sequence, or scratch) weigh 0, and 0 times a value
+ * that is no number is none.
  *
  * A task lays out a chunk's keys and values once for the products of all of its rows and heads.  Where
  * a row's nodes belong into the chunk they are put there for that row.
@@ -143,7 +145,8 @@ class Task {
             if (!sees_chunk(r)) continue;
             if (has_nodes_in_chunk(r)) {
                 const int64_t *path = call.path_slots + call.row_paths[first_row + r];
-                for (long place = std::max<long>(chunk, contexts[r]); place < std::min<long>(totals[r], chunk + CHUNK); place++)
+                const long stop_place = std::min<long>(totals[r], chunk + CHUNK);
+                for (long place = std::max<long>(chunk, contexts[r]); place < stop_place; place++)
                     packed.put((int)(place - chunk), key_of(path[place - contexts[r]]));
             } else {
                 while (stop < num_rows && sees_chunk(stop) && !has_nodes_in_chunk(stop)) stop++;

@@ -241,7 +241,7 @@ extern "C" void linear(const float *rows, float *panels, const void *weight, con
     const Product product = {rows, panels, weight, bias, output, num_rows, num_inputs, num_outputs, num_threads};
     if (num_rows == 0) return;
     if (format == FLOAT32) return multiply<FLOAT32>(product);
-    if (multiplies_in_tiles(format, num_inputs)) return multiply_in_tiles(product);
+    if (multiplies_in_tiles(format, num_inputs)) return linear_in_tiles(product);
     if (format == BF16) return multiply<BF16>(product);
     if (format == BF16_PRODUCTS) return multiply<BF16_PRODUCTS>(product);
     multiply<INT8_PRODUCTS>(product);

@@ -113,7 +113,7 @@ static void do_tiles(void *argument, long block) {
             }
         }
     }
-    _tile_release();
+    release_tiles();
 }
 
 static void round_rows(void *argument, long part) {
@@ -123,14 +123,14 @@ static void round_rows(void *argument, long part) {
         round_to_bf16(product->rows + row * inputs, (uint16_t *)product->panels + row * inputs, inputs);
 }
 
-static void multiply_in_tiles(Product product) {
+static void linear_in_tiles(Product product) {
     run_blocks(round_rows, &product, (product.num_rows + TILE_ROWS - 1) / TILE_ROWS, product.num_threads);
     run_blocks(do_tiles, &product, (product.num_outputs + BLOCK - 1) / BLOCK, product.num_threads);
 }
 
 #else
 static bool multiplies_in_tiles(int, long) { return false; }
-static void multiply_in_tiles(Product) {}
+static void linear_in_tiles(Product) {}
 #endif
 
 #endif
