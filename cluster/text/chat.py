@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -177,7 +178,10 @@ def _kind(content: Any) -> str:
 
 
 def tool_calls_of(calls: Any, param: str) -> list[dict[str, Any]]:
-    """Tool calls with their arguments as objects: templates iterate over them."""
+    """Tool calls with their arguments as objects: templates iterate over them.
+
+    Arguments that are no JSON stay a text: of an earlier answer, a call that was cut off.
+    """
     parsed = []
     for index, call in enumerate(calls if isinstance(calls, Sequence) else (None,)):
         path = f"{param}.tool_calls[{index}]"
@@ -186,11 +190,7 @@ def tool_calls_of(calls: Any, param: str) -> list[dict[str, Any]]:
             raise RequestError(f"{path} is not an object with a function", param=path)
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
-            try:
+            with contextlib.suppress(ValueError):
                 arguments = json.loads(arguments or "{}")
-            except ValueError:
-                raise RequestError(
-                    f"{path}.function.arguments is not valid JSON", param=path
-                ) from None
         parsed.append({**call, "function": {**function, "arguments": arguments}})
     return parsed

@@ -14,7 +14,7 @@ from cluster.text.reasoning import (
     reasoning_style,
 )
 from cluster.text.tokenizer import Tokenizer
-from cluster.text.tool_calls.base import CallFormat, CallParser, Parsed
+from cluster.text.tool_calls.base import CallFormat, CallParser, Part, Said
 from cluster.text.tool_calls.registry import FORMATS, format_of
 
 Prompt = Sequence[int] | TokenArray
@@ -75,25 +75,29 @@ class AnswerReader:
         self._splitter = splitter
         self._parser = parser
 
-    def push(self, text: str) -> Parsed:
-        reasoning = ""
-        if self._splitter is not None:
-            text, reasoning = self._splitter.push(text)
-        parsed = Parsed(text) if self._parser is None else self._parser.push(text)
-        return replace(parsed, reasoning=reasoning) if reasoning else parsed
+    def push(self, text: str) -> list[Part]:
+        """What new text brings, in its order."""
+        if self._splitter is None:
+            return self._answered(text)
+        text, reasoning = self._splitter.push(text)
+        return [*_thought(reasoning), *self._answered(text)]
 
-    def finish(self) -> Parsed:
-        text = reasoning = ""
+    def finish(self) -> list[Part]:
+        """The text has ended: what was held back."""
+        parts: list[Part] = []
         if self._splitter is not None:
             text, reasoning = self._splitter.finish()
-        if self._parser is None:
-            return Parsed(text, reasoning=reasoning)
-        first, last = self._parser.push(text), self._parser.finish()
-        return Parsed(
-            first.text + last.text,
-            (*first.calls, *last.calls),
-            reasoning + first.reasoning + last.reasoning,
-        )
+            parts = [*_thought(reasoning), *self._answered(text)]
+        return parts if self._parser is None else [*parts, *self._parser.finish()]
+
+    def _answered(self, text: str) -> list[Part]:
+        if self._parser is not None:
+            return self._parser.push(text)
+        return [Said(text)] if text else []
+
+
+def _thought(text: str) -> list[Part]:
+    return [Said(text, is_reasoning=True)] if text else []
 
 
 def dialect_of(tokenizer: Tokenizer, tool_parser: str, reasoning_parser: str) -> Dialect:

@@ -17,7 +17,7 @@ def finish_reason(last: Delta) -> str | None:
     """Why the choice ended; None while it goes on."""
     if last.finish_reason is None:
         return None
-    if last.has_calls and last.finish_reason is FinishReason.STOP:
+    if last.has_calls and not last.is_cut and last.finish_reason is FinishReason.STOP:
         return "tool_calls"
     return last.finish_reason.value
 

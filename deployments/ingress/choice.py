@@ -16,7 +16,7 @@ from cluster.core import (
     TokenLogprob,
 )
 from cluster.text.stream import TextStream
-from cluster.text.tool_calls.base import CallPiece
+from cluster.text.tool_calls.base import CallPiece, Part
 from deployments.ingress.reading import Reading
 from deployments.ingress.ticket import Ticket
 
@@ -26,8 +26,9 @@ class Delta:
     """New text and tokens of one choice.  logprobs, draft_sources: of token_ids, if asked for.
 
     token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
-    with FinishReason.STOP.  reasoning, calls: of a chat; has_calls: some came, now or before.
-    cumulative_logprob: of the whole text, where a beam search has found it.
+    with FinishReason.STOP.  reasoning, calls: of a chat, which said the reasoning before the text
+    and the text before the calls; has_calls: some came, now or before; is_cut: the last of them is
+    not complete.  cumulative_logprob: of the whole text, where a beam search has found it.
     """
 
     choice: int
@@ -40,6 +41,7 @@ class Delta:
     reasoning: str = ""
     calls: Sequence[CallPiece] = ()
     has_calls: bool = False
+    is_cut: bool = False
     cumulative_logprob: float | None = None
 
 
@@ -76,8 +78,8 @@ class Choice:
         self.waiting, self.done, self.finish_reason = None, True, FinishReason.LENGTH
         return Delta(self.index, "", finish_reason=self.finish_reason)
 
-    def feed(self, event: TokenEvent) -> Delta | None:
-        """The new text and tokens in `event`; None if there are none."""
+    def feed(self, event: TokenEvent) -> list[Delta]:
+        """The new text and tokens in `event`; the last delta has the tokens."""
         is_admission = event.finish_reason is None and not len(event.token_ids)
         if self.num_cached is None and not is_admission:
             self.num_cached = event.num_cached
@@ -86,7 +88,7 @@ class Choice:
         if event.stats is not None:
             self.stats, self.queue_time_s = event.stats, event.queue_time_s
         if self.done:
-            return None
+            return []
         piece = self.text.push(event.token_ids)
         kept = piece.num_tokens
         reason, text, stop = event.finish_reason, piece.text, piece.stop
@@ -99,10 +101,39 @@ class Choice:
                 reason = FinishReason.STOP
         self.done, self.finish_reason = reason is not None, reason
         if not text and not kept and reason is None:
-            return None
-        read = self.reading.push(text, is_last=reason is not None)
-        return Delta(
-            self.index, read.text, event.token_ids[:kept], event.logprobs[:kept], reason, stop,
-            event.draft_sources[:kept], read.reasoning, read.calls, self.reading.has_calls,
-            event.beams[0].logprob if event.beams else None,
-        )  # fmt: skip
+            return []
+        *first, last = _in_order(self.reading.push(text, is_last=reason is not None))
+        deltas = [
+            Delta(self.index, one.text, reasoning=one.reasoning, calls=one.calls) for one in first
+        ]
+        deltas.append(Delta(
+            self.index, last.text, event.token_ids[:kept], event.logprobs[:kept], reason, stop,
+            event.draft_sources[:kept], last.reasoning, last.calls, self.reading.has_calls,
+            self.reading.is_cut, event.beams[0].logprob if event.beams else None,
+        ))  # fmt: skip
+        return deltas
+
+
+@dataclass(slots=True)
+class _Told:
+    reasoning: str = ""
+    text: str = ""
+    calls: list[CallPiece] = field(default_factory=list)
+
+
+def _in_order(parts: Sequence[Part]) -> list[_Told]:
+    """`parts`, in as few as keep their order; at least one."""
+    told = [_Told()]
+    for part in parts:
+        last = told[-1]
+        if isinstance(part, CallPiece):
+            last.calls.append(part)
+            continue
+        if last.calls or (part.is_reasoning and last.text):
+            last = _Told()
+            told.append(last)
+        if part.is_reasoning:
+            last.reasoning += part.text
+        else:
+            last.text += part.text
+    return told

@@ -286,9 +286,7 @@ class Generation:
                         choice.feed(event)
                 continue
             for event in self._events(choice.ticket):
-                delta = choice.feed(event)
-                if delta is not None:
-                    pieces.append(delta)
+                pieces += choice.feed(event)
             if choice.done:
                 # Without this the coordinator would continue after a stop string; its last event
                 # has the statistics.

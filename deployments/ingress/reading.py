@@ -2,45 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cluster.core import TokenArray
 from cluster.text.dialect import Dialect
-from cluster.text.tool_calls.base import Parsed
+from cluster.text.tool_calls.base import CallPiece, Part, Said
 from deployments.ingress.tools import ChatUse
 
 
 class Reading:
-    """Of one choice.  has_calls: whether there were any so far."""
+    """Of one choice.  has_calls: whether there were any so far.
+
+    is_cut: whether the text so far ends within a call.
+    """
 
     def __init__(self, use: ChatUse | None, dialect: Dialect, prompt_ids: TokenArray) -> None:
         """use: None = the text is the answer."""
         self.has_calls = False
-        self._use = use
+        self.is_cut = False
+        self._use = use or ChatUse()
         self._reader = None
         if use is not None:
             self._reader = dialect.reader(prompt_ids, with_calls=use.reads_calls)
 
-    def push(self, text: str, *, is_last: bool) -> Parsed:
-        """What new text brings; is_last: it is the end of the answer."""
-        if self._reader is None or self._use is None:
-            return Parsed(text)
-        parsed = self._reader.push(text)
+    def push(self, text: str, *, is_last: bool) -> list[Part]:
+        """What new text brings, in its order; is_last: it is the end of the answer."""
+        if self._reader is None:
+            return [Said(text)] if text else []
+        parts = self._shown(self._reader.push(text))
         if is_last:
-            rest = self._reader.finish()
-            parsed = Parsed(
-                parsed.text + rest.text,
-                (*parsed.calls, *rest.calls),
-                parsed.reasoning + rest.reasoning,
-            )
-        calls = parsed.calls
-        if not self._use.is_parallel:
-            calls = tuple(piece for piece in calls if piece.index == 0)
-        if not self._use.reads_calls:
-            calls = ()
-        self.has_calls |= bool(calls)
-        reasoning = parsed.reasoning if self._use.shows_reasoning else ""
-        return replace(parsed, calls=calls, reasoning=reasoning)
+            parts += self._ended(self._shown(self._reader.finish()))
+        return parts
+
+    def _shown(self, parts: list[Part]) -> list[Part]:
+        shown: list[Part] = []
+        for part in parts:
+            if isinstance(part, Said):
+                if self._use.shows_reasoning or not part.is_reasoning:
+                    shown.append(part)
+            elif self._use.reads_calls and (self._use.is_parallel or part.index == 0):
+                self.has_calls, self.is_cut = True, not part.is_end
+                shown.append(part)
+        return shown
+
+    def _ended(self, parts: list[Part]) -> list[Part]:
+        """What the end of the text has shown to be no call: of a forced one it is the beginning."""
+        if not self._use.is_forced:
+            return parts
+        kept = [part for part in parts if isinstance(part, CallPiece) or part.is_reasoning]
+        self.is_cut |= len(kept) < len(parts)
+        return kept
 
 
 def skips_specials(use: ChatUse | None, dialect: Dialect) -> bool:

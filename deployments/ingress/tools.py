@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +10,11 @@ from cluster.errors import RequestError
 from cluster.grammar_spec import GrammarSpec
 from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
+from cluster.text.tool_calls.base import NAME
 from deployments.ingress.fields import Fields, json_kind, shown
 from deployments.ingress.structured import refuse_others
 
 _MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 _ANY_ARGUMENTS = {"type": "object"}
 
@@ -24,13 +23,15 @@ _ANY_ARGUMENTS = {"type": "object"}
 class ChatUse:
     """tools: as the template gets them.  grammar: of the calls, None = they are not constrained.
 
-    reads_calls: whether calls are looked for in the answer.  is_parallel: whether it may have
-    several.  template_arguments: for the template.  shows_reasoning: whether it is sent.
+    reads_calls: whether calls are looked for in the answer.  is_forced: whether it must be calls.
+    is_parallel: whether it may have several.  template_arguments: for the template.
+    shows_reasoning: whether it is sent.
     """
 
     tools: tuple[Mapping[str, Any], ...] = ()
     grammar: GrammarSpec | None = None
     reads_calls: bool = False
+    is_forced: bool = False
     is_parallel: bool = True
     template_arguments: Mapping[str, Any] | None = None
     shows_reasoning: bool = True
@@ -60,7 +61,8 @@ def read_chat_use(fields: Fields, dialect: Dialect) -> ChatUse:
             param="tools",
         )
     grammar = _grammar(dialect, tools, choice, named, is_parallel=is_parallel)
-    return ChatUse(tuple(values), grammar, True, is_parallel, arguments, shows)
+    is_forced = choice != "auto"
+    return ChatUse(tuple(values), grammar, True, is_forced, is_parallel, arguments, shows)
 
 
 def _grammar(
@@ -111,7 +113,7 @@ def _tool(value: Any, path: str) -> _Tool:
     function = Fields.of(value.get("function"), f"{path}.function")
     refuse_others(function, "name", "description", "parameters", "strict")
     name = function.string("name", "", max_len=64)
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise RequestError(
             f"{path}.function.name: {shown(name)}; send up to 64 letters, digits, '_', '-' and '.'",
             param=f"{path}.function.name",

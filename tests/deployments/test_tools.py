@@ -13,6 +13,7 @@ from cluster.errors import RequestError
 from cluster.grammar_spec import GrammarSpec
 from cluster.text.dialect import Dialect
 from cluster.text.reasoning import ReasoningMarkers
+from cluster.text.tool_calls.base import CallPiece, Said
 from cluster.text.tool_calls.registry import FORMATS
 from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
 from deployments.ingress.choice import Delta
@@ -171,14 +172,20 @@ def answer(use: ChatUse | None, text: str = TEXT) -> list[Delta]:
     deltas = []
     for place, character in enumerate(text):
         is_last = place + 1 == len(text)
-        read = reading.push(character, is_last=is_last)
+        parts = reading.push(character, is_last=is_last)
         reason = FinishReason.STOP if is_last else None
+        said = [part for part in parts if isinstance(part, Said)]
         deltas.append(
             Delta(
-                0, read.text, finish_reason=reason, reasoning=read.reasoning, calls=read.calls,
+                0,
+                "".join(part.text for part in said if not part.is_reasoning),
+                finish_reason=reason,
+                reasoning="".join(part.text for part in said if part.is_reasoning),
+                calls=[part for part in parts if isinstance(part, CallPiece)],
                 has_calls=reading.has_calls,
+                is_cut=reading.is_cut,
             )
-        )  # fmt: skip
+        )
     return deltas
 
 

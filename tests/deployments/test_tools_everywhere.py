@@ -203,7 +203,10 @@ def test_what_is_wrong_is_told_by_the_clients_own_name(
 DELTAS = [
     Delta(0, "", reasoning="Let me"), Delta(0, "", reasoning=" see."), Delta(0, "I ask."),
     Delta(0, "", calls=(CallPiece(0, "weather"), CallPiece(0, None, '{"city":')), has_calls=True),
-    Delta(0, "", calls=(CallPiece(0, None, '"Rome"}'), CallPiece(1, "time", "{}")), has_calls=True),
+    Delta(
+        0, "", has_calls=True,
+        calls=(CallPiece(0, None, '"Rome"}', is_end=True), CallPiece(1, "time", "{}", is_end=True)),
+    ),
     Delta(0, "", finish_reason=FinishReason.STOP, has_calls=True),
 ]  # fmt: skip
 

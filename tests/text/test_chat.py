@@ -46,7 +46,7 @@ def with_template(tokenizer_folder: Path, template: Any) -> Tokenizer:
         ([{"role": "user", "content": [SECRET]}], "messages[0].content[0]"),
         ([{"role": "user", "content": "a"}, {"role": "tool", "content": SECRET}], "messages"),
         (
-            [{"role": "assistant", "tool_calls": [{"function": {"arguments": "{"}}]}],
+            [{"role": "assistant", "tool_calls": [{"function": "f"}]}],
             "messages[0].tool_calls[0]",
         ),
     ],
@@ -91,6 +91,12 @@ def test_tool_call_arguments_reach_the_template_as_objects(folder: Path) -> None
         [{"role": "assistant", "content": None, "tool_calls": [call]}], tools=[{"name": "weather"}]
     )
     assert rendered == "Kyoto|weather"
+
+
+def test_a_call_that_was_cut_off_reaches_the_template_as_it_was_written(folder: Path) -> None:
+    call = {"function": {"name": "weather", "arguments": '{"city": "Ky'}}
+    tokenizer = with_template(folder, "{{ messages[0].tool_calls[0].function.arguments }}")
+    assert tokenizer.render_chat([{"role": "assistant", "tool_calls": [call]}]) == '{"city": "Ky'
 
 
 def test_template_arguments_reach_the_template(folder: Path) -> None:

@@ -15,6 +15,7 @@ from cluster.errors import ConfigError
 from cluster.text.chat import read_template
 from cluster.text.dialect import dialect_of
 from cluster.text.tokenizer import Tokenizer
+from cluster.text.tool_calls.base import CallPiece
 from deployments.preflight import inspect
 
 TOOLS_FILE = "configs/templates/smollm2-tools.jinja"
@@ -80,7 +81,8 @@ def test_smollm2s_file_shows_tools_calls_and_their_results(folder: Path) -> None
     )
     # What the prompt shows is what the parser of the format reads.
     parser = calls.parser()
-    found = [*parser.push(written).calls, *parser.finish().calls]
+    parts = [*parser.push(written), *parser.finish()]
+    found = [part for part in parts if isinstance(part, CallPiece)]
     assert found[0].name == "weather"
     assert "".join(piece.arguments for piece in found) == "{}"
 

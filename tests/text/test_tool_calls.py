@@ -11,7 +11,7 @@ import pytest
 
 from cluster.grammar.lark import structural_tag_to_lark
 from cluster.grammar_spec import GrammarSpec
-from cluster.text.tool_calls.base import CallPiece, Parsed
+from cluster.text.tool_calls.base import CallPiece, Part, Said
 from cluster.text.tool_calls.registry import FORMATS, format_of
 from tests.support.grammar.backends import compiler
 
@@ -40,7 +40,28 @@ CASES: list[tuple[str, str, str, Calls]] = [
         "",
         TWO[:1],
     ),
-    ("hermes", "1 < 2 and <tool is no marker", "1 < 2 and <tool is no marker", []),
+    *[
+        ("hermes", text, text, [])
+        for text in (
+            "1 < 2 and <tool is no marker",
+            "a lone </tool_call> is none",
+            " <tool_call> is none",
+            '<tool_call>{"name": "\\q", "arguments": {}}</tool_call>\n',
+            " \n",
+        )
+    ],
+    (
+        "hermes",
+        '\n<tool_call>{"name": "time", "arguments": {}, "id": "1"}\n</tool_call>\nAfter:\n\n  x\n',
+        "\nAfter:\n\n  x\n",
+        TWO[1:],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "time", "arguments": {}</tool_call> is lenient',
+        " is lenient",
+        TWO[1:],
+    ),
     (
         "llama3",
         f'<|python_tag|>{{"name": "weather", "parameters": {WRITTEN}}}; '
@@ -50,7 +71,8 @@ CASES: list[tuple[str, str, str, Calls]] = [
     ),
     ("llama3", f'\n{{"name": "weather", "parameters": {WRITTEN}}}', "", TWO[:1]),
     ("llama3", "The answer is {x}.", "The answer is {x}.", []),
-    ("llama3", '{"answer": 5}', '{"answer": 5}', []),
+    ("llama3", ' {"answer": 5}; ', ' {"answer": 5}; ', []),
+    ("llama3", '{"name": "time", "parameters": {}}; so,  yes ', "; so,  yes ", TWO[1:]),
     (
         "mistral",
         f'Well: [TOOL_CALLS][{{"name": "weather", "arguments": {WRITTEN}}}, '
@@ -59,7 +81,11 @@ CASES: list[tuple[str, str, str, Calls]] = [
         TWO,
     ),
     ("mistral", f"[TOOL_CALLS]weather[ARGS]{WRITTEN}[TOOL_CALLS]time[ARGS]{{}}", "", TWO),
-    ("mistral", "[TOOL] is no marker", "[TOOL] is no marker", []),
+    *[
+        ("mistral", text, text, [])
+        for text in ("[TOOL] is no marker", "[TOOL_CALLS][1, 2] x", "[TOOL_CALLS] prose {x")
+    ],
+    ("mistral", '[TOOL_CALLS] [{"name": "time", "arguments": {}}] tail', " tail", TWO[1:]),
     (
         "deepseek",
         "Sure. " + deepseek("<|tool_calls_begin|><|tool_call_begin|>")
@@ -77,7 +103,10 @@ CASES: list[tuple[str, str, str, Calls]] = [
         "",
         TWO[:1],
     ),
-    ("deepseek", "a < b", "a < b", []),
+    *[
+        ("deepseek", text, text, [])
+        for text in ("a < b", "See:\n```\nx\n```", deepseek("a <|tool_call_end|> b"))
+    ],
     (
         "harmony",
         "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary "
@@ -88,25 +117,28 @@ CASES: list[tuple[str, str, str, Calls]] = [
         TWO,
     ),
     ("harmony", "<|channel|>final<|message|>a < b<|return|>", "a < b", []),
+    ("harmony", "<|channel|>final<|message|> a<|end|><|start|>assistant<|channel|>an", " a", []),
+    ("harmony", "no channel at all", "no channel at all", []),
 ]  # fmt: skip
 
 
-def collect(parts: Sequence[Parsed]) -> tuple[str, Calls, str]:
+def collect(parts: Sequence[Part]) -> tuple[str, Calls, str]:
     calls: dict[int, tuple[str, str]] = {}
-    for piece in (piece for part in parts for piece in part.calls):
-        assert isinstance(piece, CallPiece)
+    for piece in (part for part in parts if isinstance(part, CallPiece)):
         if piece.name is not None:
             assert piece.index == len(calls)
             calls[piece.index] = piece.name, ""
         name, written = calls[piece.index]
         calls[piece.index] = name, written + piece.arguments
     found = [(name, json.loads(written)) for name, written in calls.values()]
-    return "".join(p.text for p in parts), found, "".join(p.reasoning for p in parts)
+    said = [part for part in parts if isinstance(part, Said)]
+    answer = "".join(part.text for part in said if not part.is_reasoning)
+    return answer, found, "".join(part.text for part in said if part.is_reasoning)
 
 
 def read(name: str, pieces: Sequence[str]) -> tuple[str, Calls, str]:
     parser = FORMATS[name].parser()
-    return collect([*map(parser.push, pieces), parser.finish()])
+    return collect([part for piece in pieces for part in parser.push(piece)] + parser.finish())
 
 
 @pytest.mark.parametrize(("name", "text", "answer", "calls"), CASES)
@@ -121,16 +153,15 @@ def test_calls_are_found_in_any_pieces(name: str, text: str, answer: str, calls:
         divided.append([text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)])
     for pieces in divided:
         found = read(name, pieces)
-        assert found[1:] == (calls, expected_reasoning)
-        assert found[0].strip() == answer.strip()
+        assert found == (answer, calls, expected_reasoning)
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3", "harmony"])
 def test_arguments_come_while_they_are_written(name: str) -> None:
     text = next(text for each, text, _, calls in CASES if each == name and calls)
     parser = FORMATS[name].parser()
-    parts = [parser.push(character) for character in text]
-    written = [piece for part in parts for piece in part.calls if piece.arguments]
+    parts = [part for character in text for part in parser.push(character)]
+    written = [part for part in parts if isinstance(part, CallPiece) and part.arguments]
     assert len(written) > len(WRITTEN) / 2
 
 
@@ -140,8 +171,8 @@ def test_a_text_that_breaks_off_is_read_as_far_as_it_goes(
 ) -> None:
     for length in range(len(text)):
         parser = FORMATS[name].parser()
-        parts = [parser.push(text[:length]), parser.finish()]
-        names = [p.name for part in parts for p in part.calls if p.name is not None]
+        parts = [*parser.push(text[:length]), *parser.finish()]
+        names = [part.name for part in parts if isinstance(part, CallPiece) and part.name]
         assert names == [each for each, _ in calls][: len(names)]
 
 

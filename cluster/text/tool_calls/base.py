@@ -1,59 +1,187 @@
-"""Tool calls in the text of a model: what every format gives, and what they share."""
+"""Tool calls in the text of a model: what every format gives, and what they share.
+
+One rule holds for all formats, and depends on the text alone, never on the pieces it comes in:
+
+* A call reaches from its opening marker to its last closing one, as the format's file says, and has
+  a name that a tool may have (`NAME`).
+* All other text is the answer's, to the character: markers without a call, too.
+* White space alone, before, between or behind calls, is layout and no text.  An answer without
+  calls keeps all of its own.
+
+A call is told as soon as its name is known and its arguments begin.  So it stays a call if its
+arguments turn out to be no JSON, or are cut off; before that it is held back, as it may be text.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from cluster.text.markers import first_of, held_len
+
+# The names that tools may have.
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
 class CallPiece:
-    """A piece of one call.  index: of the call in the answer.  name: with its first piece."""
+    """A piece of one call.  index: of the call in the answer.  name: with its first piece.
+
+    is_end: the arguments are complete; without it, the answer has ended within the call.
+    """
 
     index: int
     name: str | None = None
     arguments: str = ""
+    is_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
-    """What new text has brought.  text, reasoning: of the answer.  calls: in order."""
+class Said:
+    """New text of the answer, or of the reasoning."""
 
-    text: str = ""
-    calls: tuple[CallPiece, ...] = ()
-    reasoning: str = ""
+    text: str
+    is_reasoning: bool = False
 
 
-class CallParser(Protocol):
-    """Reads the text of one answer, piece by piece.  What is no call stays text."""
+Part = Said | CallPiece
 
-    def push(self, text: str) -> Parsed: ...
+Result = TypeVar("Result")
+# Reads a source: yields what it finds, and None where it needs more text to decide.
+Reads = Generator[Part | None, None, Result]
 
-    def finish(self) -> Parsed:
+
+class Source:
+    """The text of an answer that is not read yet.  is_whole: no more will come."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.is_whole = False
+        self.num_calls = 0
+
+    def take(self, size: int) -> str:
+        """The first `size` characters, which are read now."""
+        taken, self.text = self.text[:size], self.text[size:]
+        return taken
+
+    def called(self, name: str, arguments: str = "", *, is_end: bool = False) -> CallPiece:
+        """The first piece of the next call."""
+        self.num_calls += 1
+        return CallPiece(self.num_calls - 1, name, arguments, is_end)
+
+    def after_space(self, at: int) -> Reads[int]:
+        """Where the white space that begins at `at` ends."""
+        while True:
+            at = len(self.text) - len(self.text[at:].lstrip())
+            if at < len(self.text) or self.is_whole:
+                return at
+            yield None
+
+    def has(self, marker: str, at: int) -> Reads[bool]:
+        """Whether `marker` stands at `at`."""
+        while not self.is_whole and len(self.text) - at < len(marker):
+            if not marker.startswith(self.text[at:]):
+                return False
+            yield None
+        return self.text.startswith(marker, at)
+
+    def until(self, markers: Sequence[str], part: Callable[[str], Part]) -> Reads[str]:
+        """Give the text before the first of `markers` as `part`s; returns it, "" at the end."""
+        while True:
+            found = first_of(self.text, markers)
+            if found is not None:
+                if found[0]:
+                    yield part(self.take(len(found[0])))
+                return found[1]
+            held = 0 if self.is_whole else held_len(self.text, markers)
+            ready = self.take(len(self.text) - held)
+            if ready:
+                yield part(ready)
+            if self.is_whole:
+                return ""
+            yield None
+
+    def take_ends(self, ends: Sequence[str]) -> Reads[None]:
+        """Take what belongs to the call before it: each of `ends` that follows, in this order."""
+        for end in ends:
+            at = yield from self.after_space(0)
+            if (yield from self.has(end, at)):
+                self.take(at + len(end))
+
+
+# Reads the call that the source begins with, as its marker shows.  Returns None, or, where it is no
+# call, how many characters are text.
+ReadsCall = Callable[[Source, str], Reads[int | None]]
+
+
+def marked_calls(source: Source, markers: Sequence[str], call: ReadsCall) -> Reads[None]:
+    """Read a text with calls that begin with one of `markers`, anywhere in it."""
+    while marker := (yield from source.until(markers, Said)):
+        text_len = yield from call(source, marker)
+        if text_len is not None:
+            yield Said(source.take(text_len))
+
+
+class CallParser:
+    """Reads the text of one answer, piece by piece."""
+
+    def __init__(self, read: Callable[[Source], Reads[None]]) -> None:
+        self._source = Source()
+        self._parts = read(self._source)
+        self._space = ""  # what a stretch of text has begun with
+        self._is_space = True  # the stretch has nothing else so far
+
+    def push(self, text: str) -> list[Part]:
+        """What new text brings, in its order."""
+        self._source.text += text
+        return list(self._found())
+
+    def finish(self) -> list[Part]:
         """The text has ended: what was held back."""
-        ...
+        self._source.is_whole = True
+        parts = list(self._found())
+        if self._space and not self._source.num_calls:
+            parts.append(Said(self._space))
+        return parts
+
+    def _found(self) -> Iterable[Part]:
+        for part in self._parts:
+            if part is None:
+                return
+            if isinstance(part, CallPiece):
+                self._space, self._is_space = "", True
+            elif self._is_space and not part.is_reasoning:
+                self._space += part.text
+                if part.text.isspace():
+                    continue
+                part = Said(self._space)
+                self._space, self._is_space = "", False
+            yield part
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
     """How one family of models writes its calls.
 
-    tags: for a tool's name, the texts before and after the arguments.  separator: between calls.
-    trigger: what every call begins with.  begin, end: around all the calls of an answer.
+    read: reads the text of an answer.  tags: for a tool's name, the texts before and after the
+    arguments.  separator: between calls.  trigger: what every call begins with.  begin, end: around
+    all the calls of an answer.
     """
 
     name: str
-    parser: Callable[[], CallParser]
+    read: Callable[[Source], Reads[None]]
     tags: Callable[[str], tuple[str, str]]
     trigger: str
     separator: str = ""
     begin: str = ""
     end: str = ""
+
+    def parser(self) -> CallParser:
+        """A parser of one answer."""
+        return CallParser(self.read)
 
     def grammar(
         self, tools: Sequence[tuple[str, Any]], *, is_required: bool, is_parallel: bool
@@ -93,143 +221,3 @@ def json_tags(key: str, before: str = "", after: str = "") -> Callable[[str], tu
         return f'{before}{{"name": {json.dumps(name)}, "{key}": ', f"}}{after}"
 
     return tags
-
-
-class JsonValue:
-    """Finds the end of the JSON object or list that a text begins with."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._in_string = self._is_escaped = False
-        self.is_over = False
-
-    def push(self, text: str) -> int:
-        """How many characters of `text` belong to it."""
-        for place, character in enumerate(text):
-            if self._in_string:
-                if self._is_escaped:
-                    self._is_escaped = False
-                elif character == "\\":
-                    self._is_escaped = True
-                elif character == '"':
-                    self._in_string = False
-            elif character == '"':
-                self._in_string = True
-            elif character in "{[":
-                self._depth += 1
-            elif character in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    self.is_over = True
-                    return place + 1
-        return len(text)
-
-
-_HEAD = re.compile(
-    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"(?:arguments|parameters)"\s*:\s*'
-)
-
-
-@dataclass(slots=True)
-class JsonCall:
-    """One call as a JSON object: its name, and then its arguments as they come.
-
-    A call that has its arguments before its name is read when it is complete.
-    """
-
-    index: int
-    _buffer: str = ""
-    _arguments: JsonValue | None = None
-    _whole: JsonValue = field(default_factory=JsonValue)
-    is_named: bool = False
-    is_over: bool = False
-
-    def push(self, text: str) -> tuple[list[CallPiece], str]:
-        """The new pieces, and the text after the call."""
-        used = self._whole.push(text)
-        mine, rest = text[:used], text[used:]
-        pieces: list[CallPiece] = []
-        self._buffer += mine
-        if not self.is_named:
-            head = _HEAD.match(self._buffer)
-            # Which value it is shows with its first character.
-            if head is not None and self._buffer[head.end() : head.end() + 1] in ("{", "["):
-                self.is_named = True
-                self._arguments = JsonValue()
-                pieces.append(CallPiece(self.index, json.loads(head.group(1))))
-                self._buffer = self._buffer[head.end() :]
-        if self._arguments is not None and not self._arguments.is_over and self._buffer:
-            taken = self._arguments.push(self._buffer)
-            pieces.append(CallPiece(self.index, arguments=self._buffer[:taken]))
-            self._buffer = ""
-        if self._whole.is_over:
-            self.is_over = True
-            if not self.is_named:
-                pieces += self._read_whole()
-        return pieces, rest
-
-    def _read_whole(self) -> list[CallPiece]:
-        try:
-            call = json.loads(self._buffer)
-            arguments = call.get("arguments", call.get("parameters", {}))
-            name = call["name"]
-        except (ValueError, KeyError, AttributeError, RecursionError):
-            return []
-        if not isinstance(name, str):
-            return []
-        self.is_named = True
-        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        return [CallPiece(self.index, name, text)]
-
-    @property
-    def unread(self) -> str:
-        """The text of something that is no call."""
-        return "" if self.is_named else self._buffer
-
-
-class MarkedJsonCalls:
-    """A parser for calls that are JSON objects, each after `marker`.
-
-    ends: texts after a call that belong to no answer.
-    """
-
-    def __init__(self, marker: str, ends: Sequence[str]) -> None:
-        self._marker = marker
-        self._ends = tuple(ends)
-        self._held = ""
-        self._call: JsonCall | None = None
-        self._num_calls = 0
-
-    def push(self, text: str) -> Parsed:
-        text, self._held = self._held + text, ""
-        answer, pieces = "", []
-        while text:
-            if self._call is not None:
-                new, text = self._call.push(text)
-                pieces += new
-                if self._call.is_over:
-                    answer += self._closed()
-                continue
-            found = first_of(text, (self._marker, *self._ends))
-            if found is None:
-                held = held_len(text, (self._marker, *self._ends))
-                answer, self._held = answer + text[: len(text) - held], text[len(text) - held :]
-                break
-            before, marker, text = found
-            answer += before
-            if marker == self._marker:
-                self._call = JsonCall(self._num_calls)
-        if self._num_calls or self._call is not None:
-            answer = answer if answer.strip() else ""
-        return Parsed(answer, tuple(pieces))
-
-    def finish(self) -> Parsed:
-        rest, self._held = self._held, ""
-        return Parsed(rest + (self._closed() if self._call is not None else ""))
-
-    def _closed(self) -> str:
-        """The call is over; the text of one that was none."""
-        call, self._call = self._call, None
-        assert call is not None
-        self._num_calls += call.is_named
-        return "" if call.is_named else self._marker + call.unread

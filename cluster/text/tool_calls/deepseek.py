@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from cluster.text.tool_calls.base import CallFormat, CallParser
-from cluster.text.tool_calls.named import NamedCalls
+import re
+
+from cluster.text.tool_calls.base import NAME, CallFormat, Reads, Source, marked_calls
+from cluster.text.tool_calls.named import named_call
 
 
 def _marker(words: str) -> str:
@@ -15,21 +17,28 @@ def _marker(words: str) -> str:
 CALLS_BEGIN, _CALLS_END = _marker("tool calls begin"), _marker("tool calls end")
 _CALL, _CALL_END = _marker("tool call begin"), _marker("tool call end")
 _SEP = _marker("tool sep")
+_FENCE = "```"
+
+# In V3, a kind stands before the separator, and the name on the line after it.
+_HEAD = re.compile(rf"\s*(?:\w*\s*{_SEP})?\s*({NAME.pattern})\s*(?:{_SEP})?\s*(?:{_FENCE}\w*)?\s*")
 
 
-def _name_of(head: str) -> str:
-    """In V3, a kind stands before the separator, and the name on the line after it."""
-    first, _, second = head.partition(_SEP)
-    return second.partition("\n")[0].strip() or first.strip()
-
-
-def _parser() -> CallParser:
-    return NamedCalls(_CALL, _name_of, (CALLS_BEGIN, _CALLS_END, _CALL_END, "\n```"))
+def _call(source: Source, marker: str) -> Reads[int | None]:
+    at = len(marker)
+    if marker == CALLS_BEGIN:
+        at = yield from source.after_space(at)
+        if not (yield from source.has(_CALL, at)):
+            return len(marker)
+        at += len(_CALL)
+    text_len = yield from named_call(source, at, _HEAD)
+    if text_len is None:
+        yield from source.take_ends((_FENCE, _CALL_END, _CALLS_END))
+    return text_len
 
 
 DEEPSEEK = CallFormat(
     "deepseek",
-    _parser,
+    lambda source: marked_calls(source, (CALLS_BEGIN, _CALL), _call),
     lambda name: (f"{_CALL}{name}{_SEP}", _CALL_END),
     trigger=_CALL,
     begin=CALLS_BEGIN,

@@ -8,73 +8,74 @@ its own when it starts, and what a coordinator sends may begin in the midst of a
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 
-from cluster.text.markers import first_of, held_len
-from cluster.text.tool_calls.base import CallFormat, CallPiece, Parsed
+from cluster.text.markers import first_of
+from cluster.text.tool_calls.base import NAME, CallFormat, CallPiece, Part, Reads, Said, Source
+from cluster.text.tool_calls.json_call import JsonValue
 
-_MESSAGE = "<|message|>"
-_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
-_RECIPIENT = re.compile(r"to=functions\.([^\s<]+)")
+_START, _MESSAGE = "<|start|>", "<|message|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
+_RECIPIENT = re.compile(rf"to=functions\.({NAME.pattern})(?![^\s<])")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+# What an answer may break off in before its next message has begun.
+_CUT_HEADER = re.compile(
+    r"\s*(?:assistant\s*)?(?:to=[^\s<]*\s*)?"
+    r"(?:<\|channel\|>\s*\w*\s*(?:to=[^\s<]*\s*)?(?:<\|constrain\|>)?\s*(?:json)?)?"
+)
+_MAX_HEADER_LEN = 256
 
 
-class HarmonyMessages:
-    """A parser of calls and reasoning.  An answer begins with the header of a message."""
+def _read(source: Source) -> Reads[None]:
+    end = ""
+    while True:
+        header = yield from _take_header(source, is_started=end == _START)
+        call, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
+        if call is not None:
+            yield source.called(call.group(1))
+            end = yield from source.until(_ENDS, _arguments(source.num_calls - 1))
+            if end:
+                yield CallPiece(source.num_calls - 1, is_end=True)
+        else:
+            is_reasoning = channel is not None and channel.group(1) != "final"
+            end = yield from source.until(_ENDS, partial(Said, is_reasoning=is_reasoning))
+        if not end:
+            return
+        source.take(len(end))
 
-    def __init__(self) -> None:
-        self._header: str | None = ""
-        self._channel = ""
-        self._held = ""
-        self._num_calls = 0
-        self._is_call = False
 
-    def push(self, text: str) -> Parsed:
-        text, self._held = self._held + text, ""
-        answer = reasoning = ""
-        pieces: list[CallPiece] = []
-        while text:
-            if self._header is not None:
-                self._header, text = self._header + text, ""
-                header, found, rest = self._header.partition(_MESSAGE)
-                if not found:
-                    break
-                self._header, text = None, rest
-                pieces += self._opened(header)
-                continue
-            ended = first_of(text, _ENDS)
-            if ended is None:
-                held = held_len(text, _ENDS)
-                body, self._held, text = text[: len(text) - held], text[len(text) - held :], ""
-            else:
-                body, _, text = ended
-                self._header = ""
-            if self._is_call:
-                pieces += [CallPiece(self._num_calls - 1, arguments=body)] if body else []
-            elif self._channel == "final" or not self._channel:
-                answer += body
-            else:
-                reasoning += body
-        return Parsed(answer, tuple(pieces), reasoning)
+def _take_header(source: Source, *, is_started: bool) -> Reads[str]:
+    """What stands before a message; "" where the source begins with text.
 
-    def _opened(self, header: str) -> list[CallPiece]:
-        recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
-        self._channel = channel.group(1) if channel else ""
-        self._is_call = recipient is not None
-        if recipient is None:
-            return []
-        self._num_calls += 1
-        return [CallPiece(self._num_calls - 1, recipient.group(1))]
+    is_started: behind the start of a message.  The first has its start in the prompt.
+    """
+    while True:
+        found = first_of(source.text[:_MAX_HEADER_LEN], (_MESSAGE, *_ENDS))
+        if found is not None and found[1] == _MESSAGE:
+            return source.take(len(found[0]) + len(_MESSAGE))
+        if found is not None or len(source.text) >= _MAX_HEADER_LEN:
+            return ""
+        if source.is_whole:
+            is_header = is_started or "<|channel|>" in source.text
+            if is_header and _CUT_HEADER.fullmatch(source.text):
+                source.take(len(source.text))
+            return ""
+        yield None
 
-    def finish(self) -> Parsed:
-        rest, self._held = self._held, ""
-        # A header that never ended is no header.
-        return Parsed(rest if self._header is None else self._header)
+
+def _arguments(index: int) -> Callable[[str], Part]:
+    value = JsonValue()
+
+    def piece(text: str) -> Part:
+        value.push(text)
+        return CallPiece(index, arguments=text, is_end=value.is_over)
+
+    return piece
 
 
 def _tags(name: str) -> tuple[str, str]:
     return f"<|channel|>commentary to=functions.{name} <|constrain|>json{_MESSAGE}", ""
 
 
-HARMONY = CallFormat(
-    "harmony", HarmonyMessages, _tags, trigger="<|channel|>commentary to=functions."
-)
+HARMONY = CallFormat("harmony", _read, _tags, trigger="<|channel|>commentary to=functions.")

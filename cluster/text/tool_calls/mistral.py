@@ -2,66 +2,39 @@
 
 from __future__ import annotations
 
-from cluster.text.tool_calls.base import CallFormat, CallPiece, JsonCall, Parsed
-from cluster.text.tool_calls.named import NamedCalls
+import re
+
+from cluster.text.tool_calls.base import NAME, CallFormat, Reads, Source, marked_calls
+from cluster.text.tool_calls.json_call import json_call
+from cluster.text.tool_calls.named import named_call
 
 _MARKER = "[TOOL_CALLS]"
+_HEAD = re.compile(rf"\s*({NAME.pattern})\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*")
 
 
-class MistralCalls:
-    """A parser for both: the first character after the marker tells which."""
+def _call(source: Source, marker: str) -> Reads[int | None]:
+    """The first character after the marker tells which form it is."""
+    at = yield from source.after_space(len(marker))
+    if source.text.startswith("[", at):
+        return (yield from _listed(source, at + 1))
+    return (yield from named_call(source, len(marker), _HEAD))
 
-    def __init__(self) -> None:
-        self._named = NamedCalls(_MARKER, lambda head: head.partition("[")[0].strip())
-        self._seen = ""
-        self._listed: JsonCall | None = None
-        self._num_calls = 0
-        self._is_list: bool | None = None
 
-    def push(self, text: str) -> Parsed:
-        if self._is_list is None:
-            self._seen += text
-            before, found, after = self._seen.partition(_MARKER)
-            opening = after.lstrip()
-            if not found or not opening:
-                # Text before the marker is not kept back by the one that reads names.
-                if not found and not any(
-                    self._seen.endswith(_MARKER[:size]) for size in range(1, len(_MARKER))
-                ):
-                    text, self._seen = self._seen, ""
-                    return Parsed(text)
-                return Parsed()
-            self._is_list = opening.startswith("[")
-            if not self._is_list:
-                return self._named.push(self._seen)
-            parsed = self._push_list(opening[1:])
-            return Parsed(before if before.strip() else "", parsed.calls)
-        return self._push_list(text) if self._is_list else self._named.push(text)
-
-    def _push_list(self, text: str) -> Parsed:
-        pieces: list[CallPiece] = []
-        while text:
-            if self._listed is None:
-                text = text.lstrip(", \n")
-                if not text.startswith("{"):
-                    break  # the end of the list
-                self._listed = JsonCall(self._num_calls)
-            new, text = self._listed.push(text)
-            pieces += new
-            if self._listed.is_over:
-                self._num_calls += self._listed.is_named
-                self._listed = None
-        return Parsed("", tuple(pieces))
-
-    def finish(self) -> Parsed:
-        if self._is_list is None:
-            return Parsed(self._seen)
-        return Parsed() if self._is_list else self._named.finish()
+def _listed(source: Source, at: int) -> Reads[int | None]:
+    while True:
+        text_len = yield from json_call(source, at)
+        if text_len is not None:
+            return text_len
+        at = yield from source.after_space(0)
+        if not source.text.startswith(",", at):
+            yield from source.take_ends(("]",))
+            return None
+        at += 1
 
 
 MISTRAL = CallFormat(
     "mistral",
-    MistralCalls,
+    lambda source: marked_calls(source, (_MARKER,), _call),
     lambda name: (f"{_MARKER}{name}[ARGS]", ""),
     trigger=_MARKER,
 )

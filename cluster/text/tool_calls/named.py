@@ -2,66 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
 
-from cluster.text.markers import first_of, held_len
-from cluster.text.tool_calls.base import CallPiece, JsonValue, Parsed
+from cluster.text.tool_calls.base import Reads, Source
+from cluster.text.tool_calls.json_call import arguments
+
+# Longer ones have white space that no model writes.
+_MAX_HEAD_LEN = 256
 
 
-class NamedCalls:
-    """A parser.  start: before a call.  name_of: the name in what stands before the arguments.
+def named_call(source: Source, at: int, head: re.Pattern[str]) -> Reads[int | None]:
+    """Read the call whose head is at `at`.
 
-    dropped: texts that belong to no answer.
+    head: all that stands before the arguments; its group is the name.
     """
-
-    def __init__(
-        self, start: str, name_of: Callable[[str], str], dropped: Sequence[str] = ()
-    ) -> None:
-        self._start = start
-        self._name_of = name_of
-        self._dropped = tuple(dropped)
-        self._held = ""
-        self._head: str | None = None  # before the arguments; None outside of a call's head
-        self._arguments: JsonValue | None = None
-        self._num_calls = 0
-
-    def push(self, text: str) -> Parsed:
-        text, self._held = self._held + text, ""
-        answer, pieces = "", []
-        while text:
-            if self._arguments is not None:
-                used = self._arguments.push(text)
-                pieces.append(CallPiece(self._num_calls - 1, arguments=text[:used]))
-                text = text[used:]
-                if self._arguments.is_over:
-                    self._arguments = None
-            elif self._head is not None:
-                self._head += text
-                head, found_brace, rest = self._head.partition("{")
-                if not found_brace:
-                    break
-                text = "{" + rest
-                pieces.append(CallPiece(self._num_calls, self._name_of(head)))
-                self._num_calls += 1
-                self._head, self._arguments = None, JsonValue()
-            else:
-                markers = (self._start, *self._dropped)
-                found = first_of(text, markers)
-                if found is None:
-                    held = held_len(text, markers)
-                    self._held = text[len(text) - held :]
-                    answer, text = answer + text[: len(text) - held], ""
-                    continue
-                before, marker, text = found
-                answer += before
-                if marker == self._start:
-                    self._head = ""
-        if self._num_calls or self._head is not None:
-            answer = answer if answer.strip() else ""
-        return Parsed(answer, tuple(pieces))
-
-    def finish(self) -> Parsed:
-        rest, self._held = self._held, ""
-        if self._head is not None:
-            rest, self._head = self._start + self._head, None
-        return Parsed(rest)
+    while (brace := source.text.find("{", at, at + _MAX_HEAD_LEN)) < 0:
+        if source.is_whole or len(source.text) >= at + _MAX_HEAD_LEN:
+            return at
+        yield None
+    found = head.fullmatch(source.text, at, brace)
+    first = yield from source.after_space(brace + 1)
+    if found is None or source.text[first : first + 1] not in ('"', "}"):
+        return at
+    source.take(brace)
+    yield source.called(found.group(1))
+    yield from arguments(source)
+    return None

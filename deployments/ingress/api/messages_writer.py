@@ -32,7 +32,7 @@ class MessagesWriter:
         self._request_id = request_id
         self._reason: FinishReason | None = None
         self._stop: str | None = None
-        self._has_calls = False
+        self._calls_tools = False
         self._blocks: list[dict[str, Any]] = []
         self._grown: list[str] = []  # of each block, what has come of it
 
@@ -55,7 +55,7 @@ class MessagesWriter:
         for delta in deltas:
             self._reason = delta.finish_reason or self._reason
             self._stop = delta.stop or self._stop
-            self._has_calls |= delta.has_calls
+            self._calls_tools = delta.has_calls and not delta.is_cut
             if delta.reasoning:
                 events.append(self._said("thinking", delta.reasoning))
             if delta.text:
@@ -115,7 +115,7 @@ class MessagesWriter:
     def _end(self) -> dict[str, Any]:
         if self._stop is not None:
             return {"stop_reason": "stop_sequence", "stop_sequence": self._stop}
-        reason = "tool_use" if self._has_calls else "end_turn"
+        reason = "tool_use" if self._calls_tools else "end_turn"
         if self._reason is FinishReason.LENGTH:
             reason = "max_tokens"
         return {"stop_reason": reason, "stop_sequence": None}
@@ -152,7 +152,7 @@ def _complete(block: dict[str, Any], grown: str) -> dict[str, Any]:
         return {**block, block["type"]: grown}
     try:
         given = json.loads(grown or "{}")
-    except ValueError:  # max_tokens has cut the call off
+    except (ValueError, RecursionError):  # the call is cut off, or the model's JSON is none
         given = {}
     return {**block, "input": given if isinstance(given, dict) else {}}
 

@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from cluster.text.tool_calls.base import CallPiece
+
 # event(kind, **fields) writes an event of the stream.
 Event = Callable[..., bytes]
 
@@ -70,6 +72,7 @@ class CallItem:
     def __init__(self, index: int, name: str) -> None:
         self.name = name
         self.arguments = ""
+        self.is_complete = False
         self.call_id = f"call_{uuid.uuid4().hex[:24]}"
         self._id = f"fc_{uuid.uuid4().hex}"
         self._index = index
@@ -79,14 +82,15 @@ class CallItem:
             "response.output_item.added", output_index=self._index, item=self.body("in_progress")
         )
 
-    def add(self, event: Event, arguments: str) -> bytes:
+    def add(self, event: Event, piece: CallPiece) -> bytes:
         """More of its arguments."""
-        if not arguments:
+        self.is_complete = piece.is_end
+        if not piece.arguments:
             return b""
-        self.arguments += arguments
+        self.arguments += piece.arguments
         return event(
             "response.function_call_arguments.delta",
-            item_id=self._id, output_index=self._index, delta=arguments,
+            item_id=self._id, output_index=self._index, delta=piece.arguments,
         )  # fmt: skip
 
     def close(self, event: Event, status: str) -> bytes:

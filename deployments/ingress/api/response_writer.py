@@ -40,8 +40,9 @@ class ResponseWriter:
         self._num_events = 0
         self._items: list[TextItem | CallItem] = []
         self._is_open = False  # whether the last item may still grow
+        self._logprobs: list[dict[str, Any]] = []  # of tokens whose text has not come yet
         self._reason: FinishReason | None = None
-        self._has_calls = False
+        self._is_cut = False
 
     def whole(self, deltas: Sequence[Delta]) -> bytes:
         """The answer to a request without `stream`."""
@@ -61,12 +62,13 @@ class ResponseWriter:
         events = []
         for delta in deltas:
             self._reason = delta.finish_reason or self._reason
-            self._has_calls |= delta.has_calls
-            logprobs = self._logprobs(delta)
+            # Calls that are not the last of a delta are complete.
+            self._is_cut = delta.is_cut
+            self._logprobs += self._written_logprobs(delta)
             if delta.reasoning:
-                events.append(self._said(delta.reasoning, [], is_reasoning=True))
-            if delta.text or logprobs:
-                events.append(self._said(delta.text, logprobs, is_reasoning=False))
+                events.append(self._said(delta.reasoning, is_reasoning=True))
+            if delta.text:
+                events.append(self._said(delta.text, is_reasoning=False))
             events += [self._called(piece) for piece in delta.calls]
         return b"".join(events)
 
@@ -76,13 +78,13 @@ class ResponseWriter:
         body = self._ended()
         return events + self._event(f"response.{body['status']}", response=body)
 
-    def _said(self, text: str, logprobs: list[dict[str, Any]], *, is_reasoning: bool) -> bytes:
+    def _said(self, text: str, *, is_reasoning: bool) -> bytes:
         last = self._items[-1] if self._is_open else None
         events = b""
         if not isinstance(last, TextItem) or last.is_reasoning != is_reasoning:
             last = TextItem(len(self._items), is_reasoning=is_reasoning)
             events = self._begin(last)
-        return events + last.add(self._event, text, logprobs)
+        return events + last.add(self._event, text, self._taken_logprobs())
 
     def _called(self, piece: CallPiece) -> bytes:
         events = b""
@@ -90,9 +92,11 @@ class ResponseWriter:
             events = self._begin(CallItem(len(self._items), piece.name))
         last = self._items[-1]
         assert isinstance(last, CallItem), "a call's first piece has its name"
-        return events + last.add(self._event, piece.arguments)
+        self._taken_logprobs()  # an item of a call has no place for them
+        return events + last.add(self._event, piece)
 
     def _begin(self, item: TextItem | CallItem) -> bytes:
+        # Whatever is followed by something has been completed.
         events = self._items[-1].close(self._event, "completed") if self._is_open else b""
         self._items.append(item)
         self._is_open = True
@@ -103,12 +107,24 @@ class ResponseWriter:
         events = b""
         if not self._items:
             events = self._begin(TextItem(0, is_reasoning=False))
+        last = self._items[-1]
+        if isinstance(last, TextItem) and self._logprobs:  # of tokens without text
+            events += last.add(self._event, "", self._taken_logprobs())
         self._is_open = False
-        return events + self._items[-1].close(self._event, self._status)
+        return events + last.close(self._event, self._last_status)
 
     @property
     def _status(self) -> str:
-        return "incomplete" if self._reason is FinishReason.LENGTH else "completed"
+        is_cut = self._is_cut or self._reason is FinishReason.LENGTH
+        return "incomplete" if is_cut else "completed"
+
+    @property
+    def _last_status(self) -> str:
+        """Of the last item: a call may be complete though the answer is cut off behind it."""
+        last = self._items[-1]
+        if isinstance(last, CallItem):
+            return "completed" if last.is_complete else "incomplete"
+        return self._status
 
     def failing(self, error: DrafthouseError) -> bytes:
         """The events that end a stream with an error."""
@@ -119,7 +135,7 @@ class ResponseWriter:
             "error", code=error.code, message=error.message, param=error.param
         ) + self._event("response.failed", response=body)
 
-    def _logprobs(self, delta: Delta) -> list[dict[str, Any]]:
+    def _written_logprobs(self, delta: Delta) -> list[dict[str, Any]]:
         if not self._request.shows_logprobs:
             return []
         found: list[dict[str, Any]] = self._writer.write(delta.token_ids.tolist(), delta.logprobs)[
@@ -127,14 +143,18 @@ class ResponseWriter:
         ]
         return found
 
+    def _taken_logprobs(self) -> list[dict[str, Any]]:
+        taken, self._logprobs = self._logprobs, []
+        return taken
+
     def _ended(self) -> dict[str, Any]:
         """The whole answer, which is kept from now on."""
         status = self._status
-        # Whatever is followed by something has been completed.
         bodies = [item.body("completed") for item in self._items[:-1]]
-        body = self._body(status, [*bodies, self._items[-1].body(status)])
+        body = self._body(status, [*bodies, self._items[-1].body(self._last_status)])
         if status == "incomplete":
-            body["incomplete_details"] = {"reason": "max_output_tokens"}
+            is_full = self._reason is FinishReason.LENGTH
+            body["incomplete_details"] = {"reason": "max_output_tokens" if is_full else "stop"}
         generation = self._generation
         body["usage"] = {
             "input_tokens": generation.num_prompt_tokens,
@@ -172,7 +192,7 @@ class ResponseWriter:
             return (message,)
         try:
             return parse_messages([{**message, "tool_calls": calls}])
-        except RequestError:  # a call that was cut off has no arguments that can be told again
+        except RequestError:  # arguments that no prompt may have
             return (message,)
 
     def _body(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""Calls that are JSON objects, and the arguments of any call."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from cluster.text.tool_calls.base import NAME, CallPiece, Reads, Source
+
+
+class JsonValue:
+    """Finds the end of the JSON object or list that a text begins with."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._is_escaped = False
+        self.is_over = False
+
+    def push(self, text: str) -> int:
+        """How many characters of `text` belong to it."""
+        for place, character in enumerate(text):
+            if self._in_string:
+                if self._is_escaped:
+                    self._is_escaped = False
+                elif character == "\\":
+                    self._is_escaped = True
+                elif character == '"':
+                    self._in_string = False
+            elif character == '"':
+                self._in_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self.is_over = True
+                    return place + 1
+        return len(text)
+
+
+# What a call begins with whose arguments come while they are written.
+_HEAD = re.compile(
+    rf'\{{\s*"name"\s*:\s*"({NAME.pattern})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
+    r'(?=\{\s*["}]|\[)'
+)
+# Longer ones have white space that no model writes; so a look for one costs no more than this.
+_MAX_HEAD_LEN = 512
+
+
+def json_call(source: Source, at: int) -> Reads[int | None]:
+    """Read the object at `at`, behind white space: a call's name, and its arguments as they come.
+
+    A call that has its arguments before its name is read when it is complete.
+    """
+    start = yield from source.after_space(at)
+    if not source.text.startswith("{", start):
+        return start
+    value, end = JsonValue(), start
+    while (head := _HEAD.match(source.text, start, start + _MAX_HEAD_LEN)) is None:
+        end += value.push(source.text[end:])
+        if value.is_over or source.is_whole:
+            call = _whole_call(source.text[start:end])
+            if call is None:
+                return end
+            source.take(end)
+            yield source.called(*call, is_end=True)
+            return None
+        yield None
+    source.take(head.end())
+    yield source.called(head.group(1))
+    yield from arguments(source)
+    yield from _take_rest(source)
+    return None
+
+
+def arguments(source: Source) -> Reads[None]:
+    """Read the arguments that the source begins with, of the call that has been told."""
+    value = JsonValue()
+    while True:
+        piece = source.take(value.push(source.text))
+        if piece:
+            yield CallPiece(source.num_calls - 1, arguments=piece, is_end=value.is_over)
+        if value.is_over or source.is_whole:
+            return
+        yield None
+
+
+def _take_rest(source: Source) -> Reads[None]:
+    """Take what stands behind the arguments in the same object, if that is JSON."""
+    end = yield from source.after_space(0)
+    if source.text[end : end + 1] not in ("}", ","):
+        return
+    value = JsonValue()
+    value.push("{")
+    end += value.push(source.text[end:])
+    while not (value.is_over or source.is_whole):
+        yield None
+        end += value.push(source.text[end:])
+    if value.is_over and _is_json(f'{{"":0{source.text[:end]}'):
+        source.take(end)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _whole_call(text: str) -> tuple[str, str] | None:
+    """The name and the arguments of an object; None where it is no call."""
+    try:
+        call = json.loads(text)
+        given = call.get("arguments", call.get("parameters", {}))
+        written = given if isinstance(given, str) else json.dumps(given)
+    except (ValueError, RecursionError):
+        return None
+    name = call.get("name")
+    return (name, written) if isinstance(name, str) and NAME.fullmatch(name) else None

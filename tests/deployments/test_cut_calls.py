@@ -1,0 +1,136 @@
+"""Calls that a stop string or a limit cuts off, and answers that go back as a conversation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.core import FinishReason, TokenLogprob
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.api.response_request import parse_response
+from deployments.ingress.api.response_store import ResponseStore
+from deployments.ingress.api.response_writer import ResponseWriter
+from deployments.ingress.chat_message import whole_message
+from deployments.ingress.choice import Delta
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.generation import Generation
+from deployments.ingress.openai_request import parse_chat
+from deployments.ingress.tools import ChatUse
+from tests.deployments.test_openai_request import LIMITS, chat
+from tests.support.text.answers import WRITTEN, Apis, Asked, asked, read_answer
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+FORCED = ChatUse(reads_calls=True, is_forced=True)
+HEAD = '<tool_call>\n{"name": "ci'
+CUT = '<tool_call>\n{"name": "city", "arguments": {"name": "O'
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    return Tokenizer.load(byte_level_folder(folder))
+
+
+def answer(tokenizer: Tokenizer, text: str, way: Asked) -> list[Delta]:
+    return read_answer(tokenizer, way, [tokenizer.encode(text, add_special_tokens=False).tolist()])
+
+
+def told(tokenizer: Tokenizer, text: str, way: Asked) -> list[Any]:
+    """Of the chat: content and calls, finish_reason; of the response: statuses; stop_reason."""
+    deltas = answer(tokenizer, text, way)
+    (content, _, calls), reason, (_, item_statuses, status), _, stop = Apis(tokenizer).whole(deltas)
+    assert Apis(tokenizer).streamed(deltas) == Apis(tokenizer).whole(deltas)
+    return [content, [call["arguments"] for call in calls], reason, item_statuses, status, stop]
+
+
+def test_a_call_that_a_stop_string_cuts_is_told_as_cut(tokenizer: Tokenizer) -> None:
+    way = asked("hermes", stop=("slo", "erg"))
+    expected = ["", ['{"name": "O'], "stop", ["incomplete"], "incomplete", "stop_sequence"]
+    assert told(tokenizer, CUT + 'slo"}}', way) == expected
+
+
+def test_a_call_that_the_end_of_the_answer_cuts_is_told_as_cut(tokenizer: Tokenizer) -> None:
+    expected = ["", ['{"name": "O'], "stop", ["incomplete"], "incomplete", "end_turn"]
+    assert told(tokenizer, CUT, asked("hermes")) == expected
+    way = asked("hermes", end=FinishReason.LENGTH)
+    expected = ["", ['{"name": "O'], "length", ["incomplete"], "incomplete", "max_tokens"]
+    assert told(tokenizer, CUT, way) == expected
+
+
+def test_a_stop_string_behind_whole_calls_leaves_them_complete(tokenizer: Tokenizer) -> None:
+    way = asked("hermes", stop=("</tool_call>",))
+    content, _, reason, items, status, _ = told(tokenizer, WRITTEN["hermes"] + " more", way)
+    assert (content, reason, items, status) == ("", "tool_calls", ["completed"], "completed")
+
+
+@pytest.mark.parametrize("before", ["", WRITTEN["hermes"] + "\n"])
+@pytest.mark.parametrize("end", [FinishReason.STOP, FinishReason.LENGTH])
+def test_the_head_of_a_forced_call_is_no_content(
+    tokenizer: Tokenizer, before: str, end: FinishReason
+) -> None:
+    way = asked("hermes", use=FORCED, end=end)
+    content, calls, reason, items, status, _ = told(tokenizer, before + HEAD, way)
+    assert (content, len(calls), reason) == ("", bool(before), end.value)
+    # The call before it is complete, though the answer is not.
+    assert (items, status) == (["completed" if before else "incomplete"], "incomplete")
+
+
+def test_the_head_of_a_call_that_nobody_forced_stays_text(tokenizer: Tokenizer) -> None:
+    assert told(tokenizer, HEAD, asked("hermes"))[0] == HEAD
+
+
+@pytest.mark.parametrize("name", [r"\q", r"\ud83d", "", "a b", "x" * 65])
+def test_an_object_with_a_name_that_no_tool_has_stays_text(tokenizer: Tokenizer, name: str) -> None:
+    text = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
+    assert told(tokenizer, text, asked("hermes"))[:3] == [text, [], "stop"]
+
+
+def response_of(
+    tokenizer: Tokenizer, deltas: Sequence[Delta], store: ResponseStore, **more: Any
+) -> dict[str, Any]:
+    request = parse_response({"model": "demo", "input": "x", **more}, LIMITS, store)
+    made = Generation("resp_1", request.spec, tokenizer, Coordinators(), 8.0)
+    body: dict[str, Any] = json.loads(ResponseWriter(request, made, tokenizer, store).whole(deltas))
+    return body
+
+
+def test_logprobs_of_calls_and_reasoning_make_no_items(tokenizer: Tokenizer) -> None:
+    way = asked("hermes", is_reasoning=True)
+    tokens = tokenizer.encode(f"<think>hm</think>Yes.{CUT}", add_special_tokens=False).tolist()
+    deltas = [
+        dataclasses.replace(delta, logprobs=[TokenLogprob(-1.0)] * len(delta.token_ids))
+        for delta in read_answer(tokenizer, way, [[token] for token in tokens])
+    ]
+    asks = {"include": ["message.output_text.logprobs"]}
+    items = response_of(tokenizer, deltas, ResponseStore(1, 1), **asks)["output"]
+    assert [item["type"] for item in items] == ["reasoning", "message", "function_call"]
+    told = items[1]["content"][0]["logprobs"]
+    assert "".join(one["token"] for one in told).endswith("Yes.")
+
+
+def test_an_answer_with_a_cut_call_can_be_gone_on_with(tokenizer: Tokenizer) -> None:
+    """By its id or with its items, in a response or in a chat, the conversation is the same."""
+    store = ResponseStore(4, 10**6)
+    deltas = answer(tokenizer, CUT, asked("hermes"))
+    answered = response_of(tokenizer, deltas, store)
+    (item,) = answered["output"]
+    result = {"type": "function_call_output", "call_id": item["call_id"], "output": "what?"}
+    user = {"role": "user", "content": "x"}
+
+    def conversation(**body: Any) -> list[Any]:
+        found = parse_response({"model": "demo", **body}, LIMITS, store).messages
+        return [dict(message) for message in found]
+
+    by_id = conversation(previous_response_id=answered["id"], input=[result])
+    assert conversation(input=[user, item, result]) == by_id
+    assert by_id[1]["tool_calls"][0]["function"] == {"name": "city", "arguments": '{"name": "O'}
+    message = {**whole_message(deltas)}
+    message["tool_calls"][0]["id"] = item["call_id"]
+    tool = {"role": "tool", "tool_call_id": item["call_id"], "content": "what?"}
+    chat_prompt = parse_chat(chat(messages=[user, message, tool]), LIMITS).spec.prompts[0]
+    assert [dict(message) for message in chat_prompt.messages or ()] == by_id

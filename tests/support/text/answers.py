@@ -1,0 +1,222 @@
+"""Answers in pieces: what models write around tool calls, and what each API makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.core import FinishReason, Request, SamplingParams, TokenEvent, token_array
+from cluster.text.dialect import Dialect
+from cluster.text.reasoning import ReasoningMarkers
+from cluster.text.stream import TextStream
+from cluster.text.tokenizer import Tokenizer
+from cluster.text.tool_calls.registry import FORMATS
+from deployments.ingress.api.messages import MessagesRequest
+from deployments.ingress.api.messages_writer import MessagesWriter
+from deployments.ingress.api.response_request import ResponseRequest
+from deployments.ingress.api.response_store import ResponseStore
+from deployments.ingress.api.response_writer import ResponseWriter
+from deployments.ingress.chat_message import delta_json, finish_reason, whole_message
+from deployments.ingress.choice import Choice, Delta
+from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.generation import Generation
+from deployments.ingress.reading import Reading
+from deployments.ingress.spec import GenerationSpec, Prompt
+from deployments.ingress.tools import ChatUse
+
+MARKERS = ReasoningMarkers("<think>", "</think>", (7,), (8,))
+# Prompts that say nothing of the reasoning, begin it, and end it.
+PROMPTS = ((1,), (7,), (7, 8))
+
+
+def deepseek(text: str) -> str:
+    """Its markers, written in ASCII."""
+    return text.replace("|", "\uff5c").replace("_", "\u2581")
+
+
+ARGUMENTS = '{"name": "Oslo", "s": "}{\\" é"}'
+_OBJECT = f'{{"name": "city", "arguments": {ARGUMENTS}}}'
+# One call as each model writes it.
+WRITTEN: Mapping[str, str] = {
+    "hermes": f"<tool_call>\n{_OBJECT}\n</tool_call>",
+    "llama3": f'{{"name": "city", "parameters": {ARGUMENTS}}}',
+    "mistral": f"[TOOL_CALLS]city[ARGS]{ARGUMENTS}",
+    "deepseek": deepseek("<|tool_calls_begin|><|tool_call_begin|>city<|tool_sep|>")
+    + ARGUMENTS
+    + deepseek("<|tool_call_end|><|tool_calls_end|>"),
+    "harmony": "<|start|>assistant to=functions.city<|channel|>commentary json<|message|>"
+    f"{ARGUMENTS}<|call|>",
+}
+# What may stand around calls, or break them.
+_ANYWHERE = (
+    " ", "\n\n", "\t", "Yes", "x = 1", "é🙂", "{", "}", '"', "[", "]", ",", ";", "```", "\\",
+    _OBJECT, '{"name": "\\q", "arguments": {}}', '{"arguments": {"a": 1}, "name": "f"}',
+    '{"name": "f", "arguments": {}', '{"name": "f", "arguments": {}, "id": "1"}', '{"name": "',
+    '{"name": "", "arguments": {}}', '{"a": [1, {}]}', "<think>", "</think>", "<", "name",
+)  # fmt: skip
+_MARKERS: Mapping[str, Sequence[str]] = {
+    "hermes": ("<tool_call>", "</tool_call>", "<tool_", "call>", "</"),
+    "llama3": ("<|python_tag|>", "<|python", "; "),
+    "mistral": ("[TOOL_CALLS]", "[TOOL_CALLS] [", "[ARGS]", "[TOOL_", "CALLS]", "[CALL_ID]9"),
+    "deepseek": tuple(
+        map(
+            deepseek,
+            (
+                "<|tool_calls_begin|>", "<|tool_call_begin|>", "function<|tool_sep|>", "\n```json",
+                "<|tool_call_end|>", "<|tool_calls_end|>", "<|tool_call", "s_begin|>",
+            ),
+        )
+    ),
+    "harmony": (
+        "<|channel|>", "final", "analysis", "<|message|>", "<|end|>", "<|start|>assistant", "<|",
+        "<|channel|>final<|message|>", "<|channel|>analysis<|message|>", " to=functions.f",
+        "<|call|>", "<|return|>", "<|constrain|>json",
+    ),
+}  # fmt: skip
+
+
+def texts_of(name: str) -> Sequence[str]:
+    """Texts of which the answers of a model with this format are put together."""
+    return (WRITTEN[name], *_MARKERS[name], *_ANYWHERE)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How an answer is read.  prompt_ids: of PROMPTS."""
+
+    use: ChatUse
+    dialect: Dialect
+    prompt_ids: tuple[int, ...] = (1,)
+    stop: tuple[str, ...] = ()
+    end: FinishReason = FinishReason.STOP
+
+
+def asked(name: str, *, is_reasoning: bool = False, **more: Any) -> Asked:
+    is_harmony = name == "harmony"
+    dialect = Dialect(FORMATS[name], MARKERS if is_reasoning else None, is_harmony=is_harmony)
+    return Asked(**{"use": ChatUse(reads_calls=True), "dialect": dialect, **more})
+
+
+def read_answer(tokenizer: Tokenizer, asked: Asked, events: Sequence[Sequence[int]]) -> list[Delta]:
+    """The deltas of an answer whose tokens come in these events."""
+    prompt_ids = token_array(asked.prompt_ids)
+    reading = Reading(asked.use, asked.dialect, prompt_ids)
+    stream = TextStream(tokenizer, asked.stop, skip_special_tokens=False)
+    choice = Choice(0, stream, reading, None, Request("a", prompt_ids, SamplingParams()))
+    deltas: list[Delta] = []
+    for place, token_ids in enumerate(events):
+        reason = asked.end if place + 1 == len(events) else None
+        deltas += choice.feed(TokenEvent("a", 0, token_array(token_ids), finish_reason=reason))
+    return deltas
+
+
+class Apis:
+    """What the three APIs make of an answer, whole and streamed, without what is random in it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        spec = GenerationSpec((Prompt(text="x"),), SamplingParams())
+        self._tokenizer = tokenizer
+        self._generation = Generation("resp_1", spec, tokenizer, Coordinators(), 8.0)
+        self._response = ResponseRequest(spec, "m", (), {}, False, False, False, ())
+        self._message = MessagesRequest(spec, "m", False, ())
+
+    def whole(self, deltas: Sequence[Delta]) -> list[Any]:
+        message = whole_message(deltas)
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        response = json.loads(self._responses().whole(deltas))
+        answer = json.loads(self._messages().whole(deltas))
+        return [
+            (message["content"] or "", message.get("reasoning_content", ""), calls),
+            finish_reason(deltas[-1]),
+            _items(response),
+            _blocks(answer["content"]),
+            answer["stop_reason"],
+        ]
+
+    def streamed(self, deltas: Sequence[Delta]) -> list[Any]:
+        chunks = [json.loads(delta_json(delta)) for delta in deltas]
+        calls: list[dict[str, str]] = []
+        for piece in (piece for chunk in chunks for piece in chunk.get("tool_calls", ())):
+            if "name" in piece["function"]:
+                calls.append({"name": piece["function"]["name"], "arguments": ""})
+            calls[piece["index"]]["arguments"] += piece["function"]["arguments"]
+        said = ["".join(c.get(key, "") for c in chunks) for key in ("content", "reasoning_content")]
+        writer = self._responses()
+        events = [writer.chunks([delta]) for delta in deltas]
+        response = _events(writer.opening() + b"".join(events) + writer.closing())
+        message = self._messages()
+        events = [message.chunks([delta]) for delta in deltas]
+        answer = _events(message.opening() + b"".join(events) + message.closing())
+        return [
+            (*said, calls),
+            finish_reason(deltas[-1]),
+            _streamed_items(response),
+            _blocks(_streamed_blocks(answer)),
+            next(e["delta"]["stop_reason"] for e in answer if e["type"] == "message_delta"),
+        ]
+
+    def _responses(self) -> ResponseWriter:
+        store = ResponseStore(1, 1)
+        return ResponseWriter(self._response, self._generation, self._tokenizer, store)
+
+    def _messages(self) -> MessagesWriter:
+        return MessagesWriter(self._message, self._generation, "id")
+
+
+def _events(stream: bytes) -> list[dict[str, Any]]:
+    lines = stream.decode().split("\n")
+    return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data")]
+
+
+def _items(response: Mapping[str, Any]) -> tuple[Any, ...]:
+    items = [
+        (item["type"], item.get("name"), item.get("arguments") or item.get("content"))
+        for item in response["output"]
+    ]
+    return items, [item["status"] for item in response["output"]], response["status"]
+
+
+def _streamed_items(events: Sequence[Mapping[str, Any]]) -> tuple[Any, ...]:
+    """What a client puts together of the deltas, which the last event has to agree with."""
+    grown: dict[int, str] = {}
+    for event in events:
+        if event["type"].endswith(".delta"):
+            grown[event["output_index"]] = grown.get(event["output_index"], "") + event["delta"]
+    last = events[-1]["response"]
+    for index, item in enumerate(last["output"]):
+        whole = item["arguments"] if "arguments" in item else item["content"][0]["text"]
+        assert grown.get(index, "") == whole
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert done == last["output"]
+    assert events[-1]["type"] == f"response.{last['status']}"
+    return _items(last)
+
+
+def _blocks(blocks: Sequence[Mapping[str, Any]]) -> list[Any]:
+    return [
+        (block["type"], block.get("name"), block.get(block["type"], block.get("input")))
+        for block in blocks
+    ]
+
+
+def _streamed_blocks(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    inputs: dict[int, str] = {}
+    for event in events:
+        if event["type"] == "content_block_start":
+            blocks.append(dict(event["content_block"]))
+        elif event["type"] == "content_block_delta":
+            ((kind, text),) = [pair for pair in event["delta"].items() if pair[0] != "type"]
+            if kind == "partial_json":
+                inputs[event["index"]] = inputs.get(event["index"], "") + text
+            else:
+                blocks[event["index"]][kind] += text
+    for index, text in inputs.items():
+        try:
+            given = json.loads(text)
+        except ValueError:
+            given = {}
+        blocks[index]["input"] = given if isinstance(given, dict) else {}
+    return blocks

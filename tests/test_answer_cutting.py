@@ -1,0 +1,150 @@
+"""An answer is the same in every API, whole and streamed, whatever pieces its tokens come in.
+
+Speculation groups tokens as drafts are accepted, so text that depended on the grouping would depend
+on the drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.core import FinishReason
+from cluster.text.tokenizer import Tokenizer
+from cluster.text.tool_calls.base import CallPiece, Said
+from cluster.text.tool_calls.registry import FORMATS
+from deployments.ingress.tools import ChatUse
+from tests.support.text.answers import (
+    ARGUMENTS,
+    PROMPTS,
+    WRITTEN,
+    Apis,
+    Asked,
+    asked,
+    read_answer,
+    texts_of,
+)
+from tests.support.text.tokenizers_for_tests import byte_level_folder
+
+NUM_EXAMPLES = 5000 if settings.get_current_profile_name() == "nightly" else 200
+many = settings(max_examples=NUM_EXAMPLES, deadline=None)
+
+every_format = pytest.mark.parametrize("name", sorted(FORMATS))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(byte_level_folder(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def apis(tokenizer: Tokenizer) -> Apis:
+    return Apis(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def tokens_of(tokenizer: Tokenizer) -> Callable[[str], list[int]]:
+    """The text in tokens of one byte each, which may divide a character."""
+    ids = {tokenizer.token_bytes(token): token for token in range(tokenizer.vocab_size)}
+    return lambda text: [ids[bytes([byte])] for byte in text.encode()]
+
+
+def answers(name: str) -> st.SearchStrategy[str]:
+    return st.lists(st.sampled_from(texts_of(name)), max_size=12).map("".join)
+
+
+@st.composite
+def ways(draw: st.DrawFn, name: str) -> Asked:
+    """Ways to read an answer, with and without reasoning and stop strings."""
+    use = ChatUse(
+        reads_calls=draw(st.booleans()) or draw(st.booleans()),
+        is_forced=draw(st.booleans()),
+        is_parallel=draw(st.booleans()),
+        shows_reasoning=draw(st.booleans()),
+    )
+    stops = st.sampled_from(["slo", "</tool_call>", "\n\n", "}", '": "', " ", "é", "Yes", "<"])
+    return asked(
+        name,
+        is_reasoning=draw(st.booleans()),
+        use=use,
+        prompt_ids=draw(st.sampled_from(PROMPTS)),
+        stop=tuple(draw(st.lists(stops, max_size=2))),
+        end=draw(st.sampled_from([FinishReason.STOP, FinishReason.LENGTH])),
+    )
+
+
+def cut(tokens: list[int], places: list[int]) -> list[list[int]]:
+    borders = [0, *sorted(place % (len(tokens) + 1) for place in places), len(tokens)]
+    return [tokens[start:end] for start, end in pairwise(borders)]
+
+
+@every_format
+@many
+@given(data=st.data())
+def test_any_pieces_of_an_answer_give_the_same_messages(
+    name: str,
+    tokenizer: Tokenizer,
+    apis: Apis,
+    tokens_of: Callable[[str], list[int]],
+    data: st.DataObject,
+) -> None:
+    text, way = data.draw(answers(name)), data.draw(ways(name))
+    places = data.draw(st.lists(st.integers(0, 500), max_size=8))
+    tokens = tokens_of(text)
+    whole = read_answer(tokenizer, way, [tokens])
+    expected = apis.whole(whole)
+    assert apis.streamed(whole) == expected
+    for events in (cut(tokens, places), [[token] for token in tokens] or [[]]):
+        deltas = read_answer(tokenizer, way, events)
+        assert apis.whole(deltas) == expected
+        assert apis.streamed(deltas) == expected
+
+
+@every_format
+@many
+@given(data=st.data())
+def test_what_is_no_call_stays_text_to_the_byte(name: str, data: st.DataObject) -> None:
+    texts = [text for text in texts_of(name) if name != "harmony" or "<|" not in text]
+    text = "".join(data.draw(st.lists(st.sampled_from(texts), max_size=12)))
+    parser = FORMATS[name].parser()
+    parts = [*parser.push(text), *parser.finish()]
+    if not any(isinstance(part, CallPiece) for part in parts):
+        assert "".join(part.text for part in parts if isinstance(part, Said)) == text
+
+
+# Texts that stay text wherever they stand.
+PROSE = [
+    " ",
+    "\n",
+    "Yes",
+    "x = 1\n",
+    "é",
+    "{",
+    "}",
+    '"',
+    "<",
+    "</tool_call",
+    "[TOOL_",
+    "```python\n",
+]
+
+
+@pytest.mark.parametrize("name", sorted(set(FORMATS) - {"llama3", "harmony"}))
+@many
+@given(data=st.data())
+def test_text_around_calls_is_kept_but_for_white_space_alone(
+    name: str, data: st.DataObject
+) -> None:
+    prose = st.lists(st.sampled_from(PROSE), max_size=4).map("".join)
+    first, *later = data.draw(st.lists(prose, min_size=2, max_size=4))
+    parser = FORMATS[name].parser()
+    parts = parser.push(first + "".join(WRITTEN[name] + text for text in later)) + parser.finish()
+    said = "".join(part.text for part in parts if isinstance(part, Said))
+    assert said == "".join(text for text in (first, *later) if not text.isspace())
+    calls = [part for part in parts if isinstance(part, CallPiece)]
+    assert [part.name for part in calls if part.name] == ["city"] * len(later)
+    assert "".join(part.arguments for part in calls) == ARGUMENTS * len(later)
