@@ -48,7 +48,10 @@ def _last(tokens: Sequence[int], part: Sequence[int]) -> int:
 
 
 class ReasoningSplitter:
-    """Splits a text as it comes into its reasoning and its answer."""
+    """Splits a text as it comes into its reasoning and its answer.
+
+    White space before the opening marker and behind the closing one belongs to neither.
+    """
 
     def __init__(self, markers: ReasoningMarkers, *, begins_inside: bool | None) -> None:
         """begins_inside: as `ReasoningMarkers.begins_inside` says."""

@@ -27,8 +27,8 @@ class Delta:
 
     token_ids: only tokens that belong to the output.  stop: the stop string that ended the text,
     with FinishReason.STOP.  reasoning, calls: of a chat, which said the reasoning before the text
-    and the text before the calls; has_calls: some came, now or before; is_cut: the last of them is
-    not complete.  cumulative_logprob: of the whole text, where a beam search has found it.
+    and the text before the calls; has_calls: some came, now or before; is_cut: as of
+    `Reading`.  cumulative_logprob: of the whole text, where a beam search has found it.
     """
 
     choice: int

@@ -11,7 +11,7 @@ from deployments.ingress.tools import ChatUse
 class Reading:
     """Of one choice.  has_calls: whether there were any so far.
 
-    is_cut: whether the text so far ends within a call.
+    is_cut: whether the text so far ends within a call, or before one that is forced.
     """
 
     def __init__(self, use: ChatUse | None, dialect: Dialect, prompt_ids: TokenArray) -> None:
@@ -44,11 +44,11 @@ class Reading:
         return shown
 
     def _ended(self, parts: list[Part]) -> list[Part]:
-        """What the end of the text has shown to be no call: of a forced one it is the beginning."""
+        """What the end of the text has brought: text is then the beginning of a forced call."""
         if not self._use.is_forced:
             return parts
         kept = [part for part in parts if isinstance(part, CallPiece) or part.is_reasoning]
-        self.is_cut |= len(kept) < len(parts)
+        self.is_cut |= len(kept) < len(parts) or not self.has_calls
         return kept
 
 

@@ -80,6 +80,18 @@ def test_the_head_of_a_forced_call_is_no_content(
     assert (items, status) == (["completed" if before else "incomplete"], "incomplete")
 
 
+def test_a_forced_call_that_never_began_leaves_the_answer_incomplete(tokenizer: Tokenizer) -> None:
+    way = asked("hermes", use=FORCED, stop=("<tool_call>",))
+    assert told(tokenizer, CUT, way) == [
+        "",
+        [],
+        "stop",
+        ["incomplete"],
+        "incomplete",
+        "stop_sequence",
+    ]
+
+
 def test_the_head_of_a_call_that_nobody_forced_stays_text(tokenizer: Tokenizer) -> None:
     assert told(tokenizer, HEAD, asked("hermes"))[0] == HEAD
 
@@ -88,6 +100,16 @@ def test_the_head_of_a_call_that_nobody_forced_stays_text(tokenizer: Tokenizer) 
 def test_an_object_with_a_name_that_no_tool_has_stays_text(tokenizer: Tokenizer, name: str) -> None:
     text = f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>'
     assert told(tokenizer, text, asked("hermes"))[:3] == [text, [], "stop"]
+
+
+def test_arguments_of_any_depth_are_told(tokenizer: Tokenizer) -> None:
+    written = '{"a": ' * 1500 + "1" + "}" * 1500
+    text = f'<tool_call>{{"name": "city", "arguments": {written}}}</tool_call>'
+    whole = Apis(tokenizer).whole(answer(tokenizer, text, asked("hermes")))
+    assert whole[0] == ("", "", [{"name": "city", "arguments": written}])
+    assert response_of(
+        tokenizer, answer(tokenizer, text, asked("hermes")), ResponseStore(1, 10**6)
+    )["output"]
 
 
 def response_of(

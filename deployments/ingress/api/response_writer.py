@@ -192,7 +192,7 @@ class ResponseWriter:
             return (message,)
         try:
             return parse_messages([{**message, "tool_calls": calls}])
-        except RequestError:  # arguments that no prompt may have
+        except (RequestError, RecursionError):  # arguments that no prompt may have
             return (message,)
 
     def _body(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
