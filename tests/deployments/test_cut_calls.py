@@ -112,6 +112,16 @@ def test_arguments_of_any_depth_are_told(tokenizer: Tokenizer) -> None:
     )["output"]
 
 
+@pytest.mark.parametrize("number", ["NaN", "1e400", "-Infinity"])
+def test_arguments_that_are_no_json_leave_a_message_valid(
+    tokenizer: Tokenizer, number: str
+) -> None:
+    text = f'<tool_call>{{"name": "city", "arguments": {{"a": {number}}}}}</tool_call>'
+    (_, _, calls), *_, blocks, _ = Apis(tokenizer).whole(answer(tokenizer, text, asked("hermes")))
+    assert calls == [{"name": "city", "arguments": f'{{"a": {number}}}'}]
+    assert blocks == [("tool_use", "city", {})]
+
+
 def response_of(
     tokenizer: Tokenizer, deltas: Sequence[Delta], store: ResponseStore, **more: Any
 ) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _whole_call(text: str) -> tuple[str, str] | None:
     try:
         call = json.loads(text)
         given = call.get("arguments", call.get("parameters", {}))
-        written = given if isinstance(given, str) else json.dumps(given)
+        written = given if isinstance(given, str) else json.dumps(given, allow_nan=False)
     except (ValueError, RecursionError):
         return None
     name = call.get("name")

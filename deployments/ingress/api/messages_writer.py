@@ -152,7 +152,8 @@ def _complete(block: dict[str, Any], grown: str) -> dict[str, Any]:
         return {**block, block["type"]: grown}
     try:
         given = json.loads(grown or "{}")
-    except (ValueError, RecursionError):  # the call is cut off, or the model's JSON is none
+        json.dumps(given, allow_nan=False)  # what is told must be JSON
+    except (ValueError, RecursionError):  # the call is cut off, or its arguments are no JSON
         given = {}
     return {**block, "input": given if isinstance(given, dict) else {}}
 
