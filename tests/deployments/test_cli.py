@@ -17,121 +17,18 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
-import yaml
 
 from cluster.client import Client, GenerateRequest, SamplingOptions
 from deployments.cli import main
-from deployments.console_log import is_wanted
 from deployments.ports import why_not
 from tests.deployments.conftest import DEADLINE_S, MODEL, free_ports, wait_until
+from tests.support.deployments.command import REPOSITORY, Command, ports, running, write_config
 from tests.support.deployments.listening import listening
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def config_file(long_folder: Path, tmp_path: Path) -> Path:
     return write_config(long_folder, tmp_path)
-
-
-def write_config(long_folder: Path, folder: Path) -> Path:
-    """A tiny target and a drafter that needs no model, on ports of its own."""
-    engine = {"model": str(long_folder), "device": "cpu", "threads": 1, "num_pages": 64}
-    http, own_grpc, dashboard = free_ports(3)
-    document = {
-        "applications": [
-            {
-                "name": "cli",
-                "import_path": "deployments.app:build",
-                "args": {
-                    "model_name": MODEL,
-                    "target": {"engine": engine},
-                    "drafters": {"lookup": {"kind": "prompt_lookup"}},
-                    "http": {"port": http},
-                    "grpc": {"port": own_grpc},
-                    "dashboard": {"port": dashboard},
-                },
-            }
-        ],
-    }
-    path = folder / "serve.yaml"
-    path.write_text(yaml.safe_dump(document))
-    return path
-
-
-def ports(config_file: Path) -> tuple[int, int, int]:
-    """Of HTTP, of our own gRPC and of the dashboard."""
-    document = yaml.safe_load(config_file.read_text())
-    arguments = document["applications"][0]["args"]
-    own_grpc, dashboard = arguments["grpc"]["port"], arguments["dashboard"]["port"]
-    return arguments["http"]["port"], own_grpc, dashboard
-
-
-class Command:
-    """`drafthouse serve` in a process group of its own, with its output in files."""
-
-    def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
-        self.stdout = folder / "stdout"
-        self.stderr = folder / "stderr"
-        self.temporary = folder / "temporary"
-        self.temporary.mkdir()
-        # Not that of the Ray which other tests have started in this process.
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-        with self.stdout.open("w") as out, self.stderr.open("w") as err:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "deployments.cli", "serve", *arguments],
-                cwd=REPOSITORY,
-                env={**inherited, "TMPDIR": str(self.temporary), **environment},
-                stdout=out,
-                stderr=err,
-                start_new_session=True,
-            )
-
-    def wait_for(self, text: str) -> None:
-        def said() -> bool:
-            assert self.process.poll() is None, self.stderr.read_text()
-            return text in self.stdout.read_text() + self.stderr.read_text()
-
-        wait_until(said)
-
-    def family(self) -> list[int]:
-        """The processes below the command."""
-        pids, frontier = [], [self.process.pid]
-        while frontier:
-            for task in Path(f"/proc/{frontier.pop()}/task").glob("*/children"):
-                children = [int(pid) for pid in task.read_text().split()]
-                pids += children
-                frontier += children
-        return pids
-
-    def temporary_folder(self) -> Path:
-        """Where its Ray lives, as the raylet was told."""
-        for pid in self.family():
-            found = re.search(
-                r"/tmp/drafthouse-\w{8}", Path(f"/proc/{pid}/cmdline").read_text("utf-8", "replace")
-            )
-            if found:
-                return Path(found.group())
-        raise AssertionError("no process names its folder")
-
-    def stop(self, number: signal.Signals) -> int:
-        self.process.send_signal(number)
-        return self.process.wait(DEADLINE_S)
-
-    def end(self) -> None:
-        """Stop it, if it still runs."""
-        if self.process.poll() is None:
-            self.stop(signal.SIGTERM)
-
-    def said_by_others(self) -> list[str]:
-        """The lines on its stderr that are neither its own nor of its replicas' logs: Ray's."""
-        text = self.stderr.read_text()
-        own, _, _ = text.partition("Try it, in another terminal:")
-        rest = text.rpartition("with drafts and without\n")[2]
-        lines = own.splitlines() + rest.splitlines()
-        return [
-            line for line in lines if not line.startswith("drafthouse: ") and not is_wanted(line)
-        ]
 
 
 @pytest.fixture
@@ -152,13 +49,6 @@ def shared(shared_file: Path) -> Iterator[Command]:
     command = Command(shared_file.parent, str(shared_file))
     yield command
     command.end()
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_serve_says_one_line_and_what_to_type_next(shared: Command, shared_file: Path) -> None:

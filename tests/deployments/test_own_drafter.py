@@ -11,8 +11,9 @@ import pytest
 import yaml
 
 from deployments.readiness import health
-from tests.deployments.test_cli import Command, config_file
+from tests.deployments.test_cli import config_file
 from tests.draft.test_plugin import block
+from tests.support.deployments.command import Command
 
 __all__ = ["config_file"]
 

@@ -1,4 +1,4 @@
-"""Frames survive encoding and decoding, and a malformed item does not affect the others."""
+"""Frames survive encoding and decoding."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from cluster.client.generated import common_pb2
 from cluster.core import (
-    FinishReason,
     Proposal,
     SamplingParams,
     TokenEvent,
@@ -19,12 +18,10 @@ from cluster.core import (
     TokenTree,
     token_array,
 )
-from cluster.errors import ProtocolError
 from cluster.made_for import MadeFor
 from cluster.messages import (
     EventFrame,
     ProposalFrame,
-    Refusal,
     VerifyFrame,
     WorkerDescription,
 )
@@ -32,9 +29,8 @@ from cluster.rpc import codec
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
 from cluster.rpc.codec_target import VERDICT, VERIFY
-from cluster.rpc.conversations import ANSWER_AS_COORDINATOR, ANSWER_AS_DRAFTER, ANSWER_AS_TARGET
 from cluster.rpc.frames import FrameCodec
-from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
+from cluster.rpc.generated import target_pb2
 from tests.support.rpc import frames_strategy as frames
 from tests.support.rpc.frames_strategy import same, verify_item
 
@@ -124,225 +120,9 @@ def test_wide_arrays_are_narrowed_on_the_wire() -> None:
     assert codec.unpack_tokens(codec.pack_tokens(wide), "x").tolist() == [1, 2, 3]
 
 
-def test_a_malformed_item_is_refused_and_the_others_are_decoded() -> None:
-    message = target_pb2.VerifyFrame(released=["gone"])
-    good = target_pb2.VerifyItem(request_id="good", delta=b"\x01\x00\x00\x00")
-    torn = target_pb2.VerifyItem(request_id="torn", generation=7, delta=b"\x01\x00\x00")
-    empty = target_pb2.VerifyItem(request_id="empty")
-    uneven = target_pb2.VerifyItem(
-        request_id="uneven",
-        delta=b"\x01\x00\x00\x00",
-        tree_token_ids=bytes(8),
-        tree_parents=bytes(4),
-    )
-    message.items.extend([torn, good, empty, uneven])
-    decoded = VERIFY.decode(message.SerializeToString())
-    assert [item.request_id for item in decoded.frame.items] == ["good"]
-    assert decoded.frame.released == ("gone",)
-    assert [(r.request_id, r.generation) for r in decoded.refusals] == [
-        ("torn", 7),
-        ("empty", 0),
-        ("uneven", 0),
-    ]
-    assert {refusal.code for refusal in decoded.refusals} == {ProtocolError.code}
-    assert "3 bytes" in decoded.refusals[0].message
-
-
-def test_an_undecodable_verdict_becomes_a_refusal_of_its_item() -> None:
-    bad = target_pb2.Verdict(request_id="a", generation=3, path=bytes(4), token_ids=bytes(4))
-    message = target_pb2.VerdictFrame(verdicts=[bad])
-    frame = VERDICT.decode(message.SerializeToString()).frame
-    assert frame.verdicts == ()
-    assert [(r.request_id, r.generation) for r in frame.refusals] == [("a", 3)]
-    assert "1 accepted nodes and 1 tokens" in frame.refusals[0].message
-
-
-@pytest.mark.parametrize("field", ["path", "token_ids"])
-def test_a_torn_verdict_names_the_array(field: str) -> None:
-    torn = target_pb2.Verdict(request_id="a", token_ids=bytes(4))
-    setattr(torn, field, bytes(5))
-    (refusal,) = VERDICT.decode(
-        target_pb2.VerdictFrame(verdicts=[torn]).SerializeToString()
-    ).frame.refusals
-    assert refusal.message == f"{field} has 5 bytes; i32[] takes a multiple of 4"
-
-
-def test_a_verdict_has_a_log_probability_for_each_token_or_none() -> None:
-    odd = target_pb2.Verdict(
-        request_id="a",
-        generation=3,
-        path=bytes(4),
-        token_ids=bytes(8),
-        logprobs=common_pb2.Logprobs(logprobs=[-1.0], num_top=[0]),
-    )
-    event = coordinator_pb2.TokenEvent(
-        request_id="a", position=4, token_ids=bytes(8), logprobs=odd.logprobs
-    )
-    verdicts = VERDICT.decode(target_pb2.VerdictFrame(verdicts=[odd]).SerializeToString()).frame
-    (refusal,) = verdicts.refusals
-    assert (refusal.generation, refusal.message) == (3, "verdict has 2 tokens and 1 logprobs")
-    events = EVENT.decode(coordinator_pb2.EventFrame(events=[event]).SerializeToString()).frame
-    assert events.events[0].error_message == "event has 2 tokens and 1 logprobs"
-    assert (events.events[0].position, len(events.events[0].token_ids)) == (4, 0)
-
-
-@pytest.mark.parametrize(
-    ("token_ids", "survival", "problem"),
-    [([5, 6], [1.0], "2 token ids and 1 parents"), ([5], [1.0, 0.5], "2 survival values")],
-)
-def test_an_unreadable_proposal_reads_as_a_refusal_and_the_others_live_on(
-    token_ids: list[int], survival: list[float], problem: str
-) -> None:
-    tree = common_pb2.TokenTree(token_ids=token_ids, parents=[-1])
-    bad = draft_pb2.Proposal(request_id="a", generation=3, tree=tree, survival=survival)
-    good = draft_pb2.Proposal(request_id="b")
-    message = draft_pb2.ProposalFrame(proposals=[bad, good])
-    frame = PROPOSAL.decode(message.SerializeToString()).frame
-    assert [each.request_id for each in frame.proposals] == ["b"]
-    (refusal,) = frame.refusals
-    assert (refusal.request_id, refusal.generation, refusal.code) == ("a", 3, ProtocolError.code)
-    assert problem in refusal.message
-
-
-def test_tokens_without_parents_are_a_refusal_and_no_empty_tree() -> None:
-    tree = common_pb2.TokenTree(token_ids=[5])
-    message = draft_pb2.ProposalFrame(proposals=[draft_pb2.Proposal(request_id="a", tree=tree)])
-    frame = PROPOSAL.decode(message.SerializeToString()).frame
-    assert frame.proposals == ()
-    assert "1 token ids and 0 parents" in frame.refusals[0].message
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5, 1.5])
-def test_a_survival_that_is_not_a_probability_is_refused(value: float) -> None:
-    tree = TokenTree.chain([1, 2])
-    survival = np.array([0.5, value], dtype=np.float32)
-    proposal = Proposal("a", 1, 0, 0, tree, survival)
-    frame = PROPOSAL.decode(PROPOSAL.encode(ProposalFrame((proposal,)))[0]).frame
-    assert frame.proposals == ()
-    assert "no probability" in frame.refusals[0].message
-
-
-@pytest.mark.parametrize("parents", [[0, 0], [1, -1], [-1, 500], [-2, 0]])
-def test_a_tree_with_parents_that_lead_nowhere_is_refused(parents: list[int]) -> None:
-    tree = TokenTree.of([1, 2], parents)
-    good = Proposal("good", 1, 0, 0, TokenTree.chain([3]), np.ones(1, np.float32))
-    bad = Proposal("bad", 1, 0, 0, tree, np.ones(2, np.float32))
-
-    proposed = PROPOSAL.decode(PROPOSAL.encode(ProposalFrame((bad, good)))[0]).frame
-    asked = VERIFY.decode(VERIFY.encode(VerifyFrame((verify_item("a", tree), verify_item("b"))))[0])
-
-    assert [proposal.request_id for proposal in proposed.proposals] == ["good"]
-    assert [refusal.request_id for refusal in proposed.refusals] == ["bad"]
-    assert "parent" in proposed.refusals[0].message
-    assert [item.request_id for item in asked.frame.items] == ["b"]
-    assert [refusal.request_id for refusal in asked.refusals] == ["a"]
-
-
-def test_each_worker_answers_malformed_items_in_its_own_frame() -> None:
-    refusals = (Refusal("a", 1, "protocol_error", "why"),)
-    assert ANSWER_AS_TARGET.answer is not None
-    assert ANSWER_AS_TARGET.answer(refusals).refusals == refusals
-    assert ANSWER_AS_DRAFTER.answer is not None
-    assert ANSWER_AS_DRAFTER.answer(refusals).refusals == refusals
-    assert ANSWER_AS_COORDINATOR.answer is not None
-    (event,) = ANSWER_AS_COORDINATOR.answer(refusals).events
-    expected = TokenEvent(
-        "a", 0, token_array([]), (), FinishReason.ERROR, None, "protocol_error", "why"
-    )
-    assert same(event, expected)
-
-
-def test_an_undecodable_event_ends_its_request_with_an_error() -> None:
-    bad = coordinator_pb2.TokenEvent(request_id="a", position=5, token_ids=b"\x00")
-    frame = EVENT.decode(coordinator_pb2.EventFrame(events=[bad]).SerializeToString()).frame
-    (event,) = frame.events
-    assert event.finish_reason is FinishReason.ERROR
-    assert (event.request_id, event.position, event.error_code) == ("a", 5, ProtocolError.code)
-    assert event.error_message == "token_ids has 1 bytes; i32[] takes a multiple of 4"
-
-
-def test_a_request_without_parameters_is_refused() -> None:
-    params = common_pb2.SamplingParams()
-    speculation = coordinator_pb2.SpeculationOptions()
-    requests = [
-        coordinator_pb2.Request(id="a", prompt_ids=bytes(4), speculation=speculation),
-        coordinator_pb2.Request(id="b", prompt_ids=bytes(4), params=params),
-        coordinator_pb2.Request(id="c", params=params, speculation=speculation),
-    ]
-    message = coordinator_pb2.SubmitFrame(requests=requests, cancelled=["d"])
-    decoded = SUBMIT.decode(message.SerializeToString())
-    assert (decoded.frame.requests, decoded.frame.cancelled) == ((), ("d",))
-    assert [(each.request_id, each.generation, each.message) for each in decoded.refusals] == [
-        ("a", 0, "params is absent; send the request's own"),
-        ("b", 0, "speculation is absent; send the request's own"),
-        ("c", 0, "prompt_ids is empty; send at least one token"),
-    ]
-
-
-@pytest.mark.parametrize("field", ["prompt_ids", "output_ids"])
-def test_a_torn_array_is_refused_with_its_name(field: str) -> None:
-    torn = coordinator_pb2.Request(
-        id="a",
-        prompt_ids=bytes(4),
-        params=common_pb2.SamplingParams(),
-        speculation=coordinator_pb2.SpeculationOptions(),
-    )
-    setattr(torn, field, bytes(7))
-    decoded = SUBMIT.decode(coordinator_pb2.SubmitFrame(requests=[torn]).SerializeToString())
-    assert [refusal.message for refusal in decoded.refusals] == [
-        f"{field} has 7 bytes; i32[] takes a multiple of 4"
-    ]
-
-
-@pytest.mark.parametrize("field", ["delta", "tree_token_ids", "tree_parents"])
-def test_a_torn_item_is_refused_with_the_name_of_the_array(field: str) -> None:
-    torn = target_pb2.VerifyItem(request_id="a", generation=3, delta=bytes(4))
-    setattr(torn, field, bytes(9))
-    decoded = VERIFY.decode(target_pb2.VerifyFrame(items=[torn]).SerializeToString())
-    expected = Refusal(
-        "a", 3, ProtocolError.code, f"{field} has 9 bytes; i32[] takes a multiple of 4"
-    )
-    assert decoded.refusals == (expected,)
-
-
-def test_a_bias_without_a_value_for_each_token_is_refused() -> None:
-    params = common_pb2.SamplingParams(logit_bias_token_ids=[1, 2], logit_bias_values=[0.5])
-    commit = draft_pb2.Commit(request_id="a", generation=2, params=params)
-    good = draft_pb2.Commit(request_id="b")
-    message = draft_pb2.CommitFrame(commits=[commit, good], released=["c"])
-    decoded = COMMIT.decode(message.SerializeToString())
-    assert [each.request_id for each in decoded.frame.commits] == ["b"]
-    assert decoded.frame.released == ("c",)
-    (refusal,) = decoded.refusals
-    assert (refusal.request_id, refusal.generation, refusal.code) == ("a", 2, ProtocolError.code)
-    assert "2 logit_bias_token_ids and 1 logit_bias_values" in refusal.message
-
-
 def test_a_negative_seed_travels_as_its_64_bits() -> None:
     params = SamplingParams(seed=-1)
     assert codec.decode_params(codec.encode_params(params)).seed == 2**64 - 1
-
-
-def test_logprobs_that_do_not_add_up_are_refused() -> None:
-    for broken in (
-        common_pb2.Logprobs(logprobs=[-1.0, -2.0], num_top=[0]),
-        common_pb2.Logprobs(logprobs=[-1.0], num_top=[2]),
-        common_pb2.Logprobs(
-            logprobs=[-1.0], num_top=[1], top_token_ids=[5], top_logprobs=[-1.0, -2.0]
-        ),
-    ):
-        with pytest.raises(ProtocolError):
-            codec.decode_logprobs(broken)
-
-
-def test_an_unknown_finish_reason_is_a_protocol_error() -> None:
-    with pytest.raises(ProtocolError, match="99"):
-        codec.decode_finish(99)
-
-
-def test_bytes_that_are_not_a_frame_are_a_protocol_error() -> None:
-    with pytest.raises(ProtocolError, match="not a VerifyFrame"):
-        VERIFY.decode(b"\xff\xff\xff")
 
 
 def test_log_probabilities_keep_single_precision() -> None:

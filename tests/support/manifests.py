@@ -18,6 +18,12 @@ from cluster.config import Config, PlacementConfig
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCHEMAS = REPOSITORY.parent / "shared" / "schemas"
 
+# Folder of a kustomization and the Serve configuration that its RayService must carry.
+MANIFESTS = {
+    "base": ("k8s/base", "k8s/base/serve.yaml"),
+    "8xh100": ("k8s/overlays/8xh100", "configs/llama-70b-8xh100.yaml"),
+}
+
 
 def rendered(folder: Path) -> list[dict[str, Any]]:
     """The objects that `kubectl apply -k folder` would send; needs no cluster."""

@@ -1,0 +1,184 @@
+"""Wrong OpenAI bodies: the error names the field, and repeats no prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.errors import NotFoundError, RequestError, surface_of
+from deployments.ingress.body import parse_body
+from deployments.ingress.openai_request import parse_chat, parse_completion
+from tests.deployments.test_openai_request import LIMITS, chat, completion
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [1, "a"]}, "prompt"),
+    ({"prompt": [1, True]}, "prompt"),
+    ({"prompt": [1.0]}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": [100]}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": {"text": "x"}}, "prompt"),
+    ({"prompt": "half \ud800 pair"}, "prompt"),
+    ({"prompt": ["a"] * 9}, "prompt"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": 10**400}, "temperature"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": "x"}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 2**40}, "max_tokens"),
+    ({"max_tokens": 10**200}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": "9"}, "max_tokens"),
+    ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    ({"n": 0}, "n"),
+    ({"n": 5}, "n"),
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"seed": 2**70}, "seed"),
+    ({"seed": "x"}, "seed"),
+    ({"stop": ["a", "b", "c"]}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": 5}, "stop"),
+    ({"stop_token_ids": [100]}, "stop_token_ids"),
+    ({"stop_token_ids": "x"}, "stop_token_ids"),
+    ({"logprobs": 6}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"100": 1}}, "logit_bias"),
+    ({"logit_bias": {"\u0661": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"suffix": "x"}, "suffix"),
+    ({"user": 5}, "user"),
+    ({"metadata": {"task": 5}}, "metadata.task"),
+    ({"metadata": "code"}, "metadata"),
+    ({"speculation": {"max_node": 1}}, "speculation.max_node"),
+    ({"speculation": {"enabled": 1}}, "speculation.enabled"),
+    ({"speculation": {"max_draft_tokens": 99}}, "speculation.max_draft_tokens"),
+    ({"speculation": {"drafters": ["llm"]}}, "speculation.drafters"),
+    ({"speculation": {"latency_class": "urgent"}}, "speculation.latency_class"),
+    ({"speculation": {"latency_class": 4}}, "speculation.latency_class"),
+    ({"speculation": []}, "speculation"),
+    ({"temprature": 1}, "temprature"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_COMPLETIONS)
+def test_a_bad_completion_request_names_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_completion(completion(**fields), LIMITS)
+    assert caught.value.param == param
+    assert 400 <= surface_of(caught.value).http_status < 500
+    assert len(caught.value.message) < 300
+
+
+BAD_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": None}, "messages"),
+    ({"messages": []}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": ["hello"]}, "messages[0]"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool"}]}, "messages[0].content"),
+    ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages[0].content[0]",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "x", "tool_calls": [1]}]},
+        "messages[0].tool_calls",
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [1]}]},
+        "messages[0].tool_calls[0]",
+    ),
+    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+    ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs.chat_template"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"response_format": {"type": "poem"}}, "response_format.type"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": 2}, "logprobs"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"prompt": "x"}, "prompt"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param"), BAD_CHATS)
+def test_a_bad_chat_request_names_the_field(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_chat(chat(**fields), LIMITS)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize("model", ["gpt-5", "", None, 5])
+def test_another_model_is_refused(model: Any) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_completion(completion(model=model), LIMITS)
+    assert caught.value.param == "model"
+
+
+def test_an_unknown_model_is_not_found() -> None:
+    with pytest.raises(NotFoundError, match="'gpt-5' is not served; ask for 'demo'"):
+        parse_chat(chat(model="gpt-5"), LIMITS)
+
+
+def test_a_misspelt_field_is_answered_with_the_nearest_one() -> None:
+    with pytest.raises(RequestError, match="did you mean temperature"):
+        parse_completion(completion(temprature=1), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"temperature": NaN}',
+        b'{"temperature": Infinity}',
+        b'{"prompt": "\xff\xfe"}',
+        b'{"seed": ' + b"9" * 5000 + b"}",
+        b"[" * 100_000,
+    ],
+)
+def test_a_body_that_is_not_a_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestError):
+        parse_body(body)
+
+
+def test_no_message_repeats_prompt_text() -> None:
+    secret = "the launch code is 0000"
+    bad: list[dict[str, Any]] = [
+        {"prompt": {"text": secret}},
+        {"prompt": [secret, 5]},
+        {"messages": [{"role": "user", "content": {"x": secret}}]},
+    ]
+    for fields in bad:
+        parse = parse_chat if "messages" in fields else parse_completion
+        with pytest.raises(RequestError) as caught:
+            parse({"model": "demo", **fields}, LIMITS)
+        assert "launch" not in caught.value.message

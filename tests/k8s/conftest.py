@@ -1,0 +1,51 @@
+"""The manifests, rendered: each fixture is there once for each kustomization."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.config_file import ServeFile, load
+from tests.support.manifests import (
+    MANIFESTS,
+    REPOSITORY,
+    SCHEMAS,
+    only,
+    rendered,
+    strict_schema,
+)
+
+
+@pytest.fixture(scope="session", params=MANIFESTS)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def objects(name: str) -> list[dict[str, Any]]:
+    if shutil.which("kubectl") is None:
+        pytest.skip("kubectl, which renders the manifests, is not installed")
+    return rendered(REPOSITORY / MANIFESTS[name][0])
+
+
+@pytest.fixture(scope="session")
+def service(objects: list[dict[str, Any]]) -> dict[str, Any]:
+    return dict(only("RayService", objects))
+
+
+@pytest.fixture(scope="session")
+def serve_file(service: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> ServeFile:
+    path = tmp_path_factory.mktemp("serve") / "serve.yaml"
+    path.write_text(service["spec"]["serveConfigV2"], encoding="utf-8")
+    return load(path)
+
+
+@pytest.fixture(scope="session")
+def schema() -> dict[str, Any]:
+    path = SCHEMAS / "ray.io_rayservices.yaml"
+    if not path.exists():
+        pytest.skip("the KubeRay schemas are not here (../shared/schemas beside the repository)")
+    return strict_schema(yaml.safe_load(path.read_text(encoding="utf-8")))

@@ -1,0 +1,123 @@
+"""Block drafters of random weights in every published form, read from their files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from cluster.draft.heads.block import BlockHead
+from cluster.draft.heads.checkpoint import TargetShape
+from cluster.draft.heads.load import load_draft_head
+
+HIDDEN, HEADS, KV_HEADS, DIM, INNER, LAYERS = 32, 4, 2, 16, 48, 2
+VOCAB, DRAFT_VOCAB, TARGET_LAYERS, BLOCK, MASK, RANK = 50, 20, 9, 4, 49, 6
+TARGET = TargetShape(HIDDEN, VOCAB, TARGET_LAYERS)
+THETA = 5000.0
+OWN: dict[str, Any] = {
+    "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "head_dim": DIM,
+    "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": THETA, "model_type": "qwen3",
+    "max_position_embeddings": 64,
+}  # fmt: skip
+DFLASH = {
+    "architectures": ["DFlashDraftModel"], "block_size": BLOCK, "num_target_layers": TARGET_LAYERS,
+    "dflash_config": {"mask_token_id": MASK, "target_layer_ids": [1, 4, 6]}, **OWN,
+}  # fmt: skip
+SPARK_HEADS = {"markov_rank": RANK, "enable_confidence_head": True}
+DSPARK = {
+    "architectures": ["Qwen3DSparkModel"], "block_size": BLOCK, "mask_token_id": MASK,
+    "target_layer_ids": [1, 4, 6], "markov_head_type": "vanilla",
+    "confidence_head_with_markov": True, **SPARK_HEADS, **OWN,
+}  # fmt: skip
+SPECULATORS = {
+    "speculators_model_type": "dflash", "speculators_version": "0.9", "block_size": BLOCK,
+    "mask_token_id": MASK, "aux_hidden_state_layer_ids": [2, 5, 7], "draft_vocab_size": DRAFT_VOCAB,
+    "transformer_layer_config": OWN,
+}  # fmt: skip
+EMBEDDING = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
+OUTPUT = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(5))
+CONTEXT = 7
+TAPS = torch.randn(CONTEXT, 3 * HIDDEN, generator=torch.Generator().manual_seed(3))
+TOKENS = [3, 17, 8, 11, 30]  # the last known one, then what is drafted
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dflash": DFLASH,
+    "dflash with biases": {**DFLASH, "attention_bias": True},
+    "dflash of speculators": SPECULATORS,
+    "dspark": DSPARK,
+    "dspark gated": {**DSPARK, "markov_head_type": "gated", "confidence_head_with_markov": False},
+    "dspark rnn": {**DSPARK, "markov_head_type": "rnn", "enable_confidence_head": False},
+    "dspark without a markov head": {
+        **DSPARK, "markov_rank": 0, "confidence_head_with_markov": False,
+    },
+    "dspark of speculators": {
+        **SPECULATORS, "speculators_model_type": "dspark", "sample_from_anchor": True,
+        **SPARK_HEADS, "confidence_head_with_markov": True,
+    },
+}  # fmt: skip
+
+
+def tensors(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Random ones, as the configuration wants them."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
+
+    held = {
+        "fc.weight": drawn(HIDDEN, 3 * HIDDEN),
+        "hidden_norm.weight": 1 + drawn(HIDDEN),
+        "norm.weight": 1 + drawn(HIDDEN),
+    }
+    for layer in range(LAYERS):
+        prefix = f"layers.{layer}."
+        shapes = {
+            "q": (HEADS * DIM, HIDDEN), "k": (KV_HEADS * DIM, HIDDEN),
+            "v": (KV_HEADS * DIM, HIDDEN), "o": (HIDDEN, HEADS * DIM),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            held[f"{prefix}self_attn.{name}_proj.weight"] = drawn(*shape)
+            if config.get("attention_bias"):
+                held[f"{prefix}self_attn.{name}_proj.bias"] = drawn(shape[0])
+        for name in ("q_norm", "k_norm"):
+            held[f"{prefix}self_attn.{name}.weight"] = 1 + drawn(DIM)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            held[f"{prefix}{name}.weight"] = 1 + drawn(HIDDEN)
+        for name in ("gate", "up"):
+            held[f"{prefix}mlp.{name}_proj.weight"] = drawn(INNER, HIDDEN)
+        held[f"{prefix}mlp.down_proj.weight"] = drawn(HIDDEN, INNER)
+    size = config.get("draft_vocab_size", VOCAB)
+    if size != VOCAB:
+        held["lm_head.weight"] = drawn(size, HIDDEN)
+        held["d2t"] = torch.arange(size)  # target id = 2 i
+        held["t2d"] = torch.zeros(VOCAB, dtype=torch.bool)
+    if config.get("markov_rank"):
+        held["markov_head.markov_w1.weight"] = drawn(VOCAB, RANK) * 4
+        held["markov_head.markov_w2.weight"] = drawn(size, RANK) * 4
+        kind = config.get("markov_head_type", "vanilla")
+        if kind == "gated":
+            held["markov_head.gate_proj.weight"] = drawn(RANK, HIDDEN + RANK)
+            held["markov_head.gate_proj.bias"] = drawn(RANK)
+        if kind == "rnn":
+            held["markov_head.joint_proj.weight"] = drawn(3 * RANK, 2 * RANK + HIDDEN)
+            held["markov_head.joint_proj.bias"] = drawn(3 * RANK)
+    if config.get("enable_confidence_head"):
+        wide = HIDDEN + (RANK if config.get("confidence_head_with_markov") else 0)
+        held["confidence_head.proj.weight"] = drawn(1, wide)
+        held["confidence_head.proj.bias"] = drawn(1)
+    return held
+
+
+def loaded(
+    folder: Path, config: Mapping[str, Any], held: Mapping[str, torch.Tensor] | None = None
+) -> BlockHead:
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(dict(tensors(config) if held is None else held), folder / "model.safetensors")
+    shared = {"embedding": EMBEDDING, "output": OUTPUT}
+    head = load_draft_head(folder, TARGET, shared.__getitem__)
+    assert isinstance(head, BlockHead)
+    return head
