@@ -31,6 +31,11 @@ class DrafthouseError(Exception):
         self.message = message
         self.param = param  # the request field or configuration path at fault, if any
 
+    @property
+    def reason(self) -> str:
+        """The message without the name of the field, if it begins with that."""
+        return self.message.removeprefix(f"{self.param}: ")
+
 
 class RequestError(DrafthouseError):
     code = "invalid_request_error"

@@ -116,7 +116,7 @@ def _decode_prompt(message: generation_pb2.GenerateRequest) -> Any:
         return tuple(
             ChatMessage(turn.role, turn.content, turn.name) for turn in message.chat.messages
         )
-    raise RequestError("the prompt is absent; set text, chat or tokens", param="prompt")
+    raise RequestError("prompt: absent; set text, chat or tokens", param="prompt")
 
 
 def _decode_beams(sampling: generation_pb2.SamplingOptions) -> BeamSpec | None:
@@ -126,7 +126,8 @@ def _decode_beams(sampling: generation_pb2.SamplingOptions) -> BeamSpec | None:
     try:
         return decode_beam_spec(sampling.beam_search)
     except ProtocolError as error:
-        raise RequestError(error.message, param="beam_search.early_stopping") from None
+        name = "sampling.beam_search.early_stopping"
+        raise RequestError(f"{name}: {error.message}", param=name) from None
 
 
 def _decode_speculation(message: generation_pb2.SpeculationRequest) -> SpeculationOptions:

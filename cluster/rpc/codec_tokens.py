@@ -32,4 +32,4 @@ def decode_tokenize(message: pb.TokenizeRequest) -> str | tuple[ChatMessage, ...
         return tuple(
             ChatMessage(turn.role, turn.content, turn.name) for turn in message.chat.messages
         )
-    raise RequestError("the prompt is absent; set text or chat", param="prompt")
+    raise RequestError("prompt: absent; set text or chat", param="prompt")

@@ -61,13 +61,14 @@ class ChatTemplate:
         """Check `messages` and return their prompt text."""
         if not self.exists:
             raise RequestError(
-                "the model has no chat template; use the completions endpoint with plain text",
+                "messages: the model has no chat template; use the completions endpoint with plain "
+                "text",
                 param="messages",
             )
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-            raise RequestError("messages is not a list of messages", param="messages")
+            raise RequestError("messages: not a list; send a list of messages", param="messages")
         if not messages:
-            raise RequestError("messages is empty; send at least one message", param="messages")
+            raise RequestError("messages: empty; send at least one message", param="messages")
         plain = [self._checked(message, index) for index, message in enumerate(messages)]
         try:
             rendered = self._pretrained.apply_chat_template(
@@ -81,12 +82,12 @@ class ChatTemplate:
             # Templates report errors by raise_exception; their reason is meant for the caller.
             reason = str(error)[:_MAX_REASON_CHARS]
             raise RequestError(
-                f"the model's chat template refuses the messages: {reason}", param="messages"
+                f"messages: the model's chat template refuses them: {reason}", param="messages"
             ) from None
         except _TEMPLATE_ERRORS as error:
             # Python's own messages may quote content, so only the type of the error is given.
             raise RequestError(
-                f"the model's chat template cannot render the messages ({type(error).__name__}); "
+                f"messages: the model's chat template cannot render them ({type(error).__name__}); "
                 "send messages with a role and text content",
                 param="messages",
             ) from None  # a log would show the message and variables of the cause
@@ -95,18 +96,20 @@ class ChatTemplate:
     def _checked(self, message: Any, index: int) -> dict[str, Any]:
         param = f"messages[{index}]"
         if not isinstance(message, Mapping):
-            raise RequestError(f"{param} is not an object with role and content", param=param)
+            raise RequestError(
+                f"{param}: not an object; send one with role and content", param=param
+            )
         role = message.get("role")
         if not isinstance(role, str) or not self._knows_role(role):
             raise RequestError(
-                f"{param}.role is {str(role)[:40]!r}; use system, user, assistant or tool",
+                f"{param}.role: {str(role)[:40]!r}; use system, user, assistant or tool",
                 param=f"{param}.role",
             )
         checked = {**message, "role": self._native_role(role)}
         if message.get("content") is not None:
             checked["content"] = text_of(message["content"], f"{param}.content")
         elif not message.get("tool_calls"):
-            raise RequestError(f"{param}.content is missing; send a text", param=f"{param}.content")
+            raise RequestError(f"{param}.content: missing; send a text", param=f"{param}.content")
         if message.get("tool_calls"):
             checked["tool_calls"] = tool_calls_of(message["tool_calls"], param)
         return checked
@@ -155,22 +158,26 @@ def text_of(content: Any, param: str) -> str:
         return content
     if not isinstance(content, Sequence):
         raise RequestError(
-            f"{param} is {_kind(content)}; send a string or a list of text parts",
+            f"{param}: {_kind(content)}; send a string or a list of text parts",
             param=param,
         )
-    texts = []
-    for index, part in enumerate(content):
-        if isinstance(part, Mapping) and part.get("type") == "text":
-            text = part.get("text")
-            if isinstance(text, str):
-                texts.append(text)
-                continue
-        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    return "\n".join(_part_text(part, f"{param}[{i}]") for i, part in enumerate(content))
+
+
+def _part_text(part: Any, param: str) -> str:
+    if not isinstance(part, Mapping):
+        raise RequestError(f"{param}: {_kind(part)}; send a text part", param=param)
+    kind, text = part.get("type"), part.get("text")
+    if kind is None:
+        raise RequestError(f"{param}.type: missing; send text", param=f"{param}.type")
+    if kind != "text":
         raise RequestError(
-            f"{param}[{index}] has type {str(kind)[:40]!r}; this model takes text parts only",
-            param=f"{param}[{index}]",
+            f"{param}: a part of type {str(kind)[:40]!r}; this model takes text parts only",
+            param=param,
         )
-    return "\n".join(texts)
+    if not isinstance(text, str):
+        raise RequestError(f"{param}.text: {_kind(text)}; send a string", param=f"{param}.text")
+    return text
 
 
 def _kind(content: Any) -> str:
@@ -187,7 +194,7 @@ def tool_calls_of(calls: Any, param: str) -> list[dict[str, Any]]:
         path = f"{param}.tool_calls[{index}]"
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
-            raise RequestError(f"{path} is not an object with a function", param=path)
+            raise RequestError(f"{path}: not an object; send one with a function", param=path)
         arguments = function.get("arguments", {})
         if isinstance(arguments, str):
             with contextlib.suppress(ValueError):

@@ -39,7 +39,7 @@ def read_beams(fields: Fields, width: int) -> BeamSpec | None:
         # A prompt_logprobs of 0 asks for something.
         if value or (name == "prompt_logprobs" and value is not None):
             raise RequestError(
-                f"{name}: not served with beam search; remove {name} or use_beam_search", param=name
+                f"{name}: not served with beam search; remove it, or the search", param=name
             )
     if fields.get("echo") and fields.get("logprobs") is not None:
         raise RequestError(

@@ -67,6 +67,7 @@ class Generation:
         self._seeds = _seeds(spec)
         self.prompt_ids: list[TokenArray] = []
         self._spec = spec
+        self._names = spec.names
         self._tokenizer = tokenizer
         self._coordinators = coordinators
         self._max_chars_per_token = max_chars_per_token
@@ -240,7 +241,8 @@ class Generation:
     def _noting_errors(self) -> Iterator[None]:
         """What ends the request is said in its line of the log."""
         try:
-            yield
+            with self._names.told():
+                yield
         except DrafthouseError as error:
             self._error_code = error.code
             raise

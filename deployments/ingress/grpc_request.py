@@ -16,18 +16,38 @@ from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
 from deployments.ingress.beams import read_beams, with_beams
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, shown
+from deployments.ingress.names import Names
 from deployments.ingress.openai_request import check_model
 from deployments.ingress.predicted import with_prediction
 from deployments.ingress.prompt_logprobs import read_max_tokens, read_prompt_logprobs
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
-from deployments.ingress.structured import parse_json
+from deployments.ingress.structured import KINDS, parse_json
 
 _MAX_NAME_LEN = 128
 _SAME = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty",
     "repetition_penalty", "seed", "min_tokens", "ignore_eos", "prompt_logprobs",
 )  # fmt: skip
+_GRAMMAR = "sampling.grammar.source"
+# What GenerateRequest calls the fields of a completion.
+_NAMES = {
+    **{
+        name: f"sampling.{name}"
+        for name in (*_SAME, "max_tokens", "logprobs", "logit_bias", "stop", "stop_token_ids")
+    },
+    **{f"structured_outputs.{kind}": _GRAMMAR for kind in KINDS},
+    **{name: f"sampling.beam_search.{name}" for name in ("length_penalty", "early_stopping")},
+}
+
+
+def names_of(prompt: str | Sequence[ChatMessage] | TokenArray) -> Names:
+    """What a message calls its prompt."""
+    if isinstance(prompt, str):
+        return Names({"prompt": "text"})
+    if isinstance(prompt, np.ndarray):
+        return Names({"prompt": "tokens"})
+    return Names({"prompt": "chat.messages", "messages": "chat.messages"})
 
 
 def request_name(request: GenerationRequest) -> str:
@@ -47,6 +67,12 @@ def request_name(request: GenerationRequest) -> str:
 
 def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
     """Validate `request`; raises RequestError or NotFoundError with field, value and remedy."""
+    names = Names({**names_of(request.prompt).own, **_NAMES})
+    with names.told():
+        return _spec(request, limits, names)
+
+
+def _spec(request: GenerationRequest, limits: Limits, names: Names) -> GenerationSpec:
     check_model(request.model, limits)
     sampling = request.sampling
     values: dict[str, Any] = {name: getattr(sampling, name) for name in _SAME}
@@ -70,7 +96,7 @@ def to_spec(request: GenerationRequest, limits: Limits) -> GenerationSpec:
     spec = read_spec(
         fields,
         limits,
-        (prompt_of(request.prompt, limits),),
+        (dataclasses.replace(prompt_of(request.prompt, limits), names=names),),
         num_choices,
         read_max_tokens(fields, "max_tokens", is_prompt_wanted=prompt_logprobs is not None),
         fields.integer("logprobs", None, 0, limits.max_logprobs),
@@ -99,8 +125,9 @@ def _searched(
     width = asked.num_beams or spec.num_choices
     if not spec.num_choices <= width <= limits.max_choices:
         raise RequestError(
-            f"beam_search.num_beams: {width}; send n={spec.num_choices} to {limits.max_choices}",
-            param="beam_search.num_beams",
+            f"sampling.beam_search.num_beams: {width}; send n={spec.num_choices} to "
+            f"{limits.max_choices}",
+            param="sampling.beam_search.num_beams",
         )
     searched = Fields({**fields.values(), "use_beam_search": True})
     own = {"length_penalty": asked.length_penalty, "early_stopping": asked.early_stopping}
@@ -115,13 +142,13 @@ def _structured(grammar: GrammarSpec | None) -> dict[str, Any] | None:
     kind = "json" if grammar.kind == "json_schema" else grammar.kind
     if kind not in ("json", "regex", "choice", "grammar", "structural_tag"):
         raise RequestError(
-            f"grammar.kind: {shown(grammar.kind)}; send json_schema, regex, choice, grammar or "
-            "structural_tag",
-            param="grammar.kind",
+            f"sampling.grammar.kind: {shown(grammar.kind)}; send json_schema, regex, choice, "
+            "grammar or structural_tag",
+            param="sampling.grammar.kind",
         )
     source: Any = grammar.source
     if kind == "choice":
-        source = parse_json(source, "grammar.source")
+        source = parse_json(source, _GRAMMAR)
     return {kind: source}
 
 
@@ -158,14 +185,16 @@ def prompt_of(prompt: str | Sequence[ChatMessage] | TokenArray, limits: Limits) 
     if isinstance(prompt, str):
         if not prompt:
             raise RequestError("text: empty; send at least one character", param="text")
-        return Prompt(text=prompt)
+        return Prompt(text=prompt, names=names_of(prompt))
     if isinstance(prompt, np.ndarray):
         if len(prompt) == 0:
             raise RequestError("tokens: empty; send at least one token", param="tokens")
         check_ids(prompt, "tokens", limits)
-        return Prompt(token_ids=prompt)
+        return Prompt(token_ids=prompt, names=names_of(prompt))
     messages = [{"role": one.role, "content": one.content, "name": one.name} for one in prompt]
-    return Prompt(messages=parse_messages(messages))
+    names = names_of(prompt)
+    with names.told():
+        return Prompt(messages=parse_messages(messages), names=names)
 
 
 def _speculation(request: GenerationRequest) -> dict[str, Any]:

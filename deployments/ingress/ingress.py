@@ -146,7 +146,9 @@ class Ingress:
         limit_s = self.config.api.max_request_timeout_s
         if limit_s and (timeout_s is None or timeout_s > limit_s):
             timeout_s = limit_s
-        await self._grammars.check(spec.params.grammar)
+        names = spec.names
+        with names.told():
+            await self._grammars.check(spec.params.grammar)
         generation = Generation(
             request_id, spec, self.tokenizer, self.coordinators,
             self.config.ingress.max_chars_per_token,
@@ -155,7 +157,8 @@ class Ingress:
             dialect=self.limits.dialect,
         )  # fmt: skip
         try:
-            await generation.start(resumptions)
+            with names.told():
+                await generation.start(resumptions)
         except BaseException:
             generation.close()
             raise
@@ -164,10 +167,11 @@ class Ingress:
     async def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenArray:
         """The tokens of a prompt; raises RequestError for one that no context can hold."""
         limit = self.coordinators.max_context_len
-        check_lengths([prompt], limit, self.config.ingress.max_chars_per_token)
-        (token_ids,) = await encode_all(
-            [prompt], self.tokenizer, add_special_tokens=add_special_tokens
-        )
+        with prompt.names.told():
+            check_lengths([prompt], limit, self.config.ingress.max_chars_per_token)
+            (token_ids,) = await encode_all(
+                [prompt], self.tokenizer, add_special_tokens=add_special_tokens
+            )
         return token_ids
 
     def count_refusal(self, error: DrafthouseError) -> None:

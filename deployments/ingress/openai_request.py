@@ -17,6 +17,7 @@ from deployments.ingress.api.table import CHAT, COMPLETIONS
 from deployments.ingress.beams import read_beams, with_beams
 from deployments.ingress.chat import parse_messages, parse_template
 from deployments.ingress.fields import Fields, encodable, json_kind, shown
+from deployments.ingress.names import OF_CHATS
 from deployments.ingress.predicted import read_prediction, with_prediction
 from deployments.ingress.prompt_logprobs import most, read_max_tokens, read_prompt_logprobs
 from deployments.ingress.sampling import read_spec
@@ -81,10 +82,12 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
             f"top_logprobs: {top} needs logprobs; send logprobs: true", param="top_logprobs"
         )
     use = read_chat_use(fields, limits.dialect)
+    is_newer = fields.get("max_completion_tokens") is not None
     prompt = Prompt(
         messages=parse_messages(fields.get("messages")),
         tools=use.tools,
         template=parse_template(fields, use.template_arguments or {}),
+        names=OF_CHATS.also(max_tokens="max_completion_tokens" if is_newer else ""),
     )
     shown = read_prompt_logprobs(fields, limits)
     is_wanted = shown is not None
@@ -114,12 +117,14 @@ def with_chat_use(spec: GenerationSpec, use: ChatUse) -> GenerationSpec:
     params = spec.params
     if use.grammar is not None:
         if params.grammar is not None:
+            name = spec.grammar_field
             raise RequestError(
-                "response_format: the tools say what the answer must be, too; remove it, or send "
+                f"{name}: the tools say what the answer must be, too; remove it, or send "
                 "tool_choice auto and tools that are not strict",
-                param="response_format",
+                param=name,
             )
         params = dataclasses.replace(params, grammar=use.grammar)
+        spec = dataclasses.replace(spec, grammar_field="tools")
     return dataclasses.replace(spec, params=params, chat=use)
 
 

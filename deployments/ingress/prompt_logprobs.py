@@ -14,7 +14,7 @@ from deployments.ingress.fields import Fields
 from deployments.ingress.prompt_scores import PromptLogprobs
 from deployments.ingress.spec import Limits
 
-_NOTHING = "asks for nothing; send echo or prompt_logprobs with it, or at least 1"
+_NOTHING = "asks for nothing; send prompt_logprobs with it, or at least 1"
 
 
 def read_prompt_logprobs(fields: Fields, limits: Limits) -> int | None:

@@ -20,7 +20,7 @@ from deployments.ingress.api.table import (
 )
 from deployments.ingress.fields import Fields, encodable, shown
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
-from deployments.ingress.structured import read_grammar
+from deployments.ingress.structured import grammar_field, read_grammar
 
 
 def read_spec(
@@ -40,7 +40,8 @@ def read_spec(
     min_tokens = fields.integer("min_tokens", 0, 0, MAX_TOKENS) or 0
     if max_tokens and min_tokens > max_tokens:
         raise RequestError(
-            f"min_tokens: {min_tokens} exceeds max_tokens={max_tokens}; lower it",
+            f"min_tokens: {min_tokens} exceeds the {max_tokens} tokens that may be generated; "
+            "lower it",
             param="min_tokens",
         )
     defaults = limits.defaults
@@ -81,16 +82,18 @@ def read_spec(
         tenant=_tenant(fields),
         adapter=limits.adapter_of(fields.string("model", "")),
         is_prompt_only=max_tokens == 0,
+        grammar_field=grammar_field(fields),
     )
 
 
 def _check_sequences(num_prompts: int, num_choices: int, limits: Limits) -> None:
     total = num_prompts * num_choices
     if total > limits.max_sequences:
+        name = "prompt" if num_prompts > 1 else "n"
         raise RequestError(
-            f"prompt: {num_prompts} prompts times n={num_choices} are {total} sequences, the limit "
-            f"is {limits.max_sequences} (ingress.max_sequences_per_request); send fewer",
-            param="prompt" if num_prompts > 1 else "n",
+            f"{name}: {num_prompts} prompts times {num_choices} texts are {total} sequences, the "
+            f"limit is {limits.max_sequences} (ingress.max_sequences_per_request); send fewer",
+            param=name,
         )
 
 

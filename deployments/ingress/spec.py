@@ -10,6 +10,7 @@ from cluster.core import SamplingParams, SpeculationOptions, TokenArray
 from cluster.tenant import DEFAULT_TENANT
 from cluster.text.dialect import Dialect
 from deployments.ingress.api.contract import Compatibility
+from deployments.ingress.names import Names
 from deployments.ingress.tools import ChatUse
 
 Message = Mapping[str, Any]  # as chat templates read them; content is a text, "" for none
@@ -29,6 +30,7 @@ class Prompt:
     """Exactly one of: a text to tokenise, token ids, or the messages of a conversation.
 
     tools: for the template of a conversation.  template: what else it is given.
+    names: what the body that has it calls the fields of a request.
     """
 
     text: str | None = None
@@ -36,6 +38,7 @@ class Prompt:
     messages: tuple[Message, ...] | None = None
     tools: tuple[Mapping[str, Any], ...] = ()
     template: ChatOptions = field(default_factory=lambda: ChatOptions())
+    names: Names = field(default_factory=Names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,6 +56,7 @@ class GenerationSpec:
     prediction: what the client expects the output to be; prediction_drafters: those of its drafters
     that draft from it.
     truncate_prompt_tokens: prompts keep their last so many tokens; -1 = what fits, 0 = all.
+    grammar_field: that of a chat that the grammar comes from.
     """
 
     prompts: tuple[Prompt, ...]
@@ -75,6 +79,12 @@ class GenerationSpec:
     is_prompt_only: bool = False
     prediction: str = ""
     prediction_drafters: tuple[str, ...] = ()
+    grammar_field: str = ""
+
+    @property
+    def names(self) -> Names:
+        """What its body calls the fields that an error may name."""
+        return self.prompts[0].names.also(grammar=self.grammar_field)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

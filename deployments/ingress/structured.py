@@ -11,7 +11,7 @@ from cluster.grammar_spec import GrammarSpec
 from deployments.ingress.fields import Fields, encodable, json_kind, shown
 
 _MAX_CHOICES = 4096
-_KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -23,10 +23,22 @@ def read_grammar(fields: Fields) -> GrammarSpec | None:
     format_ = None if wanted is None else _format(Fields.of(wanted, "response_format"))
     if outputs is not None and format_ is not None:
         raise RequestError(
-            "structured_outputs: response_format says what the answer must be, too; send one",
-            param="structured_outputs",
+            "response_format: structured_outputs says what the answer must be, too; send one",
+            param="response_format",
         )
     return outputs or format_
+
+
+def grammar_field(fields: Fields) -> str:
+    """The field that `read_grammar` has found its grammar in, "" for none."""
+    outputs, format_ = fields.get("structured_outputs"), fields.get("response_format")
+    for kind in KINDS if outputs else ():
+        if outputs.get(kind) is not None and outputs.get(kind) is not False:
+            return f"structured_outputs.{kind}"
+    if format_ is None:
+        return ""
+    is_schema = format_.get("type") == "json_schema"
+    return "response_format.json_schema.schema" if is_schema else "response_format"
 
 
 def refuse_others(fields: Fields, *names: str) -> None:
@@ -67,7 +79,7 @@ def _format(fields: Fields) -> GrammarSpec | None:
 
 
 def _outputs(fields: Fields) -> GrammarSpec | None:
-    kinds = [kind for kind in _KINDS if fields.get(kind) not in (None, False)]
+    kinds = [kind for kind in KINDS if fields.get(kind) not in (None, False)]
     if not kinds:
         return None
     if len(kinds) > 1:

@@ -140,8 +140,8 @@ def _choice(value: Any, tools: Sequence[_Tool]) -> tuple[str, str]:
         return value, ""
     if not isinstance(value, dict) or value.get("type") != "function":
         raise RequestError(
-            f"tool_choice: {shown(value)}; send none, auto, required, or "
-            '{"type": "function", "function": {"name": ...}}',
+            f"tool_choice: {shown(value)}; send none, auto, required, or an object that names a "
+            "function",
             param="tool_choice",
         )
     name = Fields.of(value.get("function"), "tool_choice.function").string("name", "", max_len=64)

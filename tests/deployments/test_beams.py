@@ -104,7 +104,7 @@ def test_vllms_defaults_are_accepted_without_a_search() -> None:
     ("changes", "named"),
     [
         ({"resume": (ResumedChoice(0, token_array([1])),)}, "resume"),
-        ({"n": 3}, "beam_search.num_beams"),
+        ({"n": 3}, "sampling.beam_search.num_beams"),
     ],
 )
 def test_grpc_refuses_by_name(changes: dict[str, Any], named: str) -> None:

@@ -178,7 +178,7 @@ def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(
     with pytest.raises(InvalidRequestError, match="temperature") as caught:
         client.complete(encode_request(GenerationRequest(MODEL, "x", sampling=TOO_HOT)))
     assert not caught.value.message.startswith("gRPC status")
-    assert caught.value.param == "temperature"
+    assert caught.value.param == "sampling.temperature"
     with pytest.raises(InvalidRequestError) as caught:
         client.complete(encode_request(GenerationRequest("gpt-5", "x")))
     assert caught.value.code == "not_found_error"

@@ -84,7 +84,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "send a text"),
     (
         {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
-        "structured_outputs", "send one",
+        "response_format", "send one",
     ),
     ({"guided_json": SCHEMA}, "guided_json", "send structured_outputs.json"),
     ({"guided_regex": "a"}, "guided_regex", "send structured_outputs.regex"),

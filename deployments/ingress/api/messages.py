@@ -12,14 +12,10 @@ from cluster.errors import DrafthouseError, RequestError, surface_of
 from deployments.ingress.api.contract import Endpoint
 from deployments.ingress.api.table import MAX_TOKENS
 from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
-from deployments.ingress.api.tool_fields import (
-    OF_MESSAGES,
-    messages_fields,
-    shows_thinking,
-    told_by,
-)
+from deployments.ingress.api.tool_fields import chat_names, messages_fields, shows_thinking
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, json_kind, shown
+from deployments.ingress.names import Names, Turn, places_of
 from deployments.ingress.openai_request import model_of, with_chat_use
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Prompt
@@ -55,13 +51,9 @@ def parse_messages_request(values: Mapping[str, Any], limits: Limits) -> Message
         )
     # The parsers of the other endpoints read it all by OpenAI's names.
     as_chat = Fields({**messages_fields(fields), "stop": stop})
-
-    def read() -> GenerationSpec:
-        spec = read_spec(as_chat, limits, (prompt,), 1, max_tokens, None)
-        return with_chat_use(spec, use)
-
-    is_streamed = fields.boolean("stream", default=False)
-    return MessagesRequest(told_by(OF_MESSAGES, read), model, is_streamed, ignored)
+    with prompt.names.told():
+        spec = with_chat_use(read_spec(as_chat, limits, (prompt,), 1, max_tokens, None), use)
+    return MessagesRequest(spec, model, fields.boolean("stream", default=False), ignored)
 
 
 def parse_count_tokens(values: Mapping[str, Any], limits: Limits) -> tuple[Prompt, tuple[str, ...]]:
@@ -82,20 +74,28 @@ def _conversation(
     turns = [turn for i, one in enumerate(messages) for turn in _turns(one, f"messages[{i}]")]
     system = fields.get("system")
     if system is not None:
-        turns.insert(0, {"role": "system", "content": _text_blocks(system, "system")})
-    parsed = parse_messages(turns)
+        places = {"": "system", ".content": "system"}
+        turns.insert(0, Turn({"role": "system", "content": system}, places))
+    as_chat = Fields(messages_fields(fields))
+    names = Names(
+        {
+            "prompt": "messages", "stop": "stop_sequences",
+            "parallel_tool_calls": "tool_choice.disable_parallel_tool_use", **places_of(turns),
+            **chat_names(fields, "output_config.format", "output_config.effort", "input_schema"),
+        }
+    )  # fmt: skip
+    with names.told():
+        parsed = parse_messages([turn.message for turn in turns])
+        use = read_chat_use(as_chat, limits.dialect)
     # An answer that the client has begun is continued.
     continues = parsed[-1]["role"] == "assistant" and "tool_calls" not in parsed[-1]
-    use = told_by(
-        OF_MESSAGES, lambda: read_chat_use(Fields(messages_fields(fields)), limits.dialect)
-    )
     use = dataclasses.replace(use, shows_reasoning=shows_thinking(fields))
     options = ChatOptions(not continues, continues, use.template_arguments or {})
-    prompt = Prompt(messages=parsed, tools=use.tools, template=options)
+    prompt = Prompt(messages=parsed, tools=use.tools, template=options, names=names)
     return fields, model, prompt, use, tuple(opened.ignored)
 
 
-def _turns(message: Any, path: str) -> list[Any]:
+def _turns(message: Any, path: str) -> list[Turn]:
     """The messages of a chat that say the same: results of tools are messages of their own."""
     fields = Fields.of(message, path)
     role = fields.string("role", "", max_len=64)
@@ -105,49 +105,44 @@ def _turns(message: Any, path: str) -> list[Any]:
         )
     content = fields.get("content")
     if not isinstance(content, list):
-        return [{"role": role, "content": content}]
+        return [Turn({"role": role, "content": content}, {"": path})]
     texts: list[Any] = []
     calls: list[Any] = []
-    results: list[Any] = []
+    results: list[Turn] = []
+    places = {"": path}
     for index, block in enumerate(content):
         where = f"{path}.content[{index}]"
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
+            places |= _call_places(where, len(calls))
             arguments = json.dumps(block.get("input") or {})
             function = {"name": block.get("name"), "arguments": arguments}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":
-            text = block.get("content")
-            results.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": block.get("tool_use_id"),
-                    "content": "" if text is None else _text_blocks(text, f"{where}.content"),
-                }
-            )
+            results.append(_result(block, where))
         elif kind not in ("thinking", "redacted_thinking"):  # no part of a prompt
-            texts += _text_blocks([block], where.removesuffix(f"[{index}]"), index)
+            places[f".content[{len(texts)}]"] = where
+            texts.append(block)  # `parse_messages` says what is wrong
     turn: dict[str, Any] = {"role": role, "content": texts}
     if calls:
         turn |= {"tool_calls": calls, "content": texts or None}
-    return [*results, turn] if texts or calls or not results else results
+    return [*results, Turn(turn, places)] if texts or calls or not results else results
 
 
-def _text_blocks(content: Any, path: str, start: int = 0) -> Any:
-    """`content` as OpenAI's text parts, or the text that it is."""
-    if not isinstance(content, list):
-        return content
-    parts = []
-    for index, block in enumerate(content, start):
-        is_text = isinstance(block, dict) and block.get("type") == "text"
-        if not is_text or not isinstance(block.get("text"), str):
-            kind = block.get("type") if isinstance(block, dict) else json_kind(block)
-            name = f"{path}[{index}]"
-            raise RequestError(
-                f"{name}: a block of type {shown(kind)}; send blocks of text", param=name
-            )
-        parts.append({"type": "text", "text": block["text"]})
-    return parts
+def _call_places(path: str, number: int) -> dict[str, str]:
+    call = f".tool_calls[{number}]"
+    return {
+        call: path, f"{call}.function": path, f"{call}.function.arguments": f"{path}.input",
+    }  # fmt: skip
+
+
+def _result(block: Mapping[str, Any], path: str) -> Turn:
+    text = block.get("content")
+    content = "" if text is None else text
+    return Turn(
+        {"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content},
+        {"": path, ".tool_call_id": f"{path}.tool_use_id"},
+    )
 
 
 def error_body(error: DrafthouseError, request_id: str) -> bytes:

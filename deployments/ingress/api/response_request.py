@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,10 @@ from cluster.errors import RequestError
 from deployments.ingress.api.response_store import ResponseStore
 from deployments.ingress.api.table import MAX_NAME_LEN, MAX_TOKENS
 from deployments.ingress.api.table_responses import RESPONSES
-from deployments.ingress.api.tool_fields import OF_RESPONSES, response_fields, told_by
+from deployments.ingress.api.tool_fields import chat_names, response_fields
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, json_kind, shown
+from deployments.ingress.names import Names, Turn, places_of
 from deployments.ingress.openai_request import model_of, with_chat_use
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import ChatOptions, GenerationSpec, Limits, Message, Prompt
@@ -47,8 +48,9 @@ def parse_response(
     model = model_of(fields, limits)
     previous = fields.string("previous_response_id", "", MAX_NAME_LEN)
     earlier = store.get(previous, "previous_response_id").messages if previous else ()
-    # What is wrong is told by its place in `input`, also in what turns into messages.
-    messages = (*earlier, *_told_of_input(lambda: _messages(fields.get("input"))))
+    turns = _turns(fields.get("input"))
+    with Names({"messages": "input", **places_of(turns)}).told():
+        messages = (*earlier, *parse_messages([turn.message for turn in turns]))
     instructions = fields.string("instructions", "", 2**31)
     system: tuple[Message, ...] = ()
     if instructions:
@@ -62,20 +64,27 @@ def parse_response(
     max_tokens = fields.integer("max_output_tokens", None, 1, MAX_TOKENS)
     logprobs = top if shows_logprobs else None
 
-    def read() -> GenerationSpec:
-        as_chat = Fields(response_fields(fields))
+    as_chat = Fields(response_fields(fields))
+    before = [
+        *(Turn(message, {"": "instructions"}) for message in system),
+        *(Turn(message, {"": "previous_response_id"}) for message in earlier),
+    ]
+    names = Names(
+        {
+            "messages": "input", "prompt": "input", "max_tokens": "max_output_tokens",
+            **places_of([*before, *turns]),
+            **chat_names(fields, "text.format", "reasoning.effort", "parameters"),
+        }
+    )  # fmt: skip
+    with names.told():
         use = read_chat_use(as_chat, limits.dialect)
         prompt = Prompt(
             messages=(*system, *messages),
             tools=use.tools,
             template=ChatOptions(arguments=use.template_arguments or {}),
+            names=names,
         )
-        return with_chat_use(read_spec(as_chat, limits, (prompt,), 1, max_tokens, logprobs), use)
-
-    # Who sends vLLM's name of it is told by that one.
-    is_own = fields.get("response_format") is not None
-    names = tuple(name for name in OF_RESPONSES if not (is_own and "response_format" in name[0]))
-    spec = told_by(names, read)
+        spec = with_chat_use(read_spec(as_chat, limits, (prompt,), 1, max_tokens, logprobs), use)
     return ResponseRequest(
         spec=spec,
         model=model,
@@ -102,66 +111,69 @@ def parse_response(
     )
 
 
-def _told_of_input(parse: Callable[[], tuple[Message, ...]]) -> tuple[Message, ...]:
-    try:
-        return parse()
-    except RequestError as error:
-        name = (error.param or "").replace("messages", "input")
-        raise RequestError(error.message.replace("messages", "input"), param=name) from None
-
-
-def _messages(value: Any) -> tuple[Message, ...]:
+def _turns(value: Any) -> list[Turn]:
+    """The messages of a chat that say the same."""
     if isinstance(value, str):
         if not value:
             raise RequestError("input: empty; send at least one character", param="input")
-        return parse_messages([{"role": "user", "content": value}])
+        return [Turn({"role": "user", "content": value}, {"": "input", ".content": "input"})]
     if not isinstance(value, list):
         raise RequestError(f"input: {json_kind(value)}; send a string or a list", param="input")
     # Reasoning that comes back is no part of a prompt.
-    told = [
-        _chat_message(item, f"input[{i}]")
-        for i, item in enumerate(value)
-        if not (isinstance(item, dict) and item.get("type") == "reasoning")
-    ]
-    return parse_messages(_joined_calls(told))
+    return _joined_calls(
+        [
+            _turn(item, f"input[{i}]")
+            for i, item in enumerate(value)
+            if not (isinstance(item, dict) and item.get("type") == "reasoning")
+        ]
+    )
 
 
-def _joined_calls(messages: list[Any]) -> list[Any]:
+def _joined_calls(turns: list[Turn]) -> list[Turn]:
     """Calls that follow each other, or a text of the model's, are of one message."""
-    found: list[Any] = []
-    for message in messages:
-        last = found[-1] if found else None
-        is_call = isinstance(message, dict) and "tool_calls" in message
+    found: list[Turn] = []
+    for turn in turns:
+        last = found[-1].message if found else None
+        is_call = isinstance(turn.message, dict) and "tool_calls" in turn.message
         if is_call and isinstance(last, dict) and last.get("role") == "assistant":
-            calls = [*last.get("tool_calls", ()), *message["tool_calls"]]
-            found[-1] = {**last, "tool_calls": calls}
+            calls = last.get("tool_calls", [])
+            places = _call_places(turn.places[""], len(calls))
+            found[-1] = Turn(
+                {**last, "tool_calls": [*calls, *turn.message["tool_calls"]]},
+                {**found[-1].places, **places},
+            )
         else:
-            found.append(message)
+            found.append(turn)
     return found
 
 
-def _chat_message(item: Any, path: str) -> Any:
+def _turn(item: Any, path: str) -> Turn:
     """The message of a chat that says the same as an item of the input."""
     if not isinstance(item, dict):
-        return item  # `parse_messages` says what is wrong
+        return Turn(item, {"": path})  # `parse_messages` says what is wrong
     kind = item.get("type") or "message"
     if kind == "message":
-        return {"role": item.get("role"), "content": _content(item.get("content"))}
+        message = {"role": item.get("role"), "content": _content(item.get("content"))}
+        return Turn(message, {"": path})
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
-        return {"role": "assistant", "content": None, "tool_calls": [call]}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return Turn(message, {"": path, **_call_places(path, 0)})
     if kind == "function_call_output":
-        return {
-            "role": "tool",
-            "tool_call_id": item.get("call_id"),
-            "content": _content(item.get("output")),
-        }
+        output = _content(item.get("output"))
+        message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
+        places = {".content": f"{path}.output", ".tool_call_id": f"{path}.call_id"}
+        return Turn(message, {"": path, **places})
     raise RequestError(
         f"{path}.type: {shown(kind)} is not served; send messages, function_call and "
         "function_call_output",
         param=f"{path}.type",
     )
+
+
+def _call_places(path: str, number: int) -> dict[str, str]:
+    return {f".tool_calls[{number}]": path, f".tool_calls[{number}].function": path}
 
 
 def _content(value: Any) -> Any:

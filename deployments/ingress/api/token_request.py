@@ -11,9 +11,10 @@ from cluster.errors import RequestError
 from deployments.ingress.api.table import DETOKENIZE, TOKENIZE
 from deployments.ingress.chat import parse_messages, parse_template
 from deployments.ingress.fields import Fields, encodable, json_kind
+from deployments.ingress.names import OF_CHATS
 from deployments.ingress.openai_request import check_model, token_ids_of
 from deployments.ingress.spec import Limits, Prompt
-from deployments.ingress.tools import template_arguments
+from deployments.ingress.tools import read_chat_use
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,12 +32,15 @@ def parse_tokenize(values: Mapping[str, Any], limits: Limits) -> TokenizeRequest
     opened = TOKENIZE.open(values, limits.compatibility)
     fields = Fields(values)
     _check_named(fields, limits)
-    template = parse_template(fields, template_arguments(fields, limits.dialect))
+    use = read_chat_use(fields, limits.dialect)
+    template = parse_template(fields, use.template_arguments or {})
     text, messages = fields.get("prompt"), fields.get("messages")
     if (text is None) == (messages is None):
         raise RequestError("prompt: send either prompt or messages", param="prompt")
     if messages is not None:
-        prompt = Prompt(messages=parse_messages(messages), template=template)
+        prompt = Prompt(
+            messages=parse_messages(messages), tools=use.tools, template=template, names=OF_CHATS
+        )
     elif isinstance(text, str):
         prompt = Prompt(text=encodable(text, "prompt"))
     else:

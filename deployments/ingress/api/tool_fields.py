@@ -1,47 +1,32 @@
 """Tools and structured output of /v1/responses and /v1/messages, told in the fields of a chat.
 
-The chat's parsers read them; what they find wrong is told by the name that the client used.
+The chat's parsers read them; `chat_names` says what the body calls what they find wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from cluster.errors import RequestError
 from deployments.ingress.fields import Fields, json_kind, shown
 from deployments.ingress.structured import refuse_others
 
-T = TypeVar("T")
 
-Renamed = tuple[tuple[str, str], ...]
+def chat_names(fields: Fields, form: str, effort: str, schema: str) -> dict[str, str]:
+    """What the body calls what a chat has: its tools, its form and its reasoning.
 
-# What the chat calls it, and what the client did.
-OF_RESPONSES: Renamed = (
-    ("tool_choice.function", "tool_choice"), (".function", ""),
-    ("response_format.json_schema", "text.format"), ("response_format", "text.format"),
-    ("reasoning_effort", "reasoning.effort"),
-)  # fmt: skip
-OF_MESSAGES: Renamed = (
-    ("tool_choice.function", "tool_choice"), (".function.parameters", ".input_schema"),
-    (".function", ""), ("response_format.json_schema", "output_config.format"),
-    ("response_format", "output_config.format"), ("reasoning_effort", "output_config.effort"),
-    ("stop:", "stop_sequences:"),
-)  # fmt: skip
-
-
-def told_by(names: Renamed, parse: Callable[[], T]) -> T:
-    """What `parse` gives; its RequestErrors name the client's fields."""
-    try:
-        return parse()
-    except RequestError as error:
-        message, param = error.message, error.param
-        for chat, own in names:
-            message = message.replace(chat, own)
-            param = None if param is None else param.replace(chat, own)
-        if param == "stop" and OF_MESSAGES is names:
-            param = "stop_sequences"
-        raise type(error)(message, param=param) from None
+    form, effort: the fields.  schema: of a tool.
+    """
+    found = {
+        "tool_choice.function": "tool_choice", "reasoning_effort": effort,
+        "response_format": form, "response_format.json_schema": form,
+    }  # fmt: skip
+    if fields.get("response_format") is not None:  # vLLM's name of it
+        del found["response_format"], found["response_format.json_schema"]
+    for index in range(len(_listed(fields, "tools"))):
+        found[f"tools[{index}].function"] = f"tools[{index}]"
+        found[f"tools[{index}].function.parameters"] = f"tools[{index}].{schema}"
+    return found
 
 
 def response_fields(fields: Fields) -> dict[str, Any]:
@@ -51,7 +36,14 @@ def response_fields(fields: Fields) -> dict[str, Any]:
     found["tools"] = [_function(tool, f"tools[{i}]", "parameters") for i, tool in enumerate(tools)]
     choice = fields.get("tool_choice")
     if isinstance(choice, dict):
-        found["tool_choice"] = _named(choice.get("type"), choice.get("name"), choice)
+        kind = choice.get("type")
+        if kind != "function":
+            raise RequestError(
+                f"tool_choice.type: {shown(kind)} is not served; send function and a name, or "
+                "tool_choice none, auto or required",
+                param="tool_choice.type",
+            )
+        found["tool_choice"] = _named(choice.get("name"))
     answer = fields.get("text")
     if answer is not None:
         format_ = Fields.of(answer, "text").get("format")
@@ -78,7 +70,7 @@ def messages_fields(fields: Fields) -> dict[str, Any]:
         kinds = {"auto": "auto", "any": "required", "none": "none"}
         kind = asked.get("type")
         if kind == "tool":
-            found["tool_choice"] = _named("function", asked.get("name"), choice)
+            found["tool_choice"] = _named(asked.get("name"))
         elif isinstance(kind, str) and kind in kinds:
             found["tool_choice"] = kinds[kind]
         else:
@@ -135,10 +127,8 @@ def _function(tool: Any, path: str, schema: str) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _named(kind: Any, name: Any, choice: Mapping[str, Any]) -> Any:
-    """A choice of one function as the chat has it; others as they are, for it to refuse."""
-    if kind != "function":
-        return dict(choice)
+def _named(name: Any) -> dict[str, Any]:
+    """A choice of one function as the chat has it."""
     return {"type": "function", "function": {"name": name}}
 
 

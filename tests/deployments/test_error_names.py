@@ -1,0 +1,240 @@
+"""An error names the field of the body that it is about, whatever else is made of that body."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from cluster.errors import RequestError
+from cluster.grammar_spec import GrammarSpec
+from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptions
+from deployments.ingress.grpc_request import prompt_of, to_spec
+from deployments.ingress.names import Names
+from tests.deployments.test_openai_request import LIMITS
+from tests.deployments.test_tools_everywhere import folder
+from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+
+__all__ = ["folder"]
+
+USER: Any = {"role": "user", "content": "hi"}
+BAD_SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "poem"}}}
+LONG = "word " * 9000
+CALL: Any = {"type": "function", "function": {"name": "f", "arguments": "{"}}
+TOOL: Any = {"name": "f", "strict": True}
+BASES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x", "max_tokens": 1},
+    "/v1/chat/completions": {"messages": [USER], "max_tokens": 1},
+    "/v1/responses": {"input": "x", "max_output_tokens": 1},
+    "/v1/messages": {"messages": [USER], "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": [USER]},
+    "/tokenize": {"messages": [USER]},
+}
+
+Case = tuple[str, dict[str, Any], str]
+
+
+def form(schema: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "name": "a", "schema": schema}
+
+
+COMPLETIONS: list[Case] = [
+    ("/v1/completions", {"prompt": LONG}, "prompt"),
+    ("/v1/completions", {"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+    ("/v1/completions", {"structured_outputs": {"grammar": "start: b"}},
+     "structured_outputs.grammar"),
+    ("/v1/completions", {"structured_outputs": {"json": BAD_SCHEMA}}, "structured_outputs.json"),
+    ("/v1/completions",
+     {"response_format": {"type": "json_schema", "json_schema": {"name": "a",
+                                                                 "schema": BAD_SCHEMA}}},
+     "response_format.json_schema.schema"),
+    ("/v1/completions", {"max_tokens": 100_000}, "max_tokens"),
+]  # fmt: skip
+CHATS: list[Case] = [
+    *(("/v1/chat/completions", fields, param) for fields, param in (
+        ({"messages": [{"role": "user", "content": LONG}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+         "messages[0].content[0].text"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]},
+         "messages[0].content[0].type"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]},
+         "messages[1].tool_calls[0].function.arguments"),
+        ({"max_tokens": 100_000}, "max_tokens"),
+        ({"max_tokens": None, "max_completion_tokens": 100_000}, "max_completion_tokens"),
+        ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+        ({"response_format": {"type": "structural_tag", "format": 5}}, "response_format"),
+        ({"tool_choice": "required",
+          "tools": [{"type": "function", "function": {**TOOL, "parameters": BAD_SCHEMA}}]},
+         "tools"),
+        ({"tool_choice": "required", "structured_outputs": {"regex": "a"},
+          "tools": [{"type": "function", "function": TOOL}]}, "structured_outputs.regex"),
+        ({"prediction": {"type": "content", "content": [{"type": "text"}]}},
+         "prediction.content[0].text"),
+    )),
+    ("/tokenize", {"messages": [{"role": "user", "content": LONG}]}, "messages"),
+    ("/tokenize", {"messages": None, "prompt": "x" * 99_000}, "prompt"),
+]  # fmt: skip
+RESPONSES: list[Case] = [("/v1/responses", fields, param) for fields, param in (
+    ({"input": LONG}, "input"),
+    ({"instructions": LONG}, "input"),
+    ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type"),
+    ({"input": []}, "input"),
+    ({"input": ["x"]}, "input[0]"),
+    ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+     "input[0].content[0].text"),
+    ({"input": [{"type": "reasoning"}, {"role": "user", "content": 5}]}, "input[1].content"),
+    ({"input": [{"type": "reasoning"}, {"role": "wizard", "content": "x"}],
+      "instructions": "Be brief."}, "input[1].role"),
+    ({"input": [USER, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+                {"type": "function_call", "call_id": "b", "name": "f", "arguments": "{"}]},
+     "input[2].arguments"),
+    ({"input": [USER, {"type": "function_call", "call_id": "a", "arguments": "{}"}]},
+     "input[1].name"),
+    ({"input": [USER, {"type": "function_call_output", "call_id": 5, "output": "x"}]},
+     "input[1].call_id"),
+    ({"input": [{"type": "function_call_output", "call_id": "a", "output": [{"type": "text"}]}]},
+     "input[0].output[0].text"),
+    ({"max_output_tokens": 100_000}, "max_output_tokens"),
+    ({"text": {"format": form(BAD_SCHEMA)}}, "text.format.schema"),
+    ({"text": {"format": form(5)}}, "text.format.schema"),
+    ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}},
+     "text.format"),
+    ({"response_format": {"type": "poem"}}, "response_format.type"),
+    ({"structured_outputs": {"regex": "(a"}}, "structured_outputs.regex"),
+    ({"tool_choice": "required", "tools": [{"type": "function", **TOOL,
+                                            "parameters": BAD_SCHEMA}]}, "tools"),
+    ({"tools": [{"type": "function", **TOOL, "parameters": 5}]}, "tools[0].parameters"),
+    ({"tools": [{"type": "function", **TOOL}], "tool_choice": {"type": "function", "name": "g"}},
+     "tool_choice.name"),
+    ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+    ({"reasoning": {"effort": "utmost"}}, "reasoning.effort"),
+)]  # fmt: skip
+_CONVERSATIONS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [{"role": "user", "content": LONG}]}, "messages"),
+    ({"system": 5}, "system"),
+    ({"system": [{"type": "text"}]}, "system[0].text"),
+    ({"system": "s", "messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+     "messages[0].content[0].text"),
+    ({"system": "s", "messages": [
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"},
+                                     {"type": "image"}]}]}, "messages[0].content[1]"),
+    ({"messages": [USER, {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": 5}]}]}, "messages[1].content[0].tool_use_id"),
+    ({"messages": [USER, {"role": "user", "content": [
+        {"type": "tool_result", "content": [{"type": "text"}]}]}]},
+     "messages[1].content[0].content[0].text"),
+    ({"messages": [USER, {"role": "assistant", "content": [
+        {"type": "thinking"}, {"type": "tool_use", "input": {}}]}]},
+     "messages[1].content[1].name"),
+    ({"tools": [{"name": "f", "input_schema": 5}]}, "tools[0].input_schema"),
+    ({"output_config": {"effort": "utmost"}}, "output_config.effort"),
+]  # fmt: skip
+MESSAGES: list[Case] = [
+    *((path, fields, param) for path in ("/v1/messages", "/v1/messages/count_tokens")
+      for fields, param in _CONVERSATIONS),
+    *(("/v1/messages", fields, param) for fields, param in (
+        ({"max_tokens": 100_000}, "max_tokens"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": ["a"] * 99}, "stop_sequences"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": BAD_SCHEMA}}},
+         "output_config.format.schema"),
+        ({"tools": [{"name": "f", "input_schema": BAD_SCHEMA}], "tool_choice": {"type": "any"}},
+         "tools"),
+    )),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Server]:
+    with serving(tiny_config(folder)) as running:
+        yield running
+
+
+@pytest.mark.parametrize(("path", "fields", "param"), [*COMPLETIONS, *CHATS, *RESPONSES, *MESSAGES])
+def test_an_error_names_the_field_of_its_own_body(
+    server: Server, path: str, fields: dict[str, Any], param: str
+) -> None:
+    asked = {"model": MODEL, **BASES[path], **fields}
+    answer = httpx.post(f"{server.url}{path}", json=asked, timeout=60)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    if "param" in error:  # Anthropic's errors have none
+        assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages"])
+def test_a_prompt_of_too_many_tokens_is_told_by_the_bodys_name(server: Server, path: str) -> None:
+    text = "x " * server.ingress.coordinators.max_context_len
+    own = "input" if path == "/v1/responses" else "messages"
+    said = text if own == "input" else [{"role": "user", "content": text}]
+    asked = {"model": MODEL, **BASES[path], own: said}
+    error = httpx.post(f"{server.url}{path}", json=asked, timeout=60).json()["error"]
+    assert error["message"].startswith(f"{own}: the prompt has ")
+    assert error.get("param", own) == own
+
+
+def test_only_the_name_in_front_is_the_bodys_own() -> None:
+    names = Names({"messages": "input", "messages[1]": "input[4]", "stop": "stop_sequences"})
+    with (
+        pytest.raises(RequestError) as caught,
+        names.told(),
+    ):
+        raise RequestError("messages[1].role: messages stop: here", param="messages[1].role")
+    assert caught.value.param == "input[4].role"
+    assert caught.value.message == "input[4].role: messages stop: here"
+    assert names.of("stop_token_ids") == "stop_token_ids"
+    assert names.of("messages[10].content") == "input[10].content"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        (SamplingOptions(temperature=9.0), "sampling.temperature"),
+        (SamplingOptions(max_tokens=0), "sampling.max_tokens"),
+        (SamplingOptions(stop=("",)), "sampling.stop"),
+        (SamplingOptions(logit_bias={999: 1.0}), "sampling.logit_bias"),
+        (SamplingOptions(grammar=GrammarSpec("poem", "x")), "sampling.grammar.kind"),
+        (SamplingOptions(grammar=GrammarSpec("choice", "[")), "sampling.grammar.source"),
+        (SamplingOptions(grammar=GrammarSpec("json_schema", "5")), "sampling.grammar.source"),
+    ],
+)
+def test_a_call_names_the_field_of_its_message(options: SamplingOptions, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        to_spec(GenerationRequest("demo", "x", sampling=options), LIMITS)
+    assert caught.value.param == param
+    assert caught.value.message.startswith(f"{param}: ")
+
+
+def test_what_a_call_turns_out_to_lack_later_has_its_messages_name() -> None:
+    grammar = SamplingOptions(grammar=GrammarSpec("regex", "(a"))
+    names = to_spec(GenerationRequest("demo", "x", sampling=grammar), LIMITS).names
+    known = ("grammar", "prompt", "max_tokens")
+    assert [names.of(name) for name in known] == [
+        "sampling.grammar.source", "text", "sampling.max_tokens",
+    ]  # fmt: skip
+    assert prompt_of(np.array([1], np.int32), LIMITS).names.of("prompt") == "tokens"
+    chat = (ChatMessage("user", "x"), ChatMessage("function", "x"))
+    with pytest.raises(RequestError) as caught:
+        prompt_of(chat, LIMITS)
+    assert caught.value.param == "chat.messages[1].role"
+    assert prompt_of(chat[:1], LIMITS).names.of("messages[0].role") == "chat.messages[0].role"
+
+
+@pytest.mark.parametrize(
+    ("input_", "said"),
+    [
+        ([{"type": "item_reference"}], "send messages, function_call and function_call_output"),
+        ([{"role": "function", "content": "x"}], "the older form of tool"),
+    ],
+)
+def test_words_of_a_message_stay_as_they_are(server: Server, input_: Any, said: str) -> None:
+    asked = {"model": MODEL, "input": input_}
+    answer = httpx.post(f"{server.url}/v1/responses", json=asked, timeout=60)
+    assert said in answer.json()["error"]["message"]
