@@ -174,6 +174,19 @@ def test_tools_are_counted_with_the_prompt(messages: Any) -> None:
     assert messages.count_tokens(model=MODEL, messages=[USER], tools=[TOOL]).input_tokens > plain
 
 
+def test_tools_are_tokenised_as_a_chat_with_them_is(server: Server) -> None:
+    function = {"name": "weather", "parameters": SCHEMA}
+    said = {
+        "model": MODEL,
+        "messages": [USER],
+        "tools": [{"type": "function", "function": function}],
+    }
+    asked = {**said, "max_tokens": 1, "return_token_ids": True}
+    tokens = httpx.post(f"{server.url}/tokenize", json=said, timeout=60).json()["tokens"]
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=asked, timeout=60).json()
+    assert answer["prompt_token_ids"] == tokens
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [

@@ -281,11 +281,14 @@ TOKENIZE = Endpoint(
     (
         _ANY_MODEL,
         supported("prompt", text(), "a text; this or messages"),
-        *(dataclasses.replace(rule, is_required="[" in rule.name) for rule in _MESSAGES),
+        *(
+            dataclasses.replace(rule, is_required=rule.is_required and rule.name != "messages")
+            for rule in _MESSAGES
+        ),
         supported("add_special_tokens", BOOLEAN, "whether a text gets the model's own"),
         supported("return_token_strs", BOOLEAN, "each token as the vocabulary names it"),
         *_CHAT_TEMPLATE,
-        refused("tools", "remove it; tool calls are not served", []),
+        *(rule for rule in TOOLS if rule.name == "tools"),
     ),
 )
 

@@ -1,0 +1,48 @@
+"""A field that the table marks as required cannot be left out, and all others can."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from cluster.errors import RequestError
+from deployments.ingress.api.contract import Endpoint, Rule
+from deployments.ingress.api.endpoints import ENDPOINTS
+from deployments.ingress.api.table import TOKENIZE
+from tests.deployments.test_contract import PARSERS, parse, shown
+
+USER = {"role": "user", "content": "x"}
+REQUIRED = [
+    pytest.param(endpoint, rule, id=f"{endpoint.path} {rule.name}")
+    for endpoint in ENDPOINTS
+    for rule in endpoint.rules
+    if rule.is_required
+]
+
+
+def body_of(endpoint: Endpoint) -> dict[str, Any]:
+    body = copy.deepcopy(PARSERS[endpoint][0])
+    if endpoint.below("messages[]"):
+        body.pop("prompt", None)
+        body["messages"] = [dict(USER)]
+    return body
+
+
+@pytest.mark.parametrize(("endpoint", "rule"), REQUIRED)
+def test_a_required_field_is_missed_by_name(endpoint: Endpoint, rule: Rule) -> None:
+    body = body_of(endpoint)
+    place, _, name = rule.name.rpartition("[].")
+    del (body[place][0] if place else body)[name]
+    with pytest.raises(RequestError) as caught:
+        parse(endpoint, body)
+    assert caught.value.param == shown(rule.name)
+
+
+@pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda endpoint: endpoint.path)
+def test_the_required_fields_suffice(endpoint: Endpoint) -> None:
+    needed = {rule.name for rule in endpoint.rules if rule.is_required}
+    if endpoint is TOKENIZE:
+        needed.add("messages")  # or prompt
+    parse(endpoint, {key: value for key, value in body_of(endpoint).items() if key in needed})
