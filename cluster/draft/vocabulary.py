@@ -144,14 +144,14 @@ def readable_vocabulary(
         if theirs != ours:
             raise ConfigError(
                 f"{name}: its tokenizer has hash {ours}, the target's {theirs}; "
-                "draft with a model that shares the target's vocabulary",
+                "use a draft model with the target's tokenizer",
                 param=param,
             )
         size = min(context.vocab_size or size, size)
     elif context.vocab_size and context.vocab_size != size:
         raise ConfigError(
             f"{name}: its vocabulary has {size} tokens, the target's {context.vocab_size}; "
-            "draft with a model that shares the target's vocabulary",
+            "use a draft model with the target's tokenizer",
             param=param,
         )
     return ours, size

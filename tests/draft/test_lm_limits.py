@@ -112,7 +112,7 @@ def test_another_vocabulary_is_refused_at_start(
     options = LMOptions(engine=EngineConfig(model=str(llama_folder), device="cpu", num_pages=64))
     same = DrafterContext("lm", 8, 8, VOCAB, draft_engine(llama_folder).tokenizer_hash)
     LMDrafter(same, options)
-    with pytest.raises(ConfigError, match="tokenizer") as caught:
+    with pytest.raises(ConfigError, match="use a draft model with the") as caught:
         LMDrafter(dataclasses.replace(same, tokenizer_hash="another"), options)
     assert caught.value.param == "drafters.lm.options.engine.model"
     with pytest.raises(ConfigError, match="vocabulary has 288 tokens, the target's 300"):
