@@ -213,7 +213,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 404
     path, method, request_id = request.url.path[:200], request.method, request_id_of(request)
     if status == 404:
-        return error_response(NotFoundError(f"{path}: no such path; see /v1/models"), request_id)
+        return error_response(NotFoundError(f"{path}: no such path; see /"), request_id)
     headers = dict(getattr(error, "headers", None) or {})
     if method == "OPTIONS":
         allowed = f"{headers.get('Allow', '')}, OPTIONS".removeprefix(", ")

@@ -25,6 +25,8 @@ class Page:
 
 
 PAGES = (
+    Page("/", "What this is, its model and its endpoints; as HTML for browsers", "text/plain"),
+    Page("/docs", "The same", "text/plain"),
     Page("/v1/models", "The served models"),
     Page("/v1/models/{model}", "One model"),
     Page("/v1/responses/{response_id}", "An answer of /v1/responses that is kept"),

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from deployments.ingress.api.contract import warning_header
+from deployments.ingress.api.front_page import front_page
 from deployments.ingress.api.messages import parse_count_tokens
 from deployments.ingress.api.openapi import openapi
 from deployments.ingress.api.response_store import ResponseStore
@@ -38,6 +39,8 @@ class Pages:
     def routes(self) -> list[tuple[str, str, Handler]]:
         """Every method and path with its handler, except count_tokens, whose errors differ."""
         return [
+            ("GET", "/", self.front),
+            ("GET", "/docs", self.front),
             ("GET", "/v1/models", self.models),
             ("GET", "/v1/models/{model:path}", self.model),
             ("GET", "/v1/responses/{response_id}", self.response),
@@ -50,6 +53,9 @@ class Pages:
             ("POST", TOKENIZE.path, self.tokenize),
             ("POST", DETOKENIZE.path, self.detokenize),
         ]
+
+    async def front(self, request: Request) -> Response:
+        return front_page(request, self._ingress.limits, _VERSION)
 
     async def models(self, request: Request) -> Response:
         cards = list(map(self._card, self._ingress.limits.model_names))

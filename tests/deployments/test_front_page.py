@@ -1,0 +1,72 @@
+"""Who opens the server's address learns what it is, which model it serves, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import httpx
+import pytest
+
+from deployments.ingress.api.endpoints import ENDPOINTS
+from tests.support.deployments.server import serving, tiny_config
+
+NAME = "tiny & <small>"
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+@pytest.fixture(scope="module")
+def http(llama_folder: Path) -> Iterator[httpx.Client]:
+    config = replace(tiny_config(llama_folder), model_name=NAME)
+    with serving(config) as server, httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+class Read(HTMLParser):
+    """links: of the page.  text: as a browser shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value for name, value in attrs if name == "href" and value]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+@pytest.mark.parametrize("accept", ["*/*", "application/json", "text/html;q=0, */*"])
+def test_programs_read_ten_lines_of_text(http: httpx.Client, path: str, accept: str) -> None:
+    answer = http.get(path, headers={"Accept": accept})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert len(answer.text.splitlines()) == 10
+    assert f"Model: {NAME}\n" in answer.text
+    assert all(f"POST {endpoint.path} " in answer.text for endpoint in ENDPOINTS)
+    assert http.head(path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_browsers_read_the_same_with_links_that_lead_somewhere(
+    http: httpx.Client, path: str
+) -> None:
+    answer = http.get(path, headers={"Accept": BROWSER})
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["vary"] == "Accept"
+    read = Read()
+    read.feed(answer.text)
+    assert f"Model: {NAME}" in read.text
+    assert all(f"POST {endpoint.path}" in read.text for endpoint in ENDPOINTS)
+    assert {"/v1/models", "/health", "/openapi.json"} <= set(read.links)
+    assert all(http.get(link).status_code != 404 for link in read.links)
+
+
+def test_a_wrong_path_is_told_where_to_look(http: httpx.Client) -> None:
+    answer = http.get("/v2")
+    assert answer.status_code == 404
+    assert "see /" in answer.json()["error"]["message"]
