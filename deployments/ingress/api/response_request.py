@@ -151,7 +151,7 @@ def _turn(item: Any, path: str) -> Turn:
     """The message of a chat that says the same as an item of the input."""
     if not isinstance(item, dict):
         return Turn(item, {"": path})  # `parse_messages` says what is wrong
-    kind = item.get("type") or "message"
+    kind = "message" if item.get("type") is None else item["type"]
     if kind == "message":
         message = {"role": item.get("role"), "content": _content(item.get("content"))}
         return Turn(message, {"": path})

@@ -141,8 +141,11 @@ def _check_one_form(fields: Fields, name: str) -> None:
 
 def _form(fields: Fields) -> dict[str, Any]:
     """`response_format` for a form whose schema stands beside its type."""
-    if fields.get("type") != "json_schema":
-        return dict(fields.values())
+    kind = fields.get("type")
+    if kind != "json_schema":
+        # Of a type that is none, that is what is wrong, and not what stands beside it.
+        is_known = kind in (None, "text", "json_object", "structural_tag")
+        return dict(fields.values()) if is_known else {"type": kind}
     refuse_others(fields, "type", "name", "description", "schema", "strict")
     schema = {key: value for key, value in fields.values().items() if key != "type"}
     return {"type": "json_schema", "json_schema": schema}
