@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import jinja2
 
 from cluster.errors import ConfigError, RequestError
 from cluster.models.catalogue import REPOSITORY
+from cluster.text.json_text import json_or_text
 
 # OpenAI's roles; other roles are accepted if the template's source names them.
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -26,7 +25,9 @@ RESERVED_ARGUMENTS = frozenset(
 )  # fmt: skip
 
 # Errors that a template's expressions may raise for messages it was not written for.
-_TEMPLATE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+_TEMPLATE_ERRORS = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
 
 _MAX_REASON_CHARS = 200
 
@@ -195,9 +196,11 @@ def tool_calls_of(calls: Any, param: str) -> list[dict[str, Any]]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
             raise RequestError(f"{path}: not an object; send one with a function", param=path)
-        arguments = function.get("arguments", {})
+        arguments = function.get("arguments")
+        if arguments is None:
+            arguments = {}
         if isinstance(arguments, str):
-            with contextlib.suppress(ValueError):
-                arguments = json.loads(arguments or "{}")
+            # A call that was cut off is told as it was written.
+            arguments = json_or_text(arguments or "{}", f"{path}.function.arguments")
         parsed.append({**call, "function": {**function, "arguments": arguments}})
     return parsed

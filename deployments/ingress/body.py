@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
 from cluster.config import IngressConfig
 from cluster.errors import RequestError, TooLargeError, TooSlowError
+from cluster.text.json_text import parse_json
 from deployments.ingress.fields import json_kind
 
 T = TypeVar("T")
@@ -68,20 +68,7 @@ def parse_body(body: bytes) -> dict[str, Any]:
         raise RequestError(
             f"the body is not valid UTF-8 at byte {error.start}; encode it as UTF-8"
         ) from None
-    try:
-        value = json.loads(text, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise RequestError("the body is nested too deeply; flatten it") from None
-    except json.JSONDecodeError as error:
-        raise RequestError(
-            f"the body is not valid JSON: {error.msg} at line {error.lineno} column {error.colno}"
-        ) from None
-    except ValueError:
-        raise RequestError("the body contains a number with too many digits; shorten it") from None
+    value = parse_json(text, "")
     if not isinstance(value, dict):
         raise RequestError(f"the body is {json_kind(value)}; send a JSON object")
     return value
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise RequestError(f"{name} is not a JSON number; send a finite number")

@@ -11,7 +11,7 @@ from typing import Any
 from cluster.errors import RequestError
 from cluster.text.chat import text_of, tool_calls_of
 from deployments.ingress.api.table import MAX_MESSAGES, MAX_TOOL_CALLS
-from deployments.ingress.fields import Fields, encodable, json_kind
+from deployments.ingress.fields import Fields, encodable, encodable_json, json_kind
 from deployments.ingress.spec import ChatOptions, Message
 
 # The body's own limit comes first.
@@ -40,18 +40,19 @@ def _message(value: Any, path: str) -> Message:
             f"{path}.role: {remedy}; send system, user, assistant or tool", param=f"{path}.role"
         )
     message: dict[str, Any] = {"role": role}
-    calls = fields.get("tool_calls") or []
-    if calls and role != "assistant":
+    calls = fields.get("tool_calls")
+    calls = None if calls == [] else calls
+    if calls is not None and role != "assistant":
         raise RequestError(
             f"{path}.tool_calls: only messages of role assistant have some; remove them",
             param=f"{path}.tool_calls",
         )
     content = f"{path}.content"
-    if fields.get("content") is None and calls:
+    if fields.get("content") is None and calls is not None:
         message["content"] = ""  # templates ask for its length
     else:
         message["content"] = encodable(text_of(fields.get("content"), content), content)
-    if calls:
+    if calls is not None:
         message["tool_calls"] = _tool_calls(calls, path)
     for name, max_len in (("name", 256), ("tool_call_id", 256), ("reasoning_content", _MAX_TEXT)):
         text = fields.string(name, "", max_len)
@@ -74,7 +75,14 @@ def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
             raise RequestError(
                 f"{function}.name: missing; send the tool's name", param=f"{function}.name"
             )
-        encodable(str(call["function"].get("arguments")), f"{function}.arguments")
+        arguments = call["function"]["arguments"]
+        if not isinstance(arguments, str | dict):
+            raise RequestError(
+                f"{function}.arguments: {json_kind(arguments)}; send a JSON object as a text",
+                param=f"{function}.arguments",
+            )
+        encodable_json(arguments, f"{function}.arguments")
+        encodable_json(call, f"{name}[{index}]")
     return found
 
 

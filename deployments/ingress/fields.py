@@ -6,10 +6,13 @@ prompt text are described only by their type, so that no text reaches a log.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.errors import RequestError
+
+T = TypeVar("T")
 
 _JSON_NAMES: dict[type, str] = {
     dict: "an object",
@@ -78,7 +81,7 @@ class Fields:
             raise RequestError(
                 f"{name}: {shown(value)} is out of range; send {_interval(low, high)}", param=name
             )
-        return float(value)
+        return float(value) + 0.0  # -0.0 is 0
 
     def integer(self, key: str, default: int | None, low: int, high: int) -> int | None:
         """An integer in [low, high]; floats and booleans are refused."""
@@ -160,6 +163,12 @@ def encodable(text: str, name: str) -> str:
             f"{name}: contains half of a surrogate pair; send valid Unicode", param=name
         ) from None
     return text
+
+
+def encodable_json(value: T, name: str) -> T:
+    """Return a value of JSON if all texts in it are valid Unicode."""
+    encodable(json.dumps(value, ensure_ascii=False), name)
+    return value
 
 
 def _interval(low: float, high: float) -> str:

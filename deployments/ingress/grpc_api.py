@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import traceback
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -19,6 +17,7 @@ from cluster.rpc.generation import (
     Usage,
 )
 from cluster.rpc.status import status_code, trailing_metadata
+from deployments.ingress.bugs import hidden
 from deployments.ingress.choice import Delta
 from deployments.ingress.generation import Generation
 from deployments.ingress.grpc_request import request_name, to_spec
@@ -27,8 +26,6 @@ from deployments.ingress.ingress import Ingress
 from deployments.ingress.predicted import prediction_counts, prediction_idle
 from deployments.ingress.servicers import GENERATION
 from deployments.ingress.spec import Resumption
-
-log = logging.getLogger(__name__)
 
 
 class GrpcApi:
@@ -49,7 +46,7 @@ class GrpcApi:
         except DrafthouseError:
             raise
         except Exception as error:  # noqa: BLE001
-            raise _hidden(error) from None
+            raise hidden(error, "?") from None
 
     async def responses_with_status(self, body: Any, context: Any) -> AsyncIterator[Any]:
         """Yield the same for Serve's proxy; an error becomes the status of one empty response.
@@ -95,9 +92,9 @@ class GrpcApi:
             _set_status(context, error)
             raise error from None
         except Exception as error:  # noqa: BLE001
-            hidden = _hidden(error)
-            _set_status(context, hidden)
-            raise hidden from None
+            bug = hidden(error, "?")
+            _set_status(context, bug)
+            raise bug from None
 
     async def check(self, body: Any, context: Any) -> Any:
         """grpc.health.v1.Health/Check.  Raises, as Serve's proxy wants it of a unary call."""
@@ -127,14 +124,6 @@ class GrpcApi:
             return int(values.SERVICE_UNKNOWN)
         serving = self._ingress.coordinators.is_connected
         return int(values.SERVING if serving else values.NOT_SERVING)
-
-
-def _hidden(error: Exception) -> DrafthouseError:
-    """What a bug of ours becomes.  Its message may contain anything, including prompt text, so only
-    the location is logged."""
-    places = "".join(traceback.format_tb(error.__traceback__))
-    log.error("unexpected %s at\n%s", type(error).__name__, places)
-    return DrafthouseError("internal error; the server's log says where")
 
 
 def _service_of(body: Any) -> str:

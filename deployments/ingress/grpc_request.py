@@ -13,6 +13,7 @@ from cluster.core import TokenArray
 from cluster.errors import RequestError
 from cluster.grammar_spec import GrammarSpec
 from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
+from cluster.text.json_text import parse_json
 from deployments.ingress.beams import read_beams, with_beams
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.fields import Fields, shown
@@ -22,7 +23,7 @@ from deployments.ingress.predicted import with_prediction
 from deployments.ingress.prompt_logprobs import read_max_tokens, read_prompt_logprobs
 from deployments.ingress.sampling import read_spec
 from deployments.ingress.spec import GenerationSpec, Limits, Prompt
-from deployments.ingress.structured import KINDS, parse_json
+from deployments.ingress.structured import KINDS, grammar_of
 
 _MAX_NAME_LEN = 128
 _SAME = (
@@ -88,7 +89,6 @@ def _spec(request: GenerationRequest, limits: Limits, names: Names) -> Generatio
         "speculation": _speculation(request),
         "return_draft_sources": request.speculation.return_draft_sources,
         "cache_salt": request.cache_salt or None,
-        "structured_outputs": _structured(sampling.grammar),
     }
     fields = Fields(values)
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
@@ -104,6 +104,7 @@ def _spec(request: GenerationRequest, limits: Limits, names: Names) -> Generatio
     _check_resume(request.resume, num_choices, limits)
     spec = dataclasses.replace(
         with_prediction(spec, request.prediction, limits),
+        params=dataclasses.replace(spec.params, grammar=_grammar(sampling.grammar)),
         include_stop=sampling.include_stop,
         prompt_logprobs=prompt_logprobs,
     )
@@ -135,8 +136,8 @@ def _searched(
     return with_beams(spec, beams, spec.num_choices)
 
 
-def _structured(grammar: GrammarSpec | None) -> dict[str, Any] | None:
-    """The grammar under the names of HTTP."""
+def _grammar(grammar: GrammarSpec | None) -> GrammarSpec | None:
+    """The request's grammar, checked as those of HTTP are."""
     if grammar is None:
         return None
     kind = "json" if grammar.kind == "json_schema" else grammar.kind
@@ -146,10 +147,8 @@ def _structured(grammar: GrammarSpec | None) -> dict[str, Any] | None:
             "grammar or structural_tag",
             param="sampling.grammar.kind",
         )
-    source: Any = grammar.source
-    if kind == "choice":
-        source = parse_json(source, _GRAMMAR)
-    return {kind: source}
+    source = parse_json(grammar.source, _GRAMMAR) if kind == "choice" else grammar.source
+    return grammar_of(kind, source, _GRAMMAR)
 
 
 def _check_resume(resume: Sequence[ResumedChoice], num_choices: int, limits: Limits) -> None:

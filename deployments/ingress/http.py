@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import time
-import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -30,6 +28,7 @@ from deployments.ingress.api.table import CHAT, COMPLETIONS
 from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.table_responses import RESPONSES
 from deployments.ingress.body import read_object
+from deployments.ingress.bugs import hidden
 from deployments.ingress.choice import Delta
 from deployments.ingress.event_stream import EventStream, Writer, while_connected
 from deployments.ingress.generation import Generation
@@ -45,8 +44,6 @@ from deployments.ingress.request_scope import (
     timeout_of,
 )
 from deployments.ingress.spec import GenerationSpec, Limits, OpenAIRequest
-
-log = logging.getLogger(__name__)
 
 # Encoding this many takes about two milliseconds.
 _INLINE_LOGPROBS = 512
@@ -143,12 +140,7 @@ def answering(path: str, handler: Handler, body: ErrorBody = error_body) -> Hand
         except DrafthouseError as error:
             return error_response(error, request_id, body)
         except Exception as error:  # noqa: BLE001
-            # A bug of ours must become an answer.  Its message may contain anything, including
-            # prompt text, so only the location is logged.
-            places = "".join(traceback.format_tb(error.__traceback__))
-            log.error("unexpected %s id=%s at\n%s", type(error).__name__, request_id, places)
-            hidden = DrafthouseError("internal error; the server's log says where it happened")
-            return error_response(hidden, request_id, body)
+            return error_response(hidden(error, request_id), request_id, body)
 
     return answer
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from cluster.errors import RequestError
 from cluster.grammar_spec import GrammarSpec
-from deployments.ingress.fields import Fields, encodable, json_kind, shown
+from cluster.text.json_text import parse_json
+from deployments.ingress.fields import Fields, encodable, encodable_json, json_kind, shown
 
 _MAX_CHOICES = 4096
 KINDS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
@@ -59,7 +60,7 @@ def _format(fields: Fields) -> GrammarSpec | None:
     if kind == "json_object":
         return GrammarSpec("json_schema", _ANY_OBJECT)
     if kind == "structural_tag":
-        return GrammarSpec("structural_tag", _dumped(dict(fields.values())))
+        return grammar_of(kind, dict(fields.values()), "response_format")
     if kind != "json_schema":
         raise RequestError(
             f"response_format.type: {shown(kind)}; send text, json_object, json_schema or "
@@ -79,7 +80,9 @@ def _format(fields: Fields) -> GrammarSpec | None:
 
 
 def _outputs(fields: Fields) -> GrammarSpec | None:
-    kinds = [kind for kind in KINDS if fields.get(kind) not in (None, False)]
+    kinds = [kind for kind in KINDS if fields.get(kind) is not None]
+    if "json_object" in kinds and not fields.boolean("json_object", default=False):
+        kinds.remove("json_object")
     if not kinds:
         return None
     if len(kinds) > 1:
@@ -88,22 +91,27 @@ def _outputs(fields: Fields) -> GrammarSpec | None:
             param="structured_outputs",
         )
     (kind,) = kinds
-    path, value = f"structured_outputs.{kind}", fields.get(kind)
     if kind == "json_object":
-        return (
-            GrammarSpec("json_schema", _ANY_OBJECT) if fields.boolean(kind, default=False) else None
-        )
+        return GrammarSpec("json_schema", _ANY_OBJECT)
+    return grammar_of(kind, fields.get(kind), f"structured_outputs.{kind}")
+
+
+def grammar_of(kind: str, value: Any, path: str) -> GrammarSpec:
+    """The grammar of one of vLLM's kinds; raises RequestError, naming `path`, for what is none."""
     if kind == "json":
         return schema_grammar(_parsed(value, path), path)
     if kind == "choice":
-        texts = fields.strings(kind, _MAX_CHOICES, max_len=65536)
-        if not texts:
-            raise RequestError(f"{path}: an empty list; send at least one text", param=path)
+        if not isinstance(value, list) or not value:
+            what = "an empty list" if isinstance(value, list) else json_kind(value)
+            raise RequestError(f"{path}: {what}; send a list with at least one text", param=path)
+        texts = Fields({path: value}).strings(path, _MAX_CHOICES, max_len=65536) or ()
         return GrammarSpec("choice", _dumped(list(dict.fromkeys(texts))))
     if kind == "structural_tag":
-        return GrammarSpec("structural_tag", _dumped(_parsed(value, path)))
+        tag = Fields.of(_parsed(value, path), path).values()
+        return GrammarSpec("structural_tag", _dumped(encodable_json(tag, path)))
     if not isinstance(value, str) or not value:
-        raise RequestError(f"{path}: {json_kind(value)}; send a text", param=path)
+        what = "empty" if value == "" else json_kind(value)
+        raise RequestError(f"{path}: {what}; send a text with at least one character", param=path)
     return GrammarSpec(kind, encodable(value, path))
 
 
@@ -113,20 +121,12 @@ def schema_grammar(schema: Any, path: str) -> GrammarSpec:
         raise RequestError(f"{path}: missing; send a JSON schema", param=path)
     if not isinstance(schema, dict):
         raise RequestError(f"{path}: {json_kind(schema)}; send a JSON schema", param=path)
-    return GrammarSpec("json_schema", _dumped(schema))
+    return GrammarSpec("json_schema", _dumped(encodable_json(schema, path)))
 
 
 def _parsed(value: Any, path: str) -> Any:
     """vLLM takes schemas as objects, and as texts of them."""
     return parse_json(value, path) if isinstance(value, str) else value
-
-
-def parse_json(text: str, path: str) -> Any:
-    """The JSON value in a text of a request."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise RequestError(f"{path}: not valid JSON; send an object", param=path) from None
 
 
 def _dumped(value: Any) -> str:

@@ -1,0 +1,136 @@
+"""JSON that clients send, as a body or as a text in one: of bounded depth, its numbers finite."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from cluster.errors import RequestError
+
+# Containers in each other.  Who writes a value again (templates, encoders, compilers of grammars)
+# calls itself some times for each, and Python ends at a thousand calls.
+MAX_DEPTH = 100
+# What is deep is named by where it begins, as `tools[0].function.parameters`.
+_NAMED_KEYS = 4
+_MAX_SHOWN = 40
+
+_Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Unusable:
+    """A number that cannot be taken, as it was written."""
+
+    written: str
+
+
+def parse_json(text: str, name: str) -> Any:
+    """The value in `text`; raises RequestError for what is none, and says where.
+
+    name: the field that `text` is the value of, "" = it is the body, whose own fields are named.
+    """
+    subject = f"{name}:" if name else "the body is"
+    try:
+        return _load(text, name)
+    except json.JSONDecodeError as error:
+        raise RequestError(
+            f"{subject} not valid JSON: {error.msg} at line {error.lineno} column {error.colno}",
+            param=name or None,
+        ) from None
+
+
+def json_or_text(text: str, name: str) -> Any:
+    """The same, but a text that is no JSON stays the text that it is."""
+    try:
+        return _load(text, name)
+    except json.JSONDecodeError:
+        return text
+
+
+def _load(text: str, name: str) -> Any:
+    try:
+        value = json.loads(text, parse_float=_finite, parse_constant=_refuse)
+    except RecursionError:
+        raise _too_deep(name) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        raise _unusable(text, name) from None
+    if text.count("[") + text.count("{") > MAX_DEPTH:  # else it cannot be deep
+        _check_depth(value, name)
+    return value
+
+
+def _finite(written: str) -> float:
+    value = float(written)
+    if not math.isfinite(value):
+        raise ValueError
+    return value
+
+
+def _refuse(written: str) -> NoReturn:
+    raise ValueError
+
+
+def _check_depth(value: Any, name: str) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        children = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [one for each in children for one in each if isinstance(one, dict | list)]
+        if not level:
+            return
+    deep = next(path for path, _ in _walk(value) if len(path) >= MAX_DEPTH)
+    raise _too_deep(name or _place(deep[:_NAMED_KEYS]))
+
+
+def _too_deep(place: str) -> RequestError:
+    subject = f"{place}:" if place else "the body is"
+    return RequestError(
+        f"{subject} nested too deeply, beyond {MAX_DEPTH} levels; flatten it", param=place or None
+    )
+
+
+def _unusable(text: str, name: str) -> RequestError:
+    """Of a text with a number that is none here: it is read once more, to tell which."""
+
+    def of_float(written: str) -> Any:
+        return None if math.isfinite(float(written)) else _Unusable(written)
+
+    def of_integer(written: str) -> Any:
+        try:
+            int(written)
+        except ValueError:  # Python takes no more than some thousand digits
+            return _Unusable(written)
+
+    value = json.loads(text, parse_float=of_float, parse_int=of_integer, parse_constant=_Unusable)
+    found = ((path, each) for path, each in _walk(value) if isinstance(each, _Unusable))
+    # Of a key that stands twice only the last value is left.
+    path, number = next(found, ((), _Unusable("one of its numbers")))
+    place, written = name or _place(path), number.written
+    if len(written) > _MAX_SHOWN:
+        written = f"a number of {len(written)} characters"
+    return RequestError(
+        f"{place or 'the body'}: {written} is no finite number; send one that fits double "
+        "precision",
+        param=place or None,
+    )
+
+
+def _walk(value: Any) -> Iterator[tuple[_Path, Any]]:
+    """Everything in `value` with its path, in no particular order."""
+    pending: list[tuple[_Path, Any]] = [((), value)]
+    while pending:
+        path, each = pending.pop()
+        yield path, each
+        if isinstance(each, dict | list):
+            inner = each.items() if isinstance(each, dict) else enumerate(each)
+            pending += [((*path, key), one) for key, one in inner]
+
+
+def _place(path: _Path) -> str:
+    """As errors name it: `tools[0].function`."""
+    steps = (f"[{key}]" if isinstance(key, int) else f".{key[:_MAX_SHOWN]}" for key in path)
+    return "".join(steps).removeprefix(".")

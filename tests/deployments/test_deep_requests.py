@@ -1,0 +1,107 @@
+"""Bodies that are nested deep, on every endpoint: refused before anybody walks through them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.text.json_text import MAX_DEPTH
+from tests.support.deployments.server import MODEL, serving, tiny_config
+
+HELLO = {"role": "user", "content": "Go."}
+
+
+@pytest.fixture(scope="module")
+def http(llama_folder: Path) -> Iterator[httpx.Client]:
+    with (
+        serving(tiny_config(llama_folder)) as server,
+        httpx.Client(base_url=server.url, timeout=60) as client,
+    ):
+        yield client
+
+
+def deep(depth: int, *, is_list: bool = False) -> Any:
+    value: Any = {}
+    for _ in range(depth - 1):
+        value = [value] if is_list else {"a": value}
+    return value
+
+
+def with_schema(path: str, value: Any) -> dict[str, Any]:
+    """A body of the endpoint with `value` where a schema may stand."""
+    tool = {"name": "f", "parameters": value}
+    messages = {"messages": [HELLO], "max_tokens": 1}
+    custom = {"tools": [{"name": "f", "input_schema": value}]}
+    return {
+        "/v1/completions": {"prompt": "x", "structured_outputs": {"json": value}},
+        "/v1/chat/completions": {**messages, "tools": [{"type": "function", "function": tool}]},
+        "/v1/responses": {"input": "x", "tools": [{"type": "function", **tool}]},
+        "/v1/messages": {**messages, **custom},
+        "/v1/messages/count_tokens": {"messages": [HELLO], **custom},
+        "/tokenize": {"messages": [HELLO], "chat_template_kwargs": {"x": value}},
+        "/detokenize": {"tokens": value},
+    }[path]
+
+
+PATHS = (
+    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
+    "/v1/messages/count_tokens", "/tokenize", "/detokenize",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_too_deep_is_refused_in_few_lines(
+    http: httpx.Client, caplog: pytest.LogCaptureFixture, path: str, is_list: bool
+) -> None:
+    caplog.set_level(logging.INFO)
+    for depth in (MAX_DEPTH, 500, 900):
+        body = {"model": MODEL, **with_schema(path, deep(depth, is_list=is_list))}
+        response = http.post(path, json=body)
+        assert response.status_code == 400
+        assert "nested too deeply" in response.json()["error"]["message"]
+    own = [one for one in caplog.text.splitlines() if "httpx" not in one]
+    assert len(own) < 30
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_is_just_not_too_deep_is_no_fault_of_ours(http: httpx.Client, path: str) -> None:
+    # The tool's schema begins five levels down.
+    body = {"model": MODEL, **with_schema(path, deep(MAX_DEPTH - 5))}
+    response = http.post(path, json=body)
+    assert response.status_code < 500, response.text
+    assert "nested too deeply" not in response.text
+
+
+def test_a_text_of_json_in_a_body_is_bounded_too(http: httpx.Client) -> None:
+    for depth in (MAX_DEPTH + 1, 500, 50_000):
+        text = '{"a":' * depth + "{}" + "}" * depth
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
+        said = {"role": "assistant", "tool_calls": [call]}
+        for path in ("/v1/chat/completions", "/tokenize"):
+            response = http.post(path, json={"model": MODEL, "messages": [HELLO, said]})
+            error = response.json()["error"]
+            name = "messages[1].tool_calls[0].function.arguments"
+            assert (response.status_code, error["param"]) == (400, name)
+        item = {"type": "function_call", "call_id": "a", "name": "f", "arguments": text}
+        response = http.post("/v1/responses", json={"model": MODEL, "input": [item]})
+        assert response.status_code == 400
+        assert "nested too deeply" in response.json()["error"]["message"]
+        asked = {"model": MODEL, "prompt": "x", "structured_outputs": {"json": text}}
+        response = http.post("/v1/completions", json=asked)
+        assert (response.status_code, response.json()["error"]["param"]) == (
+            400, "structured_outputs.json",
+        )  # fmt: skip
+
+
+def test_arguments_at_the_limit_are_rendered(http: httpx.Client) -> None:
+    text = json.dumps(deep(MAX_DEPTH))
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": text}}
+    body = {"model": MODEL, "messages": [HELLO, {"role": "assistant", "tool_calls": [call]}, HELLO]}
+    assert http.post("/tokenize", json=body).status_code == 200
