@@ -46,8 +46,7 @@ def tag_format(tag: Mapping[str, Any]) -> Any:
                 "content": {"type": "json_schema", "json_schema": each.get("schema", {})},
                 "end": each.get("end"),
             }
-            for each in structures
-            if isinstance(each, dict)
+            for each in map(_object, structures)
         ],
     }
 
@@ -141,7 +140,7 @@ class _Rules:
 
     def _rest(self, tag: Mapping[str, Any], path: str) -> str:
         """What follows the beginning of a tag."""
-        content, end = tag.get("content"), tag.get("end", "")
+        content, end = tag.get("content"), _optional_text(tag, "end", path)
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             # Text up to its end: as little as there is.
             return self._new(f"{_ANY} {self._text(end, f'{path}.end')}", "[lazy]")
@@ -150,7 +149,7 @@ class _Rules:
 
     def _tags_with_separator(self, value: Mapping[str, Any], path: str) -> str:
         tags = self._new(" | ".join(self._tags(value, path)))
-        separator = value.get("separator", "")
+        separator = _optional_text(value, "separator", path)
         between = f"{self._text(separator, f'{path}.separator')} " if separator else ""
         body = tags if value.get("stop_after_first") else f"{tags} ({between}{tags})*"
         return f"({body})" if value.get("at_least_one") else f"({body})?"
@@ -194,6 +193,20 @@ _KINDS = (
     "const_string", "json_schema", "regex", "any_text", "sequence", "or", "optional", "star",
     "plus", "tag", "tags_with_separator", "triggered_tags",
 )  # fmt: skip
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError("an element of structures is not an object")
+    return value
+
+
+def _optional_text(value: Mapping[str, Any], key: str, path: str) -> str:
+    """ "" where it is absent or null."""
+    found = value.get(key)
+    if found is not None and not isinstance(found, str):
+        raise ValueError(f"{path}.{key} is not a text")
+    return found or ""
 
 
 def _listed(value: Mapping[str, Any], key: str, path: str) -> Sequence[Any]:

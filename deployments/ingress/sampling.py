@@ -38,7 +38,7 @@ def read_spec(
     fields.string("user", "")
     _check_sequences(len(prompts), num_choices, limits)
     min_tokens = fields.integer("min_tokens", 0, 0, MAX_TOKENS) or 0
-    if max_tokens and min_tokens > max_tokens:
+    if max_tokens is not None and min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens: {min_tokens} exceeds the {max_tokens} tokens that may be generated; "
             "lower it",

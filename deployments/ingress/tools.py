@@ -11,7 +11,7 @@ from cluster.grammar_spec import GrammarSpec
 from cluster.text.chat import RESERVED_ARGUMENTS
 from cluster.text.dialect import Dialect
 from cluster.text.tool_calls.base import NAME
-from deployments.ingress.fields import Fields, json_kind, shown
+from deployments.ingress.fields import Fields, encodable_json, json_kind, shown
 from deployments.ingress.structured import refuse_others
 
 _MAX_TOOLS = 128
@@ -46,7 +46,8 @@ class _Tool:
 
 def read_chat_use(fields: Fields, dialect: Dialect) -> ChatUse:
     """Raises RequestError for tools that cannot be served, naming the field."""
-    values = fields.get("tools") or []
+    values = fields.get("tools")
+    values = [] if values is None else values
     arguments = template_arguments(fields, dialect)
     shows = fields.boolean("include_reasoning", default=True)
     is_parallel = fields.boolean("parallel_tool_calls", default=True)
@@ -127,6 +128,7 @@ def _tool(value: Any, path: str) -> _Tool:
             f"{path}.function.parameters: {json_kind(schema)}; send a JSON schema",
             param=f"{path}.function.parameters",
         )
+    encodable_json(schema, f"{path}.function.parameters")
     return _Tool(name, schema, function.boolean("strict", default=False))
 
 
@@ -158,6 +160,7 @@ def template_arguments(fields: Fields, dialect: Dialect) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     asked = fields.get("chat_template_kwargs")
     if asked is not None:
+        asked = encodable_json(asked, "chat_template_kwargs")
         found |= Fields.of(asked, "chat_template_kwargs").values()
     effort = fields.string("reasoning_effort", "", max_len=16)
     if effort:

@@ -115,7 +115,9 @@ def _turns(message: Any, path: str) -> list[Turn]:
         kind = block.get("type") if isinstance(block, dict) else None
         if kind == "tool_use":
             places |= _call_places(where, len(calls))
-            arguments = json.dumps(block.get("input") or {})
+            given = block.get("input")
+            given = {} if given is None else Fields.of(given, f"{where}.input").values()
+            arguments = json.dumps(given)
             function = {"name": block.get("name"), "arguments": arguments}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":

@@ -156,7 +156,7 @@ def _turn(item: Any, path: str) -> Turn:
         message = {"role": item.get("role"), "content": _content(item.get("content"))}
         return Turn(message, {"": path})
     if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+        function = {"name": item.get("name"), "arguments": item.get("arguments")}
         call = {"id": item.get("call_id"), "type": "function", "function": function}
         message = {"role": "assistant", "content": None, "tool_calls": [call]}
         return Turn(message, {"": path, **_call_places(path, 0)})

@@ -106,7 +106,9 @@ def shows_thinking(fields: Fields) -> bool:
 
 
 def _listed(fields: Fields, key: str) -> list[Any]:
-    value = fields.get(key) or []
+    value = fields.get(key)
+    if value is None:
+        return []
     if not isinstance(value, list):
         raise RequestError(f"{key}: {json_kind(value)}; send a list", param=key)
     return value
