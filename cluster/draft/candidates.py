@@ -19,6 +19,7 @@ from cluster.engine.cpu import kernels
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.draw.native import RankedDraw
 from cluster.spec.noise import gumbel
+from cluster.spec.penalties import bounded, single_precision_penalties
 
 Array = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.int64]
@@ -178,7 +179,9 @@ def _with_bias(
         if biased is logits:
             biased = logits.clone()
         ids = torch.tensor([column for column, _ in entries], device=logits.device)
-        biased[index, ids] += torch.tensor([bias for _, bias in entries], device=logits.device)
+        biased[index, ids] += torch.tensor(
+            [bounded(bias) for _, bias in entries], device=logits.device
+        )
     return biased
 
 
@@ -189,13 +192,13 @@ def _penalise(weights: Array, token_ids: IdArray, rows: Sequence[RowContext]) ->
         if not params.has_penalties:
             continue
         counts, seen = row.output_counts or {}, row.seen or frozenset()
+        penalty, frequency, presence = single_precision_penalties(params)
         for place, token in enumerate(token_ids[index].tolist()):
             count = counts.get(token, 0)
             value = weights[index, place]
-            if (count or token in seen) and params.repetition_penalty != 1.0:
-                penalty = params.repetition_penalty
+            if count or token in seen:
                 value = value / penalty if value > 0.0 else value * penalty
-            value -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+            value -= frequency * count + presence * (count > 0)
             weights[index, place] = value
 
 

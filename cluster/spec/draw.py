@@ -12,7 +12,14 @@ import torch
 from cluster.core import TokenArray
 from cluster.spec.noise import gumbel
 from cluster.spec.noise_torch import NoiseRows, Triple
-from cluster.spec.sampling import WORKSPACE_BYTES, RowLaws, Survivors, scale, survivors
+from cluster.spec.sampling import (
+    WORKSPACE_BYTES,
+    RowLaws,
+    Survivors,
+    scale,
+    single_precision,
+    survivors,
+)
 
 Indices = npt.NDArray[np.int64]
 
@@ -153,7 +160,7 @@ def winner_among(
     logits: float32[vocab] after penalties, bias and bans.  token_ids: int64, ascending.
     temperature: positive; nothing is truncated.
     """
-    laws = torch.tensor([temperature], dtype=torch.float64).float()
+    laws = single_precision(torch.tensor([temperature], dtype=torch.float64))
     values = logits[torch.from_numpy(token_ids)].unsqueeze(0)
     scores = scale(values, logits.amax().unsqueeze(0), laws).numpy()[0]
     seed, position, stream = triple

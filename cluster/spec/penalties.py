@@ -14,6 +14,9 @@ import torch
 
 from cluster.core import SamplingParams, TokenArray, TokenTree
 
+# Times a count, and on top of any logit, float32 still holds it.
+_MAX_SHIFT = 1e30
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
@@ -58,6 +61,23 @@ class PenalisedRows:
     tree: TokenTree
 
 
+def single_precision_penalties(params: SamplingParams) -> tuple[float, float, float]:
+    """Repetition, frequency and presence penalty, such that float32 logits stay finite.
+
+    Beyond these bounds all other logits are as good as nothing already.
+    """
+    return (
+        min(max(params.repetition_penalty, 1.0 / _MAX_SHIFT), _MAX_SHIFT),
+        bounded(params.frequency_penalty),
+        bounded(params.presence_penalty),
+    )
+
+
+def bounded(shift: float) -> float:
+    """What is added to a logit, such that it stays finite in float32."""
+    return min(max(shift, -_MAX_SHIFT), _MAX_SHIFT)
+
+
 def penalise(logits: torch.Tensor, sequences: Sequence[PenalisedRows]) -> None:
     """Apply repetition, frequency and presence penalties to logits float32[rows, vocab], in place.
 
@@ -79,10 +99,7 @@ def penalise(logits: torch.Tensor, sequences: Sequence[PenalisedRows]) -> None:
         output.index_put_((index[0], index[1]), ones, accumulate=True)
         seen[index[0], index[1]] = True
     factors = torch.tensor(
-        [
-            (s.params.repetition_penalty, s.params.frequency_penalty, s.params.presence_penalty)
-            for s in sequences
-        ],
+        [single_precision_penalties(sequence.params) for sequence in sequences],
         dtype=torch.float32,
     ).to(logits.device)[owners]  # [rows, 3]
     repetition, frequency, presence = factors.unsqueeze(2).unbind(1)  # each [rows, 1]
@@ -128,7 +145,7 @@ class TokenBias:
             sums[token] = sums.get(token, 0.0) + value
         return cls(
             torch.tensor(list(sums), dtype=torch.int64, device=device),
-            torch.tensor(list(sums.values()), dtype=torch.float32, device=device),
+            torch.tensor(list(map(bounded, sums.values())), dtype=torch.float32, device=device),
         )
 
     def apply(self, logits: torch.Tensor) -> None:

@@ -64,7 +64,7 @@ class RowLaws:
         """packed: float64[rows, 4], each row made by `pack`; one transfer to `device`."""
         columns = packed.to(device)
         return cls(
-            columns[:, 0].float(),
+            single_precision(columns[:, 0]),
             columns[:, 1].long(),
             columns[:, 2],
             columns[:, 3].log().float(),
@@ -85,6 +85,15 @@ def pack(params: SamplingParams) -> tuple[float, float, float, float]:
 def is_truncated(params: SamplingParams) -> bool:
     """Whether a law drops candidates, so that a few of them usually hold all of its mass."""
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
+
+
+def single_precision(temperatures: torch.Tensor) -> torch.Tensor:
+    """Positive temperatures, float64, as the float32 that logits are divided by.
+
+    Neither zero nor infinite: 0 / 0, of the greatest logit, would be no number.
+    """
+    limits = torch.finfo(torch.float32)
+    return temperatures.clamp(limits.tiny, limits.max).float()
 
 
 def scale(logits: torch.Tensor, maxima: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,8 @@
  * candidates but those within `margin` of the best.  These are returned; where there are several, the
  * caller compares them exactly.
  */
+#include <algorithm>
+#include <cfloat>
 #include <utility>
 #include <vector>
 
@@ -162,7 +164,9 @@ void do_row(void *argument, long index) {
     draw.token_ids[index] = (int32_t)top;
     draw.counts[index] = top < 0 ? 0 : 1;
     if (top < 0 || row.temperature == 0.0) return;
-    const float temperature = (float)row.temperature, unit = 2.3283064365386963e-10f;
+    /* As a float neither zero nor infinite; see `cluster.spec.sampling.single_precision`. */
+    const float temperature = (float)std::clamp(row.temperature, (double)FLT_MIN, (double)FLT_MAX);
+    const float unit = 2.3283064365386963e-10f;
     /* No token far below the winner is worth its noise: the greatest logit's score is a first bound. */
     float best = gumbel_of(words_from(top, row))[0];
     thread_local std::vector<std::pair<int64_t, float>> candidates;
@@ -193,7 +197,6 @@ void do_row(void *argument, long index) {
             if (found < draw.limit) finalists[found] = token;
             found++;
         }
-    if (found == 0) return; /* the temperature is nothing as a float: all but the greatest are out */
     draw.token_ids[index] = (int32_t)finalists[0];
     draw.counts[index] = found;
 }
