@@ -66,6 +66,7 @@ class Generation:
         self._wire_id = uuid.uuid4().hex
         self._seeds = _seeds(spec)
         self.prompt_ids: list[TokenArray] = []
+        self.is_cut: list[bool] = []  # whether each has lost tokens to truncate_prompt_tokens
         self._spec = spec
         self._names = spec.names
         self._tokenizer = tokenizer
@@ -139,7 +140,9 @@ class Generation:
                     "the prompt has no tokens; send text that the model's tokenizer keeps",
                     param="prompt",
                 )
-            self.prompt_ids.append(truncated(prompt_ids, spec, self._coordinators.max_context_len))
+            kept = truncated(prompt_ids, spec, self._coordinators.max_context_len)
+            self.prompt_ids.append(kept)
+            self.is_cut.append(len(kept) < len(prompt_ids))
         resumed = {resumption.choice: resumption for resumption in resumptions}
         prediction = await prediction_ids(spec, self._tokenizer, self._max_chars_per_token)
         for number, prompt_ids in enumerate(self.prompt_ids):

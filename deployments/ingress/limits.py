@@ -12,7 +12,8 @@ def truncated(prompt_ids: TokenArray, spec: GenerationSpec, max_context_len: int
     """The tokens of a prompt that the request wants to keep."""
     count = spec.truncate_prompt_tokens
     if count == -1:  # as many as leave room for the output
-        count = max_context_len - (0 if spec.is_prompt_only else max(spec.params.max_tokens, 1))
+        least = max(spec.params.max_tokens, spec.params.min_tokens, 1)
+        count = max_context_len - (0 if spec.is_prompt_only else least)
     return prompt_ids[-count:] if count > 0 else prompt_ids
 
 
@@ -35,6 +36,12 @@ def max_tokens(prompt_len: int, spec: GenerationSpec, limit: int) -> int:
             f"max_tokens: {wanted} and a prompt of {prompt_len} tokens exceed the limit of "
             f"{limit} tokens; send at most {limit - prompt_len}",
             param="max_tokens",
+        )
+    if limit and prompt_len + spec.params.min_tokens > limit:
+        raise RequestError(
+            f"min_tokens: {spec.params.min_tokens} and a prompt of {prompt_len} tokens exceed the "
+            f"limit of {limit} tokens; send at most {limit - prompt_len}",
+            param="min_tokens",
         )
     room = (limit or 2**31) - prompt_len
     # A request that sets min_tokens wants at least that many tokens.

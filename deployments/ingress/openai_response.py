@@ -18,6 +18,7 @@ from deployments.ingress.logprob_writer import LogprobWriter, joined
 from deployments.ingress.openai_error import error_event
 from deployments.ingress.prompt_logprobs import prompt_entries, trimmed
 from deployments.ingress.spec import OpenAIRequest
+from deployments.ingress.text_offsets import TextOffsets
 from deployments.ingress.usage import metrics, usage
 
 DONE = b"data: [DONE]\n\n"
@@ -41,16 +42,23 @@ class Answer:
         self._request_id = request_id
         count = len(request.spec.prompts) * request.spec.num_choices
         self._writers = [
-            LogprobWriter(
-                tokenizer, is_chat=request.is_chat, names_token_ids=request.names_token_ids
-            )
-            if request.shows_logprobs
-            else None
-            for _ in range(count)
+            self._logprob_writer(index) if request.shows_logprobs else None
+            for index in range(count)
         ]
         self._open = count
         self._begun: set[int] = set()  # choices whose echo is written
         self._prefix = self._head("chat.completion.chunk" if request.is_chat else "text_completion")
+
+    def _logprob_writer(self, choice: int) -> LogprobWriter:
+        offsets = None
+        if not self._request.is_chat:
+            spec = self._request.spec
+            prompt_ids = self._generation.prompt_ids[choice // spec.num_choices]
+            offsets = TextOffsets(
+                self._tokenizer, prompt_ids, skip_special_tokens=spec.skip_special_tokens
+            )
+        names_ids = self._request.names_token_ids
+        return LogprobWriter(self._tokenizer, offsets, names_token_ids=names_ids)
 
     def _head(self, kind: str) -> str:
         """The start of every JSON object of this answer, without the closing brace."""
@@ -156,8 +164,12 @@ class Answer:
     def _echoed(self, choice: int) -> str:
         if not self._request.echo:
             return ""
-        text = self._request.spec.prompts[choice // self._request.spec.num_choices].text
-        return self._tokenizer.decode(self._prompt_ids(choice)) if text is None else text
+        number = choice // self._request.spec.num_choices
+        text = self._request.spec.prompts[number].text
+        if text is not None and not self._generation.is_cut[number]:
+            return text
+        # Special tokens of a text are those that it has itself: what a tokenizer adds was cut off.
+        return self._tokenizer.decode(self._prompt_ids(choice), skip_special_tokens=text is None)
 
     @property
     def _echoes_logprobs(self) -> bool:
@@ -168,7 +180,7 @@ class Answer:
             return {}
         num_top = self._request.spec.params.logprobs or 0
         logprobs = trimmed(self._generation.prompt_logprobs(choice), num_top)
-        return writer.write_prompt(self._prompt_ids(choice), logprobs)
+        return writer.write_prompt(self._prompt_ids(choice), logprobs, self._echoed(choice))
 
     def _prompt_logprobs(self, choice: int) -> list[dict[str, Any] | None]:
         return prompt_entries(

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.core import TokenLogprob
+from cluster.core import EMPTY_TOKENS, TokenLogprob
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.logprob_writer import LogprobWriter
+from deployments.ingress.text_offsets import TextOffsets
 from tests.support.text.tokenizers_for_tests import byte_level_folder
 
 
@@ -24,7 +25,8 @@ def test_the_drawn_token_is_among_the_top_ones_however_unlikely(
 ) -> None:
     likely, second, drawn = tokenizer.encode("abc").tolist()
     top = ((likely, -0.1), (second, -2.5))[:num_top]
-    writer = LogprobWriter(tokenizer, is_chat=False)
+    offsets = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
+    writer = LogprobWriter(tokenizer, offsets)
     written = writer.write([drawn, likely], [TokenLogprob(-7.0, top), TokenLogprob(-0.1, top)])
     unlikely, ordinary = written["top_logprobs"]
     assert set(unlikely) == {*"ab"[:num_top], "c"}

@@ -36,7 +36,7 @@ class ResponseWriter:
         self._generation = generation
         self._store = store
         self._created_at = int(time.time())
-        self._writer = LogprobWriter(tokenizer, is_chat=True)
+        self._writer = LogprobWriter(tokenizer)
         self._num_events = 0
         self._items: list[TextItem | CallItem] = []
         self._is_open = False  # whether the last item may still grow

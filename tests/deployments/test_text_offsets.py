@@ -1,0 +1,139 @@
+"""`text_offset` of completions: places in the text that is sent, whatever its tokens are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cluster.core import EMPTY_TOKENS, token_array
+from cluster.text.tokenizer import Tokenizer
+from deployments.ingress.text_offsets import TextOffsets
+from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+from tests.support.text.tokenizers_for_tests import byte_fallback_folder, byte_level_folder
+
+FOLDERS: dict[str, Callable[[Path], Path]] = {
+    "bytes": byte_level_folder, "fallback": byte_fallback_folder,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=FOLDERS)
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp(request.param)
+    return Tokenizer.load(FOLDERS[request.param](folder))
+
+
+@settings(deadline=None, max_examples=50)
+@given(text=st.text("ab 日é\n😀", max_size=12))
+def test_every_token_stands_where_its_characters_do(tokenizer: Tokenizer, text: str) -> None:
+    token_ids = tokenizer.encode(text, add_special_tokens=False).tolist()
+    shown = tokenizer.decode(token_ids)
+    offsets = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
+    found = offsets.of_output(token_ids)
+    assert found == sorted(found)
+    assert all(place <= len(shown) for place in found)
+    # A prompt's tokens stand in its echo as the same tokens do in an output.
+    echoed = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
+    assert echoed.of_prompt(token_ids, shown) == found
+    assert echoed.of_output(token_ids[:1]) == [len(shown)] * len(token_ids[:1])
+
+
+def test_pieces_of_an_output_have_the_offsets_of_the_whole(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode("ab 日é", add_special_tokens=False).tolist()
+    whole = TextOffsets(tokenizer, token_array([1]), skip_special_tokens=True)
+    pieces = TextOffsets(tokenizer, token_array([1]), skip_special_tokens=True)
+    expected = whole.of_output(token_ids)
+    assert [place for token in token_ids for place in pieces.of_output([token])] == expected
+
+
+def test_special_tokens_have_width_where_they_are_shown(tokenizer: Tokenizer) -> None:
+    special = min(tokenizer.special_ids)
+    (letter,) = tokenizer.encode("a", add_special_tokens=False).tolist()[-1:]
+    width = len(tokenizer.token_text(special))
+    hidden = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
+    assert hidden.of_output([special, letter]) == [0, 0]
+    shown = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=False)
+    assert shown.of_output([special, letter]) == [0, width]
+    # One that the tokenizer has put before a text is not in it; one in the text is.
+    echo = tokenizer.token_text(special) + "a"
+    prompt = TextOffsets(tokenizer, EMPTY_TOKENS, skip_special_tokens=True)
+    assert prompt.of_prompt([special, letter], echo) == [0, width]
+    assert prompt.of_prompt([special, letter], "a") == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def server(llama_folder: Path) -> Iterator[Server]:
+    with serving(tiny_config(llama_folder)) as running:
+        yield running
+
+
+def answers(server: Server, **body: Any) -> list[dict[str, Any]]:
+    """The choice of the whole answer, and that of the stream with its pieces joined."""
+    asked = {"model": MODEL, "temperature": 0, "max_tokens": 9, "logprobs": 0, **body}
+    url = f"{server.url}/v1/completions"
+    whole = httpx.post(url, json=asked, timeout=60)
+    assert whole.status_code == 200, whole.text
+    joined: dict[str, Any] = {"text": "", "logprobs": {"tokens": [], "text_offset": []}}
+    for line in httpx.post(url, json={**asked, "stream": True}, timeout=60).text.splitlines():
+        if line.startswith("data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                joined["text"] += choice["text"]
+                for name, values in joined["logprobs"].items():
+                    values += choice["logprobs"][name]
+    return [whole.json()["choices"][0], joined]
+
+
+@pytest.mark.parametrize("is_speculating", [False, True])
+def test_a_character_of_several_tokens_has_one_place(server: Server, is_speculating: bool) -> None:
+    for choice in answers(
+        server, prompt="x", structured_outputs={"choice": ["日a"]},
+        speculation={"enabled": is_speculating},
+    ):  # fmt: skip
+        assert choice["text"] == "日a"
+        *parts, letter = choice["logprobs"]["text_offset"]
+        assert (set(parts), letter) == ({0}, 1)
+
+
+@pytest.mark.parametrize("kept", [1, 3, 100, -1])
+def test_the_echo_is_that_of_the_tokens_that_were_used(server: Server, kept: int) -> None:
+    prompt = "one two 日 four <|end|> six"
+    token_ids = Tokenizer.load(server.folder).encode(prompt).tolist()
+    for choice in answers(
+        server, prompt=prompt, truncate_prompt_tokens=kept, echo=True, max_tokens=2,
+    ):  # fmt: skip
+        count = min(kept, len(token_ids)) if kept > 0 else len(token_ids)
+        tokens = choice["logprobs"]["tokens"][:count]
+        offsets = choice["logprobs"]["text_offset"]
+        echo = choice["text"][: offsets[count]]
+        assert prompt.endswith(echo)
+        assert len(echo) < len(prompt) if count < len(token_ids) else echo == prompt
+        for token, place in zip(tokens, offsets, strict=False):
+            assert token.startswith("bytes:") or echo.startswith(token, place)
+
+
+def test_an_echo_of_token_ids_leaves_out_special_tokens_and_their_width(server: Server) -> None:
+    token_ids = Tokenizer.load(server.folder).encode("a<|end|>b").tolist()
+    for choice in answers(server, prompt=token_ids, echo=True, max_tokens=1):
+        assert choice["text"].startswith("ab")
+        *_, last, output = choice["logprobs"]["text_offset"]
+        assert (last, output) == (1, 2)
+
+
+def test_a_least_length_beyond_the_context_is_refused_as_a_greatest_is(server: Server) -> None:
+    url = f"{server.url}/v1/completions"
+    for name in ("min_tokens", "max_tokens"):
+        for count in (512, 2**31 - 1):
+            asked = {"model": MODEL, "prompt": "x", name: count}
+            answer = httpx.post(url, json=asked, timeout=60)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, name)
+            assert "send at most 51" in error["message"]
+    asked = {"model": MODEL, "prompt": "x y" * 400, "truncate_prompt_tokens": -1}
+    answer = httpx.post(url, json={**asked, "min_tokens": 500}, timeout=60)
+    assert answer.json()["usage"]["completion_tokens"] == 500
