@@ -81,7 +81,11 @@ class GrammarDrafter(TextDrafter):
         kept = int(differing[0]) if len(differing) else shared
         found.text.truncate(kept)
         found.tokens = output.copy()
-        if not all(map(found.text.push, output[kept:].tolist())):
+        try:
+            can_follow = all(map(found.text.push, output[kept:].tolist()))
+        except RequestError:
+            can_follow = False  # the target ends the request itself
+        if not can_follow:
             found.text = None
         return found.text
 

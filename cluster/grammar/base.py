@@ -22,7 +22,10 @@ class Matcher(Protocol):
     """Where one text stands in its grammar."""
 
     def push(self, token_id: int) -> bool:
-        """Append a token; False, and nothing has changed, where the grammar forbids it."""
+        """Append a token; False, and nothing has changed, where the grammar forbids it.
+
+        Raises RequestError where the grammar takes too much work to go on, now and ever after.
+        """
         ...
 
     def pop(self, count: int) -> None:
@@ -34,10 +37,7 @@ class Matcher(Protocol):
         ...
 
     def fill(self, row: MaskRow) -> None:
-        """Set the bits of the tokens that may follow, and clear the others.
-
-        Raises RequestError where the grammar takes too much work to go on.
-        """
+        """Set the bits of the tokens that may follow, and clear the others.  Raises as `push`."""
         ...
 
     def forced(self) -> Sequence[int]:

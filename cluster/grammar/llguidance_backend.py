@@ -15,6 +15,7 @@ from cluster.grammar_spec import GrammarSpec
 
 # Without the grammar's source and the parser's state, which are long and may be secrets.
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
+_TERSE = "<non-verbose/>"  # what it writes in their place
 _MAX_REASON_CHARS = 300
 
 
@@ -62,7 +63,10 @@ class LlguidanceMatcher:
         self._matcher = matcher
 
     def push(self, token_id: int) -> bool:
-        return bool(self._matcher.try_consume_tokens([token_id]) == 1)
+        is_taken = self._matcher.try_consume_tokens([token_id]) == 1
+        if self._matcher.is_error():
+            raise _refusal(self._matcher.get_error())
+        return is_taken
 
     def pop(self, count: int) -> None:
         self._matcher.rollback(count)
@@ -115,5 +119,5 @@ def to_lark(source: str) -> str:
 
 
 def _refusal(reason: str) -> RequestError:
-    short = " ".join(reason.split())[:_MAX_REASON_CHARS]
+    short = " ".join(reason.replace(_TERSE, "").split())[:_MAX_REASON_CHARS]
     return RequestError(f"the grammar cannot be used: {short}; change it", param="grammar")

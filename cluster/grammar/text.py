@@ -38,7 +38,9 @@ class ConstrainedText:
         return len(self._tokens)
 
     def push(self, token_id: int) -> bool:
-        """Append a token; False, and nothing has changed, where it may not stand here."""
+        """Append a token; False, and nothing has changed, where it may not stand here.
+
+        Raises RequestError, as `Matcher.push`."""
         if self._ends_at is not None:
             if token_id not in self._eos:
                 return False
@@ -103,7 +105,7 @@ class ConstrainedText:
         return [] if not self._tokens and self._end else self._matcher.forced()
 
     def possible(self, tree: TokenTree) -> list[int]:
-        """The nodes of `tree` that may stand after this text, ascending."""
+        """The nodes of `tree` that may stand after this text, ascending.  Raises as `push`."""
         with closing(self._walk(tree)) as walk:
             return sorted(node for node in walk if node >= 0)
 

@@ -34,7 +34,7 @@ class LogitsHook(Protocol):
         """The nodes of `tree` that may be drawn after the text, ascending, each with its parent;
         None = all.  The others are not verified.
 
-        What takes long is begun here, and goes on beside the forward pass.
+        What takes long is begun here, and goes on beside the forward pass.  Raises as `masks`.
         """
         ...
 

@@ -1,0 +1,57 @@
+"""A grammar that takes too much work to go on: the request ends with the library's own reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.core import EMPTY_TREE, SamplingParams, TokenTree
+from cluster.draft.base import DrafterContext
+from cluster.draft.grammar import GrammarDrafter, GrammarOptions
+from cluster.errors import RequestError
+from cluster.grammar_spec import GrammarSpec
+from cluster.messages import Refusal
+from tests.support.draft.author import Author, write
+from tests.support.grammar.backends import ids_of, open_text
+from tests.support.worker.rounds import Session
+from tests.worker.test_grammar_hook import PROMPT, verifier
+
+# Endless text is forced, and the library follows it for so long as its limit allows.
+ENDLESS = GrammarSpec("grammar", 'root ::= "a" root')
+PARAMS = SamplingParams(0.0, grammar=ENDLESS)
+
+
+def test_a_text_tells_the_reason_when_it_cannot_grow() -> None:
+    text = open_text("llguidance", ENDLESS)
+    text.forced()
+    for _ in range(2):  # it stays so
+        with pytest.raises(RequestError, match=r"cannot be used: .*Too many items") as caught:
+            text.push(ids_of("a")[0])
+        assert caught.value.param == "grammar"
+        assert "non-verbose" not in caught.value.message
+
+
+@pytest.mark.parametrize("tree", [EMPTY_TREE, TokenTree.chain(ids_of("a"))], ids=["plain", "draft"])
+def test_its_request_is_refused_and_nothing_is_said_of_resuming(tree: TokenTree) -> None:
+    target, session = verifier(), Session("r", PROMPT, PARAMS)
+    refusals: list[Refusal] = []
+    for _ in range(3):
+        refusals += [one for one in target.submit([session.item(tree)]) if isinstance(one, Refusal)]
+        frame = target.step()
+        refusals += frame.refusals
+        if refusals:
+            break
+        session.take(frame.verdicts[0])
+    (refusal,) = refusals
+    assert refusal.code == "invalid_request_error"
+    assert "Too many items" in refusal.message
+    assert "resume" not in refusal.message
+
+
+def test_the_drafter_of_forced_tokens_falls_silent() -> None:
+    def open_one(spec: GrammarSpec) -> object:
+        return open_text("llguidance", spec)
+
+    context = DrafterContext("grammar", 8, 8, open_text=open_one)  # type: ignore[arg-type]
+    ours, author = GrammarDrafter(context, GrammarOptions()), Author(PROMPT, PARAMS)
+    assert write(ours, author, []) is not None
+    assert write(ours, author, ids_of("a")) is None
