@@ -63,7 +63,7 @@ class LlguidanceMatcher:
         self._matcher = matcher
 
     def push(self, token_id: int) -> bool:
-        is_taken = self._matcher.try_consume_tokens([token_id]) == 1
+        is_taken = bool(self._matcher.try_consume_tokens([token_id]) == 1)
         if self._matcher.is_error():
             raise _refusal(self._matcher.get_error())
         return is_taken

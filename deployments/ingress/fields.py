@@ -171,6 +171,11 @@ def encodable_json(value: T, name: str) -> T:
     return value
 
 
+def whole_characters(text: str) -> str:
+    """`text` with U+FFFD for each half of a surrogate pair that stands alone."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
 def _interval(low: float, high: float) -> str:
     return f"a number from {low:g} to {high:g}"
 

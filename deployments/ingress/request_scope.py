@@ -1,4 +1,4 @@
-"""What every HTTP request gets before any endpoint sees it: an id, and a line in the log."""
+"""What every HTTP request gets before any endpoint sees it: an id, clean headers, a log line."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ _REQUEST_ID = REQUEST_ID.lower().encode()
 _GOOD_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 TIMEOUT = "X-Request-Timeout-Ms"
 _GOOD_TIMEOUT = re.compile(r"[0-9]{1,12}")
+_WHITE_SPACE = b" \t"
 # Asked every few seconds, by machines.
 _SILENT = ("/health", "/metrics", "/ping")
 
@@ -36,6 +37,9 @@ class RequestScope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        # RFC 9110, 5.5: white space around a value is no part of it; not every server takes it off.
+        headers = [(name, value.strip(_WHITE_SPACE)) for name, value in scope["headers"]]
+        scope = {**scope, "headers": headers}
         request_id = _id_in(scope) or uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
         started_at, status = time.monotonic(), 0

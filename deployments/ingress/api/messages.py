@@ -14,7 +14,7 @@ from deployments.ingress.api.table import MAX_TOKENS
 from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
 from deployments.ingress.api.tool_fields import chat_names, messages_fields, shows_thinking
 from deployments.ingress.chat import parse_messages
-from deployments.ingress.fields import Fields, json_kind, shown
+from deployments.ingress.fields import Fields, encodable_json, json_kind, shown
 from deployments.ingress.names import Names, Turn, places_of
 from deployments.ingress.openai_request import model_of, with_chat_use
 from deployments.ingress.sampling import read_spec
@@ -117,7 +117,7 @@ def _turns(message: Any, path: str) -> list[Turn]:
             places |= _call_places(where, len(calls))
             given = block.get("input")
             given = {} if given is None else Fields.of(given, f"{where}.input").values()
-            arguments = json.dumps(given)
+            arguments = json.dumps(encodable_json(given, f"{where}.input"))
             function = {"name": block.get("name"), "arguments": arguments}
             calls.append({"id": block.get("id"), "type": "function", "function": function})
         elif kind == "tool_result":

@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.core import FinishReason
 from cluster.errors import DrafthouseError, RequestError
+from cluster.text.json_text import parse_json
 from cluster.text.tokenizer import Tokenizer
 from cluster.text.tool_calls.base import CallPiece
 from deployments.ingress.api.response_items import CallItem, TextItem
@@ -16,6 +17,7 @@ from deployments.ingress.api.response_request import ResponseRequest
 from deployments.ingress.api.response_store import ResponseStore, StoredResponse
 from deployments.ingress.chat import parse_messages
 from deployments.ingress.choice import Delta
+from deployments.ingress.fields import whole_characters
 from deployments.ingress.generation import Generation
 from deployments.ingress.logprob_writer import LogprobWriter
 from deployments.ingress.spec import Message
@@ -182,7 +184,7 @@ class ResponseWriter:
             {
                 "id": item.call_id,
                 "type": "function",
-                "function": {"name": item.name, "arguments": item.arguments or "{}"},
+                "function": {"name": whole_characters(item.name), "arguments": _told(item)},
             }
             for item in self._items
             if isinstance(item, CallItem)
@@ -217,3 +219,13 @@ class ResponseWriter:
         data = {"type": kind, "sequence_number": self._num_events, **fields}
         self._num_events += 1
         return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()
+
+
+def _told(call: CallItem) -> str:
+    """Its arguments for what follows: a model may write an escape of half a character."""
+    arguments = call.arguments or "{}"
+    try:
+        value = parse_json(arguments, "arguments")
+    except RequestError:
+        return arguments  # as they are: who reads them next tells what is wrong
+    return whole_characters(json.dumps(value, ensure_ascii=False))
