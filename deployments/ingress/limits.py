@@ -33,9 +33,9 @@ def max_tokens(prompt_len: int, spec: GenerationSpec, limit: int) -> int:
         )
     if limit and prompt_len + wanted > limit:
         raise RequestError(
-            f"max_tokens: {wanted} and a prompt of {prompt_len} tokens exceed the limit of "
-            f"{limit} tokens; send at most {limit - prompt_len}",
-            param="max_tokens",
+            f"{spec.max_tokens_name}: {wanted} and a prompt of {prompt_len} tokens exceed the "
+            f"limit of {limit} tokens; send at most {limit - prompt_len}",
+            param=spec.max_tokens_name,
         )
     if limit and prompt_len + spec.params.min_tokens > limit:
         raise RequestError(

@@ -90,15 +90,15 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
         names=OF_CHATS.also(max_tokens="max_completion_tokens" if is_newer else ""),
     )
     shown = read_prompt_logprobs(fields, limits)
-    is_wanted = shown is not None
-    max_tokens = read_max_tokens(fields, "max_completion_tokens", is_prompt_wanted=is_wanted)
-    if max_tokens is None:
-        max_tokens = read_max_tokens(fields, "max_tokens", is_prompt_wanted=is_wanted)
+    newer = "max_completion_tokens"
+    name = "max_tokens" if fields.get(newer) is None else newer
+    max_tokens = read_max_tokens(fields, name, is_prompt_wanted=shown is not None)
     logprobs = (top or 0) if wants_logprobs else None
     spec = read_spec(fields, limits, (prompt,), num_choices, max_tokens, logprobs)
     spec = dataclasses.replace(
         with_prediction(with_chat_use(spec, use), read_prediction(fields), limits),
         prompt_logprobs=shown,
+        max_tokens_name=name,
     )
     spec = with_beams(spec, read_beams(fields, num_choices), num_choices)
     asked = _request(fields, opened, spec, model, is_chat=True, echo=False)

@@ -1,0 +1,177 @@
+"""Every number of a request at the edges of its type: a text, or a 400 that names the field."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.client import Client, GenerateRequest, InvalidRequestError, SamplingOptions
+from cluster.client.generated.common_pb2 import BeamSearch
+from cluster.config import GrpcConfig
+from deployments.ingress.grpc_api import GrpcApi
+from deployments.ingress.grpc_listener import GrpcListener
+from tests.deployments.conftest import free_port
+from tests.support.deployments.server import MODEL, Server, serving, tiny_config
+
+NUMBERS = (
+    "0", "-0.0", "1", "1.0", "-1", "2", "2.0000000000000004", "0.9999999999999999", "true", '"1"',
+    "5e-324", "-5e-324", "1e-46", "1e-45", "1e-38", "1.1754943e-38", "1e-30", "1e38", "3.5e38",
+    "1e308", "-1e308", "1e400", "-1e400", "NaN", "Infinity", "-Infinity",
+    "2147483647", "2147483648", "-2147483649", "4294967295", "4294967296", "9007199254740993",
+    "-9223372036854775808", "9223372036854775808", "18446744073709551615", "18446744073709551616",
+    "9" * 400, "9" * 5000,
+)  # fmt: skip
+# The fields of a completion, with what stands beside each.
+FIELDS = {
+    "temperature": '"min_p": 0.1', "top_p": '"temperature": 1e-46', "top_k": "", "min_p": "",
+    "presence_penalty": "", "frequency_penalty": "", "repetition_penalty": '"temperature": 0',
+    "seed": "", "max_tokens": "", "min_tokens": "", "n": "", "best_of": "", "logprobs": "",
+    "prompt_logprobs": "", "truncate_prompt_tokens": "",
+    "length_penalty": '"use_beam_search": true, "n": 2',
+}  # fmt: skip
+NESTED = {
+    "logit_bias": '"logit_bias": {"7": %s}',
+    "stop_token_ids": '"stop_token_ids": [%s]',
+    "speculation": '"speculation": {"max_draft_tokens": %s}',
+}
+
+
+@pytest.fixture(scope="module")
+def server(llama_folder: Path) -> Iterator[Server]:
+    with serving(tiny_config(llama_folder)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+def check(http: httpx.Client, path: str, members: list[str], field: str) -> None:
+    text = "{" + ", ".join(one for one in members if one) + "}"
+    answer = http.post(path, content=text)
+    assert answer.status_code in (200, 400), (text[:200], answer.text)
+    if answer.status_code == 400:
+        assert answer.json()["error"]["param"].startswith(field), (text[:200], answer.text)
+    else:
+        assert "NaN" not in answer.text, text[:200]
+        assert "Infinity" not in answer.text, text[:200]
+        json.loads(answer.text)
+
+
+@pytest.mark.parametrize("field", [*FIELDS, *NESTED])
+def test_a_completion_has_a_text_or_names_the_field(http: httpx.Client, field: str) -> None:
+    for number in NUMBERS:
+        member = NESTED[field] % number if field in NESTED else f'"{field}": {number}'
+        more = FIELDS.get(field, "")
+        least = "" if field in ("max_tokens", "min_tokens") else '"max_tokens": 2'
+        members = [f'"model": "{MODEL}"', '"prompt": "x y"', member, more, least]
+        check(http, "/v1/completions", members, field)
+
+
+MESSAGES = '"messages": [{"role": "user", "content": "hello"}]'
+CHATS = {
+    "/v1/chat/completions": (MESSAGES, ("temperature", "top_p", "max_completion_tokens",
+                                        "top_logprobs", "repetition_penalty", "seed")),
+    "/v1/responses": ('"input": "x"', ("temperature", "top_p", "max_output_tokens",
+                                       "top_logprobs", "repetition_penalty", "min_p")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("path", CHATS)
+def test_the_other_endpoints_read_numbers_so_too(http: httpx.Client, path: str) -> None:
+    said, fields = CHATS[path]
+    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    for field in fields:
+        for number in NUMBERS:
+            members = [f'"model": "{MODEL}"', said, f'"{field}": {number}']
+            if field == "top_logprobs" and path == "/v1/chat/completions":
+                members.append('"logprobs": true')
+            if not field.startswith("max_"):
+                members.append(f'"{limit}": 2')
+            check(http, path, members, field)
+
+
+@pytest.mark.parametrize("number", ["1e400", "NaN", "-Infinity", "9" * 5000])
+def test_a_number_in_a_schema_is_one(http: httpx.Client, number: str) -> None:
+    schema = f'{{"type": "number", "maximum": {number}}}'
+    for form, field in (
+        (f'"structured_outputs": {{"json": {schema}}}', "structured_outputs.json"),
+        (f'"structured_outputs": {{"json": {json.dumps(schema)}}}', "structured_outputs.json"),
+        (
+            f'"response_format": {{"type": "json_schema", "json_schema": {{"schema": {schema}}}}}',
+            "response_format.json_schema.schema",
+        ),
+    ):
+        answer = http.post(
+            "/v1/completions", content=f'{{"model": "{MODEL}", "prompt": "x", {form}}}'
+        )
+        assert answer.status_code == 400
+        assert answer.json()["error"]["param"].startswith(field)
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Client]:
+    where = GrpcConfig(host="127.0.0.1", port=free_port())
+
+    def run(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, server.loop).result(60)
+
+    async def start() -> GrpcListener:
+        listener = GrpcListener(GrpcApi(server.ingress), replace(server.ingress.config, grpc=where))
+        await listener.start()
+        return listener
+
+    listener = run(start())
+    with Client(f"{where.host}:{where.port}") as connected:
+        yield connected
+    run(listener.stop())
+
+
+DOUBLES = (
+    0.0, -0.0, 1.0, 2.0, 5e-324, -5e-324, 1e-46, 1e-38, 1.0 - 2**-53, 3.5e38, 1.7e308, -1.7e308,
+    math.nan, math.inf, -math.inf,
+)  # fmt: skip
+INTEGERS = (0, 1, 2, 2**31 - 1, 2**31, 2**32 - 1)
+OVER_GRPC: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
+         "repetition_penalty"), DOUBLES,
+    ),
+    **dict.fromkeys(("top_k", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs"), INTEGERS),
+    "seed": (*INTEGERS, 2**63, 2**64 - 1),
+    "logit_bias": tuple({7: value} for value in DOUBLES),
+    "beam_search": tuple(BeamSearch(num_beams=2, length_penalty=value) for value in DOUBLES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", OVER_GRPC)
+def test_a_call_has_a_text_or_names_the_field(client: Client, field: str) -> None:
+    for value in OVER_GRPC[field]:
+        given: dict[str, Any] = {field: value}
+        if field == "temperature":
+            given["min_p"] = 0.1
+        if field not in ("max_tokens", "min_tokens"):
+            given["max_tokens"] = 2
+        request = GenerateRequest(model=MODEL, text="x", sampling=SamplingOptions(**given))
+        named = "length_penalty" if field == "beam_search" else field
+        outcome = outcome_of(client, request)
+        assert outcome == "text" or outcome.startswith(named), (value, outcome)
+
+
+def outcome_of(client: Client, request: GenerateRequest) -> str:
+    """ "text", or the field that is named; any other error fails the test."""
+    try:
+        client.complete(request, timeout_s=60)
+    except InvalidRequestError as error:
+        return error.param or str(error)
+    return "text"
