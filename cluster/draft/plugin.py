@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.core import (
     Commit,
@@ -82,12 +83,13 @@ class _Request(RequestState):
 class TextDrafter(CommittedTextDrafter[_Request]):
     """A drafter that drafts once after every commit.
 
-    Subclasses write `draft`.  Its constructor must be callable with (context, options).
+    Subclasses write `draft`.  options: an instance of the class' `Options`.
     """
 
-    def __init__(self, context: DrafterContext) -> None:
+    def __init__(self, context: DrafterContext, options: Any = None) -> None:
         super().__init__(context, _Request.opened_by)
         self.context = context
+        self.options = options
 
     @abstractmethod
     def draft(self, request: RequestState, max_nodes: int) -> Draft | None:

@@ -11,9 +11,10 @@ and so does the check of a configuration of our own kinds.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import reduce
 from pathlib import Path
@@ -23,10 +24,17 @@ from typing import Any, cast
 from cluster.config import DrafterConfig
 from cluster.config_parse import parse, unknown_key
 from cluster.draft.base import Drafter, DrafterContext
+from cluster.draft.plugin import TextDrafter
 from cluster.errors import ConfigError, DrafthouseError
 
-# Those of the protocol `Drafter`.
-_METHODS = ("observe", "propose", "release")
+# Those of the protocol `Drafter`, and what each class is called with.
+_METHODS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"observe": ("commits",), "propose": ("tasks",), "release": ("request_ids",)}
+)
+_OF_TEXT_DRAFTERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"draft": ("request", "max_nodes")}
+)
+_CONSTRUCTOR = ("context", "options")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +142,10 @@ def _external_options(kind: str, path: str) -> type[Any]:
         else:
             reason += "; correct the module"
         raise ConfigError(f"{path}: {reason}", param=path) from error
-    missing = [each for each in _METHODS if not callable(getattr(found, each, None))]
-    if missing or not isinstance(found, type):
-        reason = f"has no method {missing[0]}" if missing else "is no class"
+    reason = _why_no_drafter(found)
+    if reason:
         raise ConfigError(
-            f"{path}: {kind!r} is no drafter: it {reason}; docs/drafters.md shows one", param=path
+            f"{path}: {kind!r} is no drafter: {reason}; docs/drafters.md shows one", param=path
         )
     options = getattr(found, "Options", NoOptions)
     if not (isinstance(options, type) and is_dataclass(options)):
@@ -146,6 +153,39 @@ def _external_options(kind: str, path: str) -> type[Any]:
             f"{path}: {kind}.Options is no dataclass; make it a frozen one", param=path
         )
     return options
+
+
+def _why_no_drafter(found: Any) -> str:
+    """Why an object can be no drafter, "" where it can."""
+    for name in _METHODS:
+        if not callable(getattr(found, name, None)):
+            return f"it has no method {name}"
+    if not isinstance(found, type):
+        return "it is no class"
+    if abstract := getattr(found, "__abstractmethods__", ()):
+        return f"it has no method {min(abstract)}"
+    if problem := _misfit(found, _CONSTRUCTOR):
+        return f"its constructor {problem}"
+    methods = {**_METHODS, **(_OF_TEXT_DRAFTERS if issubclass(found, TextDrafter) else {})}
+    for name, given in methods.items():
+        if problem := _misfit(getattr(found, name), ("self", *given)):
+            return f"its method {name} {problem}"
+    return ""
+
+
+def _misfit(called: Callable[..., Any], given: Sequence[str]) -> str:
+    """Why `called` cannot be called with so many positional arguments, "" where it can."""
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # written in C: only the call itself tells
+        return ""
+    try:
+        signature.bind(*given)
+    except TypeError:
+        taken = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+        shown = inspect.Signature(taken)
+        return f"takes {shown}, and is called with ({', '.join(given)})"
+    return ""
 
 
 def _told(error: BaseException) -> str:
