@@ -267,6 +267,8 @@ class Coordinator:
             "num_waiting": self._table.num_waiting,
             "targets": [seat.status() for seat in seats],
             "drafters": [replica.status(now) for replica in (*self._pool, *residents)],
+            "faults": self._pool.replicas.faults(),
+            "left_alone": self._pool.replicas.left_alone(now),
             "scores": self._controller.acceptance.table(),
             "throttles": self._controller.states(self._clock()),
             "refused": self._refusals(),

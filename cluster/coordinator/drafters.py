@@ -220,8 +220,7 @@ class DrafterPool:
         return renewed
 
     def _record_rubbish(self, replica: DrafterReplica, problem: str, now: float) -> None:
-        log.warning("drafter sent rubbish name=%s id=%s: %s", replica.name, replica.id, problem)
-        self._record_fault(replica, "rubbish", now)
+        self._record_fault(replica, "rubbish", now, problem)
 
     def move_stalled(self, now: float) -> list[Session]:
         """Free the sessions of replicas that have stopped answering, where another one is free."""
@@ -231,7 +230,7 @@ class DrafterPool:
                 continue
             other = self.replicas.pick(replica.name, now, besides=replica)
             if other is not None and not self.replicas.is_stalled(other, now):
-                self._recorder.add(metrics.DRAFTER_FAULTS, drafter=replica.name, why="stalled")
+                self.replicas.count_fault(replica.name, "stalled")
                 moved.extend(self._detach_all(replica))
         return moved
 
@@ -271,8 +270,8 @@ class DrafterPool:
         session.answers.pop(replica.name, None)
         replica.forget(session.id)
 
-    def _record_fault(self, replica: DrafterReplica, why: str, now: float) -> None:
-        if self.replicas.record_fault(replica, why, now):
+    def _record_fault(self, replica: DrafterReplica, why: str, now: float, told: str) -> None:
+        if self.replicas.record_fault(replica, why, now, told):
             self._detach_all(replica)
 
     def _observe(
@@ -334,8 +333,8 @@ class DrafterPool:
         self._decline(replica, session, now + self._config.breaker_reset_s)
         if isinstance(error, CapacityError):
             return  # nor is anything wrong with one that is full
-        log.warning("drafter refused name=%s id=%s code=%s", replica.name, replica.id, refusal.code)
-        self._record_fault(replica, "refused", now)
+        # What it says itself may quote the prompt.
+        self._record_fault(replica, "refused", now, refusal.code)
 
 
 def share_devices(replica: DrafterReplica, seat: Seat | None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from cluster import metrics
@@ -12,6 +13,7 @@ from cluster.coordinator.idle import Availability
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
+from cluster.once_a_minute import OnceAMinute
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,8 @@ class DrafterReplicas:
         self._inside: dict[str, dict[str, DrafterReplica]] = {}  # of targets, by name and target
         self._seen: set[str] = set()
         self._refused: set[str] = set()
+        self._faults: dict[str, Counter[str]] = {}
+        self._said = OnceAMinute()
         self.breakers = BreakerBook(config.breaker_failures, config.breaker_reset_s)
         self._patience_s = config.breaker_reset_s
         # Half a frame at most, which leaves room for everything that is not tokens.
@@ -90,13 +94,38 @@ class DrafterReplicas:
         self.breakers.forget({(other.name, other.id) for other in self}, now)
         return True
 
-    def record_fault(self, replica: DrafterReplica, why: str, now: float) -> bool:
-        """Count a fault.  True when the replica is to be left alone from now on."""
-        self._recorder.add(metrics.DRAFTER_FAULTS, drafter=replica.name, why=why)
+    def count_fault(self, name: str, why: str) -> None:
+        """Count a fault that says nothing of what comes next."""
+        self._recorder.add(metrics.DRAFTER_FAULTS, drafter=name, why=why)
+        self._faults.setdefault(name, Counter())[why] += 1
+
+    def record_fault(self, replica: DrafterReplica, why: str, now: float, told: str = "") -> bool:
+        """Count a fault.  True when the replica is to be left alone from now on.
+
+        told: what the log is to say of it."""
+        self.count_fault(replica.name, why)
         is_open = replica.breaker.record_failure(now)
-        if is_open:
-            log.warning("drafter left alone name=%s id=%s why=%s", replica.name, replica.id, why)
+        key = (replica.name, replica.id, why, is_open)
+        if (told or is_open) and (count := self._said.is_due(key, now)):
+            log.warning(
+                "drafter at fault name=%s id=%s why=%s times=%d%s%s", replica.name, replica.id, why,
+                count, ", left alone for a while" if is_open else "", told and f": {told}",
+            )  # fmt: skip
         return is_open
+
+    def faults(self) -> dict[str, dict[str, int]]:
+        """How many there were, by the drafter's name and by reason."""
+        return {name: dict(counts) for name, counts in self._faults.items()}
+
+    def left_alone(self, now: float) -> list[str]:
+        """Names of the drafters none of whose replicas may be used at present."""
+        names = {*self._by_name, *self._inside}
+        return sorted(
+            name
+            for name in names
+            if (replicas := self._all_of(name))
+            and not any(replica.breaker.allows(now) for replica in replicas)
+        )
 
     def pick(
         self, name: str, now: float, besides: DrafterReplica | None = None

@@ -113,7 +113,7 @@ class ResidentDrafters:
                 self._pool.receive(resident, frame, seat.sessions, now, vocab_size)
         for name in report.stalled:
             if name in seat.residents:
-                self._recorder.add(metrics.DRAFTER_FAULTS, drafter=name, why="stalled")
+                self._pool.replicas.count_fault(name, "stalled")
 
     def record_demand(self) -> None:
         """Export what residents were asked for since the last call."""

@@ -101,13 +101,16 @@ def _problem_of_fields(proposal: Proposal) -> str | None:
     if not (isinstance(proposal.request_id, str) and isinstance(proposal.drafter, str)):
         return "request_id and drafter of a proposal are strings"
     if not isinstance(proposal.is_complete, (bool, np.bool_)):
-        return f"is_complete of a proposal is {proposal.is_complete!r}; send True or False"
+        kind = type(proposal.is_complete).__name__
+        return f"is_complete of a proposal is of type {kind}; send True or False"
     for name, largest in (
         ("generation", _MAX_HASH), ("base_len", _MAX_LENGTH), ("prefix_hash", _MAX_HASH),
     ):  # fmt: skip
         value = getattr(proposal, name)
-        if not (isinstance(value, (int, np.integer)) and 0 <= value <= largest):
-            return f"{name} of a proposal is {value!r}; send an integer in [0, {largest}]"
+        if not isinstance(value, (int, np.integer)):  # whatever it is: it may quote a prompt
+            return f"{name} of a proposal is of type {type(value).__name__}; send an integer"
+        if not 0 <= value <= largest:
+            return f"{name} of a proposal is {value}; send an integer in [0, {largest}]"
     problem = _problem_of_arrays(proposal.tree, proposal.survival, needs_survival=True)
     if problem is None and len(proposal.tree.token_ids) > MAX_PROPOSED_NODES:
         count = len(proposal.tree.token_ids)

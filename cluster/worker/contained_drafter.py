@@ -4,6 +4,7 @@ question its drafts, and nothing else."""
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -18,6 +19,7 @@ from cluster.draft.base import Drafter, Interruptible
 from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows, StepWants
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import Refusal
+from cluster.once_a_minute import OnceAMinute
 from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
 
 log = logging.getLogger(__name__)
@@ -53,15 +55,23 @@ class ContainedDrafter:
     ) -> None:
         self._drafter = drafter
         self._vocab_size = vocab_size
-        self._pages = drafter if isinstance(drafter, HasPages) else None
+        self._pages: HasPages | None = None
         self._reader: StepReader | None = None
         self.wants = WANTS_NOTHING
         self._interruptible = drafter if isinstance(drafter, Interruptible) else None
         self._name = name
         self._clock = clock
+        self._said = OnceAMinute()
         self.num_failures = 0
         self.busy_s = 0.0
         self._ask_wants(drafter)
+        self._ask_pages(drafter)
+
+    def _ask_pages(self, drafter: Drafter) -> None:
+        try:
+            self._pages = drafter if isinstance(drafter, HasPages) else None  # that reads them
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            self._log("pages", error)
 
     def _ask_wants(self, drafter: Drafter) -> None:
         """Once: what is wanted of the target's steps decides how those are run."""
@@ -196,26 +206,33 @@ class ContainedDrafter:
         self.num_failures += 1
         self._log(request_id, error)
         self.release([request_id])
-        if isinstance(error, DrafthouseError):
-            return Refusal(request_id, generation, error.code, error.message)
-        return Refusal(
-            request_id,
-            generation,
-            WorkerError.code,
-            f"the drafter failed with {type(error).__name__}; its state of the request was reset",
-        )
+        code = error.code if isinstance(error, DrafthouseError) else WorkerError.code
+        told = f"the drafter failed with {self._told(error)}; its state of the request was reset"
+        return Refusal(request_id, generation, code, told)
 
     def _log(self, what: str, error: Exception) -> None:
-        # The message of the drafter's exception may quote the prompt; the stack does not.
-        expected = isinstance(error, DrafthouseError)
-        detail = str(error) if expected else "".join(traceback.format_tb(error.__traceback__))
-        log.warning(
-            "drafter failed drafter=%s request=%s error=%s\n%s",
-            self._name,
-            what,
-            type(error).__name__,
-            detail,
-        )
+        told = self._told(error)
+        count = self._said.is_due(told, self._clock())
+        if count:
+            log.warning(
+                "drafter failed drafter=%s request=%s times=%d: %s", self._name, what, count, told
+            )
+
+    def _told(self, error: Exception) -> str:
+        """An error's type and where in the drafter's own file, or below it, it was raised.
+
+        Its message may quote the prompt; only what we say of an answer that is none does not.
+        """
+        kind = type(error).__name__
+        places = [(frame.f_code.co_filename, line)
+                  for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
+        theirs = [place for place in places if place[0] != __file__]
+        if not theirs:
+            is_ours = isinstance(error, ProtocolError)
+            return f"{kind}: {error}" if is_ours else f"{kind} over what it answered"
+        own = getattr(sys.modules.get(type(self._drafter).__module__), "__file__", None)
+        path, line = next((place for place in reversed(theirs) if place[0] == own), theirs[-1])
+        return f"{kind} ({path}, line {line})"
 
 
 def _exactly_typed(proposal: Proposal) -> Proposal:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from cluster.once_a_minute import OnceAMinute
+
 log = logging.getLogger(__name__)
 
 # A call that takes so many times the bound of a round, and at least so long, has stalled: a step of
@@ -30,6 +32,7 @@ class StallDebt:
         self._clock = clock
         self._debt_s = 0.0
         self._known_at = clock()
+        self._said = OnceAMinute()
 
     def is_due(self, now: float) -> bool:
         """Whether the drafter is to rest until it owes less."""
@@ -39,10 +42,11 @@ class StallDebt:
         """A call has stalled for so long."""
         self._debt_s = self._left_s(self._clock()) + stalled_s
         rests_s = max(self._debt_s - _STALL_SLACK_S, 0.0) / _STALL_SHARE
-        log.warning(
-            "resident drafter stalled name=%s for_s=%.3f rests_s=%.1f",
-            self._name, stalled_s, rests_s,
-        )  # fmt: skip
+        if count := self._said.is_due("stalled", self._known_at):
+            log.warning(
+                "resident drafter stalled name=%s times=%d for_s=%.3f rests_s=%.1f",
+                self._name, count, stalled_s, rests_s,
+            )  # fmt: skip
 
     def _left_s(self, now: float) -> float:
         self._debt_s = max(self._debt_s - _STALL_SHARE * (now - self._known_at), 0.0)

@@ -182,15 +182,22 @@ class Ingress:
         """The current health; `status` is "ok" if a coordinator leads a target.
 
         drafters: connected replicas by name.  refused: why a drafter takes no part, by name.
+        faults: of drafters since their coordinators started, by name and reason.  left_alone: those
+        that are asked for nothing for a while, after faults in a row.
         """
         reports = await self._ask(lambda link: link.status(_REPORT_TIMEOUT_S))
         drafters = dict.fromkeys(self.config.drafters, 0)
         refused: dict[str, str] = {}
+        faults: dict[str, Counter[str]] = {}
+        left_alone: set[str] = set()
         num_targets = 0
         for report in reports:
             num_targets += len(report["targets"])
             replicas = Counter(drafter["name"] for drafter in report["drafters"])
             refused |= report["refused"]
+            left_alone.update(report["left_alone"])
+            for name, counts in report["faults"].items():
+                faults.setdefault(name, Counter()).update(counts)
             drafters |= {name: max(drafters.get(name, 0), replicas[name]) for name in replicas}
         return {
             "status": "ok" if num_targets else "unavailable",
@@ -199,6 +206,8 @@ class Ingress:
             "targets": num_targets,
             "drafters": drafters,
             "refused": refused,
+            "faults": faults,
+            "left_alone": sorted(left_alone),
         }
 
     async def render_metrics(self) -> bytes:

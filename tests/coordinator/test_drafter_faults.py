@@ -1,0 +1,55 @@
+"""Faults of drafters are listed by name and reason, and said once a minute."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.errors import RequestError, WorkerError
+from tests.coordinator.test_drafter_pool import RefusingDrafter
+from tests.support.coordinator.house import House, collect, house, request
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
+
+
+async def ask(stage: House, count: int) -> None:
+    for index in range(count):
+        await collect(stage.coordinator, request(id=f"r{index}-{stage.clock.now}"))
+        await stage.settle()
+
+
+async def test_the_status_lists_faults_and_who_is_left_alone() -> None:
+    async with house(breaker_failures=3) as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_chain()))
+        stage.add_drafter(RefusingDrafter("b", oracle_chain(), code=WorkerError.code))
+        assert stage.coordinator.status()["faults"] == {}
+        await ask(stage, 2)
+        status = stage.coordinator.status()
+        assert status["faults"] == {"b": {"refused": 2}}
+        assert status["left_alone"] == []
+        await ask(stage, 1)
+        assert stage.coordinator.status()["left_alone"] == ["b"]
+        metrics = stage.coordinator.render_metrics().decode()
+    assert 'drafthouse_drafter_faults_total{drafter="b",why="refused"} 3.0' in metrics
+
+
+async def test_a_request_that_a_drafter_cannot_serve_is_no_fault_of_it() -> None:
+    async with house() as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(RefusingDrafter("b", oracle_chain(), code=RequestError.code))
+        await ask(stage, 5)
+        status = stage.coordinator.status()
+    assert (status["faults"], status["left_alone"]) == ({}, [])
+
+
+async def test_the_same_fault_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    async with house(breaker_failures=1000) as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(RefusingDrafter("b", oracle_chain(), code=WorkerError.code))
+        await ask(stage, 10)
+        said = [line for line in caplog.messages if "name=b" in line]
+        assert len(said) == 1
+        stage.clock.now += 61.0
+        await ask(stage, 1)
+        said = [line for line in caplog.messages if "name=b" in line]
+    assert "times=11" in said[-1]
+    assert len(said) == 2
