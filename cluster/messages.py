@@ -172,10 +172,10 @@ class DraftReport:
 
     frames: by drafter's name, as the pool sends them.  Every request that a drafter was asked for
     is named by a complete proposal, a completion or a refusal: nothing else comes for it.
-    draft_time_s: of all of them, texts included.  num_sequences: requests that nodes were asked
-    for.  num_nodes: what each drafter was asked for, over these requests.  stalled: names of the
-    drafters that took far too long and rest now.  num_read: texts that models read first; then
-    the time is not that of drafting alone.
+    draft_time_s: of all of them but those that have stalled, texts included.  num_sequences:
+    requests that nodes were asked for.  num_nodes: what each drafter was asked for, over these
+    requests.  stalled: names of the drafters that took far too long and rest now.  num_read: texts
+    that models read first; then the time is not that of drafting alone.
     """
 
     frames: tuple[tuple[str, ProposalFrame], ...] = ()

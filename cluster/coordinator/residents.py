@@ -111,6 +111,8 @@ class ResidentDrafters:
             resident = seat.residents.get(name)
             if resident is not None:
                 self._pool.receive(resident, frame, seat.sessions, now, vocab_size)
+        if report.stalled:
+            seat.note_stall()
         for name in report.stalled:
             if name in seat.residents:
                 self._pool.replicas.count_fault(name, "stalled")

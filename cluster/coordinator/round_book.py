@@ -85,6 +85,9 @@ class RoundBook:
                 # Their way to here, and the reading of them, are a part of what drafts take.
                 opened.drafted_s = max(opened.drafted_s, opened.planned_s - seat.planned_s)
         opened.num_read, seat.num_read = seat.num_read, 0
+        if seat.has_stalled:
+            opened.leave_out_stall(seat.planned_s)
+            seat.has_stalled = False
         self._ledger.note_batch(len(batch), purity(batch))
 
     def close(self, seat: TargetSeat, opened: OpenRound, report: StepReport, now: float) -> None:

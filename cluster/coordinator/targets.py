@@ -54,6 +54,13 @@ class OpenRound:
     asked: Ask = NO_DRAFTS
     num_read: int = 0
 
+    def leave_out_stall(self, planned_s: float) -> None:
+        """A resident has stalled before it, which tells nothing of what rounds take.
+
+        planned_s: what planning takes usually."""
+        self.is_clean = False
+        self.planned_s, self.drafted_s = planned_s, 0.0
+
 
 # A target of which no batch has waited for so many rounds will not wait for the next one either.
 _WAITING_ROUNDS = 8
@@ -86,6 +93,7 @@ class TargetSeat:
         self.draft_time_s = 0.0  # running mean of what they take together
         self.drafted_s = 0.0  # what they took since the last batch began
         self.num_read = 0  # texts that models read in that time
+        self.has_stalled = False  # one of them has, since the last batch began
         self.planned_s = 0.0  # running mean of `OpenRound.planned_s` where they drafted nothing
         self.sessions: dict[str, Session] = {}
         self.unsent: dict[str, Session] = {}
@@ -198,6 +206,12 @@ class TargetSeat:
         weight = _STEP_TIME_WEIGHT if self.step_time_s else 1.0
         self.step_time_s += weight * (round_time_s - self.step_time_s)
         return round_time_s
+
+    def note_stall(self) -> None:
+        """A resident has stalled: the round that waits for it, or did, is left out."""
+        for opened in self.rounds:
+            opened.leave_out_stall(self.planned_s)
+        self.has_stalled = not self.rounds
 
     def send_again(self, session: Session) -> None:
         """Queue the item that the session has in flight once more."""

@@ -65,7 +65,7 @@ def profile_drafting(
             return ()
         finally:
             group.release()
-    residents.begin_afresh()
+    residents.begin_afresh(is_warm=True)
     return tuple(found)
 
 
@@ -101,6 +101,8 @@ class _Group:
         best: dict[int, float] = {}
         for turn, nodes in enumerate(_NODES):
             time_s = self._round(nodes, with_models)
+            if turn == 0 and count == 1:
+                self._residents.begin_afresh(is_warm=False)
             if turn and time_s:
                 best[nodes] = min(best.get(nodes, time_s), time_s)
             if self._clock() > deadline:

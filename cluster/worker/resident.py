@@ -3,7 +3,6 @@ fails."""
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -31,8 +30,6 @@ from cluster.spec.tree_check import problem_in_text
 from cluster.token_log import TokenLog
 from cluster.worker.contained_drafter import ContainedDrafter
 from cluster.worker.stall_debt import StallDebt, has_stalled
-
-log = logging.getLogger(__name__)
 
 # A drafter that is asked for nothing hears of a text once it lacks so many tokens: look-ups learn
 # from all texts, and a commit of many tokens costs little more than one of a few.
@@ -96,11 +93,11 @@ class ResidentDrafter:
 
     def draft(
         self, texts: Sequence[ResidentText], bound_s: float, deadline: float
-    ) -> tuple[ProposalFrame | None, bool]:
+    ) -> tuple[ProposalFrame | None, float]:
         """Tell it of `texts` and let it grow the trees that they want, until the deadline.
 
         bound_s: what all residents have together.  Returns what it says, None where nothing is
-        wanted of it, and whether it has stalled.
+        wanted of it, and how long it took where it has stalled, else 0.
         """
         mine = [text for text in texts if self.name in text.residents]
         asked = [text for text in mine if self._num_wanted(text)]
@@ -111,7 +108,7 @@ class ResidentDrafter:
         if not self.is_look_up:
             self.num_read = sum(self._num_lacking(text) > MAX_COMMIT for text in told)
         if not told:
-            return (self._frame(asked, {}, (), ()) if asked else None), False
+            return (self._frame(asked, {}, (), ()) if asked else None), 0.0
         observations: list[Observation] = []
         refusals: list[Refusal] = []
         newest: dict[str, Proposal] = {}
@@ -124,30 +121,34 @@ class ResidentDrafter:
             longest_s = max(longest_s, now - began)
             if not is_growing or now >= deadline:
                 break
-        is_stall = has_stalled(longest_s, bound_s)
-        self._judge(refusals, longest_s if is_stall else 0.0, has_drafted=bool(newest))
-        self.mean_s += _TIME_WEIGHT * (self._clock() - started - self.mean_s)
+        took_s = self._clock() - started
+        stalled_s = took_s if has_stalled(longest_s, bound_s) else 0.0
+        self._judge(refusals, stalled_s, has_drafted=bool(newest))
+        self.mean_s += _TIME_WEIGHT * (took_s - self.mean_s)
         frame = self._frame(asked, newest, observations, refusals) if asked else None
-        return frame, is_stall
+        return frame, stalled_s
 
     @property
     def wants(self) -> StepWants:
         """What it wants of the target's steps."""
         return self._drafter.wants
 
-    def read(self, rows: Sequence[StepRows], union: StepWants, bound_s: float) -> None:
+    def read(self, rows: Sequence[StepRows], union: StepWants, bound_s: float) -> float:
         """Hand it what a step computed, unless it wants nothing or is left alone.
 
-        union: what all residents want.  bound_s: what they have together after the step."""
+        union: what all residents want.  bound_s: what they have together after the step.  Returns
+        how long it took where it has stalled, else 0."""
         wants = self._drafter.wants
         started = self._clock()
         if wants == WANTS_NOTHING or self._is_resting(started):
-            return
+            return 0.0
         if not self._drafter.read([each.seen_by(wants, union) for each in rows]):
             self._breaker.record_failure(self._clock())
         taken_s = self._clock() - started
-        if has_stalled(taken_s, bound_s):
-            self._stalls.owe(taken_s)
+        if not has_stalled(taken_s, bound_s):
+            return 0.0
+        self._stalls.owe(taken_s)
+        return taken_s
 
     def release(self, request_ids: Sequence[str]) -> None:
         known = [request_id for request_id in request_ids if self._told.pop(request_id, None)]
@@ -176,10 +177,13 @@ class ResidentDrafter:
         self.release([text.request_id])
         self.mean_s = 0.0
 
-    def begin_afresh(self) -> None:
-        """Forget faults and what it took: what it does for requests counts, and is told."""
+    def begin_afresh(self, *, is_warm: bool) -> None:
+        """Forget faults and what it took: what it does for requests counts, and is told.
+
+        is_warm: it has drafted before, so that its stalls are no first turn's."""
         self._breaker.record_success()
-        self._stalls = StallDebt(self.name, self._clock)
+        if not is_warm:
+            self._stalls = StallDebt(self.name, self._clock)
         self._declined.clear()
         self.idle_frame()
 
@@ -302,8 +306,6 @@ class ResidentDrafter:
         if faults:
             for _ in faults:
                 self._breaker.record_failure(now)
-            if not self._breaker.allows(now):
-                log.warning("resident drafter left alone name=%s why=refused", self.name)
         elif has_drafted:
             self._breaker.record_success()
         if stalled_s:

@@ -68,11 +68,11 @@ class Residents:
         rows: what the step computed, for the drafters that read it."""
         if not self._drafters:
             return []
-        started = self._clock()
+        started, bound_s = self._clock(), _bound_s(step)
+        stalls: dict[str, float] = dict.fromkeys(self.names, 0.0)  # seconds, by the drafter
         if rows:
-            bound_s = _bound_s(step)
             for drafter in self._drafters:
-                drafter.read(rows, self.wants, bound_s)
+                stalls[drafter.name] += drafter.read(rows, self.wants, bound_s)
         leases: dict[str, TargetLease] = {}
         texts: list[ResidentText] = []
         for lease, item, verdict in answered:
@@ -81,8 +81,10 @@ class Residents:
                 texts.append(text)
             if item.draft_nodes:
                 leases[item.request_id] = lease
-        frames, stalled = self._grow(texts, started, _bound_s(step))
-        drafted_s = self._clock() - started
+        frames = self._grow(texts, started, bound_s, stalls)
+        # Who stalls rests, so that this is no part of what drafting takes.
+        drafted_s = max(self._clock() - started - sum(stalls.values()), 0.0)
+        stalled = tuple(name for name, stalled_s in stalls.items() if stalled_s)
         asked = [item for _, item, _ in answered if item.draft_nodes]
         reports: list[tuple[TargetLease, DraftReport]] = []
         for lease in dict.fromkeys(leases.values()):
@@ -103,10 +105,10 @@ class Residents:
         frames = tuple((drafter.name, drafter.idle_frame()) for drafter in self._drafters)
         return DraftReport(frames) if frames else None
 
-    def begin_afresh(self) -> None:
-        """Forget how they fared so far: nobody was served."""
+    def begin_afresh(self, *, is_warm: bool) -> None:
+        """Forget how they fared so far: nobody was served.  is_warm: except for their stalls."""
         for drafter in self._drafters:
-            drafter.begin_afresh()
+            drafter.begin_afresh(is_warm=is_warm)
 
     def release(self, request_ids: Iterable[str]) -> None:
         """Forget these requests; unknown ones are no error."""
@@ -116,22 +118,24 @@ class Residents:
                 drafter.release(known)
 
     def _grow(
-        self, texts: Sequence[ResidentText], started: float, bound_s: float
-    ) -> tuple[list[tuple[str, ProposalFrame]], tuple[str, ...]]:
+        self,
+        texts: Sequence[ResidentText],
+        started: float,
+        bound_s: float,
+        stalls: dict[str, float],
+    ) -> list[tuple[str, ProposalFrame]]:
         frames: list[tuple[str, ProposalFrame]] = []
-        stalled: list[str] = []
         # Each gets one turn at least; the quick ones are not kept waiting by the others.
         for drafter in sorted(self._drafters, key=lambda each: each.mean_s) if texts else ():
             try:
-                frame, has_stalled = drafter.draft(texts, bound_s, started + bound_s)
+                frame, stalled_s = drafter.draft(texts, bound_s, started + bound_s)
             except Exception:  # a defect of ours: the drafter itself is contained
                 log.exception("resident drafting failed name=%s", drafter.name)
                 continue
             if frame is not None:
                 frames.append((drafter.name, frame))
-            if has_stalled:
-                stalled.append(drafter.name)
-        return frames, tuple(stalled)
+            stalls[drafter.name] += stalled_s
+        return frames
 
     def _committed(self, item: VerifyItem, verdict: Verdict) -> ResidentText | None:
         """The text after the verdict; None where nobody drafts for it, or its beginning is lost."""

@@ -104,25 +104,26 @@ def worker_of(
 ) -> TargetWorker:
     """A target worker with these drafters inside, not started."""
     engine = engine or ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    residents = Residents([resident(each, name, clock) for name, each in drafters.items()], clock)
     description = WorkerDescription(
         "w", "target", "toy", model_hash="m", tokenizer_hash="t", vocab_size=VOCAB_SIZE,
         max_context_len=4096, max_running_sequences=64, max_batch_tokens=512,
-        residents=tuple(drafters),
+        residents=residents.names, look_ups=residents.look_ups,
     )  # fmt: skip
-    residents = Residents([resident(each, name, clock) for name, each in drafters.items()], clock)
-    return TargetWorker(Verifier(engine, wants=residents.wants), description, residents)
+    return TargetWorker(Verifier(engine, clock, wants=residents.wants), description, residents)
 
 
 @asynccontextmanager
 async def hosted(
     drafters: Mapping[str, Drafter], engine: ToyEngine | None = None, **settings: Any
 ) -> AsyncIterator[Stage]:
-    """drafters: those inside the target.  settings: of the coordinator; pool: names beside them."""
+    """drafters: those inside the target.  settings: of the coordinator; pool: names beside them;
+    clock: of the worker."""
     names = (*drafters, *settings.pop("pool", ()))
-    worker = worker_of(drafters, engine)
+    worker = worker_of(drafters, engine, settings.pop("clock", time.perf_counter))
     worker.start()
     try:
-        async with house(drafters=names, **{"budget": "fixed", **settings}) as running:
+        async with house(names, **{"budget": "fixed", **settings}) as running:
             yield Stage(running, worker, join(running, worker))
     finally:
         await asyncio.to_thread(worker.stop)
