@@ -307,11 +307,11 @@ class SpeculationStats:
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: tuple[int, ...] = ()  # [k] = speculative steps that accepted k drafts
-    # Accepted draft tokens, as verified ones; one that several drafters proposed counts for each.
-    accepted_by_drafter: Mapping[str, int] = field(default_factory=dict)
-    # Why there was no speculative step: a name of `cluster.coordinator.idle`; "" = there was one.
-    idle_because: str = ""
-    verified_by_drafter: Mapping[str, int] = field(default_factory=dict)
+    accepted_by_drafter: Mapping[str, int] = field(default_factory=dict)  # each for one drafter
+    idle_because: str = ""  # a name of `cluster.coordinator.idle`; "" = there was such a step
+    verified_by_drafter: Mapping[str, int] = field(default_factory=dict)  # each for all of its own
+    shared_by_drafter: Mapping[str, int] = field(default_factory=dict)  # accepted, for another one
+    decode_time_s: float = 0.0  # from the first verdict to the last
 
     @property
     def num_spec_tokens(self) -> int:

@@ -108,22 +108,52 @@ DRAFT_WAITS = Metric(
 DRAFT_WAITED = Metric(
     "drafthouse_draft_waited_seconds", "counter", "Time that steps waited for drafts."
 )
+SPEC_STEPS = Metric(
+    "drafthouse_spec_steps",
+    "counter",
+    "Steps of a sequence that verified at least one draft token. Mean acceptance length = 1 + "
+    "drafthouse_accepted_draft_tokens / this.",
+    ("task",),
+)
+DRAFT_TOKENS = Metric(
+    "drafthouse_draft_tokens",
+    "counter",
+    "Draft tokens verified. Acceptance rate = drafthouse_accepted_draft_tokens / this.",
+    ("task",),
+)
+ACCEPTED_TOKENS = Metric(
+    "drafthouse_accepted_draft_tokens", "counter", "Draft tokens accepted.", ("task",)
+)
 NUM_DRAFTS = Metric(
     "spec_decode_num_drafts",
     "counter",
-    "Steps of a sequence that verified at least one draft token of the drafter.",
+    "Steps of a sequence that verified at least one draft token of the drafter. A step with drafts "
+    "of several counts for each of them; all steps are drafthouse_spec_steps.",
     ("drafter", "task"),
 )
 NUM_DRAFT_TOKENS = Metric(
-    "spec_decode_num_draft_tokens", "counter", "Draft tokens verified.", ("drafter", "task")
+    "spec_decode_num_draft_tokens",
+    "counter",
+    "Draft tokens verified. One that several drafters had proposed counts for the one whose drafts "
+    "have been worth most, so that the sum over drafters is drafthouse_draft_tokens.",
+    ("drafter", "task"),
 )
 NUM_ACCEPTED_TOKENS = Metric(
-    "spec_decode_num_accepted_tokens", "counter", "Draft tokens accepted.", ("drafter", "task")
+    "spec_decode_num_accepted_tokens",
+    "counter",
+    "Draft tokens accepted, credited likewise: the sum is drafthouse_accepted_draft_tokens.",
+    ("drafter", "task"),
+)
+NUM_SHARED_TOKENS = Metric(
+    "drafthouse_shared_accepted_tokens",
+    "counter",
+    "Draft tokens accepted that the drafter had proposed too, and that count for another one.",
+    ("drafter", "task"),
 )
 NUM_ACCEPTED_PER_POS = Metric(
     "spec_decode_num_accepted_tokens_per_pos",
     "counter",
-    "Draft tokens accepted, by depth in the tree.",
+    "Draft tokens accepted, by depth in the tree, credited likewise.",
     ("drafter", "task", "position"),
 )
 CALIBRATION_ERROR = Metric(

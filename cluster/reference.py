@@ -82,8 +82,18 @@ A process that does not answer within five seconds is missing in that scrape;
 prefix `ray_`, a few seconds later.
 
 The names of counters end in `_total`; times are in seconds. As in vLLM, the *acceptance rate* is
-accepted / drafted tokens, and the *mean acceptance length* is 1 + accepted / drafts. Both count
-only steps that verified at least one draft token.
+accepted / drafted tokens, and the *mean acceptance length* is 1 + accepted / steps. Both count
+only steps that verified at least one draft token:
+
+```
+    sum(rate(drafthouse_accepted_draft_tokens_total[5m]))
+      / sum(rate(drafthouse_draft_tokens_total[5m]))
+1 + sum(rate(drafthouse_accepted_draft_tokens_total[5m]))
+      / sum(rate(drafthouse_spec_steps_total[5m]))
+```
+
+What has the label `drafter` says whose the tokens were. One that several drafters had proposed
+counts for one of them, so tokens may be added up over drafters; steps may not.
 
 | metric | kind | labels | definition |
 |---|---|---|---|

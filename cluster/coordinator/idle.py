@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+
+# Drafters that are not there so long after the coordinator's start do not just load.
+_LOADING_S = 120.0
 
 
 class IdleReason(enum.StrEnum):
-    DISABLED = "disabled"  # by the request or by the configuration of its task
-    NO_DRAFTER_FOR_MODEL = "no_drafter_for_model"  # none is configured, or none fits the model
-    DRAFTERS_DOWN = "drafters_down"  # they were there, and are gone or left alone after faults
-    WARMING_UP = "warming_up"  # they load still, or had no draft for the text so far
-    PAUSED = "paused"  # drafts had cost more than they brought, so none were asked for
-    NOT_WORTH_IT = "not_worth_it"  # to verify drafts, or to make some, would not have paid
+    DISABLED = "disabled"
+    NO_DRAFTER_FOR_MODEL = "no_drafter_for_model"
+    DRAFTERS_DOWN = "drafters_down"
+    WARMING_UP = "warming_up"
+    NO_DRAFTS = "no_drafts"
+    PAUSED = "paused"
+    NOT_WORTH_IT = "not_worth_it"
+    TOO_SHORT = "too_short"
+
+
+# As clients are told them.
+MEANINGS: Mapping[str, str] = MappingProxyType(
+    {
+        IdleReason.DISABLED: "the request or its task allows no drafts; beam searches have none",
+        IdleReason.NO_DRAFTER_FOR_MODEL: "no drafter is configured, or none fits the model",
+        IdleReason.DRAFTERS_DOWN: "its drafters are gone, did not come, or are left alone after "
+        "faults; see /health and the server's log",
+        IdleReason.WARMING_UP: "the server has just started, and its drafters still load",
+        IdleReason.NO_DRAFTS: "its drafters had no draft for this text, or none in time",
+        IdleReason.PAUSED: "drafts have cost more time than they saved of late, so none were asked "
+        "for",
+        IdleReason.NOT_WORTH_IT: "making or verifying drafts would have cost more than it saves",
+        IdleReason.TOO_SHORT: "the answer was over before a step could have had drafts",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,18 +44,25 @@ class Availability:
     """Of the drafters that may serve a request, how many there are.
 
     num_usable: connected, and not left alone after faults.  num_refused: refused because they do
-    not fit the model.  num_seen: connected at some time since the coordinator started.
+    not fit the model.  num_seen: connected at some time since the coordinator started, uptime_s
+    ago.
     """
 
     num_configured: int = 0
     num_usable: int = 0
     num_refused: int = 0
     num_seen: int = 0
+    uptime_s: float = 0.0
+
+    @property
+    def are_loading(self) -> bool:
+        """Whether those that are not there may still come."""
+        return not self.num_seen and self.uptime_s < _LOADING_S
 
 
 @dataclass(slots=True)
 class PlainSteps:
-    """A request's decode steps without a draft, by why there was none."""
+    """A request's decode steps that could have had drafts and had none, by why."""
 
     num_paused: int = 0
     num_declined: int = 0
@@ -55,8 +86,10 @@ def idle_reason(*, is_enabled: bool, drafters: Availability, steps: PlainSteps) 
     if drafters.num_refused >= drafters.num_configured:
         return IdleReason.NO_DRAFTER_FOR_MODEL
     if not drafters.num_usable:
-        return IdleReason.DRAFTERS_DOWN if drafters.num_seen else IdleReason.WARMING_UP
+        return IdleReason.WARMING_UP if drafters.are_loading else IdleReason.DRAFTERS_DOWN
     most = max(steps.num_paused, steps.num_declined, steps.num_without_drafts)
+    if most == 0:
+        return IdleReason.TOO_SHORT
     if steps.num_without_drafts == most:
-        return IdleReason.WARMING_UP
+        return IdleReason.NO_DRAFTS
     return IdleReason.PAUSED if steps.num_paused == most else IdleReason.NOT_WORTH_IT

@@ -11,9 +11,12 @@ from cluster.coordinator.texts import Text
 from cluster.core import EMPTY_TREE, FloatArray, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.spec.credit import credited, is_proposed
+from cluster.spec.forest import Mask
 
 _NO_CLAIMS: FloatArray = np.empty((0, 0), dtype=np.float32)
 _NO_CLAIMS.setflags(write=False)
+_ALL = slice(None)
 # Why a step has no drafts: to verify or to make some would not have paid.
 NOT_WORTH_IT = "not worth it"
 
@@ -22,6 +25,7 @@ NOT_WORTH_IT = "not worth it"
 class InFlight:
     """The item a target is working on for a session, and where its tree came from.
 
+    drafters: the one with the largest weight first; a node of several counts for the first of them.
     num_proposed: how many of the nodes each of the drafters proposed.
     claimed: float32[k, n], k at least as many as drafters; row i: the survival that drafters[i]
     claimed for each node, NaN where it did not propose it.
@@ -33,24 +37,27 @@ class InFlight:
     num_proposed: tuple[int, ...] = ()
     claimed: FloatArray = field(default_factory=lambda: _NO_CLAIMS)
 
-    def num_accepted(self, path: TokenArray | Sequence[int]) -> tuple[int, ...]:
-        """How many nodes of the accepted `path` each of the drafters had proposed."""
+    def proposed(self, nodes: TokenArray | slice = _ALL) -> Mask:
+        """bool[drafters, nodes]: which of the drafters had proposed which of the nodes."""
+        return is_proposed(self.claimed[: len(self.drafters), nodes])
+
+    def credited(self, path: TokenArray) -> tuple[list[int], list[int]]:
+        """Nodes of the accepted `path` that count for each drafter, and those that it had proposed
+        and that count for another."""
         if len(self.drafters) <= 1:
-            return (len(path),) * len(self.drafters)
-        claims = self.claimed[: len(self.drafters), path]
-        return tuple((claims == claims).sum(axis=1).tolist())  # NaN is not itself
+            return [len(path)] * len(self.drafters), [0] * len(self.drafters)
+        return credited(self.proposed(path))
 
     def sources(self, path: TokenArray, num_tokens: int) -> tuple[tuple[str, ...], ...]:
         """Which drafters had proposed each of the first num_tokens tokens of the accepted `path`
-        and of what the target drew after it."""
-        nodes = path[:num_tokens].tolist()
+        and of what the target drew after it; the first of them is the one that it counts for."""
+        nodes = path[:num_tokens]
         if len(self.drafters) <= 1:
             found = [self.drafters] * len(nodes)
         else:
-            claims = self.claimed[: len(self.drafters), nodes].T
             found = [
                 tuple(name for name, is_its in zip(self.drafters, row, strict=True) if is_its)
-                for row in (claims == claims).tolist()  # NaN is not itself
+                for row in self.proposed(nodes).T.tolist()
             ]
         return (*found, *[()] * (num_tokens - len(nodes)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.texts import HeldTree, Place, Text
 from cluster.core import FloatArray
 from cluster.records import record
-from cluster.spec.acceptance import AcceptanceModel, Seen
+from cluster.spec.acceptance import AcceptanceModel, Group, Seen
 from cluster.spec.forest import Forest, Indices, Mask
 from cluster.spec.held_trees import HeldTrees, MergedTrees
 from cluster.spec.merge_trees import merge_trees
@@ -22,7 +22,8 @@ from cluster.spec.merge_trees import merge_trees
 class Offers:
     """One tree per text of the batch, the union of its drafters' reachable ones.
 
-    survival: float32[n], calibrated, not increasing along a path.  drafters: of each text.
+    survival: float32[n], calibrated, not increasing along a path.  drafters: of each text, the one
+    with the largest weight first.
     claimed: float32[k, n], what the i-th drafter of a node's text claimed for it; NaN where it
     did not propose the node.  is_pooled, is_looked_up: bool[n], a pool drafter, or a look-up among
     the residents, has proposed the node.
@@ -59,16 +60,21 @@ def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
     Held trees are re-rooted at the last committed token and calibrated, once for good.
     """
     rows: list[_Row] = []
+    weights: dict[tuple[str, Group], float] = {}
     for index, text in enumerate(batch):
+        own: list[_Row] = []
         for name, held in text.held.items():
             if held.is_shadow:
                 continue
             if held.place is not None:
                 held.settle()
-            rows.append(_Row(index, name, text, held))
+            if (name, text.group) not in weights:
+                weights[name, text.group] = acceptance.known(name, text.group).weight()
+            own.append(_Row(index, name, text, held))
+        rows += sorted(own, key=lambda row: -weights[row.name, row.text.group])
     if not any(len(row.held.tree.token_ids) for row in rows):
         return None
-    found = merge_trees(_held(rows, len(batch), acceptance))
+    found = merge_trees(_held(rows, len(batch), acceptance, weights))
     drafters, trees = _note(rows, found, len(batch))
     if found.merged.num_nodes == 0:
         return None
@@ -91,16 +97,21 @@ def look_at(batch: Sequence[Text], max_trees: int, turn: int) -> None:
             text.seen.append(Seen.of(name, text.group, tree.base_len, tree.tree, tree.survival))
 
 
-def _held(rows: Sequence[_Row], num_groups: int, acceptance: AcceptanceModel) -> HeldTrees:
+def _held(
+    rows: Sequence[_Row],
+    num_groups: int,
+    acceptance: AcceptanceModel,
+    weights: Mapping[tuple[str, Group], float],
+) -> HeldTrees:
     """The trees as they were proposed, or as the last batch has left them."""
-    scores = {key: acceptance.known(*key) for key in {(row.name, row.text.group) for row in rows}}
+    calibrators = {key: acceptance.known(*key).calibrator for key in weights}
     # Merging takes losses in nats: exp(-loss) is a drafter's weight.
-    losses = {key: -math.log(score.weight()) for key, score in scores.items()}
+    losses = {key: -math.log(weight) for key, weight in weights.items()}
     return HeldTrees(
         [row.held.tree for row in rows],
         [row.held.survival for row in rows],
         [row.held.calibrated for row in rows],
-        [scores[row.name, row.text.group].calibrator for row in rows],
+        [calibrators[row.name, row.text.group] for row in rows],
         [row.text.tokens.since(row.held.base_len) for row in rows],
         [row.index for row in rows],
         [losses[row.name, row.text.group] for row in rows],

@@ -176,7 +176,7 @@ class RoundLoop:
             session.tokens.append(verdict.token_ids[:num_kept])
             session.stepped(in_flight.drafters)
         with self._statistics:
-            session.statistics.record_step(in_flight, verdict.path)
+            session.statistics.record_step(in_flight, verdict.path, now)
         if session.num_cached is None:
             session.num_cached = min(verdict.num_cached, session.prompt_len)
         session.in_flight = None
@@ -301,7 +301,10 @@ class RoundLoop:
             session.status = Status.DECODING
             num_nodes += len(in_flight.tree)
             self._residents.ask(seat, session, plan.ask.of(place), now)
-            if not len(in_flight.tree) and not session.statistics.has_speculated:
+            # Before a text's last token there is nothing to draft.
+            could_draft = session.remaining_tokens(self.limits) > 1
+            is_plain = could_draft and not len(in_flight.tree)
+            if is_plain and not session.statistics.has_speculated:
                 session.note_plain_step(
                     is_paused=plan.why in (State.PAUSE, State.PLAIN),
                     is_declined=plan.why == NOT_WORTH_IT,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from cluster import metrics
 from cluster.config import Config
@@ -56,7 +57,7 @@ class SessionTable:
         # earlier request of the same id, is always recognised.
         self._generations = itertools.count(1)
         self._mean_duration_s = 1.0
-        self._unserved_since = clock()
+        self._started_at = self._unserved_since = clock()
         self.sessions: dict[str, Session] = {}
         self.seats: dict[str, TargetSeat] = {}
         self.touched: set[TargetSeat] = set()
@@ -184,9 +185,11 @@ class SessionTable:
     def _idle_reason(self, session: Session) -> IdleReason:
         names = self._drafters_of(session.request)
         has_some = bool(names) or not self._config.drafters
+        now = self._clock()
+        drafters = self._pool.availability(names, now)
         return idle_reason(
             is_enabled=session.max_draft_tokens > 0 and has_some,
-            drafters=self._pool.availability(names, self._clock()),
+            drafters=replace(drafters, uptime_s=now - self._started_at),
             steps=session.plain_steps,
         )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cluster import metrics
 from cluster.core import SpeculationStats, TokenArray
 from cluster.metrics import Recorder
+from cluster.spec.credit import credited, owners
 
 if TYPE_CHECKING:
     from cluster.coordinator.in_flight import InFlight
@@ -25,11 +26,14 @@ class RequestStatistics:
 
     __slots__ = (
         "_accepted_by_drafter",
+        "_first_at",
         "_histogram",
+        "_last_at",
         "_num_accepted",
         "_num_drafted",
         "_num_spec_steps",
         "_num_steps",
+        "_shared_by_drafter",
         "_verified_by_drafter",
         "idle_because",
     )
@@ -41,24 +45,31 @@ class RequestStatistics:
         self._num_accepted = 0
         self._histogram: list[int] = []
         self._accepted_by_drafter: Counter[str] = Counter()
+        self._shared_by_drafter: Counter[str] = Counter()
         self._verified_by_drafter: Counter[str] = Counter()
+        self._first_at: float | None = None
+        self._last_at = 0.0
         self.idle_because = ""
 
     @property
     def has_speculated(self) -> bool:
         return self._num_spec_steps > 0
 
-    def record_step(self, in_flight: InFlight, path: TokenArray) -> None:
+    def record_step(self, in_flight: InFlight, path: TokenArray, now: float) -> None:
         """One target step that emitted tokens.  path: the accepted nodes of the tree in flight."""
         self._num_steps += 1
+        self._last_at = now
+        if self._first_at is None:
+            self._first_at = now
         num_drafted, num_accepted = len(in_flight.tree), len(path)
         if num_drafted == 0 or not in_flight.drafters:  # plain, or a part of a given output
             return
         verified = in_flight.num_proposed or (num_drafted,)
         self._verified_by_drafter.update(dict(zip(in_flight.drafters, verified, strict=False)))
         if num_accepted:
-            counts = zip(in_flight.drafters, in_flight.num_accepted(path), strict=True)
-            self._accepted_by_drafter.update(dict(counts))
+            own, shared = in_flight.credited(path)
+            self._accepted_by_drafter.update(dict(zip(in_flight.drafters, own, strict=True)))
+            self._shared_by_drafter.update(dict(zip(in_flight.drafters, shared, strict=True)))
         self._num_spec_steps += 1
         self._num_drafted += num_drafted
         self._num_accepted += num_accepted
@@ -74,42 +85,58 @@ class RequestStatistics:
             num_accepted_draft_tokens=self._num_accepted,
             acceptance_histogram=tuple(self._histogram),
             accepted_by_drafter={n: c for n, c in self._accepted_by_drafter.items() if c},
+            shared_by_drafter={n: c for n, c in self._shared_by_drafter.items() if c},
             verified_by_drafter={n: c for n, c in self._verified_by_drafter.items() if c},
             idle_because=self.idle_because,
+            decode_time_s=0.0 if self._first_at is None else self._last_at - self._first_at,
         )
 
 
 class Attribution:
-    """Credits verified trees to the drafters that proposed their nodes.
+    """Counts verified trees, and credits their nodes to the drafters that proposed them.
 
-    A node of several drafters counts for each.  The position of an accepted node in the metrics is
-    its depth, from 0.
+    A node of several drafters counts for one of them (`cluster.spec.credit`), so that the counts of
+    all drafters add up to the totals.  The position of an accepted node in the metrics is its
+    depth, from 0.
     """
 
     def __init__(self) -> None:
-        # How many trees were like this: (drafter, task, nodes it proposed, depths accepted of it).
-        self._counts: Counter[tuple[str, str, int, Sequence[int]]] = Counter()
+        # Of each task: trees, their nodes, accepted ones.
+        self._totals: dict[str, tuple[int, int, int]] = {}
+        # How many trees were like this: (drafter, task, nodes that count for it, depths accepted of
+        # those, accepted nodes of its that count for another).
+        self._counts: Counter[tuple[str, str, int, Sequence[int], int]] = Counter()
 
     def add(self, task: str, in_flight: InFlight, path: TokenArray) -> None:
         """One verified tree.  path: its accepted nodes, root first."""
-        drafters, num_proposed = in_flight.drafters, in_flight.num_proposed
+        drafters, num_nodes = in_flight.drafters, len(in_flight.tree)
+        num_trees, num_drafted, num_accepted = self._totals.get(task, (0, 0, 0))
+        self._totals[task] = num_trees + 1, num_drafted + num_nodes, num_accepted + len(path)
         if len(drafters) == 1:
-            self._counts[drafters[0], task, num_proposed[0], range(len(path))] += 1
+            self._counts[drafters[0], task, num_nodes, range(len(path)), 0] += 1
             return
-        for drafter, count, claimed in zip(
-            drafters, num_proposed, in_flight.claimed[:, path].tolist(), strict=False
-        ):
-            if count:
-                accepted = tuple(depth for depth, claim in enumerate(claimed) if claim == claim)
-                self._counts[drafter, task, count, accepted] += 1
+        proposed = in_flight.proposed()
+        own, _ = credited(proposed)
+        _, shared = credited(proposed[:, path])
+        of_path = owners(proposed[:, path]).tolist()
+        for index, drafter in enumerate(drafters):
+            if in_flight.num_proposed[index]:
+                accepted = tuple(depth for depth, owner in enumerate(of_path) if owner == index)
+                self._counts[drafter, task, own[index], accepted, shared[index]] += 1
 
     def record(self, recorder: Recorder) -> None:
-        for (drafter, task, num_proposed, accepted), count in self._counts.items():
+        for task, (num_trees, num_drafted, num_accepted) in self._totals.items():
+            recorder.add(metrics.SPEC_STEPS, num_trees, task=task)
+            recorder.add(metrics.DRAFT_TOKENS, num_drafted, task=task)
+            recorder.add(metrics.ACCEPTED_TOKENS, num_accepted, task=task)
+        for (drafter, task, num_own, accepted, num_shared), count in self._counts.items():
             labels = {"drafter": drafter, "task": task}
             recorder.add(metrics.NUM_DRAFTS, count, **labels)
-            recorder.add(metrics.NUM_DRAFT_TOKENS, count * num_proposed, **labels)
+            recorder.add(metrics.NUM_DRAFT_TOKENS, count * num_own, **labels)
             if accepted:
                 recorder.add(metrics.NUM_ACCEPTED_TOKENS, count * len(accepted), **labels)
+            if num_shared:
+                recorder.add(metrics.NUM_SHARED_TOKENS, count * num_shared, **labels)
             for depth in accepted:
                 recorder.add(metrics.NUM_ACCEPTED_PER_POS, count, **labels, position=str(depth))
 

@@ -62,6 +62,8 @@ def _encode_stats(stats: SpeculationStats) -> pb.SpeculationStats:
         acceptance_histogram=stats.acceptance_histogram,
         accepted_by_drafter=stats.accepted_by_drafter,
         verified_by_drafter=stats.verified_by_drafter,
+        shared_by_drafter=stats.shared_by_drafter,
+        decode_time_s=stats.decode_time_s,
         idle_because=stats.idle_because,
     )
 
@@ -75,6 +77,8 @@ def _decode_stats(message: pb.SpeculationStats) -> SpeculationStats:
         acceptance_histogram=tuple(message.acceptance_histogram),
         accepted_by_drafter=dict(message.accepted_by_drafter),
         verified_by_drafter=dict(message.verified_by_drafter),
+        shared_by_drafter=dict(message.shared_by_drafter),
+        decode_time_s=message.decode_time_s,
         idle_because=message.idle_because,
     )
 

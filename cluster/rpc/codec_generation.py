@@ -154,6 +154,8 @@ def _encode_stats(
         num_spec_tokens=stats.num_spec_tokens,
         num_steps=stats.num_steps,
         accepted_by_drafter=stats.accepted_by_drafter,
+        shared_by_drafter=stats.shared_by_drafter,
+        decode_time_s=stats.decode_time_s,
         idle_because=stats.idle_because,
         prediction_idle_because=prediction_idle_because,
     )

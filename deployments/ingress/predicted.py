@@ -72,9 +72,14 @@ async def prediction_ids(
 
 
 def prediction_counts(spec: GenerationSpec, stats: SpeculationStats) -> Mapping[str, int]:
-    """Tokens of the prediction that were drafted and became output, and those that did not."""
-    accepted = sum(stats.accepted_by_drafter.get(name, 0) for name in spec.prediction_drafters)
-    verified = sum(stats.verified_by_drafter.get(name, 0) for name in spec.prediction_drafters)
+    """Tokens of the prediction that were drafted and became output, and those that did not.
+
+    Whoever else had proposed them.
+    """
+    names = spec.prediction_drafters
+    counts = stats.accepted_by_drafter, stats.shared_by_drafter
+    accepted = sum(count.get(name, 0) for count in counts for name in names)
+    verified = sum(stats.verified_by_drafter.get(name, 0) for name in names)
     return {
         "accepted_prediction_tokens": accepted,
         "rejected_prediction_tokens": verified - accepted,

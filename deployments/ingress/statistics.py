@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cluster.core import SpeculationStats
 
@@ -14,11 +14,6 @@ def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
     for one in stats:
         for accepted, count in enumerate(one.acceptance_histogram):
             histogram[accepted] += count
-    by_drafter: Counter[str] = Counter()
-    verified: Counter[str] = Counter()
-    for one in stats:
-        by_drafter.update(one.accepted_by_drafter)
-        verified.update(one.verified_by_drafter)
     num_spec_steps = sum(one.num_spec_steps for one in stats)
     reasons = [one.idle_because for one in stats if one.idle_because]
     return SpeculationStats(
@@ -27,7 +22,16 @@ def combined(stats: Sequence[SpeculationStats]) -> SpeculationStats:
         num_draft_tokens=sum(one.num_draft_tokens for one in stats),
         num_accepted_draft_tokens=sum(one.num_accepted_draft_tokens for one in stats),
         acceptance_histogram=tuple(histogram),
-        accepted_by_drafter=dict(by_drafter),
-        verified_by_drafter=dict(verified),
+        accepted_by_drafter=_sum(one.accepted_by_drafter for one in stats),
+        shared_by_drafter=_sum(one.shared_by_drafter for one in stats),
+        verified_by_drafter=_sum(one.verified_by_drafter for one in stats),
         idle_because=reasons[0] if reasons and not num_spec_steps else "",
+        decode_time_s=max((one.decode_time_s for one in stats), default=0.0),
     )
+
+
+def _sum(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in counts:
+        total.update(one)
+    return dict(total)

@@ -29,18 +29,21 @@ def usage(generation: Generation) -> dict[str, Any]:
 
 
 def metrics(generation: Generation) -> dict[str, Any]:
-    """Per-request statistics with vLLM's names, for the top level of every answer."""
+    """What `api.table_statistics.STATISTICS` says, for the top level of every answer."""
     stats = generation.stats
     return {
         "speculative_decoding": {
             "mean_acceptance_length": stats.mean_acceptance_length,
             "draft_acceptance_rate": stats.draft_acceptance_rate,
             "acceptance_histogram": list(stats.acceptance_histogram) or [0],
+            "num_steps": stats.num_steps,
             "num_spec_steps": stats.num_spec_steps,
             "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
             "num_draft_tokens": stats.num_draft_tokens,
             "num_spec_tokens": stats.num_spec_tokens,
             "accepted_by_drafter": dict(stats.accepted_by_drafter),
+            "shared_by_drafter": dict(stats.shared_by_drafter),
+            "decode_time_s": stats.decode_time_s,
             "idle_because": stats.idle_because or None,
             **prediction_idle(generation.spec),
         }

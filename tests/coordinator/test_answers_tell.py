@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.core import SpeculationOptions, SpeculationStats, TokenEvent
 from cluster.errors import ProtocolError
@@ -41,12 +43,16 @@ async def test_every_token_names_the_drafters_that_had_proposed_it() -> None:
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)
     assert len(sources) == len(text_of(events))
     assert sources[0] == ()  # drawn from the prompt, before any draft
-    assert stats.accepted_by_drafter["right"] >= stats.accepted_by_drafter["half"] > 0
     assert stats.idle_because == ""
     # Where a stop or the end of the text cuts a path, more was accepted than emitted.
-    for name, count in stats.accepted_by_drafter.items():
-        told = sum(name in drafters for drafters in sources)
-        assert told <= count <= told + 4
+    accepted, shared = Counter(stats.accepted_by_drafter), Counter(stats.shared_by_drafter)
+    first = Counter(drafters[0] for drafters in sources if drafters)
+    others = Counter(name for drafters in sources for name in drafters[1:])
+    for told, counted in ((first, accepted), (others, shared)):
+        for name in ("right", "half", "wrong"):
+            assert told[name] <= counted[name] <= told[name] + 4
+    assert accepted.total() == stats.num_accepted_draft_tokens
+    assert accepted["right"] + shared["right"] >= accepted["half"] + shared["half"] > 0
     assert any(set(drafters) >= {"right", "half"} for drafters in sources)
 
 
@@ -111,14 +117,66 @@ async def test_without_any_configured_there_is_none_for_the_model() -> None:
     assert stats.idle_because == "no_drafter_for_model"
 
 
-async def test_drafters_that_have_nothing_to_say_are_warming_up() -> None:
+async def test_drafters_that_have_nothing_to_say_are_not_warming_up() -> None:
     async with house(["a"]) as stage:
         stage.add_target(ToyTarget())
         silent = ToyDrafter("a", oracle_chain())
         silent.gate.clear()
         stage.add_drafter(silent)
         _, stats = await served(stage)
-    assert stats.idle_because == "warming_up"
+    assert stats.idle_because == "no_drafts"
+
+
+async def test_minutes_after_the_start_a_drafter_that_never_came_does_not_warm_up() -> None:
+    async with house(["a"]) as stage:
+        stage.add_target(ToyTarget())
+        stage.clock.now += 300.0
+        _, stats = await served(stage)
+    assert stats.idle_because == "drafters_down"
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2])
+async def test_an_answer_without_room_for_a_draft_says_so(max_tokens: int) -> None:
+    async with house(["a"]) as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_chain()))
+        _, stats = await served(stage, params=replace(GREEDY, max_tokens=max_tokens))
+    assert stats.idle_because == "too_short"
+
+
+async def test_what_answers_and_the_metrics_count_is_the_same_and_adds_up() -> None:
+    async with house(["right", "half", "wrong"]) as stage:
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("right", oracle_chain(4)))
+        stage.add_drafter(ToyDrafter("half", oracle_chain(2)))
+        stage.add_drafter(ToyDrafter("wrong", random_tree(1, 3)))
+        answers = [(await served(stage, id=f"r{index}"))[1] for index in range(4)]
+        page = stage.coordinator.render_metrics().decode()
+    samples = [sample for family in text_string_to_metric_families(page)
+               for sample in family.samples]  # fmt: skip
+
+    def total(name: str, drafter: str | None = None) -> float:
+        return sum(
+            sample.value
+            for sample in samples
+            if sample.name == f"{name}_total" and drafter in (None, sample.labels.get("drafter"))
+        )
+
+    steps = sum(stats.num_spec_steps for stats in answers)
+    drafted = sum(stats.num_draft_tokens for stats in answers)
+    accepted = sum(stats.num_accepted_draft_tokens for stats in answers)
+    assert total("drafthouse_spec_steps") == steps > 0
+    by_drafter = "spec_decode_num_draft_tokens"
+    assert total("drafthouse_draft_tokens") == total(by_drafter) == drafted >= accepted > 0
+    of_depths = total("spec_decode_num_accepted_tokens_per_pos")
+    by_drafter = "spec_decode_num_accepted_tokens"
+    assert total("drafthouse_accepted_draft_tokens") == total(by_drafter) == of_depths == accepted
+    for name in ("right", "half", "wrong"):
+        own = sum(stats.accepted_by_drafter.get(name, 0) for stats in answers)
+        shared = sum(stats.shared_by_drafter.get(name, 0) for stats in answers)
+        assert total(by_drafter, name) == own
+        assert total("drafthouse_shared_accepted_tokens", name) == shared
+    assert total("drafthouse_shared_accepted_tokens") > 0
 
 
 async def test_the_last_event_says_how_long_the_request_queued() -> None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from http.client import HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import jsonschema
 import pytest
 import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from deployments.ingress.api.table_statistics import STATISTICS, statistics_schema
 from tests.deployments.conftest import ADAPTER, MODEL, Served, wait_until
 
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 24, "ignore_eos": True}
@@ -62,11 +65,10 @@ def test_a_completion_has_usage_and_speculation_statistics(served: Served) -> No
     assert usage["total_tokens"] == usage["prompt_tokens"] + 24
     assert choice["finish_reason"] == "length"
     statistics = answer["metrics"]["speculative_decoding"]
-    assert set(statistics) == {
-        "mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram",
-        "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens",
-        "accepted_by_drafter", "idle_because",
-    }  # fmt: skip
+    jsonschema.validate(statistics, statistics_schema())
+    assert set(statistics) == {rule.name for rule in STATISTICS if rule.is_required}
+    by_drafter = statistics["accepted_by_drafter"].values()
+    assert sum(by_drafter) == statistics["num_accepted_draft_tokens"]
     assert (statistics["idle_because"] is None) == (statistics["num_spec_steps"] > 0)
     # As aiperf reads it.
     assert len(statistics["acceptance_histogram"]) == statistics["num_spec_tokens"] + 1
@@ -85,7 +87,12 @@ def test_an_answer_says_whose_drafts_its_tokens_were(served: Served) -> None:
     assert text == choice["text"]
     named = {name for source in sources for name in source["drafters"]}
     assert named
-    assert named <= set(statistics["accepted_by_drafter"]) <= {"lm", "lookup", "ngram", "suffix"}
+    counted = {*statistics["accepted_by_drafter"], *statistics["shared_by_drafter"]}
+    assert named <= counted <= {"lm", "lookup", "ngram", "suffix"}
+    whose = Counter(source["drafters"][0] for source in sources if source["drafters"])
+    for name, count in whose.items():
+        # Where the end of the text cuts a path, more was accepted than emitted.
+        assert count <= statistics["accepted_by_drafter"][name]
     streamed = events(post(served, "/v1/completions", **asked, stream=True).text)
     pieces = [each for event in streamed for each in event["choices"][0]["draft_sources"]]
     assert [piece["token"] for piece in pieces] == [source["token"] for source in sources]

@@ -76,7 +76,9 @@ def test_a_response_survives_the_wire() -> None:
 
 
 def test_the_last_response_brings_usage_and_what_speculation_did() -> None:
-    stats = SpeculationStats(9, 2, 8, 3, (1, 0, 0, 1), {"lm": 3, "suffix": 1})
+    stats = SpeculationStats(
+        9, 2, 8, 3, (1, 0, 0, 1), {"lm": 2, "suffix": 1}, "", {}, {"suffix": 1}, 0.25
+    )
     delta = ChoiceDelta(
         2,
         "x",

@@ -246,8 +246,15 @@ class Usage(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., completion_tokens: _Optional[int] = ..., accepted_prediction_tokens: _Optional[int] = ..., rejected_prediction_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ...) -> None: ...
 
 class SpeculativeDecoding(_message.Message):
-    __slots__ = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens", "num_steps", "accepted_by_drafter", "idle_because", "prediction_idle_because")
+    __slots__ = ("mean_acceptance_length", "draft_acceptance_rate", "acceptance_histogram", "num_spec_steps", "num_accepted_draft_tokens", "num_draft_tokens", "num_spec_tokens", "num_steps", "accepted_by_drafter", "idle_because", "prediction_idle_because", "shared_by_drafter", "decode_time_s")
     class AcceptedByDrafterEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class SharedByDrafterEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -265,6 +272,8 @@ class SpeculativeDecoding(_message.Message):
     ACCEPTED_BY_DRAFTER_FIELD_NUMBER: _ClassVar[int]
     IDLE_BECAUSE_FIELD_NUMBER: _ClassVar[int]
     PREDICTION_IDLE_BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BY_DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TIME_S_FIELD_NUMBER: _ClassVar[int]
     mean_acceptance_length: float
     draft_acceptance_rate: float
     acceptance_histogram: _containers.RepeatedScalarFieldContainer[int]
@@ -276,4 +285,6 @@ class SpeculativeDecoding(_message.Message):
     accepted_by_drafter: _containers.ScalarMap[str, int]
     idle_because: str
     prediction_idle_because: str
-    def __init__(self, mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_steps: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_spec_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., accepted_by_drafter: _Optional[_Mapping[str, int]] = ..., idle_because: _Optional[str] = ..., prediction_idle_because: _Optional[str] = ...) -> None: ...
+    shared_by_drafter: _containers.ScalarMap[str, int]
+    decode_time_s: float
+    def __init__(self, mean_acceptance_length: _Optional[float] = ..., draft_acceptance_rate: _Optional[float] = ..., acceptance_histogram: _Optional[_Iterable[int]] = ..., num_spec_steps: _Optional[int] = ..., num_accepted_draft_tokens: _Optional[int] = ..., num_draft_tokens: _Optional[int] = ..., num_spec_tokens: _Optional[int] = ..., num_steps: _Optional[int] = ..., accepted_by_drafter: _Optional[_Mapping[str, int]] = ..., idle_because: _Optional[str] = ..., prediction_idle_because: _Optional[str] = ..., shared_by_drafter: _Optional[_Mapping[str, int]] = ..., decode_time_s: _Optional[float] = ...) -> None: ...

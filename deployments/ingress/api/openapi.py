@@ -9,6 +9,7 @@ from cluster.errors import SURFACES
 from deployments.ingress.api.contract import Endpoint, Rule, Status, resolved
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES, Page
 from deployments.ingress.api.table_messages import COUNT_TOKENS, MESSAGES
+from deployments.ingress.api.table_statistics import STATISTICS_PATH, statistics_schema
 from deployments.ingress.spec import Limits
 
 _ERROR = {
@@ -45,6 +46,8 @@ _MESSAGES_ERROR = {
     },
 }
 
+_STATISTICS = "SpeculativeDecoding"
+
 
 def openapi(limits: Limits, version: str) -> dict[str, Any]:
     """The document, for one served model and its limits."""
@@ -62,7 +65,13 @@ def openapi(limits: Limits, version: str) -> dict[str, Any]:
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": paths,
-        "components": {"schemas": {"Error": _ERROR, "MessagesError": _MESSAGES_ERROR}},
+        "components": {
+            "schemas": {
+                "Error": _ERROR,
+                "MessagesError": _MESSAGES_ERROR,
+                _STATISTICS: statistics_schema(),
+            }
+        },
     }
 
 
@@ -82,8 +91,10 @@ def _page(page: Page) -> dict[str, Any]:
 
 
 def _endpoint(endpoint: Endpoint, limits: Limits) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {"schema": {"type": "object"}}}
-    if "stream" in endpoint.below(""):
+    answer: dict[str, Any] = {"type": "object"}
+    content: dict[str, Any] = {"application/json": {"schema": answer}}
+    if "stream" in endpoint.below(""):  # it generates
+        answer["properties"] = _statistics()
         content["text/event-stream"] = {"schema": {"type": "string"}}
     schema = body_schema(endpoint, limits)
     return {
@@ -94,6 +105,13 @@ def _endpoint(endpoint: Endpoint, limits: Limits) -> dict[str, Any]:
             "default": _error("MessagesError" if endpoint in (MESSAGES, COUNT_TOKENS) else "Error"),
         },
     }
+
+
+def _statistics() -> dict[str, Any]:
+    """The properties of an answer that hold what it says of its drafts."""
+    outer, inner = STATISTICS_PATH.split(".")
+    schema = {"$ref": f"#/components/schemas/{_STATISTICS}"}
+    return {outer: {"type": "object", "properties": {inner: schema}}}
 
 
 def _error(name: str) -> dict[str, Any]:

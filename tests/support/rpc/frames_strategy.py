@@ -143,7 +143,8 @@ requests = st.builds(
 stats = st.builds(
     core.SpeculationStats, lengths, lengths, lengths, lengths,
     st.lists(lengths, max_size=5).map(tuple), st.dictionaries(ids, lengths, max_size=3), ids,
-    st.dictionaries(ids, lengths, max_size=3),
+    st.dictionaries(ids, lengths, max_size=3), st.dictionaries(ids, lengths, max_size=3),
+    st.floats(0.0, 60.0),
 )  # fmt: skip
 
 

@@ -128,5 +128,7 @@ def _decode_stats(message: generation_pb2.SpeculativeDecoding) -> SpeculationSta
         num_accepted_draft_tokens=message.num_accepted_draft_tokens,
         acceptance_histogram=tuple(message.acceptance_histogram),
         accepted_by_drafter=dict(message.accepted_by_drafter),
+        shared_by_drafter=dict(message.shared_by_drafter),
+        decode_time_s=message.decode_time_s,
         idle_because=message.idle_because,
     )
