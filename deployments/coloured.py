@@ -18,15 +18,20 @@ class Token:
     data: bytes
     drafters: tuple[str, ...] = ()
 
+    @property
+    def owner(self) -> str:
+        """The drafter for which it counts, "" for the target."""
+        return self.drafters[0] if self.drafters else ""
+
 
 def coloured(text: str, tokens: Sequence[Token], names: Sequence[str], *, in_colour: bool) -> str:
     """`text`, every accepted run of it in the colour of its drafter, or as [drafter|run].
 
-    A token of several drafters is shown as that of the first of `names` among them.
+    names: of all drafters.  A token of several is shown as that of the one for which it counts.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()  # a character may span tokens
     runs: list[tuple[str, str]] = []
-    for name, data in _pieces(text.encode(), tokens, names):
+    for name, data in _pieces(text.encode(), tokens):
         piece = decoder.decode(data)
         if runs and runs[-1][0] == name:
             runs[-1] = name, runs[-1][1] + piece
@@ -45,15 +50,14 @@ def legend(names: Sequence[str], *, in_colour: bool) -> str:
     )
 
 
-def _pieces(data: bytes, tokens: Sequence[Token], names: Sequence[str]) -> list[tuple[str, bytes]]:
+def _pieces(data: bytes, tokens: Sequence[Token]) -> list[tuple[str, bytes]]:
     """`data` cut at the ends of tokens, with the drafter of each piece, "" for the target."""
     pieces: list[tuple[str, bytes]] = []
     position = 0
     for token in tokens:
         end = _end_of(token.data, data, position)
         if end is not None:
-            name = next((name for name in names if name in token.drafters), "")
-            pieces.append((name, data[position:end]))
+            pieces.append((token.owner, data[position:end]))
             position = end
     pieces.append(("", data[position:]))
     return pieces

@@ -6,12 +6,14 @@ import json
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TextIO
 
 import httpx
 
+from cluster.coordinator.idle import MEANINGS
 from cluster.errors import DrafthouseError, WorkerError
 from deployments.coloured import Token, coloured, legend
 
@@ -27,14 +29,8 @@ _QUESTIONS = (
 # The first requests after a start are slower than those that follow.
 _WARM_UP_TOKENS = 4
 _TIMEOUT = httpx.Timeout(600.0, connect=5.0)
-_WHY_IDLE = {
-    "disabled": "the server's configuration allows no drafts here",
-    "no_drafter_for_model": "no drafter is configured, or none fits the model",
-    "drafters_down": "its drafters are gone or were left alone after faults; see the server's log",
-    "warming_up": "its drafters still load, or had no draft for this text; try again",
-    "paused": "drafts have cost more time than they saved, so the server pauses them; try again",
-    "not_worth_it": "making or verifying drafts would have cost more than it saves",
-}
+# What comes faster came together: no model takes so little for a token.
+_FASTEST_TOKEN_S = 0.0001
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +59,30 @@ class Answer:
         return self.times[0][0] if self.times else 0.0
 
     @property
-    def tokens_per_s(self) -> float:
-        """After the first piece; of an answer that came in one piece, from the beginning."""
+    def after_first(self) -> tuple[int, float] | None:
+        """The tokens after the first step, and the time from that step to the last; None where it
+        is not known.
+
+        As the server has measured it: pieces may come together, whatever lay between their steps.
+        """
         if not self.times:
-            return 0.0
+            return None
         (first_s, num_first), (last_s, _) = self.times[0], self.times[-1]
-        if last_s > first_s:
-            return (len(self.tokens) - num_first) / (last_s - first_s)
-        return len(self.tokens) / last_s if last_s else 0.0
+        time_s = last_s - first_s
+        if "decode_time_s" in self.statistics:
+            # The first step is the prompt's, which has no drafts.
+            time_s, num_first = float(self.statistics["decode_time_s"]), 1
+        return _measured(len(self.tokens) - num_first, time_s)
+
+    @property
+    def in_all(self) -> tuple[int, float] | None:
+        """All tokens, and the time from the question to the last, where that is known."""
+        return _measured(len(self.tokens), self.times[-1][0]) if self.times else None
+
+
+def _measured(num_tokens: int, time_s: float) -> tuple[int, float] | None:
+    is_measured = num_tokens > 0 and time_s >= _FASTEST_TOKEN_S * num_tokens
+    return (num_tokens, time_s) if is_measured else None
 
 
 def try_server(
@@ -100,7 +112,7 @@ def try_server(
         plain = server.ask(prompt, question, question.max_tokens, speculates=False)
     law = f"temperature {question.temperature:g}" if question.temperature else "greedy"
     out.write(f"{server.model} at {base}, {law}, {len(drafted.tokens)} tokens\n\n> {prompt}\n\n")
-    names = list(drafted.statistics.get("accepted_by_drafter", {}))
+    names = list(_owners(drafted))
     out.write(coloured(drafted.text, drafted.tokens, names, in_colour=out.isatty()) + "\n\n")
     if names:
         out.write(legend(names, in_colour=out.isatty()) + "\n\n")
@@ -117,27 +129,58 @@ def try_server(
     return 1
 
 
+def _owners(answer: Answer) -> dict[str, int]:
+    """How many tokens of the text count for each drafter, most first."""
+    return dict(Counter(token.owner for token in answer.tokens if token.owner).most_common())
+
+
 def _figures(drafted: Answer, plain: Answer) -> str:
-    stats = drafted.statistics
+    answers = {"with speculation": drafted, "without": plain}
+    # Both are measured alike, or their ratio says nothing.
+    taken = {name: answer.after_first for name, answer in answers.items()}
+    note = ""
+    if not all(taken.values()):
+        taken = {name: answer.in_all for name, answer in answers.items()}
+        note = "from the question on, for the steps after the first could not be timed"
+    rates = {name: found[0] / found[1] if found else None for name, found in taken.items()}
     lines = [
-        f"{name:20}{answer.tokens_per_s:8.1f} tokens/s   first token after "
+        f"{name:20}{_shown(rates[name])} tokens/s   first token after "
         f"{1000 * answer.first_token_s:.0f} ms"
-        for name, answer in (("with speculation", drafted), ("without", plain))
+        for name, answer in answers.items()
     ]
-    if plain.tokens_per_s:
-        lines.append(f"{'ratio':20}{drafted.tokens_per_s / plain.tokens_per_s:8.2f}")
-    if stats.get("num_spec_steps"):
-        lines.append(
-            f"accepted {stats['num_accepted_draft_tokens']} of {stats['num_draft_tokens']} draft "
-            f"tokens, {stats['mean_acceptance_length']:.2f} tokens per step with drafts"
-        )
-        for name, count in stats.get("accepted_by_drafter", {}).items():
-            share = 100.0 * count / max(len(drafted.tokens), 1)
-            lines.append(f"  {name:18}{count:8d} tokens ({share:.0f} % of the text)")
-    else:
+    with_drafts, without = rates.values()
+    if with_drafts and without:
+        lines.append(f"{'ratio':20}{_shown(with_drafts / without, digits=2)}")
+    if note:
+        lines.append(f"({note})")
+    return "\n".join([*lines, *_shares(drafted)]) + "\n"
+
+
+def _shown(value: float | None, digits: int = 1) -> str:
+    return f"{'-':>8}" if value is None else f"{value:8.{digits}f}"
+
+
+def _shares(drafted: Answer) -> list[str]:
+    """Whose the tokens of the text were: all of them, each once."""
+    stats, num_tokens = drafted.statistics, len(drafted.tokens)
+    if not stats.get("num_spec_steps"):
         reason = stats.get("idle_because") or "unknown"
-        lines.append(f"no draft was verified ({reason}): {_WHY_IDLE.get(reason, 'see the log')}")
-    return "\n".join(lines) + "\n"
+        return [f"no draft was verified ({reason}): {MEANINGS.get(reason, 'see the log')}"]
+    by_drafter = _owners(drafted)
+    num_own, num_accepted = sum(by_drafter.values()), stats["num_accepted_draft_tokens"]
+    beyond = f" ({num_accepted - num_own} behind its end)" if num_accepted > num_own else ""
+    lines = [
+        f"accepted {num_accepted} of {stats['num_draft_tokens']} draft tokens{beyond}, "
+        f"{stats['mean_acceptance_length']:.2f} tokens per step with drafts",
+        f"the {num_tokens} tokens of the text:",
+    ]
+    rows = {**by_drafter, "the target itself": num_tokens - num_own}
+    shared = Counter(name for token in drafted.tokens for name in token.drafters[1:])
+    for name, count in rows.items():
+        share = 100.0 * count / max(num_tokens, 1)
+        also = f", and {shared[name]} more that another drafted too" if shared[name] else ""
+        lines.append(f"  {name:18}{count:8d} ({share:.0f} %){also}")
+    return lines
 
 
 class _Server:

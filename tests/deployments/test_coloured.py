@@ -7,11 +7,11 @@ from deployments.coloured import Token, coloured, legend
 
 def test_runs_of_one_drafter_are_marked_once_and_the_targets_own_not_at_all() -> None:
     tokens = [
-        Token(b"one"), Token(b" two", ("b", "a")), Token(b" three", ("a",)),
+        Token(b"one"), Token(b" two", ("a", "b")), Token(b" three", ("a",)),
         Token(b" four", ("b",)), Token(b"\n"),
     ]  # fmt: skip
     text = "one two three four\n"
-    marked = coloured(text, tokens, ["a", "b"], in_colour=False)
+    marked = coloured(text, tokens, ["b", "a"], in_colour=False)
     assert marked == "one[a| two three][b| four]\n"
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 
+from cluster.coordinator.idle import MEANINGS, IdleReason
 from cluster.errors import WorkerError
 from deployments.cli import main
 from deployments.try_command import Question, try_server
@@ -18,10 +20,12 @@ from tests.deployments.conftest import Served
 URL = "http://server:8000"
 STATISTICS = {
     "num_spec_steps": 2, "num_accepted_draft_tokens": 3, "num_draft_tokens": 10,
-    "mean_acceptance_length": 2.5, "accepted_by_drafter": {"lm": 3, "suffix": 1},
-    "idle_because": None,
+    "mean_acceptance_length": 2.5, "accepted_by_drafter": {"lm": 2, "suffix": 1},
+    "shared_by_drafter": {"lm": 1}, "decode_time_s": 0.5, "idle_because": None,
 }  # fmt: skip
-IDLE = {"num_spec_steps": 0, "accepted_by_drafter": {}, "idle_because": "paused"}
+IDLE = {
+    "num_spec_steps": 0, "accepted_by_drafter": {}, "decode_time_s": 1.0, "idle_because": "paused",
+}  # fmt: skip
 
 Answering = Callable[[dict[str, Any]], tuple[list[tuple[str, list[str]]], dict[str, Any]]]
 
@@ -58,13 +62,13 @@ class Server:
 
 
 class Clock:
-    """A second passes between two looks at it."""
+    """step_s passes between two looks at it."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, step_s: float = 1.0) -> None:
+        self.now, self.step_s = 0.0, step_s
 
     def __call__(self) -> float:
-        self.now += 1.0
+        self.now += self.step_s
         return self.now
 
 
@@ -74,11 +78,32 @@ def honest(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str,
     return [("a", []), (" b", ["lm"]), (" c", ["suffix", "lm"])], STATISTICS
 
 
-def ask(server: Server, question: Question | None = None) -> tuple[int, str]:
+def ask(server: Server, question: Question | None = None, step_s: float = 1.0) -> tuple[int, str]:
     out = io.StringIO()
     transport = httpx.MockTransport(server)
     asked = question or Question("why?")
-    return try_server(URL, asked, out, transport=transport, clock=Clock()), out.getvalue()
+    return try_server(URL, asked, out, transport=transport, clock=Clock(step_s)), out.getvalue()
+
+
+def answering(num_tokens: int, drafted_s: float | None, plain_s: float | None) -> Answering:
+    """So many tokens both ways; how long the server says that they took, None = it does not."""
+
+    def answer(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str, Any]]:
+        is_drafted = body["speculation"]["enabled"]
+        statistics = dict(STATISTICS if is_drafted else IDLE)
+        del statistics["decode_time_s"]
+        time_s = drafted_s if is_drafted else plain_s
+        if time_s is not None:
+            statistics["decode_time_s"] = time_s
+        return [(f" {index}", []) for index in range(num_tokens)], statistics
+
+    return answer
+
+
+def rates(text: str) -> list[str]:
+    """What is shown of both answers, and their ratio if it is."""
+    lines = [line for line in text.splitlines() if line.startswith(("with", "ratio"))]
+    return [line[20:28].strip() for line in lines]
 
 
 def test_both_answers_are_asked_for_alike_and_neither_helps_the_other() -> None:
@@ -96,13 +121,42 @@ def test_both_answers_are_asked_for_alike_and_neither_helps_the_other() -> None:
 def test_it_shows_the_text_with_its_drafters_and_what_they_brought() -> None:
     status, text = ask(Server(honest))
     assert status == 0
-    assert "a[lm| b c]" in text
-    assert "with speculation         1.0 tokens/s   first token after 1000 ms" in text
-    assert "ratio                   1.00" in text
-    assert "accepted 3 of 10 draft tokens, 2.50 tokens per step with drafts" in text
-    assert "lm                       3 tokens (100 % of the text)" in text
+    assert "a[lm| b][suffix| c]" in text
+    assert "with speculation         4.0 tokens/s   first token after 1000 ms" in text
+    assert "without                  2.0 tokens/s   first token after 1000 ms" in text
+    assert "ratio                   2.00" in text
+    assert "accepted 3 of 10 draft tokens (1 behind its end), 2.50 tokens per step with" in text
+    assert "the 3 tokens of the text:" in text
+    assert "lm                       1 (33 %), and 1 more that another drafted too" in text
+    assert "suffix                   1 (33 %)\n" in text
+    assert "the target itself        1 (33 %)\n" in text
     assert "both answers are the same text" in text
     assert "\x1b" not in text
+
+
+def test_rates_are_tokens_over_the_time_between_the_steps_whenever_their_pieces_came() -> None:
+    for step_s in (1e-6, 1.0):  # all at once, or a second between two
+        _, text = ask(Server(answering(101, 2.0, 4.0)), step_s=step_s)
+        assert rates(text) == ["50.0", "25.0", "2.00"]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "drafted_s", "plain_s"),
+    [(101, None, None), (1, 0.0, 0.0), (1, None, None), (0, 0.0, 0.0), (101, 0.0, 2.0),
+     (2, 0.0, 1e-9)],
+)  # fmt: skip
+@pytest.mark.parametrize("step_s", [0.0, 1e-9, 9e-6, 0.02, 1.0])
+def test_no_rate_and_no_ratio_is_absurd(
+    num_tokens: int, drafted_s: float | None, plain_s: float | None, step_s: float
+) -> None:
+    status, text = ask(Server(answering(num_tokens, drafted_s, plain_s)), step_s=step_s)
+    assert status == 0
+    shown = [float(each) for each in rates(text) if each != "-"]
+    assert all(0.0 < each <= 10_000.0 for each in shown)
+    if len(rates(text)) == 3:
+        assert shown[2] == pytest.approx(1.0)  # both were measured alike
+    assert "inf" not in text
+    assert "nan" not in text
 
 
 def test_on_a_terminal_the_text_has_colours() -> None:
@@ -113,7 +167,7 @@ def test_on_a_terminal_the_text_has_colours() -> None:
     out = Terminal()
     transport = httpx.MockTransport(Server(honest))
     assert try_server(URL, Question("why?"), out, transport=transport, clock=Clock()) == 0
-    assert "a\x1b[32m b c\x1b[0m" in out.getvalue()
+    assert "a\x1b[32m b\x1b[0m\x1b[34m c\x1b[0m" in out.getvalue()
 
 
 def test_answers_that_differ_are_said_loudly_and_are_a_failure() -> None:
@@ -133,6 +187,14 @@ def test_a_request_without_a_draft_says_why() -> None:
     status, text = ask(Server(idle))
     assert status == 0
     assert "no draft was verified (paused): drafts have cost more time than they saved" in text
+
+
+@pytest.mark.parametrize("reason", IdleReason)
+def test_every_reason_is_explained(reason: IdleReason) -> None:
+    def idle(body: dict[str, Any]) -> tuple[list[tuple[str, list[str]]], dict[str, Any]]:
+        return [("a", [])], IDLE | {"idle_because": reason}
+
+    assert f"({reason}): {MEANINGS[reason]}\n" in ask(Server(idle))[1]
 
 
 def test_a_model_that_takes_no_conversations_is_given_the_plain_text() -> None:
@@ -170,3 +232,6 @@ def test_a_real_server_gives_the_same_text_both_ways(
     assert "both answers are the same text" in text
     assert "tokens per step with drafts" in text
     assert "[" in text
+    num_tokens = int(re.findall(r"the (\d+) tokens of the text:", text)[0])
+    rows = [int(count) for count in re.findall(r"^  .{18} *(\d+) \(\d+ %\)", text, re.MULTILINE)]
+    assert sum(rows) == num_tokens == 200
