@@ -32,8 +32,10 @@ class EngineConfig:
     num_pages: memory of the KV cache, in pages of all layers; 0 = as much as memory_fraction
     allows.  Layers with a sliding window and layers without one divide it.
     memory_fraction: on a GPU, the share of its memory that may be in use once the KV cache is
-    there, what other processes use included; on a CPU, the share of free memory for the KV cache,
-    at most a quarter.  The KV cache is never larger than max_running_sequences can use.
+    there, what other processes use included; null = 0.85. On a CPU, the share of free memory for
+    the KV cache, at most a quarter; null = 2 GiB, and at most a quarter. The KV cache is never
+    larger than max_running_sequences can use, and on a CPU its pages take memory once they are
+    used.
     max_running_sequences: sequences that may hold KV pages at the same time.
     max_context_len: prompt and output together, in tokens; 0 = the model's own limit.
     max_batch_tokens: rows of one forward pass; a longer prefill is cut into chunks.
@@ -63,7 +65,7 @@ class EngineConfig:
     tensor_parallel: int = 1
     page_size: int = 16
     num_pages: int = 0
-    memory_fraction: float = 0.85
+    memory_fraction: float | None = None
     max_running_sequences: int = 64
     max_context_len: int = 0
     max_batch_tokens: int = 512

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
+import mmap
 import os
 from collections.abc import Sequence
 
@@ -23,7 +25,6 @@ _DTYPES = {
 
 _CPU = torch.device("cpu")
 _HUGE_PAGE = 2 * 1024**2
-_MADV_HUGEPAGE = 14  # Linux
 
 
 def resolve_device(name: str) -> torch.device:
@@ -91,19 +92,19 @@ def computes(dtype: torch.dtype, device: torch.device = _CPU) -> bool:
     return True
 
 
-def empty_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """`torch.empty` on the CPU, for what is read in every step: asks for pages of 2 MiB, so that
-    fewer addresses are looked up.  Where the system gives none it is an ordinary tensor."""
-    tensor = torch.empty(shape, dtype=dtype)
-    start = -(-tensor.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
-    stop = (tensor.data_ptr() + tensor.nbytes) // _HUGE_PAGE * _HUGE_PAGE
-    if start < stop:
+def zeros_in_huge_pages(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """`torch.zeros` on the CPU that takes memory only where it is written to: the system's own zero
+    pages stand for the rest.
+
+    For what is read in every step: asks for pages of 2 MiB, so that fewer addresses are looked up.
+    Where the system gives none they are ordinary ones."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if num_bytes >= _HUGE_PAGE:
         # Before anything is written: pages that are there stay as they are.
         with contextlib.suppress(OSError, AttributeError):
-            libc = ctypes.CDLL(None)
-            libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-            libc.madvise(start, stop - start, _MADV_HUGEPAGE)
-    return tensor
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(*shape)
 
 
 def return_freed_memory() -> None:

@@ -18,6 +18,7 @@ from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
 from cluster.engine.loading.model import ExtraLayers, LoadedModel
 from cluster.engine.loading.part import part_of
+from cluster.engine.memory.pool_sizes import gpu_share
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 
@@ -135,7 +136,7 @@ def beside(config: EngineConfig, device: torch.device) -> dict[str, Any]:
         return {"max_batch_tokens": min(config.max_batch_tokens, _MAX_CHUNK_ROWS)}
     # Its share is of the memory that the target has left.
     free, total = torch.cuda.mem_get_info(device)
-    share = 1.0 - (1.0 - config.memory_fraction) * free / total
+    share = 1.0 - (1.0 - gpu_share(config)) * free / total
     return {"memory_fraction": min(share, _MAX_GPU_SHARE)}
 
 

@@ -19,7 +19,7 @@ import torch
 
 from cluster import cpp
 from cluster.engine.cpu.structures import STRUCTURES
-from cluster.engine.device import empty_in_huge_pages
+from cluster.engine.device import zeros_in_huge_pages
 from cluster.engine.draw.native import DrawKernels
 from cluster.engine.types import LayerSpec
 
@@ -130,7 +130,7 @@ class Kernels:
             strips = padded.view(num_blocks, 2, 2, self.lanes, -1, 2).permute(0, 1, 4, 2, 3, 5)
         else:
             strips = padded.view(num_blocks, 2, 2, self.lanes, -1).permute(0, 1, 4, 2, 3)
-        return empty_in_huge_pages(strips.shape, weight.dtype).copy_(strips)
+        return zeros_in_huge_pages(strips.shape, weight.dtype).copy_(strips)
 
     def pack_int8(self, packed: torch.Tensor) -> torch.Tensor:
         """A bfloat16 weight as `pack` gives it -> int8[bytes]: the scales, then the weights in the
@@ -139,7 +139,7 @@ class Kernels:
         scales = strips.abs().amax(dim=(2, 5), keepdim=True).clamp(min=1e-12) / 127.0
         weights = (strips / scales).round().to(torch.int8)
         whole = torch.cat([scales.flatten().view(torch.int8), weights.flatten()])
-        return empty_in_huge_pages(whole.shape, whole.dtype).copy_(whole)
+        return zeros_in_huge_pages(whole.shape, whole.dtype).copy_(whole)
 
     def linear(
         self, rows: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, num_outputs: int,

@@ -3,7 +3,7 @@
 A slot is `page * page_size + offset` in the pool of a group of layers (`memory/reach.py`).  In each
 pool one more page than asked for is allocated; its first slot is scratch: padding rows write there,
 and padding keys, always masked, are read from there.  That page also stands for those a sequence
-has let go of.
+has let go of.  On a CPU a page takes memory once something is written to it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.engine.device import empty_in_huge_pages
+from cluster.engine.device import zeros_in_huge_pages
 from cluster.engine.memory.reach import layer_groups
 from cluster.engine.types import LayerSpec
 
@@ -78,10 +78,7 @@ class KVCache:
 
 def _allocate(layer: LayerSpec, num_layers: int, num_slots: int) -> torch.Tensor:
     shape = (num_layers, num_slots, 2, layer.num_kv_heads, layer.head_dim)
+    # Zeros, so that a masked key is a finite number (0 * NaN would not be 0).
     if layer.device.type == "cpu":
-        stack = empty_in_huge_pages(shape, layer.dtype)
-    else:
-        stack = torch.empty(shape, dtype=layer.dtype, device=layer.device)
-    # Written once at start: memory is committed now, not in the middle of serving, and a masked key
-    # is a finite number (0 * NaN would not be 0).
-    return stack.zero_()
+        return zeros_in_huge_pages(shape, layer.dtype)
+    return torch.zeros(shape, dtype=layer.dtype, device=layer.device)

@@ -27,6 +27,9 @@ log = logging.getLogger(__name__)
 # The pools on CPU are never derived larger than this share of free memory: other processes of the
 # cluster run on the same machine, and each derives its own.  `num_pages` overrides it.
 _MAX_CPU_SHARE = 0.25
+# Where no share is configured: what a laptop has to spare on a CPU, and most of a GPU.
+_CPU_BYTES = 2 * 1024**3
+_GPU_SHARE = 0.85
 # Beyond the peak seen while probing: the allocator's fragmentation and larger steps.
 _ACTIVATION_MARGIN = 1.25
 
@@ -40,8 +43,8 @@ def derive_num_pages(
     """How many pages to allocate for each group of layers: as configured, or what fits the device.
 
     GPU: memory_fraction of the device's memory, less what is allocated (the weights) and a reserve
-    for activations.  CPU: what max_running_sequences contexts of max_context_len can use, at most
-    memory_fraction of free memory and never more than a quarter of it.
+    for activations.  CPU: `cpu_bytes`.  Never more than max_running_sequences contexts of
+    max_context_len can use.
     activation_bytes: peak beyond the weights during a full step.
     """
     groups = layer_groups(layers, config.page_size)
@@ -51,9 +54,8 @@ def derive_num_pages(
     wanted = division.cost(division.pages(max_context_len, max_context_len))
     devices = {layer.device for layer in layers}
     if any(device.type == "cpu" for device in devices):
-        share = min(config.memory_fraction, _MAX_CPU_SHARE)
         page_bytes = sum(group.bytes_per_page() for group in groups)
-        affordable = int(free_cpu_bytes() * share) // page_bytes
+        affordable = cpu_bytes(config, free_cpu_bytes()) // page_bytes
     else:
         affordable = min(
             _affordable_on_gpu(device, config, groups, activation_bytes) for device in devices
@@ -61,12 +63,26 @@ def derive_num_pages(
     if affordable < 1:
         raise ConfigError(
             f"no memory is left for KV pages beside {config.model}; raise memory_fraction (now "
-            f"{config.memory_fraction}), quantise, or add tensor parallelism",
+            f"{gpu_share(config) if config.memory_fraction is None else config.memory_fraction}), "
+            "quantise, or add tensor parallelism",
             param="memory_fraction",
         )
     num_pages = division.of(min(wanted, affordable))
     log.info("kv cache pages=%s wanted=%d affordable=%d", num_pages, wanted, affordable)
     return num_pages
+
+
+def cpu_bytes(config: EngineConfig, num_free: int) -> int:
+    """Of the KV cache on a CPU with so much free memory: the configured share of it, else 2 GiB; at
+    most a quarter of it."""
+    if config.memory_fraction is None:
+        return min(_CPU_BYTES, int(num_free * _MAX_CPU_SHARE))
+    return int(num_free * min(config.memory_fraction, _MAX_CPU_SHARE))
+
+
+def gpu_share(config: EngineConfig) -> float:
+    """Of a GPU's memory, the share that may be in use with the KV cache."""
+    return _GPU_SHARE if config.memory_fraction is None else config.memory_fraction
 
 
 def _affordable_on_gpu(
@@ -76,7 +92,7 @@ def _affordable_on_gpu(
     # What the caching allocator holds but does not use counts as free for us.
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     used = total - free - reusable
-    budget = total * config.memory_fraction - used - activation_bytes * _ACTIVATION_MARGIN
+    budget = total * gpu_share(config) - used - activation_bytes * _ACTIVATION_MARGIN
     return max(0, int(budget)) // sum(group.bytes_per_page(device) for group in groups)
 
 
