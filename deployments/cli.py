@@ -87,7 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
         # On loopback all parts run on one machine, which is taken to be this one.
         is_here = file.config.network.interface == "loopback"
         with _in_file(file.path):
-            found = inspect(file.config, is_here=is_here)
+            found = inspect(file.config, is_here=is_here, is_plan=True)
         print(plan(file.config, found), end="")
         return EXIT_OK
     if arguments.address is not None:

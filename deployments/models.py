@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cluster.config import Config, EngineConfig
 from cluster.config_parse import parse
@@ -14,16 +12,6 @@ from cluster.errors import ConfigError
 from cluster.models.catalogue import KNOWN
 from cluster.models.names import source_of
 from cluster.models.resolve import fetch, find, resolve
-
-_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryEstimate:
-    """weights: bytes of the weights as they will be loaded.  kv_per_token: bytes of KV cache."""
-
-    weights: int
-    kv_per_token: int
 
 
 def engines(config: Config) -> dict[str, EngineConfig]:
@@ -116,30 +104,3 @@ def _at(path: str, error: ConfigError) -> ConfigError:
     """`error` with the path of the key that names the model."""
     name = f"{path}.model"
     return ConfigError(f"{name}: {error.message}", param=name)
-
-
-def estimate(engine: EngineConfig) -> MemoryEstimate | None:
-    """What the engine will need, None for a model that is not on this machine."""
-    try:
-        folder = find(source_of(engine.model))
-    except ConfigError:
-        return None
-    if folder is None:
-        return None
-    try:
-        described: dict[str, Any] = json.loads((folder / "config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    stored = str(described.get("dtype") or described.get("torch_dtype") or "float32")
-    dtype = stored if engine.dtype == "auto" else engine.dtype
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-    width = _BYTES.get(dtype, 4)
-    layers = int(described.get("num_hidden_layers") or described.get("n_layer") or 0)
-    heads = int(described.get("num_attention_heads") or described.get("n_head") or 1)
-    hidden = int(described.get("hidden_size") or described.get("n_embd") or 0)
-    kv_heads = int(described.get("num_key_value_heads") or heads)
-    head_dim = int(described.get("head_dim") or hidden // heads)
-    return MemoryEstimate(
-        weights=size * width // _BYTES.get(stored, 4),
-        kv_per_token=2 * layers * kv_heads * head_dim * width,
-    )

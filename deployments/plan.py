@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from cluster.config import Config, EngineConfig, PlacementConfig
-from deployments.models import engines, estimate
+from deployments.models import engines
 from deployments.placement import total_resources
 from deployments.preflight import TARGET, Inspected
+
+# Cards that people have, from one for games to an H200.
+_GPU_SIZES_GB = (24, 48, 80, 141)
 
 
 def plan(config: Config, found: Mapping[str, Inspected]) -> str:
@@ -33,8 +36,9 @@ def _lines(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
     yield f"{'engine':<32} {columns}  model"
     for path, engine in engines(config).items():
         yield _engine_row(path, engine, found.get(path))
-    compared = sum(path in found for path in engines(config)) - 1
-    if TARGET in found and compared > 0:
+    yield from _caches(config, found)
+    compared = sum(each.is_here for each in found.values()) - 1
+    if TARGET in found and found[TARGET].is_here and compared > 0:
         yield f"the tokenizers of target and {compared} draft models are the same"
     yield ""
     for name in config.drafters:
@@ -69,13 +73,39 @@ def _row(name: str, replicas: int, placement: PlacementConfig, ranks: int = 1) -
 
 
 def _engine_row(path: str, engine: EngineConfig, found: Inspected | None) -> str:
-    size = estimate(engine)
-    if found is None or size is None:
+    if found is None:
         unknown = f"{'unknown':>10} {'unknown':>14} {'unknown':>9} {'unknown':>9}"
         return f"{path:<32} {unknown}  {engine.model} (not on this machine, so not compared)"
-    weights, kv = _size(size.weights), _size(size.kv_per_token * 1024)
+    weights, kv = _size(found.sizes.weights), _size(found.sizes.kv_per_token * 1024)
     limits = f"{found.max_context_len:>9,} {found.vocab_size:>9,}"
-    return f"{path:<32} {weights:>10} {kv:>14} {limits}  {engine.model} ({found.architecture})"
+    what = found.architecture
+    if not found.is_here:
+        what += ", not on this machine: sized by its configuration, not compared"
+    return f"{path:<32} {weights:>10} {kv:>14} {limits}  {engine.model} ({what})"
+
+
+def _caches(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
+    """What KV cache there is: so large a one, or what GPUs of some sizes have left."""
+    on_gpus = []
+    for path, engine in engines(config).items():
+        if path not in found:
+            continue
+        sizes = found[path].sizes
+        if sizes.kv_cache:
+            tokens = sizes.kv_cache // sizes.kv_per_token
+            yield f"{path}: a KV cache of {_size(sizes.kv_cache)}, {tokens:,} tokens"
+        elif not any(path.startswith(f"drafters.{name}.") for name in config.residents):
+            on_gpus.append((path, engine, sizes))
+    if not on_gpus:
+        return
+    yield ""
+    columns = "".join(f"{f'{size} GB':>11}" for size in _GPU_SIZES_GB)
+    yield f"{'tokens of KV cache on GPUs of':<32}{columns}  beside weights of"
+    for path, engine, sizes in on_gpus:
+        rooms = [sizes.room(engine, size * 1e9) for size in _GPU_SIZES_GB]
+        columns = "".join(f"{f'{room:,}' if room else 'none':>11}" for room in rooms)
+        ranks = f" on each of {engine.tensor_parallel} GPUs" * (engine.tensor_parallel > 1)
+        yield f"{path:<32}{columns}  {_size(sizes.rank_weights)}{ranks}"
 
 
 def _amounts(resources: dict[str, float]) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cluster.config import Config, EngineConfig
 from cluster.draft import registry
@@ -19,12 +20,17 @@ from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.fingerprint import difference, load_pretrained_tokenizer, token_strings, tokenizer_hash
 from cluster.models.names import source_of
+from cluster.models.published import published
 from cluster.models.resolve import find
 from cluster.models.sources import FolderSource
 from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
 from deployments.models import engines
 from deployments.placement import check_gpus, local_labels, rank_bundle, total_resources
+
+if TYPE_CHECKING:
+    from cluster.engine.loading.inspection import Description
+    from cluster.engine.loading.planned import Planned
 
 TARGET = "target.engine"
 
@@ -34,7 +40,7 @@ class Inspected:
     """A model as its files describe it.
 
     max_context_len: as configured, or the model's own limit.  hidden_size, num_layers: of its
-    decoder.
+    decoder.  sizes: what it will take.  is_here: whether its weights are.
     """
 
     architecture: str
@@ -42,13 +48,16 @@ class Inspected:
     max_context_len: int
     hidden_size: int
     num_layers: int
+    sizes: Planned
+    is_here: bool = True
 
 
-def inspect(config: Config, *, is_here: bool) -> dict[str, Inspected]:
+def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str, Inspected]:
     """Describe every model of `config` that is on this machine, by the path of its engine's key.
 
-    is_here: the application is to run on this machine alone.  Raises ConfigError, with the key and
-    the remedy, for what would stop the application or one of its drafters.
+    is_here: the application is to run on this machine alone.  is_plan: it is not to start now, so a
+    model may be known by its configuration alone.  Raises ConfigError, with the key and the remedy,
+    for what would stop the application or one of its drafters.
     """
     rank_bundle(config.target.placement)
     if config.answers.chat_template:
@@ -59,6 +68,11 @@ def inspect(config: Config, *, is_here: bool) -> dict[str, Inspected]:
     found: dict[str, Inspected] = {}
     target: list[str] = []
     for path, engine in engines(config).items():
+        described = published(engine.model) if is_plan else None
+        if described is not None:
+            with _named(path):
+                found[path] = _described(described, engine, is_here=is_here)
+            continue
         folder = find(source_of(engine.model))
         if folder is None:
             continue
@@ -68,7 +82,7 @@ def inspect(config: Config, *, is_here: bool) -> dict[str, Inspected]:
             if path == TARGET:
                 target = strings
                 load_sampling_defaults(folder, config.target.generation_config)
-            elif target:
+            elif target:  # else it is not here
                 reduced = load_draft_vocabulary(folder)
                 _compare(found[path], strings, reduced, found[TARGET], target)
     if TARGET in found:
@@ -109,9 +123,26 @@ def _inspected(folder: Path, engine: EngineConfig, *, is_here: bool) -> Inspecte
     from cluster.engine.loading.inspection import check_loadable
 
     described = check_loadable(folder, engine, is_here=is_here)
+    return _summary(folder, described, engine, is_here=is_here)
+
+
+def _described(folder: Path, engine: EngineConfig, *, is_here: bool) -> Inspected:
+    """A model of which there is a config.json in `folder`, and nothing else."""
+    from cluster.engine.loading.inspection import describe
+
+    described = describe(str(folder), engine)
+    return replace(_summary(folder, described, engine, is_here=is_here), is_here=False)
+
+
+def _summary(
+    folder: Path, described: Description, engine: EngineConfig, *, is_here: bool
+) -> Inspected:
+    from cluster.engine.loading.planned import planned
+
     return Inspected(
         described.architecture, described.vocab_size, described.max_context_len,
         int(described.text_config.hidden_size), int(described.text_config.num_hidden_layers),
+        planned(folder, described, engine, is_here=is_here),
     )  # fmt: skip
 
 

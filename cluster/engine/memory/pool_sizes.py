@@ -10,7 +10,6 @@ never refused for want of a window's pages.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
@@ -22,8 +21,6 @@ from cluster.engine.memory.reach import LayerGroup, layer_groups
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 
-log = logging.getLogger(__name__)
-
 # The pools on CPU are never derived larger than this share of free memory: other processes of the
 # cluster run on the same machine, and each derives its own.  `num_pages` overrides it.
 _MAX_CPU_SHARE = 0.25
@@ -31,7 +28,7 @@ _MAX_CPU_SHARE = 0.25
 _CPU_BYTES = 2 * 1024**3
 _GPU_SHARE = 0.85
 # Beyond the peak seen while probing: the allocator's fragmentation and larger steps.
-_ACTIVATION_MARGIN = 1.25
+ACTIVATION_MARGIN = 1.25
 
 
 def derive_num_pages(
@@ -67,9 +64,7 @@ def derive_num_pages(
             "quantise, or add tensor parallelism",
             param="memory_fraction",
         )
-    num_pages = division.of(min(wanted, affordable))
-    log.info("kv cache pages=%s wanted=%d affordable=%d", num_pages, wanted, affordable)
-    return num_pages
+    return division.of(min(wanted, affordable))
 
 
 def cpu_bytes(config: EngineConfig, num_free: int) -> int:
@@ -92,7 +87,7 @@ def _affordable_on_gpu(
     # What the caching allocator holds but does not use counts as free for us.
     reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     used = total - free - reusable
-    budget = total * gpu_share(config) - used - activation_bytes * _ACTIVATION_MARGIN
+    budget = total * gpu_share(config) - used - activation_bytes * ACTIVATION_MARGIN
     return max(0, int(budget)) // sum(group.bytes_per_page(device) for group in groups)
 
 

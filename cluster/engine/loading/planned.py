@@ -1,0 +1,149 @@
+"""What a model will take, told by its configuration: before its weights are loaded, or are here.
+
+Parameters are counted on transformers' own modules, which are built without memory for them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.config import EngineConfig
+from cluster.engine.device import resolve_device, resolve_dtype
+from cluster.engine.graphs.forward import ACTIVATIONS
+from cluster.engine.loading.inspection import Description
+from cluster.engine.loading.probe import num_logit_rows
+from cluster.engine.memory.pool_sizes import ACTIVATION_MARGIN, derive_num_pages, gpu_share
+from cluster.engine.types import LayerSpec
+from cluster.errors import ConfigError
+from cluster.models.weights import PICKLED, SAFETENSORS
+from cluster.spec.draw import drawing_bytes
+
+# Bits of a weight, where a method has one number of them and its configuration does not say it.
+_BITS = {"fp8": 8, "fbgemm_fp8": 8, "mxfp4": 4, "awq": 4, "gptq": 4}
+_STATED = {"load_in_8bit": 8, "load_in_4bit": 4}
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What an engine will take, in bytes.
+
+    weights: of all ranks.  rank_weights: of the fullest one.  kv_per_token: of all ranks, every
+    layer taken for one without a window.  kv_cache: at most; 0 = as much as a GPU has left.
+    beside: what steps take on a GPU.
+    """
+
+    weights: int
+    rank_weights: int
+    kv_per_token: int
+    kv_cache: int
+    beside: int
+
+    def room(self, config: EngineConfig, gpu_bytes: float) -> int:
+        """Tokens of KV that GPUs of that size hold beside the weights, each its rank's."""
+        left = gpu_bytes * gpu_share(config) - self.rank_weights - self.beside
+        return max(0, int(left * config.tensor_parallel) // self.kv_per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """count: of numbers.  is_split: between ranks, by transformers' plan; else each has all."""
+
+    count: int
+    is_split: bool
+
+
+def planned(
+    folder: Path, described: Description, config: EngineConfig, *, is_here: bool
+) -> Planned:
+    """folder: of its config.json, and of the weights, where there are any.  is_here: the engine is
+    to run on this machine, so its device is known."""
+    device = resolve_device(config.device) if is_here else None
+    stored = getattr(described.text_config, "dtype", None) or torch.float32
+    dtype = _dtype(config, stored, device)
+    weights = _stored_bytes(folder) * dtype.itemsize // stored.itemsize
+    rank_share = 1.0
+    if not weights or config.tensor_parallel > 1:
+        found = _parameters(described, config)
+        weights = weights or _bytes(found, described, config, dtype)
+        ranks = config.tensor_parallel
+        of_rank = sum(each.count // (ranks if each.is_split else 1) for each in found.values())
+        rank_share = of_rank / sum(each.count for each in found.values())
+    layer = _layer(described.text_config, dtype)
+    layers = [layer] * int(described.text_config.num_hidden_layers)
+    kv_per_token = sum(2 * each.num_kv_heads * each.head_dim * dtype.itemsize for each in layers)
+    page_bytes = kv_per_token * config.page_size
+    kv_cache = config.num_pages * page_bytes
+    if not kv_cache and device is not None and device.type == "cpu":
+        (num_pages,) = derive_num_pages(config, layers, described.max_context_len, 0)
+        kv_cache = num_pages * page_bytes
+    drawing = drawing_bytes(num_logit_rows(config), described.vocab_size) * ACTIVATION_MARGIN
+    if config.cuda_graphs and config.tensor_parallel == 1:
+        drawing *= 1 + ACTIVATIONS
+    return Planned(weights, int(weights * rank_share), kv_per_token, kv_cache, int(drawing))
+
+
+def _dtype(config: EngineConfig, stored: torch.dtype, device: torch.device | None) -> torch.dtype:
+    if device is None and config.dtype == "auto":
+        return stored
+    found = resolve_dtype(config.dtype, device or torch.device("cuda"), stored)
+    return stored if isinstance(found, str) else found
+
+
+def _layer(text_config: Any, dtype: torch.dtype) -> LayerSpec:
+    heads = int(text_config.num_attention_heads)
+    kv_heads = int(getattr(text_config, "num_key_value_heads", None) or heads)
+    head_dim = getattr(text_config, "head_dim", None) or int(text_config.hidden_size) // heads
+    return LayerSpec(kv_heads, int(head_dim), dtype, torch.device("cpu"))
+
+
+def _stored_bytes(folder: Path) -> int:
+    files = next(filter(None, (list(folder.glob(each)) for each in (SAFETENSORS, PICKLED))), [])
+    return sum(path.stat().st_size for path in files)
+
+
+def _parameters(described: Description, config: EngineConfig) -> dict[str, _Parameter]:
+    """By name, tied ones once."""
+    try:
+        with torch.device("meta"):
+            module = AutoModelForCausalLM.from_config(
+                described.text_config, trust_remote_code=config.trust_remote_code
+            )
+    except (OSError, ValueError, ImportError, RuntimeError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{described.architecture} cannot be built from its configuration: {error}",
+            param="model",
+        ) from error
+    split = {name for name, how in (module.tp_plan or {}).items() if "replicated" not in how}
+    return {
+        name: _Parameter(parameter.numel(), is_split=bool(split & _patterns(name)))
+        for name, parameter in module.named_parameters()
+    }
+
+
+def _patterns(name: str) -> set[str]:
+    """How a plan may call a parameter: by its own name or its module's, for all layers at once."""
+    general = re.sub(r"\.\d+(?=\.)", ".*", name)
+    return {general, general.rpartition(".")[0]}
+
+
+def _bytes(
+    found: dict[str, _Parameter], described: Description, config: EngineConfig, dtype: torch.dtype
+) -> int:
+    """Of parameters whose weights are not here; a quantised model's layers have fewer bits."""
+    method = config.quantization or getattr(described.config, "quantization_config", None)
+    bits = 8 * dtype.itemsize if method is None else _bits(dict(method), 8 * dtype.itemsize)
+    in_layers = sum(each.count for name, each in found.items() if ".layers." in name)
+    others = sum(each.count for each in found.values()) - in_layers
+    return in_layers * bits // 8 + others * dtype.itemsize
+
+
+def _bits(method: dict[str, Any], otherwise: int) -> int:
+    stated = [bits for name, bits in _STATED.items() if method.get(name)]
+    named = _BITS.get(str(method.get("quant_method")), otherwise)
+    return int(method.get("bits") or next(iter(stated), named))

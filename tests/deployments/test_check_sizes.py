@@ -1,0 +1,142 @@
+"""`drafthouse check` says what a model takes before it is here, from its configuration alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cluster.config import EngineConfig
+from cluster.config_file import load
+from cluster.engine.loading.inspection import describe
+from cluster.engine.loading.planned import Planned, planned
+from cluster.errors import ConfigError
+from cluster.models.published import published
+from deployments.cli import main
+from deployments.preflight import inspect
+
+RECIPE = "configs/llama-70b-8xh100.yaml"
+# As their makers state them.
+PARAMETERS = {
+    "meta-llama/Llama-3.3-70B-Instruct": 70_553_706_496,
+    "meta-llama/Llama-3.1-8B-Instruct": 8_030_261_248,
+    "meta-llama/Llama-3.2-3B-Instruct": 3_212_749_824,
+    "meta-llama/Llama-3.2-1B-Instruct": 1_235_814_400,
+    "Qwen/Qwen2.5-0.5B-Instruct": 494_032_768,
+}
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which no model was ever fetched."""
+    monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path / "models"))
+
+
+def sized(model: str, **settings: object) -> Planned:
+    folder = published(model)
+    assert folder is not None
+    engine = EngineConfig(model=model, **settings)  # type: ignore[arg-type]
+    return planned(folder, describe(str(folder), engine), engine, is_here=False)
+
+
+@pytest.mark.parametrize("model", PARAMETERS)
+def test_a_published_configuration_has_the_published_number_of_parameters(model: str) -> None:
+    assert sized(model, dtype="bfloat16").weights == 2 * PARAMETERS[model]
+
+
+def test_a_model_of_the_catalogue_is_sized_before_it_is_fetched() -> None:
+    assert sized("smollm2-135m-instruct", dtype="float32").weights == 4 * 134_515_008
+
+
+def test_check_sizes_the_recipe_for_eight_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", RECIPE]) == 0
+    text = capsys.readouterr().out
+    assert "unknown" not in text
+    first, second = (line.split() for line in text.splitlines() if line.startswith("target.engine"))
+    assert first[1:5] == ["131.4", "GiB", "320", "MiB"]
+    assert second[5:] == ["32.86", "GiB", "on", "each", "of", "4", "GPUs"]
+    assert second[1:3] == ["none", "none"]  # on 24 and 48 GB
+    # 2,700 tokens for each text that may run, or ten of the longest.
+    assert int(second[3].replace(",", "")) > 10 * 32768
+    assert "8 GPU" in text
+
+
+def test_what_every_rank_has_whole_is_counted_whole() -> None:
+    """Norms alone, in Llama: all else is split."""
+    whole, split = (
+        sized("meta-llama/Llama-3.3-70B-Instruct"),
+        sized("meta-llama/Llama-3.3-70B-Instruct", tensor_parallel=4),
+    )
+    assert split.weights == whole.weights == whole.rank_weights
+    norms = 2 * (2 * 80 + 1) * 8192
+    assert split.rank_weights == pytest.approx((whole.weights - norms) / 4 + norms, rel=1e-6)
+
+
+def test_a_quantised_model_has_the_bits_that_its_configuration_states(tmp_path: Path) -> None:
+    source = published("meta-llama/Llama-3.1-8B-Instruct")
+    assert source is not None
+    values = json.loads((source / "config.json").read_text("utf-8"))
+    values["quantization_config"] = {"quant_method": "awq", "bits": 4}
+    (tmp_path / "awq").mkdir()
+    (tmp_path / "awq" / "config.json").write_text(json.dumps(values))
+    outside = 2 * 128256 * 4096 + 4096
+    layers = PARAMETERS["meta-llama/Llama-3.1-8B-Instruct"] - outside
+    assert sized(str(tmp_path / "awq")).weights == layers // 2 + 2 * outside
+
+
+def alone(folder: Path, tmp_path: Path) -> Path:
+    """A folder with the config.json of `folder` and nothing else."""
+    copy = tmp_path / "alone"
+    copy.mkdir()
+    (copy / "config.json").write_text((folder / "config.json").read_text("utf-8"))
+    return copy
+
+
+@pytest.mark.parametrize("architecture", ["llama", "mixtral", "gemma3", "gpt2"])
+def test_a_config_alone_gives_the_size_of_the_weights_that_are_not_there(
+    architecture: str, checkpoint_factory: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = checkpoint_factory(architecture)
+    bare = alone(folder, tmp_path)
+    engine = EngineConfig(model=str(folder))
+    there = planned(folder, describe(str(folder), engine), engine, is_here=True)
+    found = sized(str(bare))
+    assert found.kv_per_token == there.kv_per_token
+    # The file has names and shapes besides, some kilobytes.
+    assert found.weights <= there.weights <= found.weights + 64 * 1024
+
+
+def test_check_takes_a_config_alone_and_serve_does_not(
+    llama_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bare = alone(llama_folder, tmp_path)
+    setting = f"target.engine.model={bare}"
+    assert main(["check", "configs/own-model.yaml", "--set", setting]) == 0
+    assert "sized by its configuration" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"target\.engine\.model"):
+        inspect(load("configs/own-model.yaml", [setting]).config, is_here=True)
+
+
+def test_what_no_rank_could_load_is_refused_without_the_weights(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["check", RECIPE, "--set", "target.engine.tensor_parallel=3"]) == 2
+    assert "target.engine.tensor_parallel" in capsys.readouterr().err
+
+
+def test_a_model_that_nobody_knows_stays_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", RECIPE, "--set", "target.engine.model=nobody/knows-it"]) == 0
+    text = capsys.readouterr().out
+    assert "nobody/knows-it (not on this machine, so not compared)" in text
+
+
+def test_check_says_what_the_cache_on_a_cpu_will_be(
+    llama_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    setting = f"target.engine.model={llama_folder}"
+    pages = "target.engine.num_pages=64"
+    assert main(["check", "configs/own-model.yaml", "--set", setting, "--set", pages]) == 0
+    assert "target.engine: a KV cache of" in (text := capsys.readouterr().out)
+    assert "1,024 tokens" in text
