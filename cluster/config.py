@@ -23,7 +23,8 @@ class EngineConfig:
     dtype: number format of weights and KV cache. auto = the checkpoint's format, or float32 where
     the CPU would have to emulate that format.  A CPU that multiplies bfloat16 sums the products in
     float32.
-    device: auto, cpu, cuda or cuda:N. auto = the first GPU if there is one, else the CPU.
+    device: auto, cpu, cuda or cuda:N. auto = the first GPU if there is one, else the CPU; an NVIDIA
+    GPU that torch does not see is an error.
     device_map: transformers' own `device_map`; it spreads one process over several devices.  Not
     together with tensor_parallel.
     quantization: keyword arguments of transformers' quantisation config, `quant_method` among them.

@@ -198,10 +198,14 @@ def _check_devices(config: Config) -> None:
 
     num_gpus = torch.cuda.device_count()
     if ranks > max(num_gpus, 1):
+        from cluster.engine.nvidia import Machine, unseen_gpu
+
         path = f"{TARGET}.tensor_parallel"
+        unseen = None if num_gpus else unseen_gpu(Machine())
         raise ConfigError(
-            f"{path}: {ranks} ranks need a GPU each, this machine shows {num_gpus}; lower it, join "
-            "a cluster with --address, or set target.engine.device: cpu to try it without",
+            f"{path}: {ranks} ranks need a GPU each, {unseen or f'this machine shows {num_gpus}'}; "
+            "lower it, join a cluster with --address, or set target.engine.device: cpu to try it "
+            "without",
             param=path,
         )
     check_gpus(config, num_gpus)

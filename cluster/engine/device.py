@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from cluster.cpp import cpu_flags
+from cluster.engine.nvidia import Machine, unseen_gpu
 from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -27,10 +28,18 @@ _CPU = torch.device("cpu")
 _HUGE_PAGE = 2 * 1024**2
 
 
-def resolve_device(name: str) -> torch.device:
-    """`auto` is the first GPU where there is one, else the CPU."""
+def resolve_device(name: str, machine: Machine | None = None) -> torch.device:
+    """`auto` is the first GPU where there is one, else the CPU.
+
+    Raises ConfigError for a device that is not there, and where `auto` would be the CPU although
+    `machine` (None = this one) has a GPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+        unseen = unseen_gpu(machine or Machine()) if name == "cpu" else None
+        if unseen is not None:
+            raise ConfigError(
+                f"device auto: {unseen}; or set device: cpu to do without it", param="device"
+            )
     try:
         device = torch.device(name)
     except RuntimeError as error:
@@ -41,9 +50,10 @@ def resolve_device(name: str) -> torch.device:
         num_devices = torch.cuda.device_count()
         index = device.index or 0
         if index >= num_devices:
+            unseen = None if num_devices else unseen_gpu(machine or Machine())
             raise ConfigError(
-                f"device cuda:{index} does not exist, this machine shows {num_devices} GPUs; "
-                "use device: auto or cpu",
+                f"device cuda:{index} does not exist: "
+                f"{unseen or f'this machine shows {num_devices} GPUs'}; use device: auto or cpu",
                 param="device",
             )
         return torch.device("cuda", index)
@@ -77,6 +87,16 @@ def warn_of_emulation(dtype: torch.dtype) -> None:
             "dtype %s is emulated by this processor: steps take about twice as long as with dtype "
             "auto, which keeps the weights as they are and computes in float32",
             str(dtype).removeprefix("torch."),
+        )
+
+
+def warn_of_hidden_gpu(machine: Machine | None = None) -> None:
+    """Say so where `auto` is the CPU because the machine's GPU is hidden from this process."""
+    machine = machine or Machine()
+    if machine.hides_gpus and machine.device.exists():
+        log.warning(
+            "device auto is the CPU: CUDA_VISIBLE_DEVICES shows this process none of this machine's"
+            " NVIDIA GPUs; unset it, or set device: cpu"
         )
 
 

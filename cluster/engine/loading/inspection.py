@@ -20,6 +20,7 @@ from cluster.engine.device import resolve_device
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.refusals import check_servable, check_splittable, context_limit
 from cluster.engine.loading.sizes import check_sizes
+from cluster.engine.nvidia import Machine, check_can_compile
 from cluster.errors import ConfigError
 from cluster.models.weights import check_weights
 
@@ -69,7 +70,10 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
     if config.quantization is not None:
         quantization_of(config)
     if is_here:
-        check_compile(config, resolve_device(config.device))
+        device = resolve_device(config.device)
+        check_compile(config, device)
+        if device.type == "cuda" and config.attention in ("auto", "triton"):
+            check_can_compile(Machine())
         _check_packages(described, config)
     check_weights(folder)
     return described

@@ -29,6 +29,7 @@ from cluster.engine.device import (
     resolve_dtype,
     return_freed_memory,
     warn_of_emulation,
+    warn_of_hidden_gpu,
 )
 from cluster.engine.graphs.compiled import CompiledForward
 from cluster.engine.loading.inspection import check_compile, describe, quantization_of
@@ -140,6 +141,8 @@ def load_model(config: EngineConfig) -> LoadedModel:
             is_widened=is_widened, is_int8=is_int8(Folder(source)),
         )  # fmt: skip
     if device.type == "cpu":
+        if config.device == "auto":
+            warn_of_hidden_gpu()
         if not is_widened:
             warn_of_emulation(layers[0].dtype)
         return_freed_memory()
