@@ -39,6 +39,26 @@ class DraftTime:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineState:
+    """What an engine computes with, once it has settled that.
+
+    name: of the resident whose engine it is, "" = the worker's own.  device: cpu or cuda:N.
+    attention: native, triton or sdpa.  graphs: cuda or none.  kernels: of the other layers on a
+    CPU (native, packed, compiled or torch), of the draws on a GPU (triton or torch).  kv_bytes,
+    kv_tokens: size of the KV cache.  fallbacks: what runs in a slower way than was wanted, and why.
+    """
+
+    name: str
+    device: str
+    attention: str
+    graphs: str
+    kernels: str
+    kv_bytes: int
+    kv_tokens: int
+    fallbacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerDescription:
     """What a worker says of itself in Describe; a mismatch is refused at connect.
 
@@ -50,6 +70,7 @@ class WorkerDescription:
     bits as another of the same build.  residents: names of the drafters that run inside a target;
     look_ups: of those, the ones that run no model; refused: those that should and cannot, and why.
     made_for: of drafters that are here, by name, the target that each was made for.
+    engines: the worker's own, and those of a target's residents.
     """
 
     worker_id: str
@@ -72,6 +93,7 @@ class WorkerDescription:
     look_ups: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     made_for: Mapping[str, MadeFor] = field(default_factory=dict)
+    engines: tuple[EngineState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,6 +228,22 @@ KV_PAGES_TOTAL = Metric(
     "KV pages. Those of layers with a sliding window and those of layers without one count singly.",
     ("role", "worker"),
 )
+ENGINE = Metric(
+    "drafthouse_engine_info",
+    "gauge",
+    "1 for every engine, with what it computes with. engine: the drafter inside a target whose "
+    "engine it is; empty = the worker's own. attention: native, triton or sdpa. graphs: cuda or "
+    "none. kernels: of the other layers on a CPU (native, packed, compiled or torch), of the draws "
+    "on a GPU (triton or torch).",
+    ("role", "worker", "engine", "device", "attention", "graphs", "kernels"),
+)
+ENGINE_FALLBACKS = Metric(
+    "drafthouse_engine_fallbacks",
+    "gauge",
+    "What runs in a slower way than was wanted; /health and the log say why. On a GPU it should be "
+    "0.",
+    ("role", "worker", "engine"),
+)
 TARGET_UP = Metric("drafthouse_target_up", "gauge", "Connected target replicas.")
 FAILOVERS = Metric("drafthouse_failovers", "counter", "Requests that were moved to another target.")
 CACHE_MISSES = Metric(

@@ -6,7 +6,10 @@ import asyncio
 import dataclasses
 import os
 import socket
-from typing import Any
+from asyncio import FIRST_COMPLETED
+from collections.abc import Awaitable, MutableMapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import ray
 from ray.util import get_current_placement_group
@@ -19,19 +22,27 @@ from deployments.addresses import LOOPBACK
 from deployments.placement import actor_options
 from deployments.replica import where
 
+T = TypeVar("T")
+# By rank, the GPUs that it has reserved, as CUDA_VISIBLE_DEVICES names them.
+GpusOfRanks = tuple[tuple[str, ...], ...]
+
 
 class RankActor:
     """One process of the group: it repeats what rank 0 does until rank 0 closes its engine."""
 
-    async def follow(self, target: TargetConfig, rank: int, address: str) -> None:
+    async def follow(
+        self, target: TargetConfig, rank: int, address: str, gpus: GpusOfRanks
+    ) -> None:
         """Join the group at rank 0's `address`, load, and follow; returns when it is over."""
-        await asyncio.to_thread(_follow, target, rank, address)
+        await asyncio.to_thread(_follow, target, rank, address, gpus)
 
     async def where(self) -> dict[str, Any]:
         return where()
 
 
-def _follow(target: TargetConfig, rank: int, address: str) -> None:
+def _follow(target: TargetConfig, rank: int, address: str, gpus: GpusOfRanks) -> None:
+    # Before torch looks for GPUs.
+    index = show_gpus(gpus, rank, os.environ)
     from cluster.engine.cpu.threads import configure_threads
     from cluster.engine.engine import Engine
     from cluster.engine.parallel import init_rank, leave_group
@@ -40,7 +51,7 @@ def _follow(target: TargetConfig, rank: int, address: str) -> None:
     pin_to_cores(target.placement.cores)
     configure_threads(config)
     stay_on_this_node()
-    init_rank(rank, config.tensor_parallel, address, local_rank=local_rank())
+    init_rank(rank, config.tensor_parallel, address, local_rank=index)
     try:
         Engine.load(config).follow()
     finally:
@@ -53,28 +64,71 @@ def stay_on_this_node() -> None:
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", "lo")
 
 
-def local_rank() -> int | None:
-    """This process's GPU: the first that it sees, where Ray shows it only the one it reserved.
+def show_gpus(gpus: GpusOfRanks, rank: int, environment: MutableMapping[str, str]) -> int | None:
+    """Let a rank see the GPUs of all ranks, on each in the same order; returns its own's index.
 
-    None = by rank, for processes that reserve none and see all.
+    Ray shows each actor only what it reserved.  NCCL has faults where ranks of a node do not see
+    each other's GPUs, and memory that they share needs it.  None = by rank, for ranks that reserve
+    no GPU and see all.
     """
-    import torch
+    if not all(gpus):
+        return None
+    visible = list(dict.fromkeys(each for own in gpus for each in own))
+    environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+    return visible.index(gpus[rank][0])
 
-    return 0 if torch.cuda.device_count() == 1 else None
+
+async def unless_over(work: Awaitable[T], ranks: Sequence[Future[Any]]) -> T:
+    """What `work` gives; WorkerError as soon as a rank ends before that, with its reason.
+
+    Whoever waits for a rank inside a collective would otherwise wait for as long as loading may
+    take."""
+    task = asyncio.ensure_future(work)
+    others = [asyncio.wrap_future(each) for each in ranks]
+    for each in others:
+        # They may end much later; then `check_all` says why.
+        each.add_done_callback(lambda over: over.cancelled() or over.exception())
+    await asyncio.wait([task, *others], return_when=FIRST_COMPLETED)
+    if not task.done():
+        check_all(ranks)
+    return await task
+
+
+def check_all(ranks: Sequence[Future[Any]]) -> None:
+    """Raise WorkerError when a rank has ended."""
+    for rank, following in enumerate(ranks, start=1):
+        if following.done():
+            error = following.exception()
+            lines = str(error).strip().splitlines() if error else []
+            reason = f": {lines[-1]}" if lines else ""
+            raise WorkerError(
+                f"rank {rank} of the target has ended{reason}; the replica must be replaced"
+            )
 
 
 class RankGroup:
     """Ranks 1 and up of this replica's target; empty when it has no tensor parallelism."""
 
     def __init__(self, config: TargetConfig) -> None:
-        """Start the actors in the bundles after the replica's own.  They wait for rank 0."""
+        """Start the actors in the bundles after the replica's own."""
         self._config = config
         self.address = f"{LOOPBACK}:{_free_port()}"
         self._actors = [self._start(rank) for rank in range(1, config.engine.tensor_parallel)]
+        self._following: list[Future[Any]] = []
+
+    async def begin(self) -> GpusOfRanks:
+        """Let them load and wait for rank 0; returns the GPUs that each rank has reserved."""
+        places = [where(), *await self.where()]
+        gpus = tuple(tuple(place["gpu_ids"]) for place in places)
         self._following = [
-            actor.follow.remote(config, rank, self.address).future()
+            actor.follow.remote(self._config, rank, self.address, gpus).future()
             for rank, actor in enumerate(self._actors, start=1)
         ]
+        return gpus
+
+    async def unless_over(self, work: Awaitable[T]) -> T:
+        """See `unless_over`."""
+        return await unless_over(work, self._following)
 
     def _start(self, rank: int) -> Any:
         # The group's bundles select the node; the actor asks for what its bundle holds.
@@ -90,8 +144,7 @@ class RankGroup:
 
     def check(self) -> None:
         """Raise WorkerError when a rank has ended."""
-        if any(following.done() for following in self._following):
-            raise WorkerError("a tensor-parallel rank has ended; the replica must be replaced")
+        check_all(self._following)
 
     async def where(self) -> list[dict[str, Any]]:
         """Node and devices of ranks 1 and up."""

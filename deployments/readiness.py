@@ -6,7 +6,7 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cluster.config import Config
@@ -70,8 +70,25 @@ def wait_until_connected(
         time.sleep(_POLL_S)
 
 
+def engine_line(state: Mapping[str, Any]) -> str:
+    """What the target computes with, in words, as /health says it; "" where it does not."""
+    engines = [each for each in state.get("engines", ()) if each["role"] == "target"]
+    own = next((each for each in engines if not each["name"]), None)
+    if own is None:
+        return ""
+    graphs = ", CUDA graphs" if own["graphs"] == "cuda" else ""
+    slower = sum(len(each["fallbacks"]) for each in engines)
+    warning = f", {slower} of it slower than wanted: see /health" if slower else ""
+    return (
+        f"target on {own['device']}: attention {own['attention']}{graphs}, kernels "
+        f"{own['kernels']}, KV cache {own['kv_bytes'] / 2**30:.3g} GiB ({own['kv_tokens']:,} "
+        f"tokens){warning}"
+    )
+
+
 def _told(url: str, state: dict[str, Any]) -> str:
-    counts = {name: value for name, value in state.items() if name not in ("status", "model")}
+    left_out = ("status", "model", "engines")
+    counts = {name: value for name, value in state.items() if name not in left_out}
     told = f"{url}/health says {state['status']}"
     return f"{told} {json.dumps(counts)}" if counts else told
 

@@ -65,6 +65,7 @@ def where() -> dict[str, Any]:
     return {
         "node_id": context.get_node_id(),
         "resources": dict(context.get_assigned_resources()),
+        "visible_gpus": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         "gpu_ids": [str(gpu) for gpu in context.get_accelerator_ids().get("GPU", [])],
         "pid": os.getpid(),
     }

@@ -27,7 +27,7 @@ from deployments.app import build_with
 from deployments.console_log import following
 from deployments.local_ray import JoinedRay, LocalRay
 from deployments.models import has_chat_template
-from deployments.readiness import base_url, wait_until_connected
+from deployments.readiness import base_url, engine_line, health, wait_until_connected
 
 _POLL_S = 0.25
 _REPORT_S = 10.0
@@ -70,7 +70,8 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
             token_file = cluster.token_file() if file.config.dashboard.enabled else None
             if token_file is not None:
                 _progress(f"the dashboard asks for a token; it is in {token_file}")
-            _say(ready_line(file.config, _route_prefix(file)), sys.stdout)
+            engines = engine_line(health(url))
+            _say(ready_line(file.config, _route_prefix(file), engines), sys.stdout)
             _say(what_to_try(file.config, url), sys.stderr)
             signals.wait()
     except (_Stop, SystemExit, KeyboardInterrupt):
@@ -82,8 +83,8 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
     return 0
 
 
-def ready_line(config: Config, route_prefix: str = "/") -> str:
-    """The one line on stdout that says where to connect."""
+def ready_line(config: Config, route_prefix: str = "/", engines: str = "") -> str:
+    """The one line on stdout that says where to connect, and what serves there."""
     parts = [
         f"{base_url(config, route_prefix)}/v1 (OpenAI HTTP)",
         f"{joined(from_here(config.grpc.host), config.grpc.port)} (gRPC)",
@@ -91,7 +92,7 @@ def ready_line(config: Config, route_prefix: str = "/") -> str:
     if config.dashboard.enabled:
         dashboard = config.dashboard
         parts.append(f"http://{joined(from_here(dashboard.host), dashboard.port)} (dashboard)")
-    return "Drafthouse is ready: " + ", ".join(parts)
+    return "; ".join(filter(None, ("Drafthouse is ready: " + ", ".join(parts), engines)))
 
 
 def what_to_try(config: Config, url: str) -> str:

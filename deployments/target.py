@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import Config
@@ -10,7 +11,7 @@ from cluster.errors import WorkerError
 from cluster.rpc.server import serve_target
 from cluster.worker.build import build_target
 from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
-from deployments.ranks import RankGroup, local_rank, stay_on_this_node
+from deployments.ranks import GpusOfRanks, RankGroup, show_gpus, stay_on_this_node
 from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ class TargetDeployment:
         self._ranks = RankGroup(config.target)
         # Loading takes from seconds to minutes, measuring steps two seconds, and Serve asks for the
         # state meanwhile.
-        self._engine = await asyncio.to_thread(_load, config, self._ranks)
+        gpus = await self._ranks.begin()
+        loading = asyncio.to_thread(_load, config, self._ranks.address, gpus)
+        self._engine = await self._ranks.unless_over(loading)
         self._worker = await asyncio.to_thread(
             build_target, self._engine, config, process_id("target")
         )
@@ -82,16 +85,18 @@ class TargetDeployment:
                 self._ranks.stop()
 
 
-def _load(config: Config, ranks: RankGroup) -> Engine:
+def _load(config: Config, address: str, gpus: GpusOfRanks) -> Engine:
+    engine = config.target.engine
+    # Before torch looks for GPUs.
+    index = show_gpus(gpus, 0, os.environ) if engine.tensor_parallel > 1 else None
     # torch is imported in the replica only: the application is built without it.
     from cluster.engine.cpu.threads import configure_threads
     from cluster.engine.parallel import init_rank
     from cluster.worker.host import load_target_engine
 
-    engine = config.target.engine
     pin_to_cores(config.target.placement.cores)
     configure_threads(engine)
     if engine.tensor_parallel > 1:
         stay_on_this_node()
-        init_rank(0, engine.tensor_parallel, ranks.address, local_rank=local_rank())
+        init_rank(0, engine.tensor_parallel, address, local_rank=index)
     return load_target_engine(config)

@@ -20,6 +20,7 @@ from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.adapters import ADAPTERS, AdapterNews
 from cluster.coordinator.controller import Controller
 from cluster.coordinator.drafters import DrafterPool, share_devices
+from cluster.coordinator.engines import record_engines, reported
 from cluster.coordinator.fence import Fence
 from cluster.coordinator.ingress import IngressLink
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
@@ -159,6 +160,7 @@ class Coordinator:
         for replica in self._pool:
             note_foreign(replica.description, description, self.recorder)
         task = self._targets.add(target_id, description, link)
+        record_engines(self.recorder, target_id, description)
         self._warn_of_shared()
         return task
 
@@ -269,6 +271,7 @@ class Coordinator:
             "drafters": [replica.status(now) for replica in (*self._pool, *residents)],
             "faults": self._pool.replicas.faults(),
             "left_alone": self._pool.replicas.left_alone(now),
+            "engines": reported((*seats, *self._pool)),
             "scores": self._controller.acceptance.table(),
             "throttles": self._controller.states(self._clock()),
             "refused": self._refusals(),

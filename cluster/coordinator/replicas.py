@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from cluster import metrics
 from cluster.breaker import BreakerBook
 from cluster.config import CoordinatorConfig
+from cluster.coordinator.engines import forget_engines, record_engines
 from cluster.coordinator.idle import Availability
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
 from cluster.messages import WorkerDescription
@@ -56,6 +57,7 @@ class DrafterReplicas:
         self._seen.add(name)
         self._refused.discard(name)
         self._recorder.set(metrics.DRAFTER_UP, len(self._by_name[name]), drafter=name)
+        record_engines(self._recorder, replica_id, description)
         return replica
 
     def create(
@@ -87,6 +89,7 @@ class DrafterReplicas:
         del replicas[replica.id]
         self._recorder.set(metrics.DRAFTER_UP, len(replicas), drafter=replica.name)
         replica.forget_gauges(self._recorder)
+        forget_engines(self._recorder, replica.id, replica.description)
         if failed:
             self.record_fault(replica, "link", now)
         else:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from cluster import metrics
 from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.controller import Controller
+from cluster.coordinator.engines import forget_engines
 from cluster.coordinator.fence import Fence
 from cluster.coordinator.in_flight import InFlight
 from cluster.coordinator.session import Session, Status
@@ -110,6 +111,8 @@ class RoundLog:
         self.settle()
         self._controller.forget(seat.id)
         self._activity.forget(seat.id)
+        with self._metrics:
+            forget_engines(self._recorder, seat.id, seat.description)
         if not seat.has_reported:
             return
         with self._metrics:

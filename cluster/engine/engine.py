@@ -85,7 +85,7 @@ class Engine:
         )  # fmt: skip
         identity = identify(model.source)
         if group is not None:
-            group.agree(self.limits.digest(config, identity.model_hash), "settings or checkpoint")
+            group.end_loading(self.limits.digest(config, identity.model_hash))
         self.config = config
         self.device = model.device
         self.vocab_size = model.vocab_size
@@ -99,7 +99,7 @@ class Engine:
         self.cache = KVCache(layers, num_pages, config.page_size)
         self.residency = Residency(self.cache, config)
         self._scheduler = Scheduler(self.residency, config)
-        self.forward = Forward(config, model, self.cache)
+        self.forward = Forward(config, model, self.cache, None if group is None else group.all)
         self._clock = clock
         # The sequences with a pending work, in order of submission.
         self._waiting: dict[str, None] = {}

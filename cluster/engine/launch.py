@@ -28,20 +28,33 @@ def on_device(device: torch.device) -> AbstractContextManager[object]:
 
 
 class KernelHealth:
-    """Whether some kernels work here; their first failure is logged, and is their last."""
+    """Whether some kernels work here; their first failure is logged, and is their last.
+
+    failure: which that was, "" = none.
+    """
 
     def __init__(self, name: str) -> None:
         """name: what they compute, for the log."""
-        self.has_failed = False
+        self.failure = ""
         self._name = name
+        self._is_settled = False
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.failure)
+
+    def settle(self) -> None:
+        """From now on a failure is the end: other processes count on these kernels."""
+        self._is_settled = True
 
     def fail(self, error: Exception) -> None:
-        """Give them up for this error of a launch; raises it if it is not about the kernels."""
+        """Give them up for this error of a launch; raises it if it is not about the kernels, and
+        RuntimeError where they must not be given up."""
         if isinstance(error, torch.OutOfMemoryError):
             raise error
-        self.has_failed = True
         lines = str(error).strip().splitlines()
-        log.warning(
-            "%s: the Triton kernels cannot run here, the slower reference does: %s: %s",
-            self._name, type(error).__name__, lines[0] if lines else "",
-        )  # fmt: skip
+        reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        if self._is_settled:
+            raise RuntimeError(f"{self._name}: the Triton kernels fail: {reason}") from error
+        self.failure = f"{self._name}: the Triton kernels cannot run here: {reason}"
+        log.warning("%s; the slower reference does", self.failure)

@@ -10,8 +10,8 @@ here needs Ray: a deployment's actors and hand-started processes call
     engine.follow()          # on every rank but 0; returns when rank 0 closes its engine
 
 Commands travel as `cluster.engine.commands` lays them out, on a gloo group of their own, which
-waits for them without limit but notices a closed connection at once; the model's collectives time
-out.
+waits for them without limit but notices a closed connection at once.  The model's collectives time
+out: after hours while ranks load, one faster than the other, and soon once all have loaded.
 """
 
 from __future__ import annotations
@@ -28,6 +28,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # it is public all the same
+
+# Not public, but what torch's own trainer (torchtitan) does after its first step.
+from torch.distributed.distributed_c10d import _get_default_store, _set_pg_timeout, _world
 from transformers.distributed import DistributedConfig
 
 from cluster.engine.commands import (
@@ -51,6 +54,10 @@ from cluster.errors import ConfigError, ProtocolError, WorkerError
 
 # An idle leader sends nothing for as long as nobody asks it anything.
 _IDLE_TIMEOUT = timedelta(days=365)
+# In the ranks' common store: seconds.
+_TIMEOUT_KEY = "drafthouse/timeout_s"
+# Until all ranks have started; a machine may be busy with importing torch in each.
+_JOINING_S = 600.0
 _MASK64 = (1 << 64) - 1
 
 
@@ -61,12 +68,14 @@ def init_rank(
     *,
     local_rank: int | None = None,
     timeout_s: float = 60.0,
+    loading_s: float = 7200.0,
 ) -> None:
     """Join the process group of a tensor-parallel engine; call before Engine.load.
 
     address: host:port of rank 0, equal on all ranks.  local_rank: this process's GPU, by default
     the rank modulo the GPUs it sees.  timeout_s: a rank that is silent for so long inside a
-    collective is taken for dead, and the others raise WorkerError.
+    collective is taken for dead, and the others raise WorkerError; rank 0's counts.  loading_s: the
+    same while the ranks load, of which one may be much faster than another.
     """
     num_gpus = torch.cuda.device_count()
     if local_rank is None:
@@ -78,25 +87,32 @@ def init_rank(
     try:
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if num_gpus else "gloo",
-            store=_store(rank, world_size, address, timedelta(seconds=timeout_s)),
+            store=_store(rank, world_size, address, timedelta(seconds=loading_s)),
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timedelta(seconds=loading_s),
         )
     except (RuntimeError, ValueError, OSError) as error:
         raise WorkerError(
             f"rank {rank} of {world_size} could not join its group at {address}: {error}"
         ) from error
+    if rank == 0:
+        _get_default_store().set(_TIMEOUT_KEY, str(timeout_s))
 
 
 def _store(rank: int, world_size: int, address: str, timeout: timedelta) -> TCPStore:
-    """Where the ranks find each other: at `address`, and no other interface of rank 0's machine."""
+    """Where the ranks find each other: at `address`, and no other interface of rank 0's machine.
+
+    timeout: of what ranks ask it for later; NCCL does so at its first collective."""
     host, _, port = address.rpartition(":")
     listener = None
     if rank == 0:
         # Left to itself the store listens on all interfaces, whatever host it is given.
         listener = socket.create_server((host, int(port))).detach()
-    return TCPStore(host, int(port), world_size, rank == 0, timeout, master_listen_fd=listener)
+    joining = min(timeout, timedelta(seconds=_JOINING_S))
+    store = TCPStore(host, int(port), world_size, rank == 0, joining, master_listen_fd=listener)
+    store.set_timeout(timeout)
+    return store
 
 
 def distributed_config(world_size: int) -> DistributedConfig:
@@ -170,6 +186,22 @@ class RankGroup:
             tensor = torch.tensor([value], dtype=torch.int64)
             dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=self._group)
         return int(tensor)
+
+    def all(self, answer: bool) -> bool:
+        """Whether all ranks say True; every rank must call."""
+        return bool(self.minimum(int(answer)))
+
+    def end_loading(self, settings: int) -> None:
+        """Wait until all ranks have loaded; from now on no collective waits longer than init_rank's
+        timeout_s.
+
+        settings: int64, which must be equal; every rank must call.  Raises as `agree` does."""
+        self.agree(settings, "settings or checkpoint")
+        with self._noticing():
+            timeout = timedelta(seconds=float(_get_default_store().get(_TIMEOUT_KEY)))
+            for group in list(_world.pg_map):
+                if group is not self._group:
+                    _set_pg_timeout(timeout, group)
 
     def agree(self, value: int, subject: str) -> None:
         """Raise WorkerError on every rank unless all have the same int64; every rank must call.

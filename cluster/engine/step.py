@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from cluster.engine.loading.model import LoadedModel
 from cluster.engine.loading.sizes import MIN_ROWS
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
+from cluster.engine.reminder import Reminder
 from cluster.engine.schedule.batch import Batch, Pick, build_batch
 from cluster.errors import ConfigError, WorkerError
 
@@ -29,16 +31,30 @@ log = logging.getLogger(__name__)
 _MIN_ROWS_ON_CPU = 2
 
 
+# Whether it is true of all ranks of a group; each asks with its own answer.
+Vote = Callable[[bool], bool]
+
+
 class Forward:
     """Runs a model on a cache; not thread-safe.  graphs: None where steps run eagerly only."""
 
-    def __init__(self, config: EngineConfig, model: LoadedModel, cache: KVCache) -> None:
+    def __init__(
+        self, config: EngineConfig, model: LoadedModel, cache: KVCache, vote: Vote | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        """vote: of the ranks, which fall back together or not at all; None = it is the only one."""
         self.graphs: GraphedForward | None = None
         self._config = config
         self._model = model
         self._cache = cache
+        self._vote = vote
         self._backend = create_backend(config.attention, model.device)
         self._min_rows = _MIN_ROWS_ON_CPU if model.device.type == "cpu" else 1
+        self._noted: list[str] = []
+        self._reminder = Reminder(clock) if model.device.type == "cuda" else None
+        if config.attention == "auto" and isinstance(self._backend, SdpaBackend):
+            wants = "triton package" if model.device.type == "cuda" else "C++ compiler"
+            self._noted.append(f"attention: the slower reference is used: there is no {wants}")
 
     def of_part(self, model: LoadedModel, cache: KVCache) -> Forward:
         """The same of some of the model's layers, by the attention that was settled on."""
@@ -49,23 +65,55 @@ class Forward:
         part._backend.warm_up()
         return part
 
+    @property
+    def attention(self) -> str:
+        """The name of the attention that is active."""
+        return "sdpa" if self._backend.failure else self._backend.name
+
+    @property
+    def fallbacks(self) -> tuple[str, ...]:
+        """What runs in a slower way than was wanted, and why."""
+        failures = (self._backend.failure, "" if self.graphs is None else self.graphs.failure)
+        return (*self._noted, *filter(None, failures))
+
+    def note_fallback(self, reason: str) -> None:
+        """Something beside the forward is such a thing."""
+        self._noted.append(reason)
+
     def settle(self, check: Callable[[], None]) -> None:
         """Go on with the chosen attention if `check`, which runs steps and raises ConfigError where
-        they are wrong, finds nothing wrong with it; else with the reference.
+        they are wrong, finds nothing wrong with it on any rank; else with the reference on all.
 
         Raises ConfigError where the reference is wrong too, and where the configuration leaves no
         choice."""
-        try:
-            check()
-        except ConfigError as error:
+        # A rank may have no compiler: then none goes on with what the others have compiled.
+        is_reference = isinstance(self._backend, SdpaBackend)
+        if not self._all(not is_reference) and not is_reference:
+            self._fall_back("another rank cannot compile the kernels")
+        error = _failure(check)
+        if not self._all(error is None):
+            error = error or ConfigError("the check at load fails on another rank", param="model")
             # What reproducible mode promises holds for the native kernels only.
             is_chosen = self._config.attention != "auto" or self._config.reproducible
             if is_chosen or isinstance(self._backend, SdpaBackend):
-                raise
-            self._backend = SdpaBackend()
-            check()
-            log.warning("attention: the slower reference is used: %s", error.message)
+                raise error
+            self._fall_back(error.message)
+            error = _failure(check)
+            if not self._all(error is None):
+                raise error or ConfigError("the check fails on another rank", param="model")
         self._backend.warm_up()
+        if self._vote is not None:
+            if not self._all(not self._backend.failure):
+                self._fall_back(self._backend.failure or "another rank cannot run the kernels")
+            self._backend.settle()
+
+    def _all(self, answer: bool) -> bool:
+        return answer if self._vote is None else self._vote(answer)
+
+    def _fall_back(self, reason: str) -> None:
+        self._backend = SdpaBackend()
+        self._noted.append(f"attention: the slower reference is used: {reason}")
+        log.warning("%s", self._noted[-1])
 
     def use_graphs(self, capture: Capture | None, check: Callable[[], None]) -> None:
         """Go on with graphs, if there can be any and `check` finds nothing wrong with them.
@@ -77,7 +125,8 @@ class Forward:
                 self._config, self._model, self._cache, self._backend, capture
             )
         except RuntimeError as error:  # for want of memory
-            log.warning("steps run without CUDA graphs: %s", error)
+            self._noted.append(f"steps run without CUDA graphs: {error}")
+            log.warning("%s", self._noted[-1])
         if self.graphs is not None:
             # Captured on something else first, so that the check sees replays.
             self.graphs.capture_ahead(MIN_ROWS)
@@ -89,6 +138,8 @@ class Forward:
         num_rows = sum(pick.num_rows for pick in picks)
         if not num_rows:
             return StepOutputs(torch.empty((0, self._model.vocab_size), device=self._model.device))
+        if self._reminder is not None:
+            self._reminder.tick(lambda: self.fallbacks)
         width = num_rows if self.graphs is None else self.graphs.width(num_rows)
         first, *others = self._cache.scratch_slots
         batch = build_batch(
@@ -136,3 +187,11 @@ class Forward:
 
     def _on_device(self, array: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._model.device)
+
+
+def _failure(check: Callable[[], None]) -> ConfigError | None:
+    try:
+        check()
+    except ConfigError as error:
+        return error
+    return None

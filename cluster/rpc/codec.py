@@ -29,6 +29,7 @@ from cluster.grammar_spec import GrammarSpec
 from cluster.made_for import MadeFor
 from cluster.messages import DraftTime, Refusal, WorkerDescription
 from cluster.rpc.codec_beams import decode_beam_spec, encode_beam_spec
+from cluster.rpc.codec_engine import decode_engine, encode_engine
 
 _INT32 = np.dtype("<i4")
 # Protobuf hands a repeated field to numpy in one piece, at a fixed price; shorter ones are read
@@ -262,6 +263,7 @@ def encode_description(description: WorkerDescription) -> pb.DescribeResponse:
             name: pb.MadeFor(name=each.name, model_hash=each.model_hash)
             for name, each in description.made_for.items()
         },
+        engines=map(encode_engine, description.engines),
     )
 
 
@@ -294,4 +296,5 @@ def decode_description(message: pb.DescribeResponse) -> WorkerDescription:
         made_for={
             name: MadeFor(each.name, each.model_hash) for name, each in message.made_for.items()
         },
+        engines=tuple(map(decode_engine, message.engines)),
     )

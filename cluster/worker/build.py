@@ -17,7 +17,7 @@ from cluster.draft.base import DrafterContext
 from cluster.errors import ConfigError
 from cluster.grammar.compiler import create_compiler
 from cluster.made_for import MadeFor
-from cluster.messages import AdapterList, WorkerDescription
+from cluster.messages import AdapterList, EngineState, WorkerDescription
 from cluster.models.resolve import resolve
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft import DraftWorker
@@ -76,6 +76,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         made_for=residents.made_for,
     )
     verifier = Verifier(engine, open_hook=grammars.open_hook, wants=residents.wants)
+    description = replace(description, engines=_engines(engine, residents, verifier.drawn_by))
     if is_asked:
         times = profile_drafting(
             verifier, residents, engine.vocab_size, settings.max_running_sequences
@@ -84,6 +85,19 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     worker = GrammarTargetWorker(verifier, description, residents, grammars)
     worker.leases.announce(AdapterList(engine.adapters.references))
     return worker
+
+
+def _engines(engine: Engine, residents: Residents, drawn_by: str) -> tuple[EngineState, ...]:
+    """The target's own, and those of its residents that have one."""
+    from cluster.engine.engine import Engine
+    from cluster.engine.state import TORCH, engine_state
+
+    if engine.device.type == "cuda" and drawn_by == TORCH:
+        engine.forward.note_fallback("draws: torch draws, because the Triton kernel cannot run")
+    found = [engine_state(engine, draws=drawn_by)]
+    own = residents.engines.items()
+    found += [engine_state(each, name) for name, each in own if isinstance(each, Engine)]
+    return tuple(found)
 
 
 def _residents(
@@ -123,7 +137,7 @@ def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> 
     )
     resident.made_for = made_for_of(drafter)
     engine.model.resolve_taps(resident.wants.taps)  # refuses those that the target has not
-    if getattr(drafter, "engine", None) is not None:
+    if resident.engine is not None:
         resident.warm_up(engine.vocab_size)
     return resident
 
@@ -172,8 +186,19 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         devices=devices_of(engine),
         native_build=native_build(engine),
         made_for={name: made_for_of(drafter)},
+        engines=_engine_of(drafter),
     )
     return DraftWorker(drafter, description, nice=settings.nice)
+
+
+def _engine_of(drafter: Any) -> tuple[EngineState, ...]:
+    """A pool drafter's, where it has one."""
+    if getattr(drafter, "engine", None) is None:
+        return ()
+    from cluster.engine.engine import Engine
+    from cluster.engine.state import engine_state
+
+    return (engine_state(drafter.engine),) if isinstance(drafter.engine, Engine) else ()
 
 
 def made_for_of(drafter: Any) -> MadeFor:

@@ -80,6 +80,7 @@ class ResidentDrafter:
         self.name = name
         self.mean_s = 0.0
         self.made_for = MadeFor()
+        self.engine: object = getattr(drafter, "engine", None)
         self.is_look_up = bool(getattr(drafter, "is_look_up", False))
         self.num_read = 0
         self._drafter = ContainedDrafter(drafter, name, clock, vocab_size)

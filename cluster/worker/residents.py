@@ -51,6 +51,7 @@ class Residents:
         self.look_ups = tuple(drafter.name for drafter in drafters if drafter.is_look_up)
         self.kinds = tuple(sorted({not drafter.is_look_up for drafter in drafters}))
         self.made_for = {drafter.name: drafter.made_for for drafter in drafters}
+        self.engines = {each.name: each.engine for each in drafters if each.engine is not None}
         self._drafters = list(drafters)
         self._clock = clock
         self._texts: dict[str, ResidentText] = {}

@@ -109,6 +109,11 @@ class Verifier:
         self._beams = Beams(engine)
 
     @property
+    def drawn_by(self) -> str:
+        """What draws on a GPU: "triton", or "torch"."""
+        return "torch" if self._fused is None else "triton"
+
+    @property
     def has_pending(self) -> bool:
         """Whether `step` has something to do."""
         return self._engine.has_pending

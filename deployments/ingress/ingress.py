@@ -184,14 +184,17 @@ class Ingress:
         drafters: connected replicas by name.  refused: why a drafter takes no part, by name.
         faults: of drafters since their coordinators started, by name and reason.  left_alone: those
         that are asked for nothing for a while, after faults in a row.
+        engines: what each engine computes with, and what of it is slower than was wanted.
         """
         reports = await self._ask(lambda link: link.status(_REPORT_TIMEOUT_S))
         drafters = dict.fromkeys(self.config.drafters, 0)
         refused: dict[str, str] = {}
         faults: dict[str, Counter[str]] = {}
         left_alone: set[str] = set()
+        engines: list[dict[str, Any]] = []
         num_targets = 0
         for report in reports:
+            engines += report["engines"]
             num_targets += len(report["targets"])
             replicas = Counter(drafter["name"] for drafter in report["drafters"])
             refused |= report["refused"]
@@ -208,6 +211,7 @@ class Ingress:
             "refused": refused,
             "faults": faults,
             "left_alone": sorted(left_alone),
+            "engines": engines,
         }
 
     async def render_metrics(self) -> bytes:

@@ -105,6 +105,8 @@ def test_target_ranks_and_drafters_of_the_8_gpu_configuration_share_no_device(
     ranks = places("target", "rehearsal")
     assert len(ranks) == 4
     target_gpus = [gpu for rank in ranks for gpu in rank["gpu_ids"]]
+    # A rank's own GPU is the one in its place.
+    assert {rank["visible_gpus"] for rank in ranks} == {",".join(target_gpus)}
     drafters = [
         place for name in ("drafter-lm", "drafter-large") for place in places(name, "rehearsal")
     ]

@@ -15,7 +15,7 @@ import pytest
 from cluster.config import Config
 from cluster.config_api import HttpConfig
 from cluster.errors import WorkerError
-from deployments.readiness import base_url, health, wait_until_connected
+from deployments.readiness import base_url, engine_line, health, wait_until_connected
 
 
 @contextmanager
@@ -81,3 +81,22 @@ def test_what_answers_something_else_is_told() -> None:
         assert health(f"{url}/elsewhere") == {"status": "HTTP status 404"}
         assert health(url) == {"status": "no JSON object"}
     assert health(url)["status"].startswith("nothing (")
+
+
+ENGINE = {
+    "role": "target", "worker": "t", "name": "", "device": "cuda:0", "attention": "triton",
+    "graphs": "cuda", "kernels": "triton", "kv_bytes": 2**31, "kv_tokens": 93_200, "fallbacks": [],
+}  # fmt: skip
+
+
+def test_the_ready_line_says_what_the_target_computes_with() -> None:
+    assert engine_line({"engines": [ENGINE]}) == (
+        "target on cuda:0: attention triton, CUDA graphs, kernels triton, KV cache 2 GiB "
+        "(93,200 tokens)"
+    )
+    slow = ENGINE | {"attention": "sdpa", "graphs": "none", "fallbacks": ["a", "b"]}
+    resident = ENGINE | {"name": "lm", "fallbacks": ["c"]}
+    line = engine_line({"engines": [resident, slow]})
+    assert "attention sdpa, kernels" in line
+    assert line.endswith(", 3 of it slower than wanted: see /health")
+    assert engine_line({"status": "nothing"}) == ""

@@ -34,7 +34,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "step_rows", "step_times_s", "native_build", "is_reproducible", "residents", "refused", "made_for", "look_ups", "draft_times")
+    __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "step_rows", "step_times_s", "native_build", "is_reproducible", "residents", "refused", "made_for", "look_ups", "draft_times", "engines")
     class RefusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -69,6 +69,7 @@ class DescribeResponse(_message.Message):
     MADE_FOR_FIELD_NUMBER: _ClassVar[int]
     LOOK_UPS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TIMES_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
     name: str
@@ -89,7 +90,28 @@ class DescribeResponse(_message.Message):
     made_for: _containers.MessageMap[str, MadeFor]
     look_ups: _containers.RepeatedScalarFieldContainer[str]
     draft_times: _containers.RepeatedCompositeFieldContainer[DraftTime]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., step_rows: _Optional[_Iterable[int]] = ..., step_times_s: _Optional[_Iterable[float]] = ..., native_build: _Optional[str] = ..., is_reproducible: _Optional[bool] = ..., residents: _Optional[_Iterable[str]] = ..., refused: _Optional[_Mapping[str, str]] = ..., made_for: _Optional[_Mapping[str, MadeFor]] = ..., look_ups: _Optional[_Iterable[str]] = ..., draft_times: _Optional[_Iterable[_Union[DraftTime, _Mapping]]] = ...) -> None: ...
+    engines: _containers.RepeatedCompositeFieldContainer[EngineState]
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., step_rows: _Optional[_Iterable[int]] = ..., step_times_s: _Optional[_Iterable[float]] = ..., native_build: _Optional[str] = ..., is_reproducible: _Optional[bool] = ..., residents: _Optional[_Iterable[str]] = ..., refused: _Optional[_Mapping[str, str]] = ..., made_for: _Optional[_Mapping[str, MadeFor]] = ..., look_ups: _Optional[_Iterable[str]] = ..., draft_times: _Optional[_Iterable[_Union[DraftTime, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineState, _Mapping]]] = ...) -> None: ...
+
+class EngineState(_message.Message):
+    __slots__ = ("name", "device", "attention", "graphs", "kernels", "kv_bytes", "kv_tokens", "fallbacks")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_FIELD_NUMBER: _ClassVar[int]
+    GRAPHS_FIELD_NUMBER: _ClassVar[int]
+    KERNELS_FIELD_NUMBER: _ClassVar[int]
+    KV_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    device: str
+    attention: str
+    graphs: str
+    kernels: str
+    kv_bytes: int
+    kv_tokens: int
+    fallbacks: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., graphs: _Optional[str] = ..., kernels: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., fallbacks: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DraftTime(_message.Message):
     __slots__ = ("num_sequences", "num_nodes", "with_models", "time_s", "num_read")

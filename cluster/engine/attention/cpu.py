@@ -79,6 +79,8 @@ class NativePlan:
 class NativeBackend(NeedsNoWarmUp):
     """Makes NativePlans."""
 
+    name = "native"
+
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
 

@@ -137,6 +137,8 @@ class SdpaPlan(WritesByIndex):
 class SdpaBackend(NeedsNoWarmUp):
     """Makes SdpaPlans."""
 
+    name = "sdpa"
+
     def plan(self, batch: Batch, scratch_slot: int) -> SdpaPlan:
         return SdpaPlan(batch, scratch_slot)
 

@@ -51,19 +51,37 @@ class WritesByIndex:
 
 
 class NeedsNoWarmUp:
-    """For backends that have nothing to compile."""
+    """For backends that have nothing to compile, and so nothing that could fail later."""
+
+    failure = ""
 
     def warm_up(self) -> None:
         return
 
+    def settle(self) -> None:
+        return
+
 
 class AttentionBackend(Protocol):
-    """A way to compute tree attention over paged keys."""
+    """A way to compute tree attention over paged keys.
+
+    name: as configurations call it."""
+
+    name: str
+
+    @property
+    def failure(self) -> str:
+        """Why it leaves layers to the reference that it should serve; "" = it does not."""
+        ...
 
     def plan(self, batch: Batch, scratch_slot: int) -> AttentionPlan: ...
 
     def warm_up(self) -> None:
         """Make ready what later steps will need; to be called after a step with every layer."""
+        ...
+
+    def settle(self) -> None:
+        """From now on, raise RuntimeError instead of leaving anything to the reference."""
         ...
 
 

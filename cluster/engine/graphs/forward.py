@@ -82,7 +82,7 @@ class GraphedForward:
         *, widths: tuple[int, ...], rest_words: int,
     ) -> None:  # fmt: skip
         """widths: ascending.  rest_words: of slots and trees, that a step may have."""
-        self.has_failed = False
+        self.failure = ""  # why steps run eagerly that could replay graphs; "" = they do not
         self._model = model
         self._cache = cache
         self._backend = backend
@@ -100,6 +100,10 @@ class GraphedForward:
         self._logits = torch.zeros(
             (widths[-1], model.vocab_size), dtype=torch.float32, device=model.device
         )
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.failure)
 
     @property
     def num_graphs(self) -> int:
@@ -208,10 +212,9 @@ class GraphedForward:
 
     def _give_up(self, error: Exception) -> None:
         lines = str(error).strip().splitlines()
-        log.warning(
-            "steps run without CUDA graphs: %s: %s", type(error).__name__, lines[0] if lines else ""
-        )
-        self.has_failed = True
+        reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        self.failure = f"steps run without CUDA graphs: {reason}"
+        log.warning("%s", self.failure)
         self._replays.clear()  # and with them their memory
         self._taps.clear()
 

@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from cluster.engine.attention.sdpa import SdpaBackend
+from cluster.engine.launch import KernelHealth
+from cluster.engine.state import engine_state
 from cluster.engine.work import Work
 from tests.support.engine.driver import load_engine, prompt, rows, run
 from tests.support.engine.triton_cases import PROMPT, RAGGED, SCRATCH_SLOT, Case
@@ -58,10 +60,22 @@ def test_an_engine_whose_kernels_cannot_be_launched_serves_by_the_reference(
 ) -> None:
     work = Work("a", 0, prompt(20))
     with caplog.at_level(logging.WARNING):
-        found = rows(run(load_engine(llama_folder, attention="triton"), work))
+        engine = load_engine(llama_folder, attention="triton")
+        found = rows(run(engine, work))
 
     assert torch.equal(found, rows(run(load_engine(llama_folder, attention="sdpa"), work)))
     assert [record.name for record in caplog.records] == ["cluster.engine.launch"]
+    state = engine_state(engine)
+    assert state.attention == "sdpa"
+    assert state.fallbacks[0].startswith("attention: the Triton kernels cannot run here: ")
+
+
+def test_kernels_that_other_ranks_count_on_are_not_given_up_alone() -> None:
+    health = KernelHealth("attention")
+    health.settle()
+    with pytest.raises(RuntimeError, match="attention: the Triton kernels fail: OSError: gone"):
+        health.fail(OSError("gone"))
+    assert not health.has_failed
 
 
 def test_a_draw_that_cannot_be_launched_is_left_to_the_reference(

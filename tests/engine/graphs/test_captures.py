@@ -87,6 +87,7 @@ def test_without_memory_for_graphs_steps_run_eagerly(
         engine = build(small_llama, Recorder())
     assert not engine.uses_graphs
     assert "steps run without CUDA graphs: out of memory" in caplog.text
+    assert engine.forward.fallbacks == ("steps run without CUDA graphs: out of memory",)
     assert len(answers(engine, [[Work("a", 0, prompt(3))]])) == 1
 
 
@@ -98,6 +99,8 @@ def test_graphs_that_give_wrong_logits_are_given_up_at_load(
         engine = build(small_llama, stale)
     assert not engine.uses_graphs
     assert "steps run without CUDA graphs: ConfigError" in caplog.text
+    (reason,) = engine.forward.fallbacks
+    assert reason.startswith("steps run without CUDA graphs: ConfigError")
     steps = decoding("a", 6, 2)
     check_equal(answers(engine, steps), answers(build(small_llama), steps))
 

@@ -225,6 +225,8 @@ class TritonBackend:
     Raises ConfigError where no device could run them.
     """
 
+    name = "triton"
+
     def __init__(self, num_programs: int | None = None) -> None:
         if not torch.cuda.is_available() and not knobs.runtime.interpret:
             raise ConfigError(
@@ -232,6 +234,13 @@ class TritonBackend:
             )
         self._num_programs = num_programs
         self._met = _Met(KernelHealth("attention"), set(), {})
+
+    @property
+    def failure(self) -> str:
+        return self._met.health.failure
+
+    def settle(self) -> None:
+        self._met.health.settle()
 
     def plan(self, batch: Batch, scratch_slot: int) -> TritonPlan:
         return TritonPlan(batch, scratch_slot, self._num_programs, self._met)

@@ -1,0 +1,35 @@
+"""What a loaded engine computes with, for Describe: as it settled at load, not as configured."""
+
+from __future__ import annotations
+
+from cluster.engine.cpu.packed_linear import is_native
+from cluster.engine.engine import Engine
+from cluster.messages import EngineState
+
+# What `kernels` says where the draws of a GPU are no kernel of ours.
+TORCH = "torch"
+
+
+def engine_state(engine: Engine, name: str = "", draws: str = TORCH) -> EngineState:
+    """name: as in EngineState.  draws: what draws tokens on a GPU."""
+    on_gpu = engine.device.type == "cuda"
+    return EngineState(
+        name=name,
+        device=str(engine.device),
+        attention=engine.forward.attention,
+        graphs="cuda" if engine.uses_graphs else "none",
+        kernels=draws if on_gpu else _layers(engine),
+        kv_bytes=engine.cache.num_bytes,
+        kv_tokens=engine.cache.num_pages[0] * engine.cache.page_size,
+        fallbacks=engine.forward.fallbacks,
+    )
+
+
+def _layers(engine: Engine) -> str:
+    """What computes a model's layers on a CPU."""
+    model = engine.model
+    if model.native is not None:
+        return "native"
+    if model.compiled is not None and not model.compiled.has_failed:
+        return "compiled"
+    return "packed" if is_native(model.module) else TORCH

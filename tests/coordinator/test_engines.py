@@ -1,0 +1,38 @@
+"""What engines compute with is in metrics and reports for as long as their workers are there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cluster.client.generated import common_pb2
+from cluster.coordinator.engines import forget_engines, record_engines
+from cluster.messages import EngineState
+from cluster.metrics import Recorder
+from cluster.rpc import codec
+from tests.support.coordinator.toys import drafter_description, target_description
+
+SLOW = EngineState("", "cuda:0", "sdpa", "none", "torch", 2**31, 4096, ("attention: no compiler",))
+FAST = EngineState("lm", "cuda:0", "triton", "cuda", "triton", 2**20, 512)
+TARGET = replace(target_description(), engines=(SLOW, FAST))
+
+
+def test_the_state_of_engines_crosses_the_wire() -> None:
+    data = codec.encode_description(TARGET).SerializeToString()
+    assert codec.decode_description(common_pb2.DescribeResponse.FromString(data)) == TARGET
+
+
+def test_metrics_say_what_is_active_and_what_fell_back_until_the_worker_leaves() -> None:
+    recorder = Recorder()
+    record_engines(recorder, "t-1", TARGET)
+    text = recorder.render().decode()
+    assert (
+        'drafthouse_engine_info{attention="sdpa",device="cuda:0",engine="",graphs="none",'
+        'kernels="torch",role="target",worker="t-1"} 1.0'
+    ) in text
+    assert 'drafthouse_engine_fallbacks{engine="",role="target",worker="t-1"} 1.0' in text
+    assert 'drafthouse_engine_fallbacks{engine="lm",role="target",worker="t-1"} 0.0' in text
+    record_engines(recorder, "d-1", replace(drafter_description("lm"), engines=(SLOW,)))
+    forget_engines(recorder, "t-1", TARGET)
+    text = recorder.render().decode()
+    assert 'worker="t-1"' not in text
+    assert 'drafthouse_engine_fallbacks{engine="",role="drafter",worker="d-1"} 1.0' in text

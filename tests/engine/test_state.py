@@ -1,0 +1,66 @@
+"""What an engine says that it computes with is what it computes with."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from cluster.engine.cpu import kernels
+from cluster.engine.reminder import Reminder
+from cluster.engine.state import engine_state
+from cluster.errors import ConfigError
+from tests.support.engine.driver import load_engine
+
+needs_native = pytest.mark.skipif(kernels.load() is None, reason="this machine has no C++ compiler")
+
+
+@needs_native
+@pytest.mark.parametrize(("asked", "active"), [("auto", "native"), ("sdpa", "sdpa")])
+def test_the_active_attention_kernels_and_cache_are_said(
+    asked: str, active: str, llama_folder: Path
+) -> None:
+    engine = load_engine(llama_folder, attention=asked, num_pages=64, page_size=16)
+    state = engine_state(engine, "lm")
+    assert (state.name, state.device, state.attention, state.graphs) == (
+        "lm",
+        "cpu",
+        active,
+        "none",
+    )
+    assert state.kernels == ("native" if engine.model.native else "packed")
+    assert state.kv_tokens == 64 * 16
+    assert state.kv_bytes == sum(layer.nbytes for layer in engine.cache.layers)
+    assert state.fallbacks == ()
+
+
+@needs_native
+def test_attention_that_was_given_up_at_load_is_a_fallback_with_its_reason(
+    llama_folder: Path,
+) -> None:
+    engine = load_engine(llama_folder, attention="auto")
+    answers = iter([ConfigError("a layer is wrong"), None])
+
+    def check() -> None:
+        error = next(answers)
+        if error is not None:
+            raise error
+
+    engine.forward.settle(check)
+    state = engine_state(engine)
+    assert state.attention == "sdpa"
+    assert state.fallbacks == ("attention: the slower reference is used: a layer is wrong",)
+
+
+def test_a_fallback_is_said_again_every_ten_minutes(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 1.0, 599.0, 601.0, 602.0, 1300.0, 1301.0])
+    reminder = Reminder(lambda: next(times))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(5):
+            reminder.tick(lambda: ["attention: sdpa", "steps run without CUDA graphs"])
+    assert len(caplog.messages) == 2 * 2
+    assert "the GPU serves more slowly than it could: attention: sdpa" in caplog.messages
+    with caplog.at_level(logging.WARNING):
+        reminder.tick(list)
+    assert len(caplog.messages) == 2 * 2

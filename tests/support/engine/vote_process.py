@@ -1,0 +1,83 @@
+"""One of two ranks that settle on their attention, or whose collectives time out.
+
+python -m tests.support.engine.vote_process SCENARIO RANK ADDRESS FOLDER; prints what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from cluster.engine import parallel
+from cluster.engine.parallel import RankGroup
+from cluster.engine.step import Forward
+from cluster.errors import ConfigError, WorkerError
+from tests.support.engine.driver import load_engine
+
+# Short, so that a rank is late by more than it, and the test is not slow.
+TIMEOUT_S = 1.0
+
+
+def main() -> None:
+    scenario, rank, address, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3], Path(sys.argv[4])
+    torch.set_num_threads(1)
+    parallel.init_rank(rank, 2, address, timeout_s=TIMEOUT_S, loading_s=120.0)
+    group = RankGroup()
+    if scenario == "late":
+        _late(group, rank)
+    else:
+        _settle(group, scenario, rank, folder)
+    parallel.leave_group()
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _settle(group: RankGroup, scenario: str, rank: int, folder: Path) -> None:
+    """The first check of rank 1 fails; of none where the scenario is "right"."""
+    attention = "native" if scenario == "chosen" else "auto"
+    engine = load_engine(folder, attention=attention)
+    forward = Forward(engine.config, engine.model, engine.cache, group.all)
+    answers: Iterator[bool] = iter([scenario == "right" or rank == 0, scenario != "never"] * 2)
+    counts = [0]
+
+    def check() -> None:
+        counts[0] += 1
+        if not next(answers):
+            raise ConfigError("a layer is wrong")
+
+    _say(json.dumps(_outcome(forward, check) | {"checks": counts[0]}))
+
+
+def _outcome(forward: Forward, check: Callable[[], None]) -> dict[str, object]:
+    try:
+        forward.settle(check)
+    except ConfigError as error:
+        return {"error": error.message}
+    return {"attention": forward.attention, "fallbacks": list(forward.fallbacks)}
+
+
+def _late(group: RankGroup, rank: int) -> None:
+    """Rank 1 loads for longer than a collective may take, and then ends no collective."""
+    if rank == 1:
+        time.sleep(2 * TIMEOUT_S)
+    group.end_loading(1)
+    _say("loaded")
+    if rank == 1:
+        sys.stdin.readline()  # until the test has what it waits for
+        return
+    try:
+        group.agree(1, "what this step is to run")
+    except WorkerError as error:
+        _say(error.code)
+
+
+if __name__ == "__main__":
+    main()
