@@ -6,6 +6,7 @@ fetched them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from cluster.errors import ConfigError
 from cluster.fingerprint import difference, load_pretrained_tokenizer, token_strings, tokenizer_hash
 from cluster.models.names import source_of
 from cluster.models.published import published
-from cluster.models.resolve import find
+from cluster.models.resolve import check_convertible, find
 from cluster.models.sources import FolderSource
 from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
@@ -73,12 +74,15 @@ def inspect(config: Config, *, is_here: bool, is_plan: bool = False) -> dict[str
             with _named(path):
                 found[path] = _described(described, engine, is_here=is_here)
             continue
-        folder = find(source_of(engine.model))
+        source = source_of(engine.model)
+        folder = find(source)
         if folder is None:
+            with _named(path):
+                check_convertible(source)
             continue
         with _named(path):
-            strings = _token_strings(folder, engine, is_target=path == TARGET)
             found[path] = _inspected(folder, engine, is_here=is_here)
+            strings = _token_strings(folder, engine, is_target=path == TARGET)
             if path == TARGET:
                 target = strings
                 load_sampling_defaults(folder, config.target.generation_config)
@@ -122,6 +126,8 @@ def _inspected(folder: Path, engine: EngineConfig, *, is_here: bool) -> Inspecte
     # torch takes seconds to import: only for those who have models here.
     from cluster.engine.loading.inspection import check_loadable
 
+    # What is wrong is said once, with its key.
+    logging.getLogger("transformers").setLevel(logging.ERROR)
     described = check_loadable(folder, engine, is_here=is_here)
     return _summary(folder, described, engine, is_here=is_here)
 

@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from cluster.errors import ConfigError
+from cluster.models.gguf_file import field, open_gguf
 
 # llama.cpp splits these vocabularies' text as GPT-2 does, but every digit from its neighbours
 # (`llm_tokenizer_bpe` in src/llama-vocab.cpp); transformers leaves out the digits.
@@ -40,8 +41,7 @@ def convert(file: Path, folder: Path) -> None:
     16-bit weights stay as they are and quantised ones become bfloat16, so it needs memory and disk
     for two bytes a parameter.  Raises ConfigError where the file cannot be converted.
     """
-    reader = _open(file)
-    _check_whole(file, reader)
+    reader = open_gguf(file)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             str(file.parent),
@@ -69,25 +69,9 @@ def convert(file: Path, folder: Path) -> None:
     completed.save_pretrained(folder)
 
 
-def _open(file: Path) -> GGUFReader:
-    try:
-        return GGUFReader(file)
-    except (OSError, ValueError, IndexError) as error:
-        raise ConfigError(f"{file} cannot be read as a GGUF file: {error}") from error
-
-
-def _check_whole(file: Path, reader: GGUFReader) -> None:
-    if int(_field(reader, "split.count") or 1) > 1:
-        raise ConfigError(
-            f"{file} is one part of a split model; join the parts with `llama-gguf-split --merge`"
-        )
-    if _field(reader, "tokenizer.ggml.model") is None:
-        raise ConfigError(f"{file} holds no tokenizer; use the model's safetensors folder")
-
-
 def _generation_ends(reader: GGUFReader) -> list[int]:
     """The tokens that end a text, ascending; none where the file does not say."""
-    found = {_field(reader, f"tokenizer.ggml.{key}") for key in _END_KEYS}
+    found = {field(reader, f"tokenizer.ggml.{key}") for key in _END_KEYS}
     return sorted(int(token_id) for token_id in found if token_id is not None)
 
 
@@ -101,7 +85,7 @@ def _completed(reader: GGUFReader, tokenizer: Any) -> Any:
         token for token in description["added_tokens"] if token["id"] < num_tokens
     ]
     backend = Tokenizer.from_str(json.dumps(description))
-    if _field(reader, "tokenizer.ggml.pre") in _SINGLE_DIGITS:
+    if field(reader, "tokenizer.ggml.pre") in _SINGLE_DIGITS:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),
@@ -126,8 +110,3 @@ def _dtype(reader: GGUFReader) -> torch.dtype:
     if kinds <= {GGMLQuantizationType.F32, GGMLQuantizationType.F16}:
         return torch.float16
     return torch.bfloat16
-
-
-def _field(reader: GGUFReader, key: str) -> Any:
-    field = reader.fields.get(key)
-    return None if field is None else field.contents()

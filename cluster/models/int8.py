@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cluster.errors import ConfigError
+from cluster.models.weights import INT8
 
-FILE_NAME = "model.int8.safetensors"
 _SCALE = ".scale"
 _LARGEST = 127.0
 
@@ -33,12 +33,12 @@ def save_int8(state: Mapping[str, torch.Tensor], folder: Path) -> None:
         scale = (rows.abs().amax(dim=1) / _LARGEST).clamp(min=1e-12)
         packed[name] = (rows / scale[:, None]).round().to(torch.int8)
         packed[name + _SCALE] = scale
-    save_file(packed, folder / FILE_NAME)
+    save_file(packed, folder / INT8)
 
 
 def is_int8(folder: Path) -> bool:
     """Whether `folder` holds weights of this form."""
-    return (folder / FILE_NAME).is_file()
+    return (folder / INT8).is_file()
 
 
 def load_int8(folder: Path) -> dict[str, torch.Tensor] | None:
@@ -46,7 +46,7 @@ def load_int8(folder: Path) -> dict[str, torch.Tensor] | None:
 
     Raises ConfigError for a matrix without a scale for each of its rows.
     """
-    path = folder / FILE_NAME
+    path = folder / INT8
     if not is_int8(folder):
         return None
     packed = load_file(path)

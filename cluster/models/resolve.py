@@ -25,6 +25,15 @@ def find(source: Source) -> Path | None:
             return folder if folder.is_dir() else None
 
 
+def check_convertible(source: Source) -> None:
+    """Raise ConfigError for a GGUF file here that cannot be converted, told by its header."""
+    if isinstance(source, GgufSource):
+        # Its library takes a moment to import: only for those who convert.
+        from cluster.models.gguf_file import open_gguf
+
+        open_gguf(source.path)
+
+
 def fetch(source: Source) -> Path:
     """The model's folder, fetched and converted as far as it is not there yet.
 

@@ -149,5 +149,5 @@ def test_a_file_that_is_not_whole_is_refused(
 
 def test_something_else_with_the_ending_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"not a model at all, but long enough to be looked at")
-    with pytest.raises(ConfigError, match="cannot be read as a GGUF file"):
+    with pytest.raises(ConfigError, match="is cut or is no GGUF file"):
         resolve(str(tmp_path / "x.gguf"))

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 from cluster.config import EngineConfig
 from cluster.engine.loading.model import load_model
 from cluster.errors import ConfigError
-from cluster.models.int8 import FILE_NAME, load_int8, save_int8
+from cluster.models.int8 import load_int8, save_int8
+from cluster.models.weights import INT8
 
 
 @pytest.fixture
@@ -53,16 +54,16 @@ def test_a_model_in_int8_is_served_as_the_weights_say(folder: Path) -> None:
 
 
 def test_a_file_without_its_scales_is_refused(folder: Path) -> None:
-    packed = load_file(folder / FILE_NAME)
+    packed = load_file(folder / INT8)
     del packed["model.embed_tokens.weight.scale"]
-    save_file(packed, folder / FILE_NAME)
+    save_file(packed, folder / INT8)
     with pytest.raises(ConfigError, match=r"embed_tokens.weight lacks a scale for each row"):
         load_int8(folder)
 
 
 def test_a_file_that_lacks_a_weight_is_refused(folder: Path) -> None:
-    packed = load_file(folder / FILE_NAME)
+    packed = load_file(folder / INT8)
     del packed["model.norm.weight"]
-    save_file(packed, folder / FILE_NAME)
+    save_file(packed, folder / INT8)
     with pytest.raises(ConfigError, match=r"lacks 1 of its weights, model.norm.weight"):
         load_model(EngineConfig(model=str(folder), dtype="float32", device="cpu"))

@@ -22,6 +22,7 @@ from cluster.draft.heads.checkpoint import (
 )
 from cluster.draft.inside import Host
 from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
+from cluster.engine.loading.model_config import BAD_VALUES, keys_in, reason_of
 
 Head = TypeVar("Head", bound=nn.Module)
 DraftHead = eagle3.Eagle3Head | medusa.MedusaHead | BlockHead | exit.ExitHead
@@ -112,7 +113,17 @@ def load_draft_head(
     size, a vocabulary, a tensor missing or left over.
     """
     config = read_config(folder)
-    form = format_of(folder, config)
+    try:
+        return _of_format(format_of(folder, config), folder, config, target, weight, read)
+    except BAD_VALUES as error:
+        named = "".join(f"{key}: " for key in keys_in(str(error), config))
+        raise refused(folder, f"config.json: {named}{reason_of(error)}") from error
+
+
+def _of_format(
+    form: str, folder: Path, config: Mapping[str, Any], target: TargetShape,
+    weight: TargetWeight, read: TensorReader,
+) -> DraftHead:  # fmt: skip
     if form == "eagle3":
         return eagle3.load(folder, config, target, weight, read)
     if form == "peagle":

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
 from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.quantizers.auto import AutoQuantizationConfig, get_hf_quantizer
 
 from cluster.config import EngineConfig
 from cluster.engine.attention.backends import check_name
 from cluster.engine.device import resolve_device
+from cluster.engine.loading.model_config import check_buildable, read_model_config
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.refusals import check_servable, check_splittable, context_limit
 from cluster.engine.loading.sizes import check_sizes
@@ -43,7 +43,7 @@ def describe(folder: str, config: EngineConfig) -> Description:
     Raises ConfigError, with the remedy, if its architecture or the configured sizes cannot be
     served.
     """
-    model_config = _load_config(folder, config)
+    model_config = read_model_config(Path(folder), config)
     text_config = model_config.get_text_config(decoder=True)
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(model_config), None)
     check_servable(text_config, model_class)
@@ -76,6 +76,7 @@ def check_loadable(folder: Path, config: EngineConfig, *, is_here: bool) -> Desc
             check_can_compile(Machine())
         _check_packages(described, config)
     check_weights(folder)
+    check_buildable(folder, described.config, config)
     return described
 
 
@@ -118,13 +119,4 @@ def _check_packages(described: Description, config: EngineConfig) -> None:
         raise ConfigError(
             f"its quantised weights cannot be loaded here: {error}",
             param="model" if wanted is None else "quantization",
-        ) from error
-
-
-def _load_config(source: str, config: EngineConfig) -> Any:
-    try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"model {config.model!r}: its config cannot be read: {error}", param="model"
         ) from error

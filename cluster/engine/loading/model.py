@@ -33,6 +33,7 @@ from cluster.engine.device import (
 )
 from cluster.engine.graphs.compiled import CompiledForward
 from cluster.engine.loading.inspection import check_compile, describe, quantization_of
+from cluster.engine.loading.model_config import BAD_VALUES
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.engine.loading.probe import probe_layers
 from cluster.engine.loading.reproducible import check_reproducible
@@ -46,9 +47,7 @@ from cluster.models.resolve import resolve
 
 log = logging.getLogger(__name__)
 
-_LOADING_ERRORS = (
-    OSError, ValueError, KeyError, ImportError, RuntimeError, TypeError, SafetensorError
-)  # fmt: skip
+_LOADING_ERRORS = (*BAD_VALUES, OSError, ImportError, SafetensorError)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,0 +1,187 @@
+"""Reads a model's config.json, and names the key at fault where no model can be made of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from cluster.config import EngineConfig
+from cluster.errors import ConfigError
+from cluster.models.weights import header_of, safetensors_of
+
+# What transformers and torch raise for values that they can make nothing of.
+BAD_VALUES = (
+    StrictDataclassError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError,
+    RuntimeError, AssertionError,
+)  # fmt: skip
+# Where one of these is a number, it is a whole one above 0.
+_COUNTS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions",
+)  # fmt: skip
+# Libraries show what they were given, which may be long.
+_MAX_REASON_LEN = 200
+
+
+def read_model_config(folder: Path, config: EngineConfig) -> Any:
+    """transformers' configuration of the model in `folder`; raises ConfigError with the key that
+    is at fault."""
+    described = _described(folder)
+    text = described.get("text_config")
+    if text is not None and not isinstance(text, dict):
+        raise _refusal(folder, f"{text!r} is no JSON object", ["text_config"])
+    for part in (described, text or {}):
+        _check_counts(folder, part)
+    with _told(folder, described, _parsed):
+        try:
+            return AutoConfig.from_pretrained(
+                str(folder), trust_remote_code=config.trust_remote_code
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"model {config.model!r}: its config cannot be read: {error}", param="model"
+            ) from error
+
+
+def check_buildable(folder: Path, model_config: Any, config: EngineConfig) -> None:
+    """Raise ConfigError where transformers cannot build the model that config.json describes, or
+    the weights have other shapes than it says.  No weight is read.
+
+    Quantised models are left out: their quantiser changes the layers.
+    """
+    if config.quantization is not None or getattr(model_config, "quantization_config", None):
+        return
+    described = _described(folder)
+    with _told(folder, described, lambda changed: _built(_parsed(changed), trusted=False)):
+        module = _built(model_config, trusted=config.trust_remote_code)
+    _compare(folder, described, module)
+
+
+def _compare(folder: Path, described: Mapping[str, Any], module: torch.nn.Module) -> None:
+    """Raise ConfigError unless the weights, by their files' headers, are those of `module`."""
+    wanted = dict(module.named_parameters(remove_duplicate=False))
+    stored: set[str] = set()
+    for path in safetensors_of(folder):
+        for name, header in header_of(path).items():
+            stored.add(name)
+            shape = tuple(header["shape"])
+            if name in wanted and tuple(wanted[name].shape) != shape:
+                raise _refusal(
+                    folder, f"by it {name} has the shape {list(wanted[name].shape)}, in "
+                    f"{path.name} it has {list(shape)}",
+                    _keys_of(described, wanted[name].shape, shape),
+                )  # fmt: skip
+    # transformers renames some architectures' weights while it loads them: then names say nothing.
+    if not stored or not stored <= set(wanted):
+        return
+    held = {id(wanted[name]) for name in stored}  # of tied weights one is enough
+    absent = [name for name, each in wanted.items() if id(each) not in held]
+    if absent:
+        raise ConfigError(
+            f"{folder} lacks {len(absent)} of the weights that its config.json describes, "
+            f"{absent[0]} among them; copy or download the whole folder again",
+            param="model",
+        )
+
+
+def _described(folder: Path) -> dict[str, Any]:
+    try:
+        described = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise _refusal(folder, f"it cannot be read ({error})") from error
+    if not isinstance(described, dict):
+        raise _refusal(folder, "it is no JSON object")
+    return described
+
+
+def _check_counts(folder: Path, described: Mapping[str, Any]) -> None:
+    for key in _COUNTS:
+        value = described.get(key)
+        if value is None or isinstance(value, list | dict):
+            continue  # the architecture's default, or one for each layer
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise _refusal(folder, f"{value!r} is no whole number above 0", [key])
+    heads, groups = (described.get(f"num_{kind}_heads") for kind in ("attention", "key_value"))
+    if isinstance(heads, int) and isinstance(groups, int) and heads % groups:
+        reason = f"{groups} do not divide the {heads} num_attention_heads"
+        raise _refusal(folder, reason, ["num_key_value_heads"])
+
+
+def _parsed(described: Mapping[str, Any]) -> Any:
+    return CONFIG_MAPPING[described["model_type"]].from_dict(dict(described))
+
+
+def _built(model_config: Any, *, trusted: bool) -> torch.nn.Module:
+    """The model without memory for its weights."""
+    with torch.device("meta"):
+        module: torch.nn.Module = AutoModelForCausalLM.from_config(
+            model_config, trust_remote_code=trusted
+        )
+    return module
+
+
+@contextmanager
+def _told(
+    folder: Path, described: Mapping[str, Any], attempt: Callable[[Mapping[str, Any]], object]
+) -> Iterator[None]:
+    """Inside, what a library raises becomes a ConfigError that names the key.
+
+    attempt: does the same with another description.
+    """
+    try:
+        yield
+    except BAD_VALUES as error:
+        reason, keys = reason_of(error), keys_in(str(error), described)
+        if not keys and not _succeeds(attempt, described):
+            keys = [key for key in described if _succeeds(attempt, _without(described, key))]
+        raise _refusal(folder, reason, keys) from error
+
+
+def reason_of(error: Exception) -> str:
+    """What a library says of a bad value, short and on one line."""
+    told = f"{type(error).__name__}: {error}"
+    if isinstance(error, StrictDataclassError):
+        told = str(error.__cause__ or error)
+    told = " ".join(told.split())
+    return told if len(told) <= _MAX_REASON_LEN else told[:_MAX_REASON_LEN] + "..."
+
+
+def keys_in(text: str, described: Mapping[str, Any]) -> list[str]:
+    """The keys of a description that a text names, as words or as they are written."""
+    return [key for key in described if key in text or key.replace("_", " ") in text]
+
+
+def _without(described: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in described.items() if name != key}
+
+
+def _succeeds(attempt: Callable[[Mapping[str, Any]], object], described: Mapping[str, Any]) -> bool:
+    try:
+        attempt(described)
+    except BAD_VALUES:
+        return False
+    return True
+
+
+def _keys_of(
+    described: Mapping[str, Any], wanted: Sequence[int], found: Sequence[int]
+) -> list[str]:
+    """The keys from which the sizes come that differ."""
+    sizes = {size for size in wanted if size not in found}
+    return [key for key, value in described.items() if type(value) is int and value in sizes]
+
+
+def _refusal(folder: Path, reason: str, keys: list[str] | None = None) -> ConfigError:
+    named = f"{', '.join(keys)}: " if keys else ""
+    return ConfigError(
+        f"{folder / 'config.json'}: {named}{reason}; correct it, or copy the model's file again",
+        param="model",
+    )

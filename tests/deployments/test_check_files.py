@@ -1,0 +1,183 @@
+"""`drafthouse check` reads a model's files far enough to refuse what could not be served."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from deployments.cli import main
+from tests.support.draft.heads import random_eagle3
+from tests.support.models.gguf_files import write_gguf
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def model(llama_folder: Path, tmp_path: Path) -> Path:
+    """A copy whose files may be changed."""
+    return Path(shutil.copytree(llama_folder, tmp_path / "model"))
+
+
+def checked(folder: Path, model: Path, **drafters: Any) -> int:
+    engine = {"model": str(model), "device": "cpu", "threads": 1}
+    arguments = {"target": {"engine": engine}, "drafters": drafters}
+    application = {"import_path": "deployments.app:build", "args": arguments}
+    file = folder / "serve.yaml"
+    file.write_text(yaml.safe_dump({"applications": [application]}))
+    return main(["check", str(file)])
+
+
+def refusal(capture: Capture) -> str:
+    """The one line that was said."""
+    said = capture.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert len(line) < 700
+    return line
+
+
+def change(folder: Path, **values: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("vocab_size", None), ("vocab_size", -5), ("vocab_size", "many"), ("hidden_size", 50),
+        ("num_attention_heads", 0), ("num_attention_heads", None), ("num_key_value_heads", 3),
+        ("num_hidden_layers", -1), ("num_hidden_layers", 1.5), ("head_dim", 0), ("head_dim", True),
+        ("max_position_embeddings", None), ("intermediate_size", "x"), ("hidden_act", "nope"),
+        ("rms_norm_eps", None), ("dtype", "float99"), ("rope_parameters", 5),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": None}),
+        ("rope_parameters", {"rope_type": "nope"}), ("pad_token_id", 10**9), ("text_config", 5),
+        ("quantization_config", 5), ("model_type", 5), ("eos_token_id", "x"),
+    ],
+)  # fmt: skip
+def test_a_value_that_no_model_has_is_told_with_its_key(
+    key: str, value: Any, model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    change(model, **{key: value})
+    assert checked(tmp_path, model) == 2
+    line = refusal(capsys)
+    assert f"target.engine.model: {model}/config.json: " in line
+    assert key in line.partition("config.json: ")[2]
+
+
+@pytest.mark.parametrize(("key", "value"), [("vocab_size", 300), ("intermediate_size", 72)])
+def test_a_size_that_the_weights_have_not_is_told_with_its_key(
+    key: str, value: int, model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    change(model, **{key: value})
+    assert checked(tmp_path, model) == 2
+    assert f"config.json: {key}: by it " in refusal(capsys)
+
+
+def test_layers_that_the_weights_lack_are_counted(
+    model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    change(model, num_hidden_layers=20)
+    assert checked(tmp_path, model) == 2
+    assert "of the weights that its config.json describes" in refusal(capsys)
+
+
+def test_a_draft_models_and_a_draft_heads_bad_values_are_told_as_well(
+    model: Path, llama_folder: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    change(model, num_attention_heads=0)
+    drafter = {"kind": "lm", "options": {"engine": {"model": str(model), "device": "cpu"}}}
+    assert checked(tmp_path, llama_folder, lm=drafter) == 2
+    assert "drafters.lm.options.engine.model: " in refusal(capsys)
+    head = random_eagle3(tmp_path, llama_folder)
+    change(head, hidden_size=50)
+    own = {"kind": "eagle3", "options": {"model": str(head)}}
+    assert checked(tmp_path, llama_folder, head=own) == 2
+    assert "config.json: hidden_size: " in refusal(capsys)
+
+
+def cut(file: Path, num_bytes: int) -> Path:
+    data = file.read_bytes()
+    file.write_bytes(data[:-num_bytes] if num_bytes > 0 else data + bytes(-num_bytes))
+    return file
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 10**5, -16])
+def test_weights_of_another_length_than_their_header_says_are_damaged(
+    num_bytes: int, model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    file = cut(model / "model.safetensors", num_bytes)
+    assert checked(tmp_path, model) == 2
+    assert f"target.engine.model: {file} is damaged (" in refusal(capsys)
+
+
+@pytest.mark.parametrize("data", [b"", b"abc", b"\xff" * 64, b"\x02" + bytes(7) + b"[]"])
+def test_weights_without_a_header_are_damaged(
+    data: bytes, model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (model / "model.safetensors").write_bytes(data)
+    assert checked(tmp_path, model) == 2
+    assert "model.safetensors is damaged (its header" in refusal(capsys)
+
+
+def test_a_cut_part_of_weights_in_parts_is_damaged(
+    model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    whole = model / "model.safetensors"
+    names = dict.fromkeys(load_file(whole), "part-1.safetensors")
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    whole.rename(model / "part-1.safetensors")
+    assert checked(tmp_path, model) == 0
+    capsys.readouterr()
+    cut(model / "part-1.safetensors", 64)
+    assert checked(tmp_path, model) == 2
+    assert "part-1.safetensors is damaged" in refusal(capsys)
+
+
+@pytest.mark.parametrize("weight_map", [{}, {"a": 5}, {"a": None}, []])
+def test_an_index_that_names_no_files_is_damaged(
+    weight_map: object, model: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert checked(tmp_path, model) == 2
+    assert "index.json is damaged" in refusal(capsys)
+
+
+def test_cut_weights_of_pytorch_are_damaged(model: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = model / "pytorch_model.bin"
+    torch.save(load_file(model / "model.safetensors"), file)
+    (model / "model.safetensors").unlink()
+    assert zipfile.is_zipfile(file)
+    assert checked(tmp_path, model) == 0
+    capsys.readouterr()
+    cut(file, 4096)
+    assert checked(tmp_path, model) == 2
+    assert f"{file} is damaged (" in refusal(capsys)
+
+
+@pytest.fixture
+def gguf_file(
+    llama_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], Path]:
+    monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path / "cache"))
+    return lambda: write_gguf(llama_folder, tmp_path / "tiny.gguf")
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 10**5])
+def test_a_cut_gguf_file_is_refused_before_it_is_converted(
+    num_bytes: int, gguf_file: Callable[[], Path], tmp_path: Path, capsys: Capture
+) -> None:
+    file = gguf_file()
+    assert checked(tmp_path, file) == 0
+    capsys.readouterr()
+    cut(file, num_bytes)
+    assert checked(tmp_path, file) == 2
+    assert f"target.engine.model: {file} is cut or is no GGUF file" in refusal(capsys)
