@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,8 @@ class Process:
     """start_time tells a process from a later one with the same id."""
 
     pid: int
+    parent: int
+    session: int
     start_time: int
 
 
@@ -49,10 +52,8 @@ def _prctl(option: int, value: int) -> None:
 def descendants() -> set[Process]:
     """All living processes below this one; zombies do not count."""
     children: dict[int, list[Process]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (found := _read(entry)) is not None:
-            parent, process = found
-            children.setdefault(parent, []).append(process)
+    for process in _living():
+        children.setdefault(process.parent, []).append(process)
     below: set[Process] = set()
     frontier = [os.getpid()]
     while frontier:
@@ -68,10 +69,19 @@ def end_descendants(grace_s: float, patience_s: float = 10.0) -> bool:
     False when something still runs `patience_s` later: a process that waits for a device or a
     network disk cannot be ended, and is not waited for.
     """
+    return _end(descendants, grace_s, patience_s)
+
+
+def end_session(session: int, grace_s: float, patience_s: float = 10.0) -> bool:
+    """The same for the processes of a session."""
+    return _end(lambda: {one for one in _living() if one.session == session}, grace_s, patience_s)
+
+
+def _end(find: Callable[[], set[Process]], grace_s: float, patience_s: float) -> bool:
     deadline = time.monotonic() + grace_s
     while True:
         _reap()
-        left = descendants()
+        left = find()
         if not left:
             return True
         if time.monotonic() > deadline + patience_s:
@@ -91,14 +101,19 @@ def _reap() -> None:
             pass
 
 
-def _read(entry: Path) -> tuple[int, Process] | None:
+def _living() -> Iterator[Process]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (found := _read(entry)) is not None:
+            yield found
+
+
+def _read(entry: Path) -> Process | None:
     try:
         stat = (entry / "stat").read_text()
     except OSError:  # it ended while we looked
         return None
     # The command's name is in brackets and may itself contain spaces and brackets.
     values = stat[stat.rindex(")") + 2 :].split()
-    state, parent, start_time = values[0], int(values[1]), int(values[19])
-    if state == "Z":
+    if values[0] == "Z":
         return None
-    return parent, Process(int(entry.name), start_time)
+    return Process(int(entry.name), int(values[1]), int(values[3]), int(values[19]))

@@ -11,15 +11,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import sys
-import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
+from deployments.guard import start_guard
 from deployments.processes import adopt_orphans, end_descendants, end_with_parent
+from deployments.short_lived import short_lived_folder
 
 # Processes that Ray has just told to end are given so long.
 _GRACE_S = 3.0
@@ -41,12 +42,18 @@ def supervised(body: Callable[[Path], int]) -> int:
 
     Call it before there are threads: it forks.
     """
-    folder = Path(tempfile.mkdtemp(prefix="drafthouse-", dir="/tmp"))
+    with short_lived_folder() as folder:
+        return _supervised(body, folder)
+
+
+def _supervised(body: Callable[[Path], int], folder: Path) -> int:
     asked: list[int] = []
+    alive, held = os.pipe()
     # Held back until the child's id is known.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
     if child == 0:
+        os.close(alive)
         _run_child(body, folder)
 
     def pass_on(number: int, frame: FrameType | None) -> None:
@@ -56,14 +63,18 @@ def supervised(body: Callable[[Path], int]) -> int:
 
     before = {number: signal.signal(number, pass_on) for number in _SIGNALS}
     adopt_orphans()
+    guard = start_guard(alive, child, folder)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     try:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        guard.kill()
+        guard.wait()
         end_descendants(_GRACE_S)
         if not asked and status not in (0, _INTERRUPTED, _BAD_CONFIG):
             _show_last_lines(folder / _RAYS_OWN)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        os.close(alive)
+        os.close(held)
         for number, handler in before.items():
             signal.signal(number, handler)
     if asked:
@@ -80,9 +91,12 @@ def _run_child(body: Callable[[Path], int], folder: Path) -> None:
         _divert_native_output(folder / _RAYS_OWN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         status = body(folder)
+    except BaseException:  # noqa: BLE001 - whatever it is, the process ends here
+        traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # nobody may read them any more
+            sys.stdout.flush()
+            sys.stderr.flush()
         # Without the interpreter's own teardown: Ray's threads may outlive it and abort.
         os._exit(status)
 

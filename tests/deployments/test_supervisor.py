@@ -1,0 +1,108 @@
+"""The process above the one that runs Ray: what it says, and what is left where it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from deployments.short_lived import short_lived_folder
+from tests.deployments.conftest import DEADLINE_S, wait_until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RAISES = """
+import sys
+from deployments.supervisor import supervised
+
+def body(folder):
+    raise {error}
+
+sys.exit(supervised(body))
+"""
+RUNS = """
+import os, subprocess, sys, time
+from deployments.supervisor import supervised
+
+def body(folder):
+    # It ends with nobody by itself, as Ray's agents.
+    left = subprocess.Popen(["sleep", "1000"])
+    print(os.getpid(), left.pid, folder, flush=True)
+    time.sleep(1000)
+
+sys.exit(supervised(body))
+"""
+KILLED = """
+import os
+from deployments.short_lived import short_lived_folder
+
+with short_lived_folder() as folder:
+    (folder / "dashboard-token").write_text("secret")
+    print(folder, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def command(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def exists(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_the_child_raises_is_printed_before_its_end() -> None:
+    program = RAISES.format(error='TypeError("not a number")')
+    done = subprocess.run(
+        command(program), cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("TypeError: not a number")
+
+
+def test_after_a_kill_of_both_processes_nothing_is_left() -> None:
+    with subprocess.Popen(
+        command(RUNS), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        child, left, folder = launcher.stdout.readline().split()
+        assert Path(folder).is_dir()
+        assert exists(int(left))
+        for pid in (launcher.pid, int(child)):
+            os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not exists(int(left)) and not Path(folder).exists(), 60.0)
+
+
+def test_a_stop_takes_the_guard_along() -> None:
+    with subprocess.Popen(
+        command(RUNS), cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        _, left, folder = launcher.stdout.readline().split()
+        tasks = Path(f"/proc/{launcher.pid}/task").glob("*/children")
+        below = [int(pid) for task in tasks for pid in task.read_text().split()]
+        launcher.send_signal(signal.SIGTERM)
+        launcher.wait(DEADLINE_S)
+    assert len(below) == 2
+    assert not any(map(exists, [*below, int(left)]))
+    assert not Path(folder).exists()
+
+
+def test_a_folder_that_a_killed_server_left_goes_at_the_next_start() -> None:
+    killed = subprocess.run(
+        command(KILLED), cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE_S,
+        check=False,
+    )  # fmt: skip
+    left = Path(killed.stdout.strip())
+    assert (left / "dashboard-token").is_file()
+    with short_lived_folder() as one, short_lived_folder() as other:
+        assert not left.exists()
+        # Those of living servers stay.
+        assert one.is_dir()
+        assert other.is_dir()
+    assert not one.exists()
