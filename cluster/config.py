@@ -237,6 +237,8 @@ class IngressConfig:
     checkpoint's limit (target.generation_config), else the rest of the context.  Completions have
     OpenAI's default, 16.
     log_requests: write a line for every request that ends: its id, tokens and times, no content.
+    shutdown_grace_s: when the server stops, it takes no new request, and answers that are under way
+    have so long to end; those that are not over then end with an error.
     """
 
     replicas: int = 1
@@ -251,6 +253,7 @@ class IngressConfig:
     max_stop_strings: int = 16
     default_max_tokens: int = 0
     log_requests: bool = True
+    shutdown_grace_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)

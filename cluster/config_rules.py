@@ -81,6 +81,7 @@ RANGES: Mapping[type, Mapping[str, Range]] = {
         "replicas": _COUNT,
         "max_body_bytes": (1024, math.inf),
         "body_timeout_s": (0.1, 3600),
+        "shutdown_grace_s": (0, 3600),
         "max_sequences_per_request": _COUNT,
         "max_chars_per_token": (1, math.inf),
         "max_choices": _COUNT,

@@ -20,7 +20,7 @@ from cluster.models.resolve import absolute
 from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment
 from deployments.endpoint_router import ROUTER_PATH
-from deployments.ingress.deployment import DRAIN_S, IngressDeployment
+from deployments.ingress.deployment import DRAIN_MARGIN_S, IngressDeployment
 from deployments.placement import group_options, replica_options
 from deployments.target import TargetDeployment
 
@@ -96,7 +96,7 @@ def _ingress(config: Config) -> Any:
         **_COMMON,
         max_ongoing_requests=max(1024, 4 * admitted),
         graceful_shutdown_wait_loop_s=0.5,
-        graceful_shutdown_timeout_s=DRAIN_S,
+        graceful_shutdown_timeout_s=config.ingress.shutdown_grace_s + DRAIN_MARGIN_S,
         **replica_options(config.ingress.placement),
     )
 

@@ -18,6 +18,7 @@ from ray.exceptions import AuthenticationError
 from cluster.config import Config
 from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import is_loopback
+from deployments.ingress.deployment import DRAIN_MARGIN_S
 from deployments.placement import check_gpus, local_labels, total_resources
 from deployments.ports import check_free
 from deployments.processes import adopt_orphans, end_descendants
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 # Requests and answers are small; anything above 100 kB (a large prompt) passes through it once.
 _OBJECT_STORE_BYTES = 256 * 2**20
-_DRAIN_S = 10.0
+_SERVE_SHUTDOWN_S = 10.0
 _SHUTDOWN_S = 15.0
 _PROCESS_GRACE_S = 3.0
 
@@ -37,9 +38,11 @@ _PROCESS_GRACE_S = 3.0
 class LocalRay:
     """A Ray node of this command's own, in a short-lived folder that goes with it."""
 
-    def __init__(self, config: Config, folder: Path) -> None:
+    def __init__(self, config: Config, folder: Path, application: str) -> None:
         self._config = config
         self._folder = folder
+        self._application = application
+        self._launcher = os.getppid()
 
     def start(self) -> None:
         """Start Ray's processes below this one, in the environment that `ray_environment` has set.
@@ -85,13 +88,16 @@ class LocalRay:
         path.write_text(token)
         return path
 
-    def stop(self) -> None:
+    def stop(self, *, is_serving: bool) -> None:
         """End everything and remove the folder.  Must not be interrupted by signals.
 
-        Streams that still run are given a few seconds.
+        Answers that are under way are given `ingress.shutdown_grace_s`, except where the launcher
+        was killed: whoever does that wants the end.
         """
         if ray.is_initialized():
-            _within(_DRAIN_S, serve.shutdown)
+            if is_serving and os.getppid() == self._launcher:
+                _drain(self._config, self._application)
+            _within(_SERVE_SHUTDOWN_S, serve.shutdown)
             _within(_SHUTDOWN_S, ray.shutdown)
         end_descendants(_PROCESS_GRACE_S)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -150,13 +156,26 @@ class JoinedRay:
         """None: whoever started that Ray has its token."""
         return None
 
-    def stop(self) -> None:
+    def stop(self, *, is_serving: bool) -> None:
         """Remove the application, where it is this command's, and disconnect."""
         if ray.is_initialized():
             # The request to delete may have been taken when the answer does not come.
             if self._is_ours:
-                _within(_DRAIN_S + _SHUTDOWN_S, lambda: serve.delete(self._application))
+                if is_serving:
+                    _drain(self._config, self._application)
+                _within(_SERVE_SHUTDOWN_S + _SHUTDOWN_S, lambda: serve.delete(self._application))
             _within(_SHUTDOWN_S, ray.shutdown)
+
+
+def _drain(config: Config, application: str) -> None:
+    """Let the answers end that are under way, while all that they need still runs."""
+    patience_s = config.ingress.shutdown_grace_s + DRAIN_MARGIN_S
+
+    def drain() -> None:
+        ingress = serve.get_deployment_handle("ingress", app_name=application)
+        ingress.broadcast("drain").results(timeout_s=patience_s)
+
+    _within(patience_s, drain)
 
 
 def _within(timeout_s: float, step: Callable[[], object]) -> None:

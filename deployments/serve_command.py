@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import json
 import logging
 import shlex
@@ -39,7 +40,7 @@ class _Stop(BaseException):
 
 def serve_own(file: ServeFile, folder: Path) -> int:
     """Serve `file` on a Ray of this command's own, which keeps its files in `folder`."""
-    return _serve_until_stopped(file, LocalRay(file.config, folder), "starting Ray")
+    return _serve_until_stopped(file, LocalRay(file.config, folder, _name(file)), "starting Ray")
 
 
 def serve_joined(file: ServeFile, address: str) -> int:
@@ -58,6 +59,7 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
     for name in ("ray.serve", "ray"):
         logging.getLogger(name).setLevel(logging.WARNING)
     signals = _Signals()
+    is_serving = False
     try:
         with signals.interrupt():
             _progress(beginning)
@@ -65,6 +67,7 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
         with signals.interrupt(), following(cluster.log_folder(), _log):
             _deploy(file)
             _wait_until_running(_name(file), signals)
+            is_serving = True
             url = base_url(file.config, _route_prefix(file))
             wait_until_connected(url, file.config.drafters, signals.check, _progress)
             token_file = cluster.token_file() if file.config.dashboard.enabled else None
@@ -78,7 +81,9 @@ def _serve_until_stopped(file: ServeFile, cluster: LocalRay | JoinedRay, beginni
         _progress("stopping")
     finally:
         signals.ignore()
-        cluster.stop()
+        # Ray tells on stdout of each actor that it ends, though it was asked to.
+        with contextlib.redirect_stdout(io.StringIO()):
+            cluster.stop(is_serving=is_serving)
     _progress("stopped")
     return 0
 

@@ -56,7 +56,7 @@ class Coordinators:
         peer = Peer(peer_id, description, link)
         self._peers[peer_id] = peer
         self._joined.set()
-        self._announce()
+        self.announce()
         try:
             await run_until_first_ends(self._read(peer), self._write(peer))
         except DrafthouseError as error:
@@ -69,12 +69,13 @@ class Coordinators:
         if not self._peers:
             self._joined.clear()
         self._update_adapters()
-        self._announce()
+        self.announce()
         for ticket in list(peer.tickets.values()):
             self._resume_later(ticket)
         peer.tickets.clear()
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
+        """Wake those who wait for a change of what can be served."""
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -15,6 +15,7 @@ from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
 from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
+from deployments.ingress.draining import LAST_WORDS_S
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
@@ -24,10 +25,10 @@ from deployments.ingress.metrics_page import AskOthers, nobody
 from deployments.models import tokenizer_folder
 from deployments.replica import configure_logging, process_id, where
 
-# Streams cannot be continued by another ingress: they are given this long to end by themselves.
-DRAIN_S = 60.0
-# What closing the rest takes comes after it.
-_HTTP_DRAIN_S = DRAIN_S - 10.0
+# Whoever listens waits until every request is over (`Ingress.drain`), and so much longer.
+_LISTENER_MARGIN_S = 2 * LAST_WORDS_S
+# And whoever waits for the replica, so much longer than the grace.
+DRAIN_MARGIN_S = 2 * _LISTENER_MARGIN_S
 
 
 class IngressDeployment:
@@ -49,10 +50,12 @@ class IngressDeployment:
         self._app = create_app(self._ingress)
         self._http: HttpListener | None = None
         self._listeners: list[GrpcListener | HttpListener] = []
+        self._drained: asyncio.Task[None] | None = None
+        patience_s = config.ingress.shutdown_grace_s + _LISTENER_MARGIN_S
         if config.grpc.listener == "ingress":
-            self._listeners.append(GrpcListener(self._grpc, config))
+            self._listeners.append(GrpcListener(self._grpc, config, patience_s))
         if config.http.listener == "ingress":
-            self._http = HttpListener(self._app, config.http, _HTTP_DRAIN_S)
+            self._http = HttpListener(self._app, config.http, patience_s)
             self._listeners.append(self._http)
         for listener in self._listeners:
             await listener.start()
@@ -94,17 +97,28 @@ class IngressDeployment:
 
     async def check_health(self) -> None:
         """Called by Serve; raises WorkerError where nobody would be answered."""
-        if self._http is not None:
+        if self._http is not None and self._drained is None:
             self._http.check()
 
     async def placement(self) -> dict[str, Any]:
         """The node and devices of the replica."""
         return where()
 
+    async def drain(self) -> None:
+        """Take no more requests, and return when all that run are over, at the latest after
+        `ingress.shutdown_grace_s`.  Whoever ends the whole application calls it first, while the
+        workers still run."""
+        if self._drained is None:
+            self._drained = asyncio.create_task(self._drain())
+        await asyncio.shield(self._drained)
+
+    async def _drain(self) -> None:
+        stopping = (listener.stop() for listener in self._listeners)
+        await asyncio.gather(self._ingress.drain(), *stopping, return_exceptions=True)
+
     async def __del__(self) -> None:
-        if hasattr(self, "_listeners"):
-            stopping = (listener.stop() for listener in self._listeners)
-            await asyncio.gather(*stopping, return_exceptions=True)
+        if hasattr(self, "_drained"):
+            await self.drain()
         if hasattr(self, "_exporter"):
             await self._ingress.stop()
             await self._exporter.stop()

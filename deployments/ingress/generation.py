@@ -77,6 +77,8 @@ class Generation:
         self._scores: list[PromptScore] = []  # one per prompt, where they are asked for
         self._times = RequestTimes()
         self._error_code = ""
+        self._failure: DrafthouseError | None = None
+        self.closed = asyncio.Event()
         self._timeout_s = timeout_s
         self._deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._is_logged = is_logged
@@ -265,6 +267,14 @@ class Generation:
                 "x-request-timeout-ms, up to api.max_request_timeout_s"
             ) from None
         self._news.clear()
+        if self._failure is not None:
+            self._error_code = self._failure.code
+            raise self._failure
+
+    def fail(self, error: DrafthouseError) -> None:
+        """End it with an error, which whoever iterates is told."""
+        self._failure = error
+        self._news.set()
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """Yield the deltas since the last piece; the last piece waits for all statistics.
@@ -316,6 +326,7 @@ class Generation:
 
     def close(self) -> None:
         """Cancel the choices that still run; their resources are freed at once."""
+        self.closed.set()
         for one in self._running():
             if one.ticket is not None:
                 self._coordinators.close(one.ticket)

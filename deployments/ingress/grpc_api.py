@@ -109,20 +109,23 @@ class GrpcApi:
         """grpc.health.v1.Health/Watch: the current status, then every change."""
         service = _service_of(body)
         last: int | None = None
-        while True:
+        is_over = False
+        while not is_over:
             # Created before the status is read, so that no change during the yield is missed.
             changed = self._ingress.coordinators.next_change()
+            is_over = self._ingress.is_stopping
             status = self._status(service)
             if status != last:
                 yield health_pb2.HealthCheckResponse(status=status)
                 last = status
-            await changed.wait()
+            if not is_over:
+                await changed.wait()
 
     def _status(self, service: str) -> int:
         values = health_pb2.HealthCheckResponse
         if service not in ("", GENERATION):
             return int(values.SERVICE_UNKNOWN)
-        serving = self._ingress.coordinators.is_connected
+        serving = self._ingress.coordinators.is_connected and not self._ingress.is_stopping
         return int(values.SERVING if serving else values.NOT_SERVING)
 
 

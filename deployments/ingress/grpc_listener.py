@@ -26,14 +26,13 @@ from deployments.ingress.servicers import (
     message_limit,
 )
 
-# Short, because clients can resume broken streams and the application must stop quickly.
-_GRACE_S = 5.0
-
 
 class GrpcListener:
     """A server that listens from `start` to `stop`."""
 
-    def __init__(self, api: GrpcApi, config: Config) -> None:
+    def __init__(self, api: GrpcApi, config: Config, patience_s: float) -> None:
+        """patience_s: how long `stop` waits for calls that are under way."""
+        self._patience_s = patience_s
         self._where = config.grpc
         self._server = grpc.aio.server(options=public_server_options(message_limit(config.ingress)))
         servicer = _Servicer(api)
@@ -56,8 +55,8 @@ class GrpcListener:
         await self._server.start()
 
     async def stop(self) -> None:
-        """Refuse new calls, give open ones a few seconds to end, then break them."""
-        await self._server.stop(_GRACE_S)
+        """Refuse new calls, give open ones time to end, then break them."""
+        await self._server.stop(self._patience_s)
 
 
 class _Servicer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Iterator
 
@@ -27,8 +28,8 @@ _KEEP_ALIVE_S = 90
 class HttpListener:
     """A server that listens from `start` to `stop`."""
 
-    def __init__(self, app: ASGIApp, where: HttpConfig, drain_s: float) -> None:
-        """drain_s: how long `stop` waits for answers that are under way."""
+    def __init__(self, app: ASGIApp, where: HttpConfig, patience_s: float) -> None:
+        """patience_s: how long `stop` waits for answers that are under way."""
         self._where = where
         self._server = _Server(
             uvicorn.Config(
@@ -41,7 +42,7 @@ class HttpListener:
                 server_header=False,
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=round(drain_s),
+                timeout_graceful_shutdown=math.ceil(patience_s),
             )
         )
         self._serving: asyncio.Task[None] | None = None

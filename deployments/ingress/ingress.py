@@ -22,6 +22,7 @@ from cluster.text.tokenizer import Tokenizer
 from deployments.connections import Connections
 from deployments.endpoints import Endpoint, Endpoints
 from deployments.ingress.coordinators import Coordinators
+from deployments.ingress.draining import Draining
 from deployments.ingress.generation import Generation
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.metrics_page import AskOthers, metrics_page, nobody
@@ -56,6 +57,7 @@ class Ingress:
         settings = config.coordinator
         self.coordinators = Coordinators(max_frame_bytes=settings.max_frame_bytes)
         self._links: dict[str, CoordinatorLink] = {}
+        self._draining = Draining()
         self._grammars = GrammarCheck(
             create_compiler(
                 tokenizer.pretrained, config.answers, tokenizer.vocab_size, tokenizer.eos_token_ids
@@ -107,6 +109,18 @@ class Ingress:
         """Start connecting to the coordinators."""
         self._connections.start()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether it takes no more requests."""
+        return self._draining.has_begun
+
+    async def drain(self) -> None:
+        """Take no more requests, and return when none runs: after `ingress.shutdown_grace_s` those
+        that are left end with an error."""
+        self._draining.begin()
+        self.coordinators.announce()
+        await self._draining.drain(self.config.ingress.shutdown_grace_s)
+
     async def stop(self) -> None:
         """Close the streams; running requests end with an error."""
         await self._connections.stop()
@@ -157,6 +171,7 @@ class Ingress:
             dialect=self.limits.dialect,
         )  # fmt: skip
         try:
+            self._draining.watch(generation)
             with names.told():
                 await generation.start(resumptions)
         except BaseException:
@@ -202,8 +217,9 @@ class Ingress:
             for name, counts in report["faults"].items():
                 faults.setdefault(name, Counter()).update(counts)
             drafters |= {name: max(drafters.get(name, 0), replicas[name]) for name in replicas}
+        status = "ok" if num_targets else "unavailable"
         return {
-            "status": "ok" if num_targets else "unavailable",
+            "status": "stopping" if self.is_stopping else status,
             "model": self.config.model_name,
             "coordinators": len(reports),
             "targets": num_targets,

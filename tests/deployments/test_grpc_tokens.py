@@ -49,7 +49,9 @@ def address(server: Server) -> Iterator[str]:
     where = GrpcConfig(host="127.0.0.1", port=port)
 
     async def start() -> GrpcListener:
-        listener = GrpcListener(GrpcApi(server.ingress), replace(server.ingress.config, grpc=where))
+        listener = GrpcListener(
+            GrpcApi(server.ingress), replace(server.ingress.config, grpc=where), 5.0
+        )
         await listener.start()
         return listener
 

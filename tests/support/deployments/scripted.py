@@ -102,7 +102,7 @@ class _Site:
         async with house((), clock=time.monotonic, **settings) as rooms:
             target = CountingTarget(step_turns=1)
             stage.add("a", rooms, target, **self._limits)
-            listener = GrpcListener(GrpcApi(ingress), self._config)
+            listener = GrpcListener(GrpcApi(ingress), self._config, 5.0)
             await listener.start()
             where = socket.create_server(("127.0.0.1", 0), backlog=2048)
             port = where.getsockname()[1]
