@@ -230,7 +230,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--version", action="version", version=f"%(prog)s {_version()}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     serve = verbs.add_parser("serve", help="start the cluster and serve until Ctrl-C")
-    _add_file(serve, default=DEMONSTRATION)
+    _add_file(serve)
     serve.add_argument(
         "--address", help="join a running Ray cluster (`auto` or HOST:PORT) instead of starting one"
     )
@@ -250,13 +250,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _add_file(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    about = "a Ray Serve config file, e.g. configs/local.yaml"
-    if default is None:
-        parser.add_argument("file", metavar="FILE", help=about)
-    else:
-        about = f"a Ray Serve config file; without one {default}, the demonstration"
-        parser.add_argument("file", metavar="FILE", nargs="?", help=about)
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    about = f"a Ray Serve config file; without one {DEMONSTRATION}, the demonstration"
+    parser.add_argument("file", metavar="FILE", nargs="?", help=about)
     parser.add_argument(
         "--set",
         dest="overrides",

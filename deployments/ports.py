@@ -15,20 +15,21 @@ from deployments.addresses import is_everywhere
 def check_free(config: Config) -> None:
     """Raise one ConfigError for all addresses that cannot be listened at, with the remedy."""
     wanted = [
-        (config.http.host, config.http.port, "http", "HTTP"),
-        (_probed(config.grpc.host), config.grpc.port, "grpc", "gRPC"),
+        (config.http.host, config.http.port, "http"),
+        (_probed(config.grpc.host), config.grpc.port, "grpc"),
     ]
     if config.dashboard.enabled:
-        wanted.append((config.dashboard.host, config.dashboard.port, "dashboard", "the dashboard"))
+        wanted.append((config.dashboard.host, config.dashboard.port, "dashboard"))
     problems = []
     taken: list[str] = []
-    for host, port, section, what in wanted:
+    named: list[str] = []
+    for host, port, section in wanted:
         error = why_not(host, port)
         if error is None:
             continue
         if error.errno == errno.EADDRINUSE:
             taken.append(f"{section}.port")
-            problems.append(f"{section}.port: port {port} for {what} is taken by another process")
+            named.append(f"{section}.port: port {port}")
         elif error.errno in (errno.EACCES, errno.EPERM):
             problems.append(
                 f"{section}.port: this user may not listen at {port}; choose one above 1023"
@@ -40,7 +41,9 @@ def check_free(config: Config) -> None:
             )
     if taken:
         remedy = " ".join(f"--set {setting}=PORT" for setting in taken)
-        problems.append(f"end what listens there or pass {remedy}")
+        problems.append(
+            f"{', '.join(named)} taken by another process; end what listens there or pass {remedy}"
+        )
     if problems:
         raise ConfigError("; ".join(problems), param=taken[0] if taken else None)
 

@@ -7,6 +7,7 @@ import copy
 import io
 import json
 import logging
+import re
 import shlex
 import signal
 import sys
@@ -32,6 +33,9 @@ from deployments.readiness import base_url, engine_line, health, wait_until_conn
 
 _POLL_S = 0.25
 _REPORT_S = 10.0
+# The last line of a traceback: the error's class, with its module unless it is Python's own.
+_ERROR = re.compile(r"^(?:cluster\.errors\.)?([\w.]*(?:Error|Exception): .+)$", re.MULTILINE)
+_MAX_REASON_LEN = 500
 
 
 class _Stop(BaseException):
@@ -203,8 +207,15 @@ def _reason(application: Any) -> str:
     """The first deployment's own words; the application's message only names it."""
     for name, status in application.deployments.items():
         if status.status in ("DEPLOY_FAILED", "UNHEALTHY") and status.message:
-            return f"{name}: {status.message}"
-    return str(application.message)
+            return f"{name}: {cause_of(status.message)}"
+    return cause_of(str(application.message))
+
+
+def cause_of(message: str) -> str:
+    """The last error of the tracebacks that Serve passes on, one for every start, on one line."""
+    errors = _ERROR.findall(message)
+    told = errors[-1] if errors else " ".join(message.split())
+    return told if len(told) <= _MAX_REASON_LEN else told[:_MAX_REASON_LEN] + "..."
 
 
 def _log(line: str) -> None:

@@ -321,8 +321,12 @@ class Coordinator:
             self._rounds.drafts_arrived(renewed)
 
     def _warn_of_shared(self) -> None:
-        """Say once of each drafter of the pool that it takes the target's time, if it does."""
+        """Say once of each drafter of the pool that it takes the target's time, if it does and its
+        configuration does not say, by `nice`, that it stands back."""
         for replica in self._pool:
+            drafter = self._config.drafters.get(replica.name)
+            if drafter is not None and drafter.nice > 0:
+                continue
             is_shared = any(share_devices(replica, seat) for seat in self._targets.seats)
             if is_shared and replica.name not in self._warned:
                 self._warned.add(replica.name)

@@ -39,7 +39,7 @@ def source_of(model: str) -> Source:
     for place in places:
         if place.is_dir():
             raise ConfigError(
-                f"the model {model!r}: {place} has no config.json; name a Hugging Face folder or "
+                f"the model {str(place)!r} has no config.json; name a Hugging Face folder or "
                 "a GGUF file",
                 param="model",
             )
@@ -83,10 +83,18 @@ def _is_path(model: str) -> bool:
     return any((base / first).is_dir() for base in (Path.cwd(), REPOSITORY))
 
 
+def _seen_from(model: str) -> str:
+    """Where a relative path was looked for."""
+    if Path(model).expanduser().is_absolute():
+        return ""
+    places = dict.fromkeys(map(str, (Path.cwd(), REPOSITORY)))
+    return f" (seen from {' and '.join(places)})"
+
+
 def _unknown(model: str) -> str:
     near = difflib.get_close_matches(model.lower(), KNOWN, n=1, cutoff=0.6)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return (
-        f"the model {model!r} is no such folder or file (seen from {Path.cwd()} and "
-        f"{REPOSITORY}), no hub model of the form owner/name, and none of `drafthouse models`{hint}"
+        f"the model {model!r} is no such folder or file{_seen_from(model)}, no hub model of the "
+        f"form owner/name, and none of `drafthouse models`{hint}"
     )

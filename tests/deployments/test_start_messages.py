@@ -1,0 +1,74 @@
+"""What is said once is not said twice, and what is taken from serve's word holds for check."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from cluster.config import Config, DashboardConfig, GrpcConfig
+from cluster.config_api import HttpConfig
+from cluster.errors import ConfigError
+from cluster.models.catalogue import REPOSITORY
+from cluster.models.names import source_of
+from deployments.cli import main
+from deployments.ports import check_free
+from deployments.serve_command import cause_of
+from tests.deployments.conftest import free_port
+
+
+def test_check_without_a_file_checks_the_demonstration(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path))
+    monkeypatch.chdir(REPOSITORY)
+    assert main(["check"]) == 0
+    implied = capsys.readouterr().out
+    assert main(["check", "configs/local.yaml"]) == 0
+    assert capsys.readouterr().out == implied
+
+
+def test_taken_ports_are_said_to_be_taken_once() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as one,
+        socket.create_server(("127.0.0.1", 0)) as other,
+    ):
+        http, dashboard = (each.getsockname()[1] for each in (one, other))
+        config = Config(
+            http=HttpConfig(port=http),
+            grpc=GrpcConfig(port=free_port()),
+            dashboard=DashboardConfig(port=dashboard),
+        )
+        with pytest.raises(ConfigError) as refused:
+            check_free(config)
+    message = refused.value.message
+    assert message.count("taken by another process") == 1
+    assert f"http.port: port {http}, dashboard.port: port {dashboard} taken" in message
+
+
+def test_a_wrong_folder_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError) as refused:
+        source_of(str(tmp_path))
+    assert refused.value.message.count(str(tmp_path)) == 1
+    with pytest.raises(ConfigError) as refused:
+        source_of("/nowhere/m")
+    assert os.getcwd() not in refused.value.message
+    monkeypatch.chdir(REPOSITORY)
+    with pytest.raises(ConfigError) as refused:
+        source_of("models/nothing.gguf")
+    assert refused.value.message.count(str(REPOSITORY)) == 1
+
+
+def test_of_three_tracebacks_the_last_error_is_told() -> None:
+    traceback = (
+        "Failed to start replica:\nTraceback (most recent call last):\n"
+        '  File "x.py", line 1, in load\nValueError: first\n\nThe above exception was ...\n\n'
+        "ray.exceptions.RayTaskError: \x1b[36mray::x\x1b[39m\n"
+        '  File "y.py", line 2, in load\n'
+        "cluster.errors.ConfigError: /m/model.safetensors is damaged; copy it again\n"
+    )
+    told = cause_of(3 * traceback)
+    assert told == "ConfigError: /m/model.safetensors is damaged; copy it again"
+    assert len(cause_of("x " * 10**5)) < 600
