@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from tests.deployments.test_cli import Command, config_file
+from tests.deployments.test_cli import config_file
+from tests.support.deployments.command import Command
 
 __all__ = ["config_file"]
 
