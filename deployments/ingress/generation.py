@@ -9,13 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
 
-from cluster.core import (
-    EMPTY_TOKENS,
-    Request,
-    SpeculationStats,
-    TokenArray,
-    TokenEvent,
-)
+from cluster.core import EMPTY_TOKENS, Request, SpeculationStats, TokenArray, TokenEvent
 from cluster.errors import DeadlineError, DrafthouseError, RequestError
 from cluster.seeds import draw_seed
 from cluster.text.dialect import Dialect
