@@ -19,6 +19,7 @@ from cluster.engine.cpu import kernels
 from cluster.engine.cpu.kernels import Kernels
 from cluster.engine.draw.native import RankedDraw
 from cluster.spec.noise import gumbel
+from cluster.spec.params import divisor
 from cluster.spec.penalties import bounded, single_precision_penalties
 
 Array = npt.NDArray[np.float64]
@@ -206,7 +207,7 @@ def _scores(
     weights: Array, token_ids: IdArray, rows: Sequence[RowContext], native: Kernels | None
 ) -> Array:
     """Log-weights after temperature and truncation, plus noise.  float64[rows, m]."""
-    temperatures = np.array([row.params.temperature for row in rows])
+    temperatures = np.array([divisor(row.params) for row in rows])
     sampled = np.flatnonzero(temperatures > 0.0)
     if len(sampled) == 0:
         return weights

@@ -24,6 +24,7 @@ from cluster.draft.coupling import gumbel_scalar, is_useful
 from cluster.draft.gram_index import check_at_least
 from cluster.draft.hit_rates import HitRates
 from cluster.draft.inside import StepRows, StepWants, host_of
+from cluster.spec.params import divisor
 
 # With noise the draw is one of the most probable tokens; with more of them it is hardly ever
 # another one.
@@ -292,8 +293,9 @@ def _drawn(
     """The token that the target draws there, by its most probable ones; params: None = unknown."""
     if params is None or params.temperature == 0.0 or position < 0:
         return token_ids[0]
+    temperature = divisor(params)
     scores = [
-        logprob / params.temperature
+        logprob / temperature
         + gumbel_scalar(params.noise_key, position, token, params.stream)
         for token, logprob in zip(token_ids, logprobs, strict=True)
     ]

@@ -21,6 +21,7 @@ from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.count_tree import Continuations
 from cluster.draft.gram_index import check_at_least
 from cluster.draft.inside import StepRows, StepWants, host_of
+from cluster.spec.params import divisor
 
 # A greedy target draws its most probable token, which was not always the most probable one after
 # these words: how much the order of then counts, as a temperature of what was probable then.
@@ -137,7 +138,7 @@ class TokenRecyclingDrafter(CountDrafter[CountState, Words]):
             found = store.after(context[-length:])
             if found is not None:
                 token_ids, logprobs = found
-                weights = np.exp(logprobs / (state.params.temperature or _GREEDY_TEMPERATURE))
+                weights = np.exp(logprobs / (divisor(state.params) or _GREEDY_TEMPERATURE))
                 longest = self._options.max_words
                 after = [(*context, token)[-longest:] for token in token_ids]
                 # A weight of zero has no logarithm.

@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
 from cluster.spec.beam_params import check_beams
 
 # Of a request's prediction; it travels with every opening of the request, and is indexed there.
 MAX_PREDICTION_TOKENS = 32_768
+
+
+# Of single precision, in which the target divides by it.
+_LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
+
+
+def divisor(params: SamplingParams) -> float:
+    """The temperature of a law that samples, as the target divides by it; 0 = it is greedy."""
+    return max(params.temperature, _LEAST_TEMPERATURE) if params.temperature > 0.0 else 0.0
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:

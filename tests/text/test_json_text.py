@@ -75,7 +75,7 @@ def test_what_is_no_json_is_told_without_its_text() -> None:
     assert refusal("", "").message.startswith("the body is not valid JSON")
 
 
-@pytest.mark.parametrize("arguments", [nested(500), nested(100_000), '{"a": 1e400}', '{"a": '])
+@pytest.mark.parametrize("arguments", [nested(500), nested(100_000), '{"a": 1e400}'])
 def test_arguments_of_calls_are_read_by_the_same_rules(arguments: str) -> None:
     call: dict[str, Any] = {"function": {"name": "f", "arguments": arguments}}
     with pytest.raises(RequestError) as caught:
