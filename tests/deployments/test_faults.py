@@ -26,7 +26,7 @@ def streamed(served: Served, disturb: Callable[[], None], after: int = 20) -> st
         "POST", f"{served.http}/v1/completions", json={**BODY, "stream": True}, timeout=120
     ) as response:
         for line in response.iter_lines():
-            if not line or line == "data: [DONE]":
+            if not line.startswith("data: {"):  # blanks, [DONE], and comments where a pause is long
                 continue
             chunk = json.loads(line.removeprefix("data: "))
             assert "error" not in chunk
