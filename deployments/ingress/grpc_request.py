@@ -105,6 +105,7 @@ def _spec(request: GenerationRequest, limits: Limits, names: Names) -> Generatio
     spec = dataclasses.replace(
         with_prediction(spec, request.prediction, limits),
         params=dataclasses.replace(spec.params, grammar=_grammar(sampling.grammar)),
+        grammar_field=_GRAMMAR if sampling.grammar is not None else "",
         include_stop=sampling.include_stop,
         prompt_logprobs=prompt_logprobs,
     )

@@ -24,7 +24,7 @@ __all__ = ["folder"]
 USER: Any = {"role": "user", "content": "hi"}
 BAD_SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "poem"}}}
 LONG = "word " * 9000
-CALL: Any = {"type": "function", "function": {"name": "f", "arguments": "{"}}
+CALL: Any = {"type": "function", "function": {"name": "f", "arguments": "[1e400]"}}
 TOOL: Any = {"name": "f", "strict": True}
 BASES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 1},
@@ -92,7 +92,7 @@ RESPONSES: list[Case] = [("/v1/responses", fields, param) for fields, param in (
     ({"input": [{"type": "reasoning"}, {"role": "wizard", "content": "x"}],
       "instructions": "Be brief."}, "input[1].role"),
     ({"input": [USER, {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
-                {"type": "function_call", "call_id": "b", "name": "f", "arguments": "{"}]},
+                {"type": "function_call", "call_id": "b", "name": "f", "arguments": "[1e400]"}]},
      "input[2].arguments"),
     ({"input": [USER, {"type": "function_call", "call_id": "a", "arguments": "{}"}]},
      "input[1].name"),

@@ -67,7 +67,7 @@ def with_grammar(kind: str, source: str) -> GenerationRequest:
     ],
 )  # fmt: skip
 def test_a_source_over_grpc_is_a_grammar_or_refused_by_its_name(kind: str, source: str) -> None:
-    assert refusal(to_spec, with_grammar(kind, source), LIMITS).param == "grammar.source"
+    assert refusal(to_spec, with_grammar(kind, source), LIMITS).param == "sampling.grammar.source"
 
 
 def test_a_grammar_over_grpc_is_that_of_http() -> None:
