@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from cluster.config_answers import AnswersConfig
 from cluster.config_api import ApiConfig, GrpcConfig, HttpConfig
@@ -164,7 +164,7 @@ class DrafterConfig:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorConfig:
-    """The process that schedules the target's steps and asks the drafters.
+    """The process that opens texts at the targets and asks the pool's drafters.
 
     replicas: number of coordinators.  One leads all targets; more than one is refused.
     max_running_sequences: requests that are decoded at the same time; the others wait in the queue.
@@ -172,7 +172,6 @@ class CoordinatorConfig:
     max_draft_tokens: draft tokens that one step may verify per sequence.
     budget: adaptive = verify as many draft tokens as pay, judged by measured step times and
     acceptance; fixed = always max_draft_tokens.
-    max_draft_wait_ms: longest wait of a step for drafts that are about to arrive; 0 = none.
     max_slowdown: share of plain decoding's time that speculation may cost while drafts are
     rejected.
     slowdown_slack: what speculation may cost beyond max_slowdown before it has saved anything, in
@@ -180,11 +179,6 @@ class CoordinatorConfig:
     latency_classes: named weights of requests, 0.01 to 100.  When draft tokens are shared out, the
     time saved for a request counts this much.  A request names its class in
     `speculation.latency_class`; without one it counts 1.
-    max_homogeneity_wait_ms: longest time that a batch of one task class waits for more requests of
-    that class.
-    cohorts: two = split a target's sequences into halves; while it verifies one, the batch of the
-    other is prepared and queued. one = all in one batch. auto = whichever is faster by the measured
-    step times.
     keep_learned: keep what the control loop has learned (step times, scores of drafters) in the
     cache of models, and begin with it at the next start of the same models on the same machine.
     max_frame_bytes: larger gRPC messages between the parts are refused.
@@ -196,20 +190,23 @@ class CoordinatorConfig:
     Requests wait as long for a target when there is none.
     """
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "max_draft_wait_ms": "a target's steps wait for no drafter, so remove it",
+        "max_homogeneity_wait_ms": "no text waits for others of its kind, so remove it",
+        "cohorts": "a target goes from step to step by itself, so remove it",
+    }
+
     replicas: int = 1
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     max_running_sequences: int = 64
     max_queued_requests: int = 256
     max_draft_tokens: int = 16
     budget: Literal["adaptive", "fixed"] = "adaptive"
-    max_draft_wait_ms: float = 16.0
     max_slowdown: float = 0.02
     slowdown_slack: float = 8.0
     latency_classes: Mapping[str, float] = field(
         default_factory=lambda: {"throughput": 1.0, "interactive": 4.0}
     )
-    max_homogeneity_wait_ms: float = 2.0
-    cohorts: Literal["auto", "one", "two"] = "auto"
     keep_learned: bool = True
     max_frame_bytes: int = 4 * 1024 * 1024
     breaker_failures: int = 3

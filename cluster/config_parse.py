@@ -83,7 +83,11 @@ def _parse_dataclass(kind: type[Any], value: Any, path: str) -> Any:
     # A key that Python keeps for itself is a field's `key`.
     names = {f.metadata.get("key", f.name): f.name for f in dataclasses.fields(kind)}
     known = list(names)
+    removed: Mapping[str, str] = getattr(kind, "REMOVED", {})
     for key in value:
+        if key in removed:
+            place = f"{path}.{key}" if path else str(key)
+            raise ConfigError(f"{place}: this key is gone; {removed[key]}", param=place)
         if key not in known:
             raise unknown_key(str(key), known, f"{path}.{key}" if path else str(key))
     prefix = f"{path}." if path else ""

@@ -246,9 +246,7 @@ class VerifyItem:
 
     prefix_hash: poly64 of the first base_len tokens.  delta: int32[k], k >= 1.
     params, tenant: sent when base_len is 0 (the target then opens the request), else None and b"".
-    prompt_len: the token at position a of all is output a - prompt_len.  draft_nodes: how many each
-    of the target's residents may grow after the verdict, 0 = none; only_look_ups: of those that run
-    no model.  With params: task; residents, names of those that draft for it; adapter.
+    prompt_len: the token at a of all is output a - prompt_len.  task, adapter: with params.
     """
 
     request_id: str
@@ -260,11 +258,8 @@ class VerifyItem:
     prompt_len: int
     params: SamplingParams | None = None
     tenant: bytes = b""
-    draft_nodes: int = 0
     task: str = ""
-    residents: tuple[str, ...] = ()
     adapter: str = ""
-    only_look_ups: bool = False
 
     @property
     def context_len(self) -> int:

@@ -5,37 +5,114 @@ What the frames are about stands in `cluster.core`.
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+
+from cluster.beam_spec import BeamEnd
 from cluster.core import (
     Commit,
     Completion,
+    FinishReason,
+    FloatArray,
     Observation,
     Proposal,
     Request,
+    SamplingParams,
+    TokenArray,
     TokenEvent,
-    Verdict,
-    VerifyItem,
+    TokenLogprob,
+    TokenTree,
 )
 from cluster.made_for import MadeFor
+from cluster.records import record
 
 # Frames between peers carry this number; peers with another one refuse each other in Describe.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 
-@dataclass(frozen=True, slots=True)
-class DraftTime:
-    """What a turn of a target's residents took: for so many sequences, nodes of each.
+@record(frozen=True, slots=True, eq=False)
+class Open:
+    """A text that a target is to run until it ends: the whole of it, so that nothing is asked back.
 
-    num_read: texts that models read before.
+    token_ids: prompt and output so far.  prefix_hash: poly64 of them.  drafters: names, whose bits
+    stand for them in trees and verdicts.  max_draft_tokens: of one step.  weight: what its speed
+    counts for.  max_len: of prompt and output together, as fixed when the request was admitted.
     """
 
-    num_sequences: int
-    num_nodes: int
-    with_models: bool
-    time_s: float
-    num_read: int = 0
+    request_id: str
+    generation: int
+    token_ids: TokenArray
+    prefix_hash: int
+    prompt_len: int
+    params: SamplingParams
+    max_len: int
+    task: str = "default"
+    tenant: bytes = b""
+    adapter: str = ""
+    drafters: tuple[str, ...] = ()
+    max_draft_tokens: int = 0
+    weight: float = 1.0
+
+
+@record(frozen=True, slots=True, eq=False)
+class PoolTree:
+    """What the pool guesses for a text, merged: it continues its first base_len tokens.
+
+    prefix_hash: poly64 of these.  survival: float32[n], calibrated.  sources: uint32[n], which
+    drafters proposed each node, as bits over the names of its `Open`.  weights: trust in each of
+    these names, 0 = in none of the pool.
+    """
+
+    request_id: str
+    generation: int
+    base_len: int
+    prefix_hash: int
+    tree: TokenTree
+    survival: FloatArray
+    sources: npt.NDArray[np.uint32]
+    weights: tuple[float, ...] = ()
+
+
+class PlainWhy(enum.IntEnum):
+    """Why a step verified no drafts for a text."""
+
+    NONE = 0  # it verified some, or none were wanted
+    PAUSED = 1  # drafts had cost more than they brought, so none were asked for
+    NO_DRAFTS = 2  # none were at hand
+    NOT_WORTH_IT = 3  # to verify those at hand, or to make some, would not have paid
+
+
+@record(frozen=True, slots=True, eq=False)
+class TextVerdict:
+    """What a step said of a text.
+
+    context_len: tokens before the first of token_ids, which belong to the text: an end token does
+    not.  sources: uint32[accepted], which drafters had proposed each accepted node, as bits over
+    the names of its `Open`; owners: the one for which it counts (`cluster.spec.credit`).
+    num_nodes: that were verified.  verified, credited: of these, those that each of the names had
+    proposed, and those that count for it; empty = of none.  why: where num_nodes is 0.
+    num_cached: tokens of the prompt that were found in the prefix cache.
+    """
+
+    request_id: str
+    generation: int
+    context_len: int
+    token_ids: TokenArray
+    sources: npt.NDArray[np.uint32]
+    owners: tuple[int, ...] = ()
+    num_nodes: int = 0
+    verified: tuple[int, ...] = ()
+    credited: tuple[int, ...] = ()
+    why: PlainWhy = PlainWhy.NONE
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    num_cached: int = 0
+    beams: tuple[BeamEnd, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +141,7 @@ class WorkerDescription:
 
     model_hash: of the checkpoint's config and weights index.  tokenizer_hash: over the token
     strings in id order, "" for drafters that serve any vocabulary.  devices: names of what it
-    computes on, unique among all machines; empty = unknown.  step_rows, step_times_s: a target's
-    `StepProfile`, empty = not measured; draft_times: what its residents took before it served.
+    computes on, unique among all machines; empty = unknown.
     native_build: of its own machine code, "" = none; a target that is_reproducible gives the same
     bits as another of the same build.  residents: names of the drafters that run inside a target;
     look_ups: of those, the ones that run no model; refused: those that should and cannot, and why.
@@ -84,9 +160,6 @@ class WorkerDescription:
     max_running_sequences: int = 0
     max_batch_tokens: int = 0
     devices: tuple[str, ...] = ()
-    step_rows: tuple[int, ...] = ()
-    step_times_s: tuple[float, ...] = ()
-    draft_times: tuple[DraftTime, ...] = ()
     native_build: str = ""
     is_reproducible: bool = False
     residents: tuple[str, ...] = ()
@@ -98,7 +171,7 @@ class WorkerDescription:
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """ "I have `have_len` tokens": the worker lost or never had the rest.  Send from there."""
+    """ "The engine has `have_len` tokens": it lost or never had the rest."""
 
     request_id: str
     generation: int
@@ -116,30 +189,60 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class InHand:
-    """The target has the item of this request and will answer it."""
+class TextName:
+    """A text under one owner."""
 
     request_id: str
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Said once a second by either side: the texts that it runs for the other.
+
+    heard: serial of the last frame of the other side that was taken in.  What came later may be
+    missing here, and is not missed.  seats: of the target, how many texts the coordinator may have
+    there, 0 = any number.
+    """
+
+    texts: tuple[TextName, ...] = ()
+    heard: int = 0
+    seats: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class StepReport:
     """Where one target step's time went, and what the engine holds after it.
 
-    step_time_s: forward, draw and walk.  queue_time_s: from the frame's arrival to the step.
-    num_sequences: items that drew (decode or verify).  num_nodes: draft nodes verified.
-    num_prefill_tokens: rows of prefill chunks in the same step.
+    step_time_s: forward, draw and walk.  period_s: since the step before began, 0 where it did not
+    follow at once.  draft_time_s: what residents took in that time.  num_sequences: texts that
+    drew (decode or verify).  num_nodes: draft nodes verified.  num_prefill_tokens: rows of prefill
+    chunks in the same step.
     """
 
     step_time_s: float = 0.0
     forward_time_s: float = 0.0
-    queue_time_s: float = 0.0
+    period_s: float = 0.0
+    draft_time_s: float = 0.0
     num_sequences: int = 0
     num_nodes: int = 0
     num_prefill_tokens: int = 0
     pages_in_use: int = 0
     pages_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A change of one of a process's metrics, on its way to whoever exports them.
+
+    metric: its name.  how: "add" to a counter, or "set" a gauge.  labels: their values, in the
+    metric's order.
+    """
+
+    metric: str
+    how: Literal["add", "set"]
+    labels: tuple[str, ...]
+    value: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +258,19 @@ class AdapterList:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class VerifyFrame:
-    """Coordinator to target: a batch that runs as one step, and requests to forget.
+class StepFrame:
+    """Coordinator to target: what it is to run and to end, and what the pool guesses.
 
-    is_apart: it does not join the step of frames that came before it.
+    cancels apply before opens.  serial: grows by one with every frame of the stream.  acknowledged:
+    the greatest serial that was received.
     """
 
-    items: tuple[VerifyItem, ...] = ()
-    released: tuple[str, ...] = ()
-    is_apart: bool = False
+    opens: tuple[Open, ...] = ()
+    cancels: tuple[TextName, ...] = ()
+    trees: tuple[PoolTree, ...] = ()
+    serial: int = 0
+    acknowledged: int = 0
+    heartbeat: Heartbeat | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -189,47 +296,23 @@ class ProposalFrame:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DraftReport:
-    """What the resident drafters of a target made of its last verdicts.
-
-    frames: by drafter's name, as the pool sends them.  Every request that a drafter was asked for
-    is named by a complete proposal, a completion or a refusal: nothing else comes for it.
-    draft_time_s: of all of them but those that have stalled, texts included.  num_sequences:
-    requests that nodes were asked for.  num_nodes: what each drafter was asked for, over these
-    requests.  stalled: names of the drafters that took far too long and rest now.  num_read: texts
-    that models read first; then the time is not that of drafting alone.
-    """
-
-    frames: tuple[tuple[str, ProposalFrame], ...] = ()
-    draft_time_s: float = 0.0
-    num_sequences: int = 0
-    num_nodes: int = 0
-    stalled: tuple[str, ...] = ()
-    num_read: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class VerdictFrame:
-    """Target to coordinator.  Every item of a VerifyFrame is answered once, in some frame.
+    """Target to coordinator: what a step said of the coordinator's texts.
 
-    in_hand: every item that is still to be answered, in a frame of its own, said once a second
-    while there are any, however long a step takes.
-    drafts: in a frame of its own, after that with the verdicts of items with draft_nodes.
-    adapters: in the first frame, and in one of its own when they change.
+    refusals: texts that the target does not run, or not any more.  report: of the step.  serial,
+    acknowledged: as in `StepFrame`.  adapters: in the first frame, and when they change.  samples:
+    the target's own metrics, to one of the coordinators.  status: a JSON object, likewise.
     """
 
-    verdicts: tuple[Verdict, ...] = ()
-    misses: tuple[CacheMiss, ...] = ()
+    verdicts: tuple[TextVerdict, ...] = ()
     refusals: tuple[Refusal, ...] = ()
     report: StepReport | None = None
-    in_hand: tuple[InHand, ...] = ()
-    drafts: DraftReport | None = None
+    serial: int = 0
+    acknowledged: int = 0
+    heartbeat: Heartbeat | None = None
     adapters: AdapterList | None = None
-
-    @property
-    def is_heartbeat(self) -> bool:
-        """Whether it answers nothing and tells of no step."""
-        return not (self.verdicts or self.misses or self.refusals or self.report or self.drafts)
+    samples: tuple[Sample, ...] = ()
+    status: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

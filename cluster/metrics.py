@@ -67,8 +67,8 @@ FORWARD_TIME = Metric(
 ROUND_OVERHEAD = Metric(
     "drafthouse_round_overhead_seconds",
     "histogram",
-    "Time of a decode round without the target's forward pass: network, encoding, drawing, queues, "
-    "coordinator.",
+    "Time from one step of a target to the next, without the forward pass and what residents "
+    "drafted: draws, choice of drafts, verdicts.",
 )
 BATCH_SIZE = Metric(
     "drafthouse_batch_size", "histogram", "Sequences per decode step.", (), (*_TOKENS, 32.0, 64.0)
@@ -97,16 +97,21 @@ BOOKKEEPING_FAULTS = Metric(
     "went on without it. Each one is a bug: please report it.",
     ("part",),
 )
-DRAFT_WAITS = Metric(
-    "drafthouse_draft_waits",
+SPEC_STEPS = Metric(
+    "drafthouse_spec_steps",
     "counter",
-    "Steps that waited for drafts. outcome: arrived = the drafts, or word that none will come, "
-    "came in time; late = they did not; moot = the request was cancelled meanwhile. Success ratio "
-    "= arrived / all.",
-    ("outcome",),
+    "Steps of a sequence that verified at least one draft token. Mean acceptance length = 1 + "
+    "drafthouse_accepted_draft_tokens / this.",
+    ("task",),
 )
-DRAFT_WAITED = Metric(
-    "drafthouse_draft_waited_seconds", "counter", "Time that steps waited for drafts."
+DRAFT_TOKENS = Metric(
+    "drafthouse_draft_tokens",
+    "counter",
+    "Draft tokens verified. Acceptance rate = drafthouse_accepted_draft_tokens / this.",
+    ("task",),
+)
+ACCEPTED_TOKENS = Metric(
+    "drafthouse_accepted_draft_tokens", "counter", "Draft tokens accepted.", ("task",)
 )
 SPEC_STEPS = Metric(
     "drafthouse_spec_steps",
@@ -206,8 +211,7 @@ PRE_DRAFTED = Metric(
     "drafthouse_pre_drafted_steps",
     "counter",
     "Commits that asked for drafts. outcome: hit = the drafter's tree went on behind the committed "
-    "tokens, so the next step had drafts at once; miss = it did not. Counted only while steps may "
-    "wait for drafts. Hit rate = hit / all.",
+    "tokens, so the next step had drafts at once; miss = it did not. Hit rate = hit / all.",
     ("drafter", "task", "outcome"),
 )
 DRAFT_DEMAND = Metric(
@@ -249,8 +253,8 @@ FAILOVERS = Metric("drafthouse_failovers", "counter", "Requests that were moved 
 CACHE_MISSES = Metric(
     "drafthouse_target_cache_misses",
     "counter",
-    "Steps of a sequence that the target could not run, because its KV cache lacked tokens; they "
-    "were sent again.",
+    "Steps of a sequence that the target could not run, because its KV cache lacked tokens; it was "
+    "filled again from the target's own copy of the text.",
 )
 
 MISSING_PROCESSES = Metric(

@@ -13,8 +13,8 @@ from cluster.errors import ProtocolError
 from cluster.messages import (
     CommitFrame,
     ProposalFrame,
+    StepFrame,
     VerdictFrame,
-    VerifyFrame,
     WorkerDescription,
 )
 from cluster.metrics import Recorder
@@ -27,7 +27,7 @@ from deployments.endpoints import Endpoint, ServeEndpoints
 from deployments.exporter import Exporter
 from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
 
-TargetLink = Link[VerifyFrame, VerdictFrame]
+TargetLink = Link[StepFrame, VerdictFrame]
 DrafterLink = Link[CommitFrame, ProposalFrame]
 
 
@@ -71,9 +71,7 @@ class CoordinatorDeployment:
     async def __del__(self) -> None:
         if not hasattr(self, "_connections"):
             return  # the constructor failed
-        if self._keeping is not None:
-            self._keeping.cancel()
-            await asyncio.gather(self._keeping, return_exceptions=True)
+        await learned.end(self._keeping)
         for connections in self._connections:
             await connections.stop()
         await self._server.stop()
@@ -102,7 +100,8 @@ class CoordinatorDeployment:
         settings = self._config.coordinator
         if self._keeping or not settings.keep_learned or settings.budget != "adaptive":
             return
-        path = learned.learned_file(self._config, target, importlib.metadata.version("drafthouse"))
+        version = importlib.metadata.version("drafthouse")
+        path = learned.learned_file(self._config, target, version, "coordinator")
         state = learned.read(path)
         if state is not None:
             self._coordinator.restore_learned(state)

@@ -1,7 +1,7 @@
 """Mirrors our metrics into Ray's metrics agent, so that the dashboard's Prometheus has them.
 
 Ray exports them with the prefix `ray_` and a few seconds' delay; our own /metrics is live.  The
-mirror runs on a timer of its own and costs the round loop nothing.
+mirror runs on a timer of its own and costs no token anything.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,15 @@ _INTERVAL_S = 60.0
 _NUM_DIGEST_CHARS = 16
 
 
-def learned_file(config: Config, target: WorkerDescription, version: str) -> Path:
-    """Where the record of this deployment and this kind of target is kept."""
+def learned_file(config: Config, target: WorkerDescription, version: str, whose: str) -> Path:
+    """Where the record of this deployment and this kind of target is kept; whose: each process that
+    learns has a file of its own."""
     depends_on = {
         "version": version,
         "target": [target.model_hash, target.devices, target.native_build, target.max_batch_tokens],
         "engine": asdict(config.target.engine),
         "drafters": {name: asdict(drafter) for name, drafter in config.drafters.items()},
+        "whose": whose,
         "machine": [platform.machine(), platform.processor(), os.cpu_count()],
     }
     digest = hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode())
@@ -64,11 +66,18 @@ def write(path: Path, state: Mapping[str, Any]) -> None:
         log.warning("what was learned cannot be kept in %s: %s", path, error)
 
 
-async def write_forever(path: Path, export: Callable[[], Mapping[str, Any]]) -> None:
+async def write_forever(path: Path, export: Callable[[], Awaitable[Mapping[str, Any]]]) -> None:
     """Keep the record once a minute, and when this is cancelled."""
     try:
         while True:
             await asyncio.sleep(_INTERVAL_S)
-            write(path, export())
+            write(path, await export())
     finally:
-        write(path, export())
+        write(path, await export())
+
+
+async def end(keeping: asyncio.Task[None] | None) -> None:
+    """Write the record once more, where one is kept."""
+    if keeping is not None:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)

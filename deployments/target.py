@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from cluster.errors import WorkerError
 from cluster.rpc.server import serve_target
 from cluster.worker.build import build_target
 from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
+from deployments import learned
 from deployments.ranks import GpusOfRanks, RankGroup, show_gpus, stay_on_this_node
 from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
 
@@ -37,6 +39,7 @@ class TargetDeployment:
         freeze_gc()
         if config.residents:
             shorten_switch_interval()
+        self._keeping = self._remember()
         self._worker.start()
         self._server = ReplicaServer(
             await serve_target(
@@ -46,6 +49,18 @@ class TargetDeployment:
             ),
             self._worker.describe(),
         )
+
+    def _remember(self) -> asyncio.Task[None] | None:
+        """Begin with what was learned before this start, and keep what is learned."""
+        settings = self._config.coordinator
+        if not settings.keep_learned or settings.budget != "adaptive":
+            return None
+        version = importlib.metadata.version("drafthouse")
+        path = learned.learned_file(self._config, self._worker.describe(), version, "target")
+        state = learned.read(path)
+        if state is not None:
+            self._worker.restore_learned(state)
+        return asyncio.create_task(learned.write_forever(path, self._worker.export_learned))
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Serve calls it after the constructor and when the file's user_config has changed.
@@ -58,7 +73,7 @@ class TargetDeployment:
             adapters = await asyncio.to_thread(
                 serve_adapters, self._engine, self._config, user_config
             )
-            self._worker.leases.announce(adapters)
+            self._worker.streams.announce(adapters)
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """Serve passes this on to whoever holds a handle."""
@@ -77,6 +92,7 @@ class TargetDeployment:
     async def __del__(self) -> None:
         try:
             if hasattr(self, "_server"):
+                await learned.end(self._keeping)
                 await self._server.stop()
                 await asyncio.to_thread(self._worker.stop)
                 await asyncio.to_thread(self._engine.close)

@@ -1,7 +1,9 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 
+from cluster.config import CoordinatorConfig
 from cluster.config_file import load, parse_arguments
 from cluster.errors import ConfigError
 
@@ -83,7 +85,7 @@ def test_overrides_reach_our_settings_and_serves(file: Path) -> None:
         [
             "target.engine.dtype=float32",
             "target.engine.threads=2",
-            "coordinator.max_homogeneity_wait_ms=0.5",
+            "coordinator.target_silence_s=9.5",
             "tasks.code=[lookup]",
             "target.placement.labels={ray.io/node-group: target}",
             "drafters.lookup.options.max_ngram=4",
@@ -93,13 +95,39 @@ def test_overrides_reach_our_settings_and_serves(file: Path) -> None:
     )
     assert loaded.config.target.engine.dtype == "float32"
     assert loaded.config.target.engine.threads == 2
-    assert loaded.config.coordinator.max_homogeneity_wait_ms == 0.5
+    assert loaded.config.coordinator.target_silence_s == 9.5
     assert loaded.config.tasks == {"code": ("lookup",)}
     assert loaded.config.target.placement.labels == {"ray.io/node-group": "target"}
     assert loaded.config.drafters["lookup"].options == {"max_ngram": 4}
     assert loaded.config.http.port == loaded.document["http_options"]["port"] == 8123
     assert loaded.config.grpc.port == loaded.document["grpc_options"]["port"] == 9123
     assert loaded.document["applications"][0]["args"]["target"]["engine"]["dtype"] == "float32"
+
+
+REMOVED = {
+    "max_draft_wait_ms": ("2.0", "a target's steps wait for no drafter, so remove it"),
+    "max_homogeneity_wait_ms": ("0.5", "no text waits for others of its kind, so remove it"),
+    "cohorts": ("two", "a target goes from step to step by itself, so remove it"),
+}
+
+
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_key_that_is_gone_says_what_to_do_in_a_file_and_as_an_override(
+    tmp_path: Path, file: Path, key: str
+) -> None:
+    value, remedy = REMOVED[key]
+    arguments = f"{{target: {{engine: {{model: m}}}}, coordinator: {{{key}: {value}}}}}"
+    text = f"applications:\n- args: {arguments}"
+    for path, overrides in ((written(tmp_path, text), []), (file, [f"coordinator.{key}={value}"])):
+        with pytest.raises(ConfigError) as caught:
+            load(path, overrides)
+        assert caught.value.message == f"{path}: coordinator.{key}: this key is gone; {remedy}"
+        assert caught.value.param == f"coordinator.{key}"
+
+
+def test_a_key_that_is_gone_is_no_key_of_the_schema() -> None:
+    assert set(CoordinatorConfig.REMOVED) == set(REMOVED)
+    assert not set(REMOVED) & {field.name for field in dataclasses.fields(CoordinatorConfig)}
 
 
 def test_the_last_override_of_a_key_wins_and_a_value_may_hold_an_equals_sign(file: Path) -> None:

@@ -57,7 +57,7 @@ async def test_a_target_that_restarts_at_its_address_continues_the_text() -> Non
     server = await serve_target(first)
     async with leading(server.address) as coordinator:
         running = asyncio.create_task(collect(coordinator, request(params=LONG)))
-        await first.wait_for_frames(20)
+        await first.wait_for_steps(20)
         await server.stop(0)
         second = await serve_target(ToyTarget(), port=server.port)
         assert text_of(await running) == plain_text([1, 2, 3], LONG)

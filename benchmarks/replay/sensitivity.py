@@ -33,17 +33,16 @@ _BY_MODULE = {
         "_HALF_LIFE", "_PRIOR_TREES", "_WEIGHED_RANK", "_LEAST_WEIGHT",
     ),
     "cluster.spec.evidence": ("RECENT", "FEW", "FIRST_TRIES"),
-    "cluster.spec.waiting": ("_ANSWERED_WEIGHT", "_LEAST_PROMISE", "_FEWEST"),
     "cluster.spec.throttle": (
         "_FIRST_BACKOFF_S", "_LAST_BACKOFF_S", "_BEYOND_DOUBT", "_MOST_ROUNDS",
     ),
-    "cluster.coordinator.load": ("_EXPLORED_SHARE", "_FIRST_SHARE"),
-    "cluster.coordinator.step_choice": (
+    "cluster.plan.load": ("_EXPLORED_SHARE", "_FIRST_SHARE"),
+    "cluster.plan.step_choice": (
         "_TIMID_SHARE", "_MARGIN", "_HOPELESS", "LOOK_INTERVAL", "_STALE_STEPS", "_PLAIN_COST",
         "FIRST_NODES",
     ),
-    "cluster.coordinator.controller": ("_MAX_SEEN", "_POOL_NODES", "_POOL_NODES_OF_ALL"),
-    "cluster.coordinator.texts": ("_MAX_SEEN",),
+    "cluster.plan.controller": ("_MAX_SEEN",),
+    "cluster.plan.texts": ("_MAX_SEEN",),
 }  # fmt: skip
 CONSTANTS = [
     Constant(module, attribute)

@@ -14,18 +14,16 @@ import numpy as np
 from benchmarks.replay.texts import RecordedText
 from benchmarks.replay.world import Growing, Machine, Offer, Pool
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.controller import Controller
-from cluster.coordinator.in_flight import Moment, Round
-from cluster.coordinator.texts import HeldTree, Text
-from cluster.core import EMPTY_TREE, Proposal, TokenTree
+from cluster.core import EMPTY_TREE, TokenTree
+from cluster.plan.controller import Controller
+from cluster.plan.in_flight import Moment, Round
+from cluster.plan.texts import HeldTree, Text
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.throttle import State
 from cluster.spec.tree import walk
-from cluster.spec.waiting import WAITS_S
 from cluster.token_log import TokenLog
 
 _JITTER = 0.03
-_TARGET = "target"
 
 
 @dataclass(slots=True, eq=False)
@@ -49,32 +47,26 @@ class Playing:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a policy wants: a tree per text, what residents draft after it, or a wait."""
+    """What a policy wants: a tree per text, and what residents draft after it."""
 
     trees: Sequence[TokenTree]
     ask: Ask = NO_DRAFTS
-    wait_s: float = 0.0
-    awaited: Sequence[int] = ()
 
 
 class Policy(Protocol):
     """Decides about drafts."""
 
-    def plan(self, batch: Sequence[Playing], now: float, waited_s: float) -> Step: ...
+    def plan(self, batch: Sequence[Playing], now: float) -> Step: ...
 
     def learn(
         self,
         batch: Sequence[Playing],
         step: Step,
         num_tokens: Sequence[int],
-        times: tuple[float, float, float],
+        times: tuple[float, float],
         now: float,
     ) -> None:
-        """times: of the step, of drafting, and waited; texts have moved on by num_tokens."""
-        ...
-
-    def committing(self, own: Playing, now: float) -> None:
-        """A text is about to move on."""
+        """times: of the step and of drafting; texts have moved on by num_tokens."""
         ...
 
 
@@ -87,7 +79,6 @@ class Outcome:
     rounds: int
     nodes: int
     drafted: int
-    waited_s: float
 
     @property
     def rate(self) -> float:
@@ -109,14 +100,10 @@ class Simulation:
         generator = np.random.default_rng(seed)
         order = generator.permutation(len(self._texts)).tolist()
         turns = list(range(self._num_sequences))
-        now, tokens, rounds, nodes, drafted, waited_total = 0.0, 0, 0, 0, 0, 0.0
+        now, tokens, rounds, nodes, drafted = 0.0, 0, 0, 0, 0
         batch = [self._open(order, place, turns, now) for place in range(self._num_sequences)]
         while tokens < num_tokens:
-            waited_s = 0.0
-            step = policy.plan(batch, now, waited_s)
-            while step.wait_s > 0.0:
-                waited_s += self._waited_s(step, batch, now)
-                step = policy.plan(batch, now + waited_s, waited_s)
+            step = policy.plan(batch, now)
             size = sum(len(tree) for tree in step.trees)
             jitter = float(np.exp(_JITTER * generator.standard_normal()))
             step_s = self._machine.step_s(len(batch), size) * jitter
@@ -128,36 +115,25 @@ class Simulation:
                 min(walk(tree, own.recorded.token_ids[own.position :])[1] + 1, own.remaining)
                 for tree, own in zip(step.trees, batch, strict=True)
             ]
-            now += waited_s + step_s
+            now += step_s
             for own, count in zip(batch, emitted, strict=True):
-                policy.committing(own, now)
                 self._commit(own, count, now, step.ask)
             now += draft_s
-            policy.learn(batch, step, emitted, (step_s, draft_s, waited_s), now)
+            policy.learn(batch, step, emitted, (step_s, draft_s), now)
             tokens += sum(emitted)
             rounds += 1
             nodes += size
             drafted += step.ask.num_nodes * len(batch)
-            waited_total += waited_s
             for place, own in enumerate(batch):
                 if own.remaining == 0:
                     batch[place] = self._open(order, place, turns, now)
-        return Outcome(tokens, now, rounds, nodes, drafted, waited_total)
-
-    @staticmethod
-    def _waited_s(step: Step, batch: Sequence[Playing], now: float) -> float:
-        """A wait ends with its time, or where no drafter has anything to add."""
-        for quarter in (0.25, 0.5, 0.75):
-            at_s = now + quarter * step.wait_s
-            awaited = [batch[index] for index in step.awaited]
-            if all(own.is_complete(at_s) for own in awaited):
-                return quarter * step.wait_s
-        return step.wait_s
+        return Outcome(tokens, now, rounds, nodes, drafted)
 
     def _open(self, order: list[int], place: int, turns: list[int], now: float) -> Playing:
         recorded = self._texts[order[turns[place] % len(order)]]
         turns[place] += self._num_sequences
         text = Text(f"{place}", (recorded.task, recorded.is_sampled), TokenLog())
+        text.names = tuple(self._pool.sources)
         playing = Playing(recorded, text)
         if self._pool.nodes_per_s is not None:
             share = min(1.0, self._pool.crowd / self._num_sequences)
@@ -191,7 +167,7 @@ class Fixed:
     def __init__(self, num_nodes: int) -> None:
         self._num_nodes = num_nodes
 
-    def plan(self, batch: Sequence[Playing], now: float, waited_s: float) -> Step:
+    def plan(self, batch: Sequence[Playing], now: float) -> Step:
         trees = []
         for own in batch:
             tree = EMPTY_TREE
@@ -211,12 +187,9 @@ class Fixed:
         batch: Sequence[Playing],
         step: Step,
         num_tokens: Sequence[int],
-        times: tuple[float, float, float],
+        times: tuple[float, float],
         now: float,
     ) -> None:
-        pass
-
-    def committing(self, own: Playing, now: float) -> None:
         pass
 
 
@@ -232,12 +205,11 @@ class Adaptive:
     ) -> None:
         """learned: what another one's controller has exported."""
         self._config = config or CoordinatorConfig()
-        self._controller = Controller(self._config)
-        if learned is not None:
-            self._controller.restore(learned)
         is_resident = pool.nodes_per_s is None
         times = machine.draft_times(has_models=bool(pool.models)) if is_resident else ()
-        self._controller.meet(_TARGET, machine.profile, times)
+        self._controller = Controller(self._config, machine.profile, times)
+        if learned is not None:
+            self._controller.restore(learned)
         self._pool = pool
         self._kinds = tuple(sorted({name in pool.models for name in pool.sources}))
         self.states: dict[State, int] = dict.fromkeys(State, 0)
@@ -247,19 +219,15 @@ class Adaptive:
     def controller(self) -> Controller:
         return self._controller
 
-    def plan(self, batch: Sequence[Playing], now: float, waited_s: float) -> Step:
+    def plan(self, batch: Sequence[Playing], now: float) -> Step:
         controller, texts = self._controller, [own.text for own in batch]
         is_pool = self._pool.nodes_per_s is not None
         for own in batch:
             own.text.max_draft_tokens = self._config.max_draft_tokens
             self._offer(own, now, is_pool=is_pool)
-        moment = Moment(
-            now, controller.max_wait_s if is_pool else 0.0, waited_s, () if is_pool else self._kinds
-        )
-        plan = controller.plan(_TARGET, texts, [own.remaining - 1 for own in batch], None, moment)
-        if plan.wait_s > 0.0:
-            return Step((), wait_s=plan.wait_s, awaited=plan.awaited)
-        state = controller.state(_TARGET, len(batch), now, is_sampled=texts[0].is_sampled)
+        moment = Moment(now, () if is_pool else self._kinds)
+        plan = controller.plan(texts, [own.remaining - 1 for own in batch], None, moment)
+        state = controller.state(len(batch), now, is_sampled=texts[0].is_sampled)
         self.states[state] += 1
         self.whys[plan.why] = self.whys.get(plan.why, 0) + 1
         return Step([item.tree for item in plan.in_flight], plan.ask)
@@ -269,38 +237,16 @@ class Adaptive:
         batch: Sequence[Playing],
         step: Step,
         num_tokens: Sequence[int],
-        times: tuple[float, float, float],
+        times: tuple[float, float],
         now: float,
     ) -> None:
         controller, texts = self._controller, [own.text for own in batch]
-        step_s, draft_s, waited_s = times
+        step_s, draft_s = times
         num_nodes = sum(len(tree) for tree in step.trees)
-        done = Round(
-            texts, num_tokens, num_nodes, texts[0].is_sampled, step_s, step.ask, draft_s,
-            waited_s=waited_s,
-        )  # fmt: skip
-        controller.learn(_TARGET, done, now)
-        for own in batch:
-            if own.remaining:
-                for name, growing in own.growing.items():
-                    self._tell(own, name, growing, now)
+        done = Round(texts, num_tokens, num_nodes, texts[0].is_sampled, step_s, step.ask, draft_s)
+        controller.learn(done, now)
         controller.score([own.text for own in batch if own.remaining])
         controller.score([own.text for own in batch if not own.remaining], ends=True)
-
-    def committing(self, own: Playing, now: float) -> None:
-        """Tell the controller how its pool drafters' trees have grown, where it wants to know."""
-        for name, growing in own.growing.items():
-            answer = own.text.answers.get(name)
-            if answer is None or not answer.is_missed:
-                continue
-            for wait_s in WAITS_S:
-                at_s = answer.committed_at + wait_s
-                tree, claimed = growing.at(own.recorded, at_s)
-                if at_s <= now:
-                    proposal = Proposal(own.text.id, 1, own.position, 0, tree, claimed, name)
-                    self._controller.arrived(own.text, name, proposal, at_s)
-            if growing.is_complete(own.recorded, now):
-                self._controller.completed(own.text, name)
 
     def _offer(self, own: Playing, now: float, *, is_pool: bool) -> None:
         offers = own.offers
@@ -317,9 +263,3 @@ class Adaptive:
                 )  # fmt: skip
         if not offers:
             own.text.held.clear()
-
-    def _tell(self, own: Playing, name: str, growing: Growing, now: float) -> None:
-        self._controller.committed(own.text, name, now)
-        answer = own.text.answers.get(name)
-        if answer is not None:
-            answer.is_missed = growing.kept == 0

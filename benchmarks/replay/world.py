@@ -9,10 +9,9 @@ import numpy as np
 
 from benchmarks.replay.texts import RecordedText
 from cluster.core import EMPTY_FLOATS, EMPTY_TREE, FloatArray, TokenTree
-from cluster.messages import DraftTime
 from cluster.spec.budget import Ask
 from cluster.spec.merge_trees import merge
-from cluster.spec.step_profile import StepProfile
+from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.tree import prune, reroot
 
 # A recorded tree has no more.

@@ -1,23 +1,19 @@
-"""Measures the parts of a round's time, and the capacity of one coordinator.
+"""Measures the parts of a step's period, and the capacity of one coordinator.
 
     python -m benchmarks.rounds                 both
-    python -m benchmarks.rounds --only time     real workers without Ray, the product's clocks
+    python -m benchmarks.rounds --only time     real workers without Ray, the target's own clock
     python -m benchmarks.rounds --only capacity null workers in one process
 
-Time: the coordinator stamps every decode round and keeps the last few hundred (`RoundTimes`); each
-verdict of the target reports its wait, step time and forward time.
+Time: the target says of every step how long it was after the one before, and the coordinator keeps
+the last few hundred.
 
-  wait         verify frame at the target, until its step began
   forward      the model
-  draw         draw and walk: the step minus its forward
-  wire, codec  the round trip minus the above, both ways
-  drafts       the wait for drafts that the budget has planned
-  coordinator  from the last verdict to the next frame, minus drafts: commit, re-root, merge, budget
+  draw         draws and walks: the step minus its forward
+  drafting     the residents' turn, their calls alone
+  outside      everything else of the period: mail, choice of nodes, verdicts, learning
 
-The codec's part is measured by encoding and decoding frames of the same batch size; the rest is the
-wire.  The shares of merge and budget in the coordinator's CPU time are reported with the capacity,
-which has the profile.  HTTP is not part of a round; `benchmarks.overhead` measures it on a running
-server.
+`benchmarks.rounds.period` measures the same with a forward of a known time.  HTTP is not part of a
+step; `benchmarks.overhead` measures it on a running server.
 
 Capacity: see `benchmarks/rounds/capacity.py`.
 """
@@ -42,62 +38,49 @@ from benchmarks.support.prompts import Prompt, prompts
 from benchmarks.support.record import OUT, show_report
 from cluster.config_file import load
 from cluster.core import token_array
-from cluster.rpc.codec_target import VERDICT, VERIFY
+from cluster.rpc.codec_target import VERDICT
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer
 
 _CODEC_FRAMES = 20
-# Parts of the coordinator's round, by the function that does them.
+# Parts of the coordinator's work, by the function that does them.
 _PARTS = {
-    "take in verdicts, commit": ("coordinator/rounds.py", "take"),
-    "form the batch": ("coordinator/rounds.py", "_form_batch"),
-    "of it: plan (re-root, merge, budget)": ("coordinator/controller.py", "plan"),
-    "of it: re-root, calibrate, merge": ("spec/merge_trees.py", "merge_trees"),
-    "of it: budget": ("coordinator/step_choice.py", "plan"),
+    "take in verdicts, commit": ("coordinator/relay.py", "take"),
+    "merge the pool's trees": ("coordinator/pool_trees.py", "_merge"),
     "take in proposals": ("coordinator/drafters.py", "receive"),
     "tell drafters": ("coordinator/replica.py", "_next_frame"),
-    "settle: metrics and scores": ("coordinator/round_log.py", "settle"),
+    "settle: metrics and scores": ("coordinator/step_log.py", "settle"),
 }
 
 
-def shares(rounds: Sequence[Mapping[str, float]], codec_s: float) -> dict[str, Any]:
-    """The parts of the time between two frames, medians over rounds in milliseconds.
+def shares(steps: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The parts of the time between two steps, medians in milliseconds.
 
-    rounds: of `RecentRounds.report`.  codec_s: codec time of a round, both frames, both ends.
+    steps: of `RecentSteps.report`.
     """
 
     def median_ms(values: list[float]) -> float:
         return round(1e3 * statistics.median(values), 3)
 
-    transit = [each["round_trip_s"] - each["queue_time_s"] - each["step_time_s"] for each in rounds]
     return {
-        "rounds": len(rounds),
-        "sequences per round, mean": round(
-            statistics.mean(each["num_sequences"] for each in rounds), 2
+        "steps": len(steps),
+        "draft nodes per step, mean": round(
+            statistics.mean(each["num_nodes"] for each in steps), 2
         ),
-        "draft nodes per round, mean": round(
-            statistics.mean(each["num_nodes"] for each in rounds), 2
-        ),
-        "wait": median_ms([each["queue_time_s"] for each in rounds]),
-        "forward": median_ms([each["forward_time_s"] for each in rounds]),
-        "draw": median_ms([each["step_time_s"] - each["forward_time_s"] for each in rounds]),
-        "codec": round(1e3 * codec_s, 3),
-        "wire": round(1e3 * (statistics.median(transit) - codec_s), 3),
-        "drafts": median_ms([each["waited_s"] for each in rounds]),
-        "coordinator": median_ms([each["coordinator_s"] - each["waited_s"] for each in rounds]),
-        "all but the forward": median_ms([each["outside_s"] for each in rounds]),
-        "the same, less bought waits": median_ms(
-            [each["outside_s"] - each["waited_s"] for each in rounds]
+        "period": median_ms([each["period_s"] for each in steps]),
+        "forward": median_ms([each["forward_time_s"] for each in steps]),
+        "draw": median_ms([each["step_time_s"] - each["forward_time_s"] for each in steps]),
+        "drafting": median_ms([each["draft_time_s"] for each in steps]),
+        "outside": median_ms(
+            [each["period_s"] - each["step_time_s"] - each["draft_time_s"] for each in steps]
         ),
     }
 
 
 def codec_time_s(frames: Frames) -> float:
-    """Mean CPU seconds to encode and decode a verify frame and its verdict frame."""
+    """Mean CPU seconds to encode and decode the frame of a step's verdicts."""
     start = time.process_time()
-    for verify, verdict in frames:
-        for data in VERIFY.encode(verify):
-            VERIFY.decode(data)
+    for verdict in frames:
         for data in VERDICT.encode(verdict):
             VERDICT.decode(data)
     return (time.process_time() - start) / len(frames)
@@ -141,10 +124,9 @@ def measure_time(arguments: argparse.Namespace) -> dict[str, Any]:
             ours.start()
             for concurrency in arguments.concurrency:
                 asked = prompts(max(concurrency, arguments.prompts), tokenizer, ["code", "prose"])
-                codec_s = _codec_of(concurrency)
                 for law in arguments.laws:
                     name = f"{law.name}, concurrency {concurrency}"
-                    report[name] = _time_of(ours, asked, arguments, law, concurrency, codec_s)
+                    report[name] = _time_of(ours, asked, arguments, law, concurrency)
         finally:
             ours.stop()
     report["detokenise, per event of three tokens, ms"] = round(
@@ -163,17 +145,16 @@ def _time_of(
     arguments: argparse.Namespace,
     law: Law,
     concurrency: int,
-    codec_s: float,
 ) -> dict[str, Any]:
     ours.run(asked, 4, law, concurrency, seed=0)  # fills the prefix cache
     ours.run(asked, arguments.max_tokens, law, concurrency, seed=1)
-    # The ring buffer also has rounds from before and from the warm-up.  Only full batches count;
+    # The ring buffer also has steps from before and from the warm-up.  Only full batches count;
     # after the ring has wrapped, all of them are from this run.
-    recent = ours.status()["recent_rounds"][-arguments.max_tokens :]
+    recent = ours.status()["recent_steps"][-arguments.max_tokens :]
     full = [each for each in recent if each["num_sequences"] == concurrency]
     if not full:
-        return {"rounds": 0, "why": "no round had the whole batch"}
-    return shares(full, codec_s)
+        return {"steps": 0, "why": "no step had the whole batch"}
+    return shares(full)
 
 
 def measure_capacity(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -196,7 +177,7 @@ def measure_capacity(arguments: argparse.Namespace) -> dict[str, Any]:
             "shares of the coordinator's time, nested": parts(profiled, _PARTS),
         }
     codec_s = _codec_of(arguments.sequences)
-    report["codec, both frames and both ends, ms per round"] = round(1e3 * codec_s, 3)
+    report["codec of the verdicts, both ends, ms per step"] = round(1e3 * codec_s, 3)
     return report
 
 
@@ -220,7 +201,7 @@ def main() -> None:
     arguments = _parser().parse_args()
     report: dict[str, Any] = {}
     if arguments.only != "capacity":
-        report["where a round's time goes, medians in ms"] = measure_time(arguments)
+        report["where a step's time goes, medians in ms"] = measure_time(arguments)
     if arguments.only != "time":
         report["capacity with null workers"] = measure_capacity(arguments)
     show_report(OUT / "rounds/rounds.json", report)

@@ -3,7 +3,7 @@
 Coordinator, null workers and a client run in one thread on one event loop, over in-process links.
 The CPU time of the workers' and the client's functions is measured with the thread's CPU clock and
 subtracted, because in production other processes do that work.  The rest is the coordinator's: its
-round loop, the links, the event loop and all garbage collection.  gRPC and the codec are not
+relay, the links, the event loop and all garbage collection.  gRPC and the codec are not
 included; see `rounds`.
 """
 
@@ -29,14 +29,14 @@ from benchmarks.rounds.null_workers import (
 from cluster.config import Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import Request, SamplingParams
-from cluster.messages import EventFrame, SubmitFrame, VerdictFrame, VerifyFrame
+from cluster.messages import EventFrame, SubmitFrame, VerdictFrame
 from cluster.rpc.link import Link
 from cluster.rpc.memory import memory_pair
 
 _PROMPT_LEN = 63  # a multiple of the period
 _FIRST_ROUNDS = 5  # not measured: opening, and rounds before the drafters have answered
 
-Frames = list[tuple[VerifyFrame, VerdictFrame]]
+Frames = list[VerdictFrame]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _check(frame: EventFrame) -> None:
 
 
 async def run(load: Load, *, keep_frames: bool = False) -> tuple[Capacity, Frames]:
-    """One measurement; keep_frames: also return the frames to and from the target."""
+    """One measurement; keep_frames: also return those of the target."""
     names = [f"null-{index}" for index in range(load.num_drafters)]
     settings = CoordinatorConfig(
         max_running_sequences=load.num_sequences, max_queued_requests=load.num_sequences,

@@ -1,12 +1,10 @@
 """A target and a drafter with almost no cost, for measuring the coordinator.
 
-The text is fixed: the token at position p is p modulo VOCABULARY.  It is drafted in periods of
+The text is fixed: the token at position p is p modulo VOCABULARY.  Every step of the target emits
+three tokens of each text, as if two of eight drafts were accepted.  The drafter sends periods of
 three positions with nine nodes each: the first two tokens, six wrong tokens beside the three, and
-the third token, whose survival is just below that of the other eight.  So a step of eight draft
-nodes at the start of a period accepts two, emits three tokens, and ends at the third node, below
-which the next period is already drafted: every round has the cost of a pre-drafted hit.  Periods
-begin at multiples of three, so that a sequence that is out of step (its first round has no drafts)
-is in step again one round later.  Everything that depends only on the position is computed once.
+the third token.  So its tree goes on behind every commit, and every commit makes the coordinator
+merge.  Everything that depends only on the position is computed once.
 """
 
 from __future__ import annotations
@@ -17,26 +15,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.core import (
-    FloatArray,
-    Observation,
-    Proposal,
-    TokenArray,
-    TokenTree,
-    Verdict,
-    VerifyItem,
-)
+from cluster.core import FinishReason, FloatArray, Observation, Proposal, TokenArray, TokenTree
 from cluster.errors import WorkerError
 from cluster.messages import (
     CommitFrame,
+    Open,
     ProposalFrame,
+    StepFrame,
     StepReport,
+    TextName,
+    TextVerdict,
     VerdictFrame,
-    VerifyFrame,
     WorkerDescription,
 )
+from cluster.plan.texts import NO_SOURCES
+from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.spec.verify import walk_draws
 from cluster.token_log import prefix_hash
 
 VOCABULARY = 1023  # a multiple of the period
@@ -92,20 +86,23 @@ def draft_tree(start: int) -> tuple[TokenTree, FloatArray]:
 
 
 class NullTarget:
-    """Answers every frame at once with the tokens of the text."""
+    """Steps all texts that are open, each time all others have had some turns."""
 
     def __init__(self, step_time_s: float = 0.02, step_turns: int = 16) -> None:
         """step_time_s: the step time it reports, without taking it.
 
-        step_turns: turns of the event loop before it answers, so that the drafters answer first.
+        step_turns: turns of the event loop between two steps, so that the drafters answer first.
         """
         self.time = OwnTime()
-        self.frames: list[tuple[VerifyFrame, VerdictFrame]] = []
+        self.frames: list[VerdictFrame] = []
         self.keeps_frames = False
         self._step_time_s = step_time_s
         self._step_turns = step_turns
-        self._texts = [text(start, NUM_NODES + 1) for start in range(VOCABULARY)]
-        self._path = np.array([0, 1], dtype=np.int32)
+        self._lengths: dict[TextName, int] = {}
+        self._opened: dict[TextName, Open] = {}
+        self._texts = [text(start, TOKENS_PER_ROUND) for start in range(VOCABULARY)]
+        self._sources = np.ones(TOKENS_PER_ROUND - 1, dtype=np.uint32)
+        self._serial = 0
 
     def describe(self, max_sequences: int) -> WorkerDescription:
         return WorkerDescription(
@@ -113,49 +110,63 @@ class NullTarget:
             max_running_sequences=max_sequences, max_batch_tokens=_LENGTHS,
         )  # fmt: skip
 
-    async def serve(self, link: Link[VerdictFrame, VerifyFrame]) -> None:
-        try:
-            async for frame in link:
-                start = time.thread_time()
-                answer = self.answer(frame)
-                self.time.cpu_s += time.thread_time() - start
-                if self.keeps_frames and frame.items:
-                    self.frames.append((frame, answer))
-                for _ in range(self._step_turns):
-                    await asyncio.sleep(0)
-                await link.send(answer)
-        except WorkerError:
-            return
+    async def serve(self, link: Link[VerdictFrame, StepFrame]) -> None:
+        await run_until_first_ends(self._read(link), self._step_forever(link))
 
-    def answer(self, frame: VerifyFrame) -> VerdictFrame:
-        verdicts = tuple([self._verdict(item) for item in frame.items])
-        num_nodes = sum([len(item.tree.token_ids) for item in frame.items])
+    async def _read(self, link: Link[VerdictFrame, StepFrame]) -> None:
+        async for frame in link:
+            start = time.thread_time()
+            for name in frame.cancels:
+                self._lengths.pop(name, None)
+                self._opened.pop(name, None)
+            for opened in frame.opens:
+                name = TextName(opened.request_id, opened.generation)
+                self._lengths[name], self._opened[name] = len(opened.token_ids), opened
+            self.time.cpu_s += time.thread_time() - start
+
+    async def _step_forever(self, link: Link[VerdictFrame, StepFrame]) -> None:
+        while True:
+            for _ in range(self._step_turns):
+                await asyncio.sleep(0)
+            if self._lengths:
+                start = time.thread_time()
+                frame = self.answer()
+                self.time.cpu_s += time.thread_time() - start
+                if self.keeps_frames:
+                    self.frames.append(frame)
+                await link.send(frame)
+
+    def answer(self) -> VerdictFrame:
+        """One step."""
+        self._serial += 1
+        verdicts = tuple(map(self._verdict, list(self._lengths)))
+        num_nodes = sum(verdict.num_nodes for verdict in verdicts)
         self.time.num_items += len(verdicts)
         self.time.num_nodes += num_nodes
-        step_time_s = self._step_time_s if verdicts else 0.0
         report = StepReport(
-            step_time_s, 0.9 * step_time_s, 0.0, len(verdicts), num_nodes, 0, 1, _LENGTHS
-        )
-        return VerdictFrame(verdicts, (), (), report)
+            self._step_time_s, 0.9 * self._step_time_s, num_sequences=len(verdicts),
+            num_nodes=num_nodes, pages_in_use=1, pages_total=_LENGTHS,
+        )  # fmt: skip
+        return VerdictFrame(verdicts, report=report, serial=self._serial)
 
-    def _verdict(self, item: VerifyItem) -> Verdict:
-        length = item.context_len
-        upcoming = self._texts[length % VOCABULARY]
-        ids = item.tree.token_ids
-        expected = len(ids) == NUM_NODES and ids[0] == upcoming[0] and ids[1] == upcoming[1]
-        if expected and upcoming[2] not in ids:
-            path, emitted = self._path, upcoming[:TOKENS_PER_ROUND]
-        else:
-            path, emitted = self._walk(item.tree, upcoming)
-        return Verdict(item.request_id, item.generation, length, path, emitted)
-
-    def _walk(self, tree: TokenTree, upcoming: TokenArray) -> tuple[TokenArray, TokenArray]:
-        """Walk any other tree with the ordinary code."""
-        depth: list[int] = []
-        for parent in tree.parents.tolist():
-            depth.append(1 + (depth[parent] if parent >= 0 else 0))
-        draws = [int(upcoming[0]), *((int(upcoming[0]) + d) % VOCABULARY for d in depth)]
-        return walk_draws(tree, np.array(draws, dtype=np.int32))
+    def _verdict(self, name: TextName) -> TextVerdict:
+        length, opened = self._lengths[name], self._opened[name]
+        is_drafted = len(opened.drafters) > 0
+        emitted = self._texts[length % VOCABULARY][: None if is_drafted else 1]
+        emitted = emitted[: opened.max_len - length]
+        self._lengths[name] = length + len(emitted)
+        is_over = self._lengths[name] >= opened.max_len
+        if is_over:
+            del self._lengths[name], self._opened[name]
+        reason = FinishReason.LENGTH if is_over else None
+        if not is_drafted:
+            return TextVerdict(
+                name.request_id, name.generation, length, emitted, NO_SOURCES, finish_reason=reason
+            )
+        return TextVerdict(
+            name.request_id, name.generation, length, emitted, self._sources,
+            (0,) * len(self._sources), NUM_NODES, (NUM_NODES,), (NUM_NODES,), finish_reason=reason,
+        )  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""The coordinator: owns every sequence, leads its targets, and feeds the drafters.
+"""The coordinator: admits requests, opens their texts at targets, and feeds the pool's drafters.
 
 One asyncio loop, no threads, no torch.  Workers are added and removed by whoever discovers them;
 requests come from ingress links (`serve`) or from the same process (`submit`).
@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 import uuid
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
@@ -18,20 +19,17 @@ from cluster import metrics
 from cluster.config import Config
 from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.adapters import ADAPTERS, AdapterNews
-from cluster.coordinator.controller import Controller
 from cluster.coordinator.drafters import DrafterPool, share_devices
 from cluster.coordinator.engines import record_engines, reported
-from cluster.coordinator.fence import Fence
 from cluster.coordinator.ingress import IngressLink
+from cluster.coordinator.pool_scores import PoolScores
+from cluster.coordinator.relay import Relay
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
-from cluster.coordinator.residents import ResidentDrafters
-from cluster.coordinator.round_log import RoundLog
-from cluster.coordinator.rounds import RoundLoop
 from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import SessionTable
+from cluster.coordinator.step_log import StepLog
 from cluster.coordinator.stream import EventStream
 from cluster.coordinator.target_links import TargetLinks
-from cluster.coordinator.waits import DraftWaits, Timer, event_loop_timer
 from cluster.coordinator.workers import (
     check_drafter,
     describe_coordinator,
@@ -42,12 +40,13 @@ from cluster.core import Request, TokenEvent
 from cluster.errors import ProtocolError
 from cluster.messages import (
     EventFrame,
+    StepFrame,
     SubmitFrame,
     VerdictFrame,
-    VerifyFrame,
     WorkerDescription,
 )
 from cluster.metrics import Recorder
+from cluster.plan.fence import Fence
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 
@@ -68,7 +67,6 @@ class Coordinator:
         *,
         worker_id: str | None = None,
         clock: Callable[[], float] = time.monotonic,
-        timer: Timer = event_loop_timer,
     ) -> None:
         settings = config.coordinator
         # Half of a frame is left for everything that is not tokens.
@@ -78,25 +76,21 @@ class Coordinator:
         self._clock = clock
         self._id = worker_id or uuid.uuid4().hex[:12]
         fence = Fence(self.recorder)
-        controller = self._controller = Controller(settings)
+        scores = self._scores = PoolScores(is_adaptive=settings.budget == "adaptive")
         self._pool = DrafterPool(
             settings,
             self.recorder,
-            controller,
+            scores,
             fence,
             frozenset(name for name, drafter in config.drafters.items() if drafter.shadow),
         )
         self._table = SessionTable(config, self._pool, self.recorder, max_frame_tokens, clock)
         self._activity = ActivityLog(clock())
-        self._log = RoundLog(self.recorder, controller, fence, self._activity)
-        waits = DraftWaits(controller.max_wait_s, self.recorder, timer)
-        residents = self._residents = ResidentDrafters(self._pool, self.recorder, timer)
-        self._rounds = RoundLoop(
-            self._table, self._pool, controller, self._log, waits, residents, fence, settings, clock
-        )
+        self._log = StepLog(self.recorder, scores, fence, self._activity)
+        self._relay = Relay(self._table, self._pool, self._log, fence, clock)
         self._adapters = AdapterNews()
         self._targets = TargetLinks(
-            settings, self._table, self._rounds, residents, controller, self._log, self._adapters,
+            settings, self._table, self._relay, self._pool, self._log, self._adapters,
             max_frame_tokens, clock,
         )  # fmt: skip
         self._tasks: dict[DrafterReplica, asyncio.Task[None]] = {}
@@ -114,7 +108,6 @@ class Coordinator:
         """Cancel every request and leave every worker."""
         for session_id in list(self._table.sessions):
             self._table.cancel(session_id)
-        self._targets.dispatch_touched()
         await self._targets.stop()
         tasks = list(self._tasks.values())
         if self._watch is not None:
@@ -124,21 +117,21 @@ class Coordinator:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def export_learned(self) -> dict[str, Any]:
-        """What the control loop has learned, as one record of plain values."""
-        return self._controller.export()
+    async def export_learned(self) -> dict[str, Any]:
+        """What was learned of the pool's drafters, as one record of plain values."""
+        return self._scores.export()
 
     def restore_learned(self, state: Mapping[str, Any]) -> None:
         """Begin with what `export_learned` gave; a record of another form is left aside."""
         try:
-            self._controller.restore(state)
+            self._scores.restore(state)
         except (ValueError, TypeError, LookupError) as error:
             log.warning("what was learned before is of another form, and left aside: %s", error)
 
     # Workers
 
     def add_target(
-        self, target_id: str, description: WorkerDescription, link: Link[VerifyFrame, VerdictFrame]
+        self, target_id: str, description: WorkerDescription, link: Link[StepFrame, VerdictFrame]
     ) -> asyncio.Task[None]:
         """Give a target work from now on; raises ProtocolError when it does not fit the others.
 
@@ -216,7 +209,6 @@ class Coordinator:
         session_id: unique at this coordinator.  Raises RequestError or CapacityError.
         """
         self._table.open(session_id, request, deliver)
-        self._targets.dispatch_touched()
 
     async def submit(self, request: Request) -> AsyncIterator[TokenEvent]:
         """The events of `request`; raises RequestError or CapacityError at the first one.
@@ -235,7 +227,6 @@ class Coordinator:
         """Free a request's state everywhere; unknown and finished ones are no error."""
         self._table.cancel(session_id)
         self._table.admit()
-        self._targets.dispatch_touched()
 
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
         """Serve one ingress link until it ends."""
@@ -252,7 +243,6 @@ class Coordinator:
         """All metrics as of now, in Prometheus' text format."""
         self._log.settle()
         self._pool.record_demand()
-        self._residents.record_demand()
         self._log.record_scores()
         self.recorder.set(metrics.RUNNING, self._table.num_running)
         self.recorder.set(metrics.QUEUED, self._table.num_waiting)
@@ -262,21 +252,32 @@ class Coordinator:
     def status(self) -> dict[str, Any]:
         """A plain picture of the moment, for debugging and benchmarks."""
         now, seats = self._clock(), self._targets.seats
-        residents = [resident for seat in seats for resident in seat.residents.values()]
         return {
             "id": self._id,
             "num_running": self._table.num_running,
             "num_waiting": self._table.num_waiting,
             "targets": [seat.status() for seat in seats],
-            "drafters": [replica.status(now) for replica in (*self._pool, *residents)],
-            "faults": self._pool.replicas.faults(),
-            "left_alone": self._pool.replicas.left_alone(now),
+            "drafters": [
+                *(replica.status(now) for replica in self._pool),
+                *(resident for seat in seats for resident in seat.resident_states()),
+            ],
+            "faults": self._faults(),
+            "left_alone": sorted(
+                {*self._pool.replicas.left_alone(now)}.union(*(seat.left_alone() for seat in seats))
+            ),
             "engines": reported((*seats, *self._pool)),
-            "scores": self._controller.acceptance.table(),
-            "throttles": self._controller.states(self._clock()),
+            "scores": self._scores.acceptance.table(),
             "refused": self._refusals(),
-            "recent_rounds": self._log.recent_rounds.report(),
+            "recent_steps": self._log.recent_steps.report(),
         }
+
+    def _faults(self) -> dict[str, dict[str, int]]:
+        """How many faults drafters had, by name and reason: the pool's, and those in targets."""
+        found = {name: Counter(own) for name, own in self._pool.replicas.faults().items()}
+        for seat in self._targets.seats:
+            for name, own in seat.faults().items():
+                found.setdefault(name, Counter()).update(own)
+        return {name: dict(own) for name, own in found.items()}
 
     def _refusals(self) -> dict[str, str]:
         """Why drafters take no part, by name, and why a change of the adapters was refused."""
@@ -288,18 +289,13 @@ class Coordinator:
     def tick(self) -> None:
         """Act on everything that is overdue; called every half second by the watch."""
         now = self._clock()
-        self._targets.leave_silent(now)
+        self._targets.tick(now)
         self._table.fail_unserved(now, self._config.coordinator.target_timeout_s)
         for session in self._pool.move_stalled(now):
             self._pool.commit(session, now)
-        self._targets.dispatch_touched()
         self._activity.tick(now, self._table.num_running, self._table.num_waiting)
 
     # Tasks
-
-    async def wait_sent(self) -> None:
-        """Return when no batch is being formed that a target waits for, or some turns later."""
-        await self._targets.wait_sent()
 
     async def _run_drafter(self, replica: DrafterReplica) -> None:
         failed = True
@@ -315,10 +311,9 @@ class Coordinator:
 
     async def _read_proposals(self, replica: DrafterReplica) -> None:
         async for frame in replica.link:
-            renewed = self._pool.receive(
+            self._pool.receive(
                 replica, frame, self._table.sessions, self._clock(), self._table.limits.vocab_size
             )
-            self._rounds.drafts_arrived(renewed)
 
     def _warn_of_shared(self) -> None:
         """Say once of each drafter of the pool that it takes the target's time, if it does and its

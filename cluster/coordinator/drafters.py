@@ -8,21 +8,21 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from cluster import metrics
 from cluster.config import CoordinatorConfig
-from cluster.coordinator.controller import Controller
-from cluster.coordinator.fence import Fence
 from cluster.coordinator.idle import Availability
-from cluster.coordinator.proposals import keep_newest
+from cluster.coordinator.pool_scores import PoolScores
+from cluster.coordinator.pool_trees import PoolTrees
 from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscription
 from cluster.coordinator.replicas import DrafterReplicas
-from cluster.coordinator.session import Seat, Session, Status
+from cluster.coordinator.session import Seat, Session
 from cluster.core import Observation, Proposal
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import ProposalFrame, Refusal, WorkerDescription
 from cluster.metrics import Recorder
+from cluster.plan.fence import Fence
 from cluster.spec.tree_check import problem_in_text, problems_of_proposals
 
 log = logging.getLogger(__name__)
@@ -38,21 +38,22 @@ class DrafterPool:
         self,
         config: CoordinatorConfig,
         recorder: Recorder,
-        controller: Controller,
+        scores: PoolScores,
         fence: Fence,
         shadows: frozenset[str] = frozenset(),
     ) -> None:
         """shadows: names of drafters that are scored and never verified."""
+        self._trees = PoolTrees(scores, fence)
         self._shadows = shadows
         self._config = config
         self._recorder = recorder
-        self._controller = controller
+        self._scores = scores
         self._num_commits: Counter[tuple[str, str]] = Counter()  # by drafter and task
         self._num_asked: Counter[tuple[str, str]] = Counter()  # nodes, likewise
+        self._num_looked: Counter[tuple[str, str, str]] = Counter()  # drafter, task, outcome
         self.replicas = DrafterReplicas(config, recorder)
         self._subscribed: dict[str, Session] = {}  # by id: those that a replica is told of
         self._committing = fence.section("commits")
-        self._expecting = fence.section("expectations")
 
     def __iter__(self) -> Iterator[DrafterReplica]:
         return iter(self.replicas)
@@ -97,7 +98,7 @@ class DrafterPool:
         target, names = session.target, session.drafters
         if target is not None and target.residents:
             names = tuple(name for name in names if name not in target.residents)
-        num_sequences = target.num_sessions if target is not None else 1
+        num_texts = target.num_sessions if target is not None else 1
         for name in names:
             subscription = session.subscriptions.get(name)
             if subscription is None:
@@ -106,16 +107,17 @@ class DrafterPool:
                     continue
             replica = subscription.replica
             is_shared = share_devices(replica, target)
-            if session.status is Status.PREFILL and is_shared:
+            if not session.has_answered and is_shared:
                 continue
-            lag = self._controller.commit_lag(session, name, num_sequences, is_shared=is_shared)
+            lag = self._scores.commit_lag(session, name, num_texts, is_shared=is_shared)
             num_unsent = len(session.tokens) - subscription.sent_len
             if subscription.generation == session.generation and num_unsent < lag:
                 continue
             is_model = bool(replica.description.model_hash)
-            num_nodes = self._controller.ask(session, num_sequences, is_model=is_model)
-            if num_nodes:
-                self._controller.committed(session, name, now)
+            num_nodes = self._scores.ask(session, num_texts, is_model=is_model)
+            if num_nodes and session.has_answered:
+                outcome = "hit" if session.has_tree_left(name) else "miss"
+                self._num_looked[name, session.request.task, outcome] += 1
             self._num_commits[name, session.request.task] += 1
             self._num_asked[name, session.request.task] += num_nodes
             replica.mark(session, num_nodes)
@@ -127,26 +129,19 @@ class DrafterPool:
         session.subscriptions.clear()
         self._subscribed.pop(session.id, None)
 
-    def leave_residents(self, session: Session) -> None:
-        """The session leaves its target, and what drafts inside that."""
-        for name in session.target.residents if session.target else ():
-            if name in session.subscriptions:
-                self._detach(session.subscriptions[name].replica, session)
-
-    @staticmethod
-    def drop_trees(batch: Iterable[Session]) -> None:
-        """Forget what drafters have proposed for these."""
-        for session in batch:
-            session.held.clear()
-
     def record_demand(self) -> None:
         """Export what drafters were asked for since the last call."""
         for (drafter, task), count in self._num_commits.items():
             self._recorder.add(metrics.DRAFTER_COMMITS, count, drafter=drafter, task=task)
         for (drafter, task), num_nodes in self._num_asked.items():
             self._recorder.add(metrics.DRAFT_DEMAND, num_nodes, drafter=drafter, task=task)
+        for (drafter, task, outcome), count in self._num_looked.items():
+            self._recorder.add(
+                metrics.PRE_DRAFTED, count, drafter=drafter, task=task, outcome=outcome
+            )
         self._num_commits.clear()
         self._num_asked.clear()
+        self._num_looked.clear()
 
     def receive(
         self,
@@ -155,30 +150,19 @@ class DrafterPool:
         sessions: Mapping[str, Session],
         now: float,
         vocab_size: int,
-    ) -> list[Session]:
+    ) -> None:
         """Take in one frame: keep newest trees, send again what is missing, count faults.
 
-        vocab_size: of the targets.  Returns the sessions with a new tree for what is committed at
-        present, and those for which no other is to come.
+        vocab_size: of the targets.
         """
         replica.unanswered_since = None
         problems = problems_of_proposals(frame.proposals, vocab_size)
-        renewed = self._take_in(replica, frame.proposals, problems, sessions, now)
+        self._take_in(replica, frame.proposals, problems, sessions, now)
         for observation in frame.observations:
             self._observe(replica, observation, sessions, now)
-        for completion in frame.completions:
-            subscription = self._current(replica, sessions.get(completion.request_id))
-            if subscription is None:
-                continue
-            session = sessions[completion.request_id]
-            is_current = completion.generation == session.generation
-            if is_current and completion.base_len == len(session.tokens):
-                self._controller.completed(session, replica.name)
-                renewed.append(session)
         for refusal in frame.refusals:
             self._refused(replica, refusal, sessions, now)
         replica.record(self._recorder, frame)
-        return renewed
 
     def _take_in(
         self,
@@ -187,9 +171,8 @@ class DrafterPool:
         problems: Sequence[str | None],
         sessions: Mapping[str, Session],
         now: float,
-    ) -> list[Session]:
-        """problems: of each proposal.  Returns the sessions with a tree of use at present."""
-        renewed: list[Session] = []
+    ) -> None:
+        """problems: of each proposal."""
         num_kept = num_refused = 0
         for proposal, fault in zip(proposals, problems, strict=True):
             if fault is not None:
@@ -208,16 +191,12 @@ class DrafterPool:
                 self._record_rubbish(replica, problem, now)
                 continue
             num_kept += 1
-            held = keep_newest(session, replica.name, proposal)
-            held.is_resident = replica.is_resident
-            held.is_look_up = replica.is_resident and replica.is_look_up
-            held.is_shadow = replica.name in self._shadows
-            with self._expecting:
-                if self._controller.arrived(session, replica.name, proposal, now):
-                    renewed.append(session)
+            held = session.keep_newest(replica.name, proposal)
+            if held is not None:
+                held.is_shadow = replica.name in self._shadows
+                self._trees.renewed(session)
         if num_kept and not num_refused:
             replica.breaker.record_success()
-        return renewed
 
     def _record_rubbish(self, replica: DrafterReplica, problem: str, now: float) -> None:
         self._record_fault(replica, "rubbish", now, problem)
@@ -267,7 +246,6 @@ class DrafterPool:
     def _detach(replica: DrafterReplica, session: Session) -> None:
         session.subscriptions.pop(replica.name, None)
         session.held.pop(replica.name, None)
-        session.answers.pop(replica.name, None)
         replica.forget(session.id)
 
     def _record_fault(self, replica: DrafterReplica, why: str, now: float, told: str) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+
+from cluster.messages import PlainWhy
 
 # Drafters that are not there so long after the coordinator's start do not just load.
 _LOADING_S = 120.0
@@ -60,36 +63,23 @@ class Availability:
         return not self.num_seen and self.uptime_s < _LOADING_S
 
 
-@dataclass(slots=True)
-class PlainSteps:
-    """A request's decode steps that could have had drafts and had none, by why."""
-
-    num_paused: int = 0
-    num_declined: int = 0
-    num_without_drafts: int = 0
-
-    def note(self, *, is_paused: bool, has_drafts: bool) -> None:
-        """is_paused: drafters were asked for nothing.  has_drafts: some were at hand."""
-        if is_paused:
-            self.num_paused += 1
-        elif has_drafts:
-            self.num_declined += 1
-        else:
-            self.num_without_drafts += 1
+_REASONS = {
+    PlainWhy.NO_DRAFTS: IdleReason.NO_DRAFTS,
+    PlainWhy.PAUSED: IdleReason.PAUSED,
+    PlainWhy.NOT_WORTH_IT: IdleReason.NOT_WORTH_IT,
+}
 
 
-def idle_reason(*, is_enabled: bool, drafters: Availability, steps: PlainSteps) -> IdleReason:
+def idle_reason(
+    *, is_enabled: bool, drafters: Availability, steps: Counter[PlainWhy]
+) -> IdleReason:
     """What kept a request without a speculative step from having one; where several things did,
-    what did so in most steps."""
+    what did so in most steps.  steps: its plain steps that could have had drafts, by why."""
     if not is_enabled:
         return IdleReason.DISABLED
     if drafters.num_refused >= drafters.num_configured:
         return IdleReason.NO_DRAFTER_FOR_MODEL
     if not drafters.num_usable:
         return IdleReason.WARMING_UP if drafters.are_loading else IdleReason.DRAFTERS_DOWN
-    most = max(steps.num_paused, steps.num_declined, steps.num_without_drafts)
-    if most == 0:
-        return IdleReason.TOO_SHORT
-    if steps.num_without_drafts == most:
-        return IdleReason.NO_DRAFTS
-    return IdleReason.PAUSED if steps.num_paused == most else IdleReason.NOT_WORTH_IT
+    why, reason = max(_REASONS.items(), key=lambda each: steps[each[0]])
+    return reason if steps[why] else IdleReason.TOO_SHORT

@@ -29,10 +29,6 @@ class RequestTaker(Protocol):
 
     def cancel(self, session_id: str) -> None: ...
 
-    async def wait_sent(self) -> None:
-        """Return when no batch is being formed that a target waits for, or some turns later."""
-        ...
-
 
 class IngressLink:
     """Serves one link.  Request ids are the ingress's own; `prefix` keeps links apart."""
@@ -102,8 +98,6 @@ class IngressLink:
     async def _send_forever(self) -> None:
         while True:
             await self._wake.wait()
-            # What the same verdicts let go to targets and drafters goes first.
-            await self._taker.wait_sent()
             self._wake.clear()
             news, self._news = self._news, None
             if news is not None:

@@ -49,7 +49,7 @@ class Subscriber(Protocol):
 
 
 class DrafterReplica:
-    """Sends commits to one replica without ever making the round loop wait.
+    """Sends commits to one replica without ever making a token wait.
 
     Nothing is queued but the *names* of sessions with news: a frame is built when the link can
     take one, from what each session then is.  A slow replica gets fewer, longer commits, and its
@@ -71,8 +71,6 @@ class DrafterReplica:
         self.devices = frozenset(description.devices)
         self.link = link
         self.breaker = breaker
-        self.is_resident = False  # it drafts inside the target, by turns with its steps
-        self.is_look_up = False  # and runs no model for that
         self.sessions: dict[str, Subscriber] = {}
         self.unanswered_since: float | None = None  # a frame was sent and nothing came back yet
         self._has_reported = False  # it has gauges of its own, of requests and of KV pages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from cluster import metrics
 from cluster.breaker import BreakerBook
@@ -27,7 +27,7 @@ class DrafterReplicas:
     def __init__(self, config: CoordinatorConfig, recorder: Recorder) -> None:
         self._recorder = recorder
         self._by_name: dict[str, dict[str, DrafterReplica]] = {}
-        self._inside: dict[str, dict[str, DrafterReplica]] = {}  # of targets, by name and target
+        self._inside: dict[str, frozenset[str]] = {}  # names of the drafters in each target
         self._seen: set[str] = set()
         self._refused: set[str] = set()
         self._faults: dict[str, Counter[str]] = {}
@@ -52,7 +52,10 @@ class DrafterReplicas:
         link: DrafterLink,
     ) -> DrafterReplica:
         """A breaker that the replica's former life opened stays open."""
-        replica = self.create(name, replica_id, description, link)
+        breaker = self.breakers.of(name, replica_id)
+        replica = DrafterReplica(
+            name, replica_id, description, link, breaker, self._max_frame_tokens
+        )
         self._by_name.setdefault(name, {})[replica.id] = replica
         self._seen.add(name)
         self._refused.discard(name)
@@ -60,26 +63,20 @@ class DrafterReplicas:
         record_engines(self._recorder, replica_id, description)
         return replica
 
-    def create(
-        self, name: str, replica_id: str, description: WorkerDescription, link: DrafterLink
-    ) -> DrafterReplica:
-        """A replica, which only `add` makes one of the pool."""
-        breaker = self.breakers.of(name, replica_id)
-        return DrafterReplica(name, replica_id, description, link, breaker, self._max_frame_tokens)
+    def meet_residents(self, target_id: str, names: Sequence[str]) -> None:
+        """A target has joined, with these drafters inside it."""
+        self._inside[target_id] = frozenset(names)
+        self._seen.update(names)
+        self._count_residents(names)
 
-    def host(
-        self, name: str, target_id: str, description: WorkerDescription, link: DrafterLink
-    ) -> DrafterReplica:
-        """A drafter inside a target, which nobody picks: it comes with its target."""
-        replica = self.create(name, target_id, description, link)
-        replica.is_resident = True
-        self._inside.setdefault(name, {})[target_id] = replica
-        self._seen.add(name)
-        return replica
+    def lose_residents(self, target_id: str) -> None:
+        """A target has left."""
+        self._count_residents(self._inside.pop(target_id, frozenset()))
 
-    def leave(self, resident: DrafterReplica) -> None:
-        """The target of that drafter has left."""
-        self._inside.get(resident.name, {}).pop(resident.id, None)
+    def _count_residents(self, names: Iterable[str]) -> None:
+        for name in names:
+            num_targets = sum(name in inside for inside in self._inside.values())
+            self._recorder.set(metrics.DRAFTER_UP, num_targets, drafter=name)
 
     def remove(self, replica: DrafterReplica, now: float, *, failed: bool) -> bool:
         """False when it was not there any more."""
@@ -122,12 +119,10 @@ class DrafterReplicas:
 
     def left_alone(self, now: float) -> list[str]:
         """Names of the drafters none of whose replicas may be used at present."""
-        names = {*self._by_name, *self._inside}
         return sorted(
             name
-            for name in names
-            if (replicas := self._all_of(name))
-            and not any(replica.breaker.allows(now) for replica in replicas)
+            for name, replicas in self._by_name.items()
+            if replicas and not any(each.breaker.allows(now) for each in replicas.values())
         )
 
     def pick(
@@ -153,15 +148,15 @@ class DrafterReplicas:
         """How many of the drafters `names` could serve a request now."""
         return Availability(
             num_configured=len(names),
-            num_usable=sum(
-                any(replica.breaker.allows(now) for replica in self._all_of(name)) for name in names
-            ),
+            num_usable=sum(self._is_usable(name, now) for name in names),
             num_refused=len(self._refused.intersection(names)),
             num_seen=len(self._seen.intersection(names)),
         )
 
-    def _all_of(self, name: str) -> list[DrafterReplica]:
-        return [*self._by_name.get(name, {}).values(), *self._inside.get(name, {}).values()]
+    def _is_usable(self, name: str, now: float) -> bool:
+        replicas = self._by_name.get(name, {}).values()
+        is_inside = any(name in inside for inside in self._inside.values())
+        return is_inside or any(replica.breaker.allows(now) for replica in replicas)
 
     def is_stalled(self, replica: DrafterReplica, now: float) -> bool:
         """Whether it has owed an answer for too long."""

@@ -27,16 +27,14 @@ from cluster.metrics import Recorder
 log = logging.getLogger(__name__)
 
 _MAX_RETRIES_IN_A_ROW = 3
+_MAX_REOPENED_IN_A_ROW = 8  # a link may lose frames too
 # Weight of the newest finished request in the estimate behind Retry-After, and its bounds.
 _DURATION_WEIGHT = 0.1
 _RETRY_AFTER_S = (1.0, 60.0)
 
 
 class SessionTable:
-    """All live sessions of a coordinator, those with a place and those that wait for one.
-
-    Changes that a target must hear of are noted in `touched`; the caller dispatches those seats.
-    """
+    """All live sessions of a coordinator, those with a place and those that wait for one."""
 
     def __init__(
         self,
@@ -60,7 +58,6 @@ class SessionTable:
         self._started_at = self._unserved_since = clock()
         self.sessions: dict[str, Session] = {}
         self.seats: dict[str, TargetSeat] = {}
-        self.touched: set[TargetSeat] = set()
         self.limits = Limits()
 
     @property
@@ -85,14 +82,14 @@ class SessionTable:
         is_drawn = not session.is_scored and request.params.beams is None
         if options.enabled and limit > 0 and is_drawn:
             session.max_draft_tokens = limit
-            session.drafters = tuple(
-                name for name in self._drafters_of(request) if self._may_help(name, request)
-            )
+            names = self._drafters_of(request)
+            session.help_by(tuple(name for name in names if self._may_help(name, request)))
         if options.latency_class is not None:
             session.weight = self._config.coordinator.latency_classes[options.latency_class]
         self.sessions[session_id] = session
         self._recorder.add(metrics.PROMPT_TOKENS, session.prompt_len, task=request.task)
-        if session.remaining_tokens(self.limits) <= 0:  # resumed at its very end
+        session.limit(self.limits)
+        if session.remaining <= 0:  # resumed at its very end
             self._line.push(session)
             self.finish(session, FinishReason.LENGTH)
             session.deliver(session.event(session.num_output_tokens, None, FinishReason.LENGTH))
@@ -132,9 +129,27 @@ class SessionTable:
         if session.num_retries > _MAX_RETRIES_IN_A_ROW:
             self.fail(session, error)
             return
+        self.put_back(session)
+
+    def put_back(self, session: Session) -> None:
+        """Its target has no place for it: it waits for one, elsewhere if possible."""
         if session.target is not None:
             session.shunned_target = session.target.id
         self._put_back([session])
+
+    def reopen(self, session: Session) -> None:
+        """Let its target begin it anew, from what is known here; one that loses it again and again
+        is no place for it."""
+        seat = None if session.target is None else self.seats.get(session.target.id)
+        if seat is None:
+            return
+        session.num_reopened += 1
+        if session.num_reopened > _MAX_REOPENED_IN_A_ROW:
+            session.num_reopened = 0
+            self.relocate(session, WorkerError(f"target {seat.id} loses the text again and again"))
+            return
+        session.generation = next(self._generations)
+        seat.open(session)
 
     def lose_seat(self, seat: TargetSeat) -> None:
         """The target is gone; its sessions are prefilled again wherever there is room."""
@@ -146,11 +161,9 @@ class SessionTable:
             self._recorder.add(metrics.FAILOVERS, len(lost))
         for session in lost:
             seat.drop(session)
-            if session.in_flight is not None:
-                # A request that brings down every target it meets must not go round for ever.
-                session.num_retries += 1
+            # A request that brings down every target it meets must not go round for ever.
+            session.num_retries += 1
         self._put_back(lost)
-        self.touched.discard(seat)
         for session in lost:
             if session.num_retries > _MAX_RETRIES_IN_A_ROW:
                 self.fail(session, WorkerError("every target that took the request was lost"))
@@ -233,7 +246,8 @@ class SessionTable:
         )
 
     def _place(self, session: Session, seat: TargetSeat) -> None:
-        if session.remaining_tokens(self.limits) <= 0:
+        session.limit(self.limits)
+        if session.remaining <= 0:
             # It was admitted while no target had told its context limit yet.
             limit = self.limits.max_context_len
             message = f"the prompt has {len(session.tokens)} tokens, the context limit is {limit}"
@@ -242,14 +256,8 @@ class SessionTable:
         session.generation = next(self._generations)
         if session.queue_time_s is None:
             session.queue_time_s = self._clock() - session.arrived_at
-        session.target = seat
-        session.target_len = 0
-        session.num_misses = 0
-        session.sends_params = True
-        session.status = Status.PREFILL
-        seat.sessions[session.id] = session
-        seat.unsent[session.id] = session
-        self.touched.add(seat)
+        session.status = Status.RUNNING
+        seat.open(session)
         # Drafters on other devices read the prompt while the target does.
         self._pool.commit(session, self._clock())
 
@@ -261,15 +269,11 @@ class SessionTable:
 
     def _leave(self, session: Session) -> None:
         """Take `session` out of its seat or of the line."""
-        session.in_flight = None
-        self._pool.leave_residents(session)
         place, session.target = session.target, None
         # One that was lost is told nothing any more.
         seat = None if place is None else self.seats.get(place.id)
         if seat is not None:
             seat.drop(session)
-            seat.released.append(session.id)
-            self.touched.add(seat)
         elif session.status is Status.WAITING and session in self._line:
             self._line.remove(session)
 
@@ -283,7 +287,7 @@ def error_event(
         position=session.num_output_tokens if session else 0,
         token_ids=EMPTY_TOKENS,
         finish_reason=FinishReason.ERROR,
-        stats=session.statistics.snapshot() if session else None,
+        stats=session.statistics.snapshot(session.names) if session else None,
         queue_time_s=(session.queue_time_s or 0.0) if session else 0.0,
         error_code=error.code,
         error_message=error.message,

@@ -1,21 +1,16 @@
-"""What speculation did: per request, per drafter, and per round."""
+"""What speculation did: per request, per drafter, and per step."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from cluster import metrics
-from cluster.core import SpeculationStats, TokenArray
+from cluster.core import SpeculationStats
+from cluster.messages import StepReport, TextVerdict
 from cluster.metrics import Recorder
-from cluster.spec.credit import credited, owners
 
-if TYPE_CHECKING:
-    from cluster.coordinator.in_flight import InFlight
-
-_MAX_RECENT_ROUNDS = 512
+_MAX_RECENT_STEPS = 512
 
 
 class RequestStatistics:
@@ -25,7 +20,7 @@ class RequestStatistics:
     """
 
     __slots__ = (
-        "_accepted_by_drafter",
+        "_accepted",
         "_first_at",
         "_histogram",
         "_last_at",
@@ -33,8 +28,8 @@ class RequestStatistics:
         "_num_drafted",
         "_num_spec_steps",
         "_num_steps",
-        "_shared_by_drafter",
-        "_verified_by_drafter",
+        "_shared",
+        "_verified",
         "idle_because",
     )
 
@@ -44,9 +39,10 @@ class RequestStatistics:
         self._num_drafted = 0
         self._num_accepted = 0
         self._histogram: list[int] = []
-        self._accepted_by_drafter: Counter[str] = Counter()
-        self._shared_by_drafter: Counter[str] = Counter()
-        self._verified_by_drafter: Counter[str] = Counter()
+        # By the number of the drafter.
+        self._accepted: Counter[int] = Counter()
+        self._shared: Counter[int] = Counter()
+        self._verified: Counter[int] = Counter()
         self._first_at: float | None = None
         self._last_at = 0.0
         self.idle_because = ""
@@ -55,41 +51,48 @@ class RequestStatistics:
     def has_speculated(self) -> bool:
         return self._num_spec_steps > 0
 
-    def record_step(self, in_flight: InFlight, path: TokenArray, now: float) -> None:
-        """One target step that emitted tokens.  path: the accepted nodes of the tree in flight."""
+    def record_step(self, verdict: TextVerdict, now: float) -> None:
+        """One target step that emitted tokens."""
         self._num_steps += 1
         self._last_at = now
         if self._first_at is None:
             self._first_at = now
-        num_drafted, num_accepted = len(in_flight.tree), len(path)
-        if num_drafted == 0 or not in_flight.drafters:  # plain, or a part of a given output
+        if verdict.num_nodes == 0:
             return
-        verified = in_flight.num_proposed or (num_drafted,)
-        self._verified_by_drafter.update(dict(zip(in_flight.drafters, verified, strict=False)))
-        if num_accepted:
-            own, shared = in_flight.credited(path)
-            self._accepted_by_drafter.update(dict(zip(in_flight.drafters, own, strict=True)))
-            self._shared_by_drafter.update(dict(zip(in_flight.drafters, shared, strict=True)))
+        num_accepted = len(verdict.sources)
+        self._verified.update(dict(enumerate(verdict.verified)))
+        self._accepted.update(verdict.owners)
+        for bits, owner in zip(verdict.sources.tolist(), verdict.owners, strict=True):
+            self._shared.update(place for place in _places(bits) if place != owner)
         self._num_spec_steps += 1
-        self._num_drafted += num_drafted
+        self._num_drafted += verdict.num_nodes
         self._num_accepted += num_accepted
         if num_accepted >= len(self._histogram):
             self._histogram.extend([0] * (num_accepted + 1 - len(self._histogram)))
         self._histogram[num_accepted] += 1
 
-    def snapshot(self) -> SpeculationStats:
+    def snapshot(self, names: Sequence[str]) -> SpeculationStats:
+        """names: of the request's drafters, as its verdicts number them."""
         return SpeculationStats(
             num_steps=self._num_steps,
             num_spec_steps=self._num_spec_steps,
             num_draft_tokens=self._num_drafted,
             num_accepted_draft_tokens=self._num_accepted,
             acceptance_histogram=tuple(self._histogram),
-            accepted_by_drafter={n: c for n, c in self._accepted_by_drafter.items() if c},
-            shared_by_drafter={n: c for n, c in self._shared_by_drafter.items() if c},
-            verified_by_drafter={n: c for n, c in self._verified_by_drafter.items() if c},
+            accepted_by_drafter=_named(self._accepted, names),
+            shared_by_drafter=_named(self._shared, names),
+            verified_by_drafter=_named(self._verified, names),
             idle_because=self.idle_because,
             decode_time_s=0.0 if self._first_at is None else self._last_at - self._first_at,
         )
+
+
+def _places(bits: int) -> list[int]:
+    return [place for place in range(bits.bit_length()) if bits >> place & 1]
+
+
+def _named(counts: Counter[int], names: Sequence[str]) -> dict[str, int]:
+    return {names[place]: count for place, count in counts.items() if count and place < len(names)}
 
 
 class Attribution:
@@ -105,24 +108,23 @@ class Attribution:
         self._totals: dict[str, tuple[int, int, int]] = {}
         # How many trees were like this: (drafter, task, nodes that count for it, depths accepted of
         # those, accepted nodes of its that count for another).
-        self._counts: Counter[tuple[str, str, int, Sequence[int], int]] = Counter()
+        self._counts: Counter[tuple[str, str, int, tuple[int, ...], int]] = Counter()
 
-    def add(self, task: str, in_flight: InFlight, path: TokenArray) -> None:
-        """One verified tree.  path: its accepted nodes, root first."""
-        drafters, num_nodes = in_flight.drafters, len(in_flight.tree)
-        num_trees, num_drafted, num_accepted = self._totals.get(task, (0, 0, 0))
-        self._totals[task] = num_trees + 1, num_drafted + num_nodes, num_accepted + len(path)
-        if len(drafters) == 1:
-            self._counts[drafters[0], task, num_nodes, range(len(path)), 0] += 1
-            return
-        proposed = in_flight.proposed()
-        own, _ = credited(proposed)
-        _, shared = credited(proposed[:, path])
-        of_path = owners(proposed[:, path]).tolist()
-        for index, drafter in enumerate(drafters):
-            if in_flight.num_proposed[index]:
-                accepted = tuple(depth for depth, owner in enumerate(of_path) if owner == index)
-                self._counts[drafter, task, own[index], accepted, shared[index]] += 1
+    def add(self, task: str, names: Sequence[str], verdict: TextVerdict) -> None:
+        """One verified tree of a text whose drafters have these names."""
+        bits, num_accepted = verdict.sources.tolist(), len(verdict.sources)
+        num_trees, num_drafted, num_kept = self._totals.get(task, (0, 0, 0))
+        self._totals[task] = (
+            num_trees + 1, num_drafted + verdict.num_nodes, num_kept + num_accepted
+        )  # fmt: skip
+        columns = zip(names, verdict.verified, verdict.credited, strict=False)
+        for place, (name, num_proposed, num_own) in enumerate(columns):
+            if num_proposed:
+                accepted = tuple(
+                    depth for depth, owner in enumerate(verdict.owners) if owner == place
+                )
+                num_shared = sum(each >> place & 1 for each in bits) - len(accepted)
+                self._counts[name, task, num_own, accepted, num_shared] += 1
 
     def record(self, recorder: Recorder) -> None:
         for task, (num_trees, num_drafted, num_accepted) in self._totals.items():
@@ -141,59 +143,25 @@ class Attribution:
                 recorder.add(metrics.NUM_ACCEPTED_PER_POS, count, **labels, position=str(depth))
 
 
-@dataclass(frozen=True, slots=True)
-class RoundTimes:
-    """The timestamps of one decode round, in seconds of the coordinator's clock.
-
-    sent_at: its verify frame was handed to the link.  received_at: its last verdict was read.
-    next_sent_at: the next round's verify frame was handed over in the same call path, after a wait
-    of waited_s for drafts, if one was bought.  drafted_s: what the residents took before it.
-    """
-
-    sent_at: float
-    received_at: float
-    next_sent_at: float
-    num_sequences: int
-    num_nodes: int
-    step_time_s: float
-    forward_time_s: float
-    queue_time_s: float
-    waited_s: float = 0.0
-    drafted_s: float = 0.0
-
-    @property
-    def outside_s(self) -> float:
-        """The whole round less forward and drafting: wire, codec, sampling, queues, coordinator."""
-        return self.next_sent_at - self.sent_at - self.forward_time_s - self.drafted_s
-
-    @property
-    def coordinator_s(self) -> float:
-        """From the verdict's arrival to the next frame: the coordinator's share, waits included."""
-        return self.next_sent_at - self.received_at
-
-
-class RecentRounds:
-    """A ring of the last rounds, for status reports and benchmarks."""
+class RecentSteps:
+    """A ring of the last steps, for status reports and benchmarks."""
 
     def __init__(self) -> None:
-        self._rounds: deque[RoundTimes] = deque(maxlen=_MAX_RECENT_ROUNDS)
+        self._steps: deque[StepReport] = deque(maxlen=_MAX_RECENT_STEPS)
 
-    def add(self, times: RoundTimes) -> None:
-        self._rounds.append(times)
+    def add(self, report: StepReport) -> None:
+        self._steps.append(report)
 
     def report(self) -> list[dict[str, float]]:
-        """One plain record per round, oldest first."""
+        """One plain record per step, oldest first."""
         return [
             {
-                "num_sequences": times.num_sequences,
-                "num_nodes": times.num_nodes,
-                "step_time_s": times.step_time_s,
-                "forward_time_s": times.forward_time_s,
-                "queue_time_s": times.queue_time_s,
-                "outside_s": times.outside_s,
-                "coordinator_s": times.coordinator_s,
-                "waited_s": times.waited_s,
-                "round_trip_s": times.received_at - times.sent_at,
+                "num_sequences": step.num_sequences,
+                "num_nodes": step.num_nodes,
+                "step_time_s": step.step_time_s,
+                "forward_time_s": step.forward_time_s,
+                "period_s": step.period_s,
+                "draft_time_s": step.draft_time_s,
             }
-            for times in self._rounds
+            for step in self._steps
         ]

@@ -8,19 +8,16 @@ from collections.abc import Callable
 
 from cluster.config import CoordinatorConfig
 from cluster.coordinator.adapters import AdapterNews
-from cluster.coordinator.controller import Controller
-from cluster.coordinator.liveness import Liveness, Overdue
-from cluster.coordinator.residents import ResidentDrafters
-from cluster.coordinator.round_log import RoundLog
-from cluster.coordinator.rounds import RoundLoop
+from cluster.coordinator.drafters import DrafterPool
+from cluster.coordinator.liveness import Liveness
+from cluster.coordinator.relay import Relay
 from cluster.coordinator.sessions import SessionTable
+from cluster.coordinator.step_log import StepLog
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.workers import check_target, limits_of, run_link
-from cluster.errors import WorkerError
-from cluster.messages import VerdictFrame, VerifyFrame, WorkerDescription
+from cluster.messages import StepFrame, VerdictFrame, WorkerDescription
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.spec.step_profile import StepProfile
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +26,8 @@ log = logging.getLogger(__name__)
 _MAX_LAPSE_S = 1.0
 # What is queued for a target when the coordinator stops is worth no longer wait.
 _FLUSH_GRACE_S = 1.0
-# Turns of the event loop within which a verdict is committed and the next batch is under way.
-_FORMING_TURNS = 6
+# How often a target hears which texts it is to have.
+_HEARTBEAT_S = 1.0
 
 
 class TargetLinks:
@@ -40,27 +37,23 @@ class TargetLinks:
         self,
         settings: CoordinatorConfig,
         table: SessionTable,
-        rounds: RoundLoop,
-        residents: ResidentDrafters,
-        controller: Controller,
-        log_of_rounds: RoundLog,
+        relay: Relay,
+        pool: DrafterPool,
+        log_of_steps: StepLog,
         adapters: AdapterNews,
         max_frame_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._table = table
         self._adapters = adapters
-        self._rounds = rounds
-        self._residents = residents
-        self._controller = controller
-        self._log = log_of_rounds
+        self._relay = relay
+        self._pool = pool
+        self._log = log_of_steps
         self._liveness = Liveness(settings.target_silence_s, settings.target_timeout_s)
-        self._num_cohorts = 2 if settings.cohorts == "two" else 1
         self._max_frame_tokens = max_frame_tokens
         self._clock = clock
         self._tasks: dict[TargetSeat, asyncio.Task[None]] = {}
-        self._looked_at = clock()
-        self._num_forming = 0  # targets that wait for their next batch while it is formed
+        self._looked_at = self._beaten_at = clock()
 
     @property
     def seats(self) -> list[TargetSeat]:
@@ -71,19 +64,15 @@ class TargetLinks:
         check_target(description, (seat.description for seat in self.seats))
 
     def add(
-        self, target_id: str, description: WorkerDescription, link: Link[VerifyFrame, VerdictFrame]
+        self, target_id: str, description: WorkerDescription, link: Link[StepFrame, VerdictFrame]
     ) -> asyncio.Task[None]:
         """Give a target that was checked work from now on; the task ends when it has left."""
-        seat = TargetSeat(target_id, description, link, self._max_frame_tokens, self._clock())
-        seat.num_cohorts = self._num_cohorts
-        self._residents.join(seat)
+        seat = TargetSeat(target_id, description, link, self._max_frame_tokens)
         self._table.seats[target_id] = seat
-        profile = StepProfile.of(description.step_rows, description.step_times_s)
-        self._controller.meet(target_id, profile, description.draft_times)
+        self._pool.replicas.meet_residents(target_id, description.residents)
         self._update_limits()
         log.info("target joined id=%s model=%s", target_id, description.model_hash[:12])
         self._table.admit()
-        self.dispatch_touched()
         task = self._tasks[seat] = asyncio.create_task(self._run(seat))
         return task
 
@@ -104,45 +93,27 @@ class TargetLinks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def leave_silent(self, now: float) -> None:
-        """Act on what has not been heard of for too long; to be called twice a second or so."""
+    def tick(self, now: float) -> None:
+        """Leave targets that have not been heard of for too long, and let the others hear; to be
+        called twice a second or so."""
         elapsed_s = min(now - self._looked_at, _MAX_LAPSE_S)
         self._looked_at = now
+        is_beat_due = now - self._beaten_at >= _HEARTBEAT_S
+        if is_beat_due:
+            self._beaten_at = now
         for seat in self.seats:
-            self._attend(seat, self._liveness.pass_time(seat, elapsed_s))
-
-    def dispatch_touched(self) -> None:
-        """Queue what targets must hear of sessions that came, went or moved."""
-        while self._table.touched:
-            self._rounds.dispatch(self._table.touched.pop())
-
-    async def wait_sent(self) -> None:
-        """Return when no batch is being formed that a target waits for, or some turns later."""
-        for _ in range(_FORMING_TURNS):  # a target that takes nothing holds up nobody's events
-            await asyncio.sleep(0)
-            if not self._num_forming:
-                return
-
-    def _attend(self, seat: TargetSeat, overdue: Overdue) -> None:
-        """Do something about what a target has not answered in time."""
-        if overdue.why_left:
-            log.error("target is left id=%s: it %s", seat.id, overdue.why_left)
-            self.remove(seat.id)
-            return
-        for session in overdue.again:
-            log.warning("an item is lost at target id=%s; it is sent again", seat.id)
-            seat.send_again(session)
-        for session in overdue.lost:
-            error = WorkerError(f"target {seat.id} does not answer for this request")
-            self._table.relocate(session, error)
-        if overdue.lost:
-            self._table.admit()
+            why = self._liveness.why_leave(seat, elapsed_s)
+            if why:
+                log.error("target is left id=%s: it %s", seat.id, why)
+                self.remove(seat.id)
+            elif is_beat_due:
+                seat.beat()
 
     def _update_limits(self) -> None:
         """What every target can serve; without targets, what the last ones could."""
         limits = limits_of(seat.description for seat in self.seats)
         if limits is not None:
-            self._table.limits = self._rounds.limits = limits
+            self._table.limits = self._relay.limits = limits
 
     async def _run(self, seat: TargetSeat) -> None:
         try:
@@ -158,42 +129,18 @@ class TargetLinks:
             self._liveness.heard(seat, frame)
             if frame.adapters is not None and self._table.seats.get(seat.id) is seat:
                 self._adapters.said(seat.id, frame.adapters)
-            if frame.is_heartbeat:
-                continue
-            self._num_forming += 1
-            try:
-                await self._answer(seat, frame)
-            finally:
-                self._num_forming -= 1
-            # An in-process target reads its frame now, and ingresses send theirs; what follows
-            # runs beside the step.
-            for _ in range(3):
-                await asyncio.sleep(0)
+            self._relay.take(seat, frame)
+            self._table.admit()
+            # Clients and drafters hear of it first.
+            await asyncio.sleep(0)
             self._log.settle()
-
-    async def _answer(self, seat: TargetSeat, frame: VerdictFrame) -> None:
-        """Commit what a target has said, and send it the next batch."""
-        self._rounds.take(seat, frame, self._clock())
-        self._table.touched.add(seat)
-        self._table.admit()
-        if seat.tends_to_wait:
-            # The next batch may well wait, too: drafters begin while it is planned,
-            # when their frames are made (the first turn) and written (the second).
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        self.dispatch_touched()
-        await seat.flush()
-        # Its frame is written in the next turn.
-        await asyncio.sleep(0)
 
     def _lose(self, seat: TargetSeat) -> None:
         if self._table.seats.get(seat.id) is seat:
             log.info("target left id=%s sessions=%d", seat.id, len(seat.sessions))
-            self._rounds.abandon(seat)
             self._table.lose_seat(seat)
-            self._residents.leave(seat)
+            self._pool.replicas.lose_residents(seat.id)
             self._log.forget(seat)
             self._liveness.forget(seat)
             self._adapters.left(seat.id)
             self._update_limits()
-            self.dispatch_touched()

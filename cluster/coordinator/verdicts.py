@@ -4,54 +4,49 @@ from __future__ import annotations
 
 import math
 
-from cluster.coordinator.in_flight import InFlight
-from cluster.core import Verdict
-from cluster.messages import StepReport, VerdictFrame
+from cluster.coordinator.session import Session
+from cluster.core import TokenArray
+from cluster.messages import TextVerdict
 
 
-def is_stuck(frame: VerdictFrame) -> bool:
-    """Whether a step could do nothing: the target lacks pages for all that it was sent.
+def problem_of(verdict: TextVerdict, session: Session, vocab_size: int) -> str | None:
+    """Why a verdict cannot be one of the session's text, which it continues; None = it can."""
+    beams = session.request.params.beams
+    if not _are_in(verdict.token_ids, vocab_size):
+        return "a token is outside the vocabulary"
+    if beams is not None:
+        return _problem_of_beams(verdict, beams.num_beams)
+    if verdict.beams:
+        return "it has beams, the request none"
+    if not len(verdict.token_ids) and verdict.finish_reason is None:
+        return "it brings nothing"
+    if len(verdict.token_ids) > max(session.remaining, 0):
+        return f"it brings {len(verdict.token_ids)} tokens, {session.remaining} are left"
+    if len(verdict.sources) > verdict.num_nodes:
+        return f"it accepts {len(verdict.sources)} drafts of {verdict.num_nodes}"
+    if len(verdict.owners) != len(verdict.sources) or not all(
+        owner < len(session.names) for owner in verdict.owners
+    ):
+        return "it credits drafters that are none of the text's"
+    if session.request.params.logprobs is not None and len(verdict.logprobs) != len(
+        verdict.token_ids
+    ):
+        return f"it has {len(verdict.logprobs)} log-probabilities"
+    return None
 
-    A report of no step (after releases) is none of that: the batch in flight may still be ahead.
-    """
-    report = frame.report
-    return (
-        report is not None
-        and report.step_time_s > 0.0
-        and not (frame.verdicts or frame.misses or frame.refusals)
-        and report.num_prefill_tokens == 0
-    )
 
-
-def is_credible(report: StepReport) -> bool:
-    """Whether the times of a report can be times: one that is no number spoils every mean."""
-    times_s = (report.step_time_s, report.forward_time_s, report.queue_time_s)
-    return all(math.isfinite(time_s) and time_s >= 0.0 for time_s in times_s)
-
-
-def are_beams_sound(verdict: Verdict, num_beams: int, vocab_size: int) -> bool:
-    """Whether its texts are some of so many beams and have as many tokens as they say."""
+def _problem_of_beams(verdict: TextVerdict, num_beams: int) -> str | None:
     token_ids, ends = verdict.token_ids, verdict.beams
-    if not 1 <= len(ends) <= num_beams or len(verdict.path):
-        return False
+    if not 1 <= len(ends) <= num_beams:
+        return f"it has {len(ends)} beams of {num_beams}"
     if sum(end.num_tokens for end in ends) != len(token_ids):
-        return False
+        return "its beams have other numbers of tokens than they say"
     if not all(math.isfinite(end.logprob) and math.isfinite(end.score) for end in ends):
-        return False
-    return not len(token_ids) or 0 <= token_ids.min() <= token_ids.max() < (vocab_size or 2**31)
+        return "a score is no number"
+    return None if verdict.finish_reason is not None else "it does not end the search"
 
 
-def is_sound(verdict: Verdict, in_flight: InFlight, vocab_size: int) -> bool:
-    """Whether the path is one of the item's tree and the tokens are the path's and one more."""
-    path = verdict.path.tolist()
-    token_ids = verdict.token_ids.tolist()
-    if len(token_ids) != len(path) + 1 or not 0 <= token_ids[-1] < (vocab_size or 2**31):
-        return False
-    if not path:
-        return True
-    tree = in_flight.tree
-    if min(path) < 0 or max(path) >= len(tree.token_ids):
-        return False
-    parents: list[int] = tree.parents[verdict.path].tolist()
-    drafted: list[int] = tree.token_ids[verdict.path].tolist()
-    return parents == [-1, *path[:-1]] and drafted == token_ids[:-1]
+def _are_in(token_ids: TokenArray, vocab_size: int) -> bool:
+    return not len(token_ids) or bool(
+        0 <= token_ids.min() <= token_ids.max() < (vocab_size or 2**31)
+    )

@@ -295,8 +295,7 @@ def _drawn(
         return token_ids[0]
     temperature = divisor(params)
     scores = [
-        logprob / temperature
-        + gumbel_scalar(params.noise_key, position, token, params.stream)
+        logprob / temperature + gumbel_scalar(params.noise_key, position, token, params.stream)
         for token, logprob in zip(token_ids, logprobs, strict=True)
     ]
     return token_ids[int(np.argmax(scores))]

@@ -20,9 +20,9 @@ from cluster.messages import (
     CommitFrame,
     EventFrame,
     ProposalFrame,
+    StepFrame,
     SubmitFrame,
     VerdictFrame,
-    VerifyFrame,
     WorkerDescription,
 )
 from cluster.rpc.codec import decode_description
@@ -136,7 +136,7 @@ async def connect_target(
     *,
     timeout_s: float = CONNECT_TIMEOUT_S,
     max_frame_bytes: int = MAX_FRAME_BYTES,
-) -> tuple[WorkerDescription, Link[VerifyFrame, VerdictFrame]]:
+) -> tuple[WorkerDescription, Link[StepFrame, VerdictFrame]]:
     """Open a link to the target at `address` ("host:port").
 
     Raises WorkerError if it cannot be reached in time, ProtocolError if it is not as `expected`.

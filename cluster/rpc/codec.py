@@ -27,7 +27,7 @@ from cluster.core import (
 from cluster.errors import ProtocolError
 from cluster.grammar_spec import GrammarSpec
 from cluster.made_for import MadeFor
-from cluster.messages import DraftTime, Refusal, WorkerDescription
+from cluster.messages import Refusal, WorkerDescription
 from cluster.rpc.codec_beams import decode_beam_spec, encode_beam_spec
 from cluster.rpc.codec_engine import decode_engine, encode_engine
 
@@ -242,18 +242,6 @@ def encode_description(description: WorkerDescription) -> pb.DescribeResponse:
         max_running_sequences=description.max_running_sequences,
         max_batch_tokens=description.max_batch_tokens,
         devices=description.devices,
-        step_rows=description.step_rows,
-        step_times_s=description.step_times_s,
-        draft_times=[
-            pb.DraftTime(
-                num_sequences=each.num_sequences,
-                num_nodes=each.num_nodes,
-                with_models=each.with_models,
-                time_s=each.time_s,
-                num_read=each.num_read,
-            )
-            for each in description.draft_times
-        ],
         native_build=description.native_build,
         is_reproducible=description.is_reproducible,
         residents=description.residents,
@@ -280,14 +268,6 @@ def decode_description(message: pb.DescribeResponse) -> WorkerDescription:
         max_running_sequences=message.max_running_sequences,
         max_batch_tokens=message.max_batch_tokens,
         devices=tuple(message.devices),
-        step_rows=tuple(message.step_rows),
-        step_times_s=tuple(message.step_times_s),
-        draft_times=tuple(
-            DraftTime(
-                each.num_sequences, each.num_nodes, each.with_models, each.time_s, each.num_read
-            )
-            for each in message.draft_times
-        ),
         native_build=message.native_build,
         is_reproducible=message.is_reproducible,
         residents=tuple(message.residents),

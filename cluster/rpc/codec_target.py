@@ -1,23 +1,32 @@
-"""The frames between coordinator and target."""
+"""The frames between coordinators and targets."""
 
 from __future__ import annotations
 
-from cluster.core import Verdict, VerifyItem
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import EMPTY_FLOATS, FloatArray
 from cluster.errors import ProtocolError
 from cluster.messages import (
     AdapterList,
-    CacheMiss,
-    DraftReport,
-    InHand,
+    Heartbeat,
+    Open,
+    PlainWhy,
+    PoolTree,
     Refusal,
+    Sample,
+    StepFrame,
     StepReport,
+    TextName,
+    TextVerdict,
     VerdictFrame,
-    VerifyFrame,
 )
 from cluster.rpc.codec import (
+    decode_finish,
     decode_logprobs,
     decode_params,
     decode_refusal,
+    encode_finish,
     encode_logprobs,
     encode_params,
     encode_refusal,
@@ -27,181 +36,222 @@ from cluster.rpc.codec import (
     unpack_tokens,
 )
 from cluster.rpc.codec_beams import decode_beam_ends, encode_beam_ends
-from cluster.rpc.codec_draft import PROPOSAL
 from cluster.rpc.frames import Decoded, FrameCodec
 from cluster.rpc.generated import target_pb2 as pb
-from cluster.spec.tree_check import ANY_VOCABULARY, are_sound, problem_of_tree
+from cluster.spec.tree_check import ANY_VOCABULARY, problem_of_tree
+
+_FLOAT32 = np.dtype("<f4")
+_UINT32 = np.dtype("<u4")
+_NO_BITS: npt.NDArray[np.uint32] = np.empty(0, dtype=np.uint32)
+_NO_BITS.setflags(write=False)
+_REPORT_FIELDS = tuple(StepReport.__dataclass_fields__)
 
 
-def _encode_item(item: VerifyItem) -> pb.VerifyItem:
-    return pb.VerifyItem(
-        request_id=item.request_id,
-        generation=item.generation,
-        base_len=item.base_len,
-        prefix_hash=item.prefix_hash,
-        delta=pack_tokens(item.delta),
-        tree_token_ids=pack_tokens(item.tree.token_ids),
-        tree_parents=pack_tokens(item.tree.parents),
-        prompt_len=item.prompt_len,
-        params=None if item.params is None else encode_params(item.params),
-        tenant=item.tenant,
-        draft_nodes=item.draft_nodes,
-        task=item.task,
-        residents=item.residents,
-        adapter=item.adapter,
-        only_look_ups=item.only_look_ups,
+def _pack_bits(bits: npt.NDArray[np.uint32]) -> bytes:
+    return bits.astype(_UINT32, copy=False).tobytes()
+
+
+def _unpack_bits(data: bytes, field: str) -> npt.NDArray[np.uint32]:
+    return np.frombuffer(_whole(data, field), dtype=_UINT32) if data else _NO_BITS
+
+
+def _unpack_floats(data: bytes, field: str) -> FloatArray:
+    return np.frombuffer(_whole(data, field), dtype=_FLOAT32) if data else EMPTY_FLOATS
+
+
+def _whole(data: bytes, field: str) -> bytes:
+    if len(data) % 4:
+        raise ProtocolError(f"{field} has {len(data)} bytes; it takes a multiple of 4")
+    return data
+
+
+def _encode_open(opened: Open) -> pb.Open:
+    return pb.Open(
+        request_id=opened.request_id,
+        generation=opened.generation,
+        token_ids=pack_tokens(opened.token_ids),
+        prefix_hash=opened.prefix_hash,
+        prompt_len=opened.prompt_len,
+        params=encode_params(opened.params),
+        max_len=opened.max_len,
+        task=opened.task,
+        tenant=opened.tenant,
+        adapter=opened.adapter,
+        drafters=opened.drafters,
+        max_draft_tokens=opened.max_draft_tokens,
+        weight=opened.weight,
     )
 
 
-def _decode_item(message: pb.VerifyItem) -> VerifyItem:
-    delta = unpack_tokens(message.delta, "delta")
-    if not len(delta):
-        raise ProtocolError("delta is empty; send at least the last committed token")
-    return VerifyItem(
+def _decode_open(message: pb.Open) -> Open:
+    token_ids = unpack_tokens(message.token_ids, "token_ids")
+    if not len(token_ids):
+        raise ProtocolError("token_ids is empty; send the whole text")
+    if not message.HasField("params"):
+        raise ProtocolError("params is absent; a text is drawn by them")
+    return Open(
         request_id=message.request_id,
         generation=message.generation,
-        base_len=message.base_len,
+        token_ids=token_ids,
         prefix_hash=message.prefix_hash,
-        delta=delta,
-        tree=make_tree(
-            unpack_tokens(message.tree_token_ids, "tree_token_ids"),
-            unpack_tokens(message.tree_parents, "tree_parents"),
-        ),
         prompt_len=message.prompt_len,
-        params=decode_params(message.params) if message.HasField("params") else None,
-        tenant=message.tenant,
-        draft_nodes=message.draft_nodes,
+        params=decode_params(message.params),
+        max_len=message.max_len,
         task=message.task,
-        residents=tuple(message.residents),
+        tenant=message.tenant,
         adapter=message.adapter,
-        only_look_ups=message.only_look_ups,
+        drafters=tuple(message.drafters),
+        max_draft_tokens=message.max_draft_tokens,
+        weight=message.weight,
     )
 
 
-def _encode_verify(frame: VerifyFrame) -> pb.VerifyFrame:
-    return pb.VerifyFrame(
-        items=map(_encode_item, frame.items), released=frame.released, apart=frame.is_apart
+def _encode_name(name: TextName) -> pb.TextName:
+    return pb.TextName(request_id=name.request_id, generation=name.generation)
+
+
+def _decode_name(message: pb.TextName) -> TextName:
+    return TextName(message.request_id, message.generation)
+
+
+def _encode_tree(tree: PoolTree) -> pb.PoolTree:
+    return pb.PoolTree(
+        request_id=tree.request_id,
+        generation=tree.generation,
+        base_len=tree.base_len,
+        prefix_hash=tree.prefix_hash,
+        token_ids=pack_tokens(tree.tree.token_ids),
+        parents=pack_tokens(tree.tree.parents),
+        survival=tree.survival.astype(_FLOAT32, copy=False).tobytes(),
+        sources=_pack_bits(tree.sources),
+        weights=tree.weights,
     )
 
 
-def _decode_verify(message: pb.VerifyFrame) -> Decoded[VerifyFrame]:
-    items: list[VerifyItem] = []
+def _decode_tree(message: pb.PoolTree) -> PoolTree | None:
+    """None for one that is no tree: it would only have been a guess."""
+    try:
+        tree = make_tree(
+            unpack_tokens(message.token_ids, "token_ids"),
+            unpack_tokens(message.parents, "parents"),
+        )
+        survival = _unpack_floats(message.survival, "survival")
+        sources = _unpack_bits(message.sources, "sources")
+    except ProtocolError:
+        return None
+    is_sound = len(sources) == len(tree) and not problem_of_tree(tree, survival, ANY_VOCABULARY)
+    if not is_sound:
+        return None
+    return PoolTree(
+        message.request_id, message.generation, message.base_len, message.prefix_hash, tree,
+        survival, sources, tuple(message.weights),
+    )  # fmt: skip
+
+
+def _encode_beat(beat: Heartbeat | None) -> pb.Heartbeat | None:
+    if beat is None:
+        return None
+    return pb.Heartbeat(texts=map(_encode_name, beat.texts), heard=beat.heard, seats=beat.seats)
+
+
+def _decode_beat(message: pb.Heartbeat) -> Heartbeat:
+    return Heartbeat(tuple(map(_decode_name, message.texts)), message.heard, message.seats)
+
+
+def _encode_steps(frame: StepFrame) -> pb.StepFrame:
+    return pb.StepFrame(
+        opens=map(_encode_open, frame.opens),
+        cancels=map(_encode_name, frame.cancels),
+        trees=map(_encode_tree, frame.trees),
+        serial=frame.serial,
+        acknowledged=frame.acknowledged,
+        heartbeat=_encode_beat(frame.heartbeat),
+    )
+
+
+def _decode_steps(message: pb.StepFrame) -> Decoded[StepFrame]:
+    opens: list[Open] = []
     refusals: list[Refusal] = []
-    for item in message.items:
+    for each in message.opens:
         try:
-            items.append(_decode_item(item))
+            opens.append(_decode_open(each))
         except ProtocolError as error:
-            refusals.append(refusal_of(item.request_id, item.generation, error))
-    if not are_sound([item.tree for item in items], None, ANY_VOCABULARY):
-        problems = [problem_of_tree(item.tree, None, ANY_VOCABULARY) for item in items]
-        refusals += [
-            refusal_of(item.request_id, item.generation, ProtocolError(problem))
-            for item, problem in zip(items, problems, strict=True)
-            if problem is not None
-        ]
-        items = [item for item, problem in zip(items, problems, strict=True) if problem is None]
-    frame = VerifyFrame(tuple(items), tuple(message.released), message.apart)
+            refusals.append(refusal_of(each.request_id, each.generation, error))
+    trees = [tree for tree in map(_decode_tree, message.trees) if tree is not None]
+    frame = StepFrame(
+        tuple(opens), tuple(map(_decode_name, message.cancels)), tuple(trees), message.serial,
+        message.acknowledged,
+        _decode_beat(message.heartbeat) if message.HasField("heartbeat") else None,
+    )  # fmt: skip
     return Decoded(frame, tuple(refusals))
 
 
-def _encode_verdict(verdict: Verdict) -> pb.Verdict:
-    return pb.Verdict(
+def _encode_verdict(verdict: TextVerdict) -> pb.TextVerdict:
+    return pb.TextVerdict(
         request_id=verdict.request_id,
         generation=verdict.generation,
         context_len=verdict.context_len,
-        path=pack_tokens(verdict.path),
         token_ids=pack_tokens(verdict.token_ids),
+        sources=_pack_bits(verdict.sources),
+        num_nodes=verdict.num_nodes,
+        owners=verdict.owners,
+        verified=verdict.verified,
+        credited=verdict.credited,
+        why=verdict.why.value,  # type: ignore[arg-type]  # the enums' values are equal
+        finish_reason=encode_finish(verdict.finish_reason),
         logprobs=encode_logprobs(verdict.logprobs),
         num_cached=verdict.num_cached,
         beams=encode_beam_ends(verdict.beams),
     )
 
 
-def _decode_verdict(message: pb.Verdict) -> Verdict:
-    path = unpack_tokens(message.path, "path")
+def _decode_verdict(message: pb.TextVerdict) -> TextVerdict:
     token_ids = unpack_tokens(message.token_ids, "token_ids")
-    beams = decode_beam_ends(message.beams, token_ids)
-    if not beams and len(token_ids) != len(path) + 1:
-        raise ProtocolError(
-            f"verdict has {len(path)} accepted nodes and {len(token_ids)} tokens; "
-            "one more token than nodes is expected"
-        )
     logprobs = decode_logprobs(message.logprobs) if message.HasField("logprobs") else ()
     if logprobs and len(logprobs) != len(token_ids):
         raise ProtocolError(f"verdict has {len(token_ids)} tokens and {len(logprobs)} logprobs")
-    return Verdict(
+    try:
+        why = PlainWhy(message.why)
+    except ValueError:
+        raise ProtocolError(f"why is {message.why}, which this version does not know") from None
+    return TextVerdict(
         request_id=message.request_id,
         generation=message.generation,
         context_len=message.context_len,
-        path=path,
         token_ids=token_ids,
+        sources=_unpack_bits(message.sources, "sources"),
+        owners=tuple(message.owners),
+        num_nodes=message.num_nodes,
+        verified=tuple(message.verified),
+        credited=tuple(message.credited),
+        why=why,
+        finish_reason=decode_finish(message.finish_reason),
         logprobs=logprobs,
         num_cached=message.num_cached,
-        beams=beams,
+        beams=decode_beam_ends(message.beams, token_ids),
     )
 
 
-def _encode_miss(miss: CacheMiss) -> pb.CacheMiss:
-    return pb.CacheMiss(
-        request_id=miss.request_id, generation=miss.generation, have_len=miss.have_len
-    )
-
-
-def _encode_in_hand(named: InHand) -> pb.InHand:
-    return pb.InHand(request_id=named.request_id, generation=named.generation)
-
-
-def _encode_report(report: StepReport) -> pb.StepReport:
-    return pb.StepReport(
-        step_time_s=report.step_time_s,
-        forward_time_s=report.forward_time_s,
-        queue_time_s=report.queue_time_s,
-        num_sequences=report.num_sequences,
-        num_nodes=report.num_nodes,
-        num_prefill_tokens=report.num_prefill_tokens,
-        pages_in_use=report.pages_in_use,
-        pages_total=report.pages_total,
-    )
+def _encode_report(report: StepReport | None) -> pb.StepReport | None:
+    if report is None:
+        return None
+    return pb.StepReport(**{name: getattr(report, name) for name in _REPORT_FIELDS})
 
 
 def _decode_report(message: pb.StepReport) -> StepReport:
-    return StepReport(
-        step_time_s=message.step_time_s,
-        forward_time_s=message.forward_time_s,
-        queue_time_s=message.queue_time_s,
-        num_sequences=message.num_sequences,
-        num_nodes=message.num_nodes,
-        num_prefill_tokens=message.num_prefill_tokens,
-        pages_in_use=message.pages_in_use,
-        pages_total=message.pages_total,
-    )
+    return StepReport(**{name: getattr(message, name) for name in _REPORT_FIELDS})
 
 
-def _encode_drafts(report: DraftReport) -> pb.DraftReport:
-    return pb.DraftReport(
-        frames=(
-            pb.ResidentFrame(drafter=name, frame=PROPOSAL.to_message(frame))
-            for name, frame in report.frames
-        ),
-        draft_time_s=report.draft_time_s,
-        num_sequences=report.num_sequences,
-        num_nodes=report.num_nodes,
-        stalled=report.stalled,
-        num_read=report.num_read,
-    )
+def _encode_sample(sample: Sample) -> pb.Sample:
+    return pb.Sample(
+        metric=sample.metric, labels=sample.labels, value=sample.value,
+        is_gauge=sample.how == "set",
+    )  # fmt: skip
 
 
-def _decode_drafts(message: pb.DraftReport) -> DraftReport:
-    return DraftReport(
-        frames=tuple(
-            (each.drafter, PROPOSAL.from_message(each.frame).frame) for each in message.frames
-        ),
-        draft_time_s=message.draft_time_s,
-        num_sequences=message.num_sequences,
-        num_nodes=message.num_nodes,
-        stalled=tuple(message.stalled),
-        num_read=message.num_read,
-    )
+def _decode_sample(message: pb.Sample) -> Sample:
+    how = "set" if message.is_gauge else "add"
+    return Sample(message.metric, how, tuple(message.labels), message.value)  # type: ignore[arg-type]
 
 
 def encode_adapters(adapters: AdapterList | None) -> pb.AdapterList | None:
@@ -217,36 +267,39 @@ def decode_adapters(message: pb.AdapterList) -> AdapterList:
 def _encode_verdicts(frame: VerdictFrame) -> pb.VerdictFrame:
     return pb.VerdictFrame(
         verdicts=map(_encode_verdict, frame.verdicts),
-        misses=map(_encode_miss, frame.misses),
         refusals=map(encode_refusal, frame.refusals),
-        report=None if frame.report is None else _encode_report(frame.report),
-        in_hand=map(_encode_in_hand, frame.in_hand),
-        drafts=None if frame.drafts is None else _encode_drafts(frame.drafts),
+        report=_encode_report(frame.report),
+        serial=frame.serial,
+        acknowledged=frame.acknowledged,
+        heartbeat=_encode_beat(frame.heartbeat),
         adapters=encode_adapters(frame.adapters),
+        samples=map(_encode_sample, frame.samples),
+        status=frame.status,
     )
 
 
 def _decode_verdicts(message: pb.VerdictFrame) -> Decoded[VerdictFrame]:
-    verdicts: list[Verdict] = []
+    verdicts: list[TextVerdict] = []
     refusals = [decode_refusal(refusal) for refusal in message.refusals]
     for verdict in message.verdicts:
         try:
             verdicts.append(_decode_verdict(verdict))
         except ProtocolError as error:
-            # The coordinator asked: to it, an unreadable answer is a refusal of its item.
+            # To the coordinator, an unreadable verdict is a refusal of its text.
             refusals.append(refusal_of(verdict.request_id, verdict.generation, error))
-    misses = tuple(
-        CacheMiss(miss.request_id, miss.generation, miss.have_len) for miss in message.misses
-    )
-    report = _decode_report(message.report) if message.HasField("report") else None
-    in_hand = tuple(InHand(each.request_id, each.generation) for each in message.in_hand)
-    drafts = _decode_drafts(message.drafts) if message.HasField("drafts") else None
-    adapters = decode_adapters(message.adapters) if message.HasField("adapters") else None
     frame = VerdictFrame(
-        tuple(verdicts), misses, tuple(refusals), report, in_hand, drafts, adapters
-    )  # fmt: skip
+        tuple(verdicts),
+        tuple(refusals),
+        _decode_report(message.report) if message.HasField("report") else None,
+        message.serial,
+        message.acknowledged,
+        _decode_beat(message.heartbeat) if message.HasField("heartbeat") else None,
+        decode_adapters(message.adapters) if message.HasField("adapters") else None,
+        tuple(map(_decode_sample, message.samples)),
+        message.status,
+    )
     return Decoded(frame)
 
 
-VERIFY = FrameCodec("VerifyFrame", _encode_verify, _decode_verify, pb.VerifyFrame.FromString)
+STEPS = FrameCodec("StepFrame", _encode_steps, _decode_steps, pb.StepFrame.FromString)
 VERDICT = FrameCodec("VerdictFrame", _encode_verdicts, _decode_verdicts, pb.VerdictFrame.FromString)

@@ -9,13 +9,13 @@ from cluster.messages import (
     EventFrame,
     ProposalFrame,
     Refusal,
+    StepFrame,
     SubmitFrame,
     VerdictFrame,
-    VerifyFrame,
 )
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT, error_event
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
-from cluster.rpc.codec_target import VERDICT, VERIFY
+from cluster.rpc.codec_target import STEPS, VERDICT
 from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
 from cluster.rpc.stream import Conversation
 
@@ -31,7 +31,7 @@ class Service:
 
 TARGET = Service(
     target_pb2.DESCRIPTOR.services_by_name["TargetService"].full_name,
-    stream="Verify",
+    stream="Steps",
     role="target",
 )
 DRAFTER = Service(
@@ -58,9 +58,9 @@ def _refuse_requests(refusals: tuple[Refusal, ...]) -> EventFrame:
     return EventFrame(tuple(error_event(refusal) for refusal in refusals))
 
 
-ASK_TARGET: Conversation[VerifyFrame, VerdictFrame] = Conversation(VERIFY, VERDICT)
-ANSWER_AS_TARGET: Conversation[VerdictFrame, VerifyFrame] = Conversation(
-    VERDICT, VERIFY, _refuse_items
+ASK_TARGET: Conversation[StepFrame, VerdictFrame] = Conversation(STEPS, VERDICT)
+ANSWER_AS_TARGET: Conversation[VerdictFrame, StepFrame] = Conversation(
+    VERDICT, STEPS, _refuse_items
 )
 ASK_DRAFTER: Conversation[CommitFrame, ProposalFrame] = Conversation(COMMIT, PROPOSAL)
 ANSWER_AS_DRAFTER: Conversation[ProposalFrame, CommitFrame] = Conversation(

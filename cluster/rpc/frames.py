@@ -71,23 +71,22 @@ def split(frame: F) -> tuple[F, F] | None:
     """Two frames that carry the items of `frame` in order; None if it has fewer than two items.
 
     The items are the tuple fields of the dataclass.  Scalar fields go into the second half, because
-    they describe the state after the items; only `is_apart`, which separates the frame from earlier
-    ones, goes into the first.  All of `released` goes into the first half: a frame may release a
-    request and open it again, and a receiver applies releases first.
+    they describe the state after the items.  All of `released` or `cancels` goes into the first
+    half: a frame may end a request and open it again, and a receiver applies these first.
     """
     first: dict[str, Any] = {}
     second: dict[str, Any] = {}
-    released: tuple[str, ...] = getattr(frame, "released", ())
+    first_of_all = "cancels" if hasattr(frame, "cancels") else "released"
+    released: tuple[Any, ...] = getattr(frame, first_of_all, ())
     num_items = 0
     halved = bool(released)
     for field in dataclasses.fields(frame):  # type: ignore[arg-type]
         value = getattr(frame, field.name)
         if not isinstance(value, tuple):
-            half = first if field.name == "is_apart" else second
-            half[field.name] = value
+            second[field.name] = value
             continue
         num_items += len(value)
-        if field.name == "released":
+        if field.name == first_of_all:
             continue
         # The odd item goes to each half in turn; otherwise two fields of one item would not split.
         middle = len(value) // 2 if halved else (len(value) + 1) // 2
@@ -98,6 +97,6 @@ def split(frame: F) -> tuple[F, F] | None:
     if released:
         alone = len(released) == num_items
         middle = len(released) // 2 if alone else len(released)
-        first["released"], second["released"] = released[:middle], released[middle:]
+        first[first_of_all], second[first_of_all] = released[:middle], released[middle:]
     kind: Any = type(frame)
     return kind(**first), kind(**second)

@@ -21,9 +21,9 @@ from cluster.messages import (
     CommitFrame,
     EventFrame,
     ProposalFrame,
+    StepFrame,
     SubmitFrame,
     VerdictFrame,
-    VerifyFrame,
     WorkerDescription,
 )
 from cluster.rpc.codec import encode_description
@@ -90,7 +90,7 @@ class RunningServer:
 
 
 async def serve_target(
-    worker: Serves[VerdictFrame, VerifyFrame],
+    worker: Serves[VerdictFrame, StepFrame],
     host: str = "127.0.0.1",
     port: int = 0,
     *,

@@ -20,7 +20,7 @@ import numpy as np
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec import evidence
-from cluster.spec.forest import Indices, Mask
+from cluster.spec.forest import Floats, Indices, Mask
 from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator, claimed_conditionals
 from cluster.spec.tree import depths, walk
@@ -61,6 +61,33 @@ class Seen:
         return cls(drafter, group, base_len, tree, claimed, depth)
 
 
+@record(frozen=True, slots=True, eq=False)
+class Outcome:
+    """What became of a tree.
+
+    conditionals, accepted: float64[known], of the nodes whose fate is known: what was claimed for
+    each, given its parent, and 1 where it was on the text.  accepted_of_best: int64[DRAFT_LENGTHS],
+    accepted ones of its best so many nodes.
+    """
+
+    conditionals: Floats
+    accepted: Floats
+    accepted_of_best: Indices
+
+
+def outcome_of(tree: TokenTree, claimed: FloatArray, followed: TokenArray) -> Outcome:
+    """Walk a tree along the committed tokens behind its root."""
+    on_path, known = _fates(tree, followed)
+    accepted = np.zeros(len(tree))
+    accepted[on_path] = 1.0
+    conditionals = claimed_conditionals(tree.parents, claimed)
+    counted = accepted[np.argsort(-claimed, kind="stable")].cumsum()
+    of_best = np.zeros(len(DRAFT_LENGTHS), dtype=np.int64)
+    if len(counted):
+        of_best[:] = counted[np.minimum(DRAFT_LENGTHS, len(counted)) - 1]
+    return Outcome(conditionals[known], accepted[known], of_best)
+
+
 class Score:
     """What one drafter's trees have been worth for one group."""
 
@@ -79,24 +106,19 @@ class Score:
         deep, the nodes beyond them are of unknown fate, and do not count.  begins:
         bool[DRAFT_LENGTHS], whether a step with so many nodes would have begun here, None = all.
         """
-        on_path, known = _fates(tree, followed)
-        accepted = np.zeros(len(tree))
-        accepted[on_path] = 1.0
-        conditionals = claimed_conditionals(tree.parents, claimed)
-        self.calibrator.observe(conditionals[known], accepted[known])
-        order = np.argsort(-claimed, kind="stable")
-        totals = np.zeros(DRAFT_LENGTHS[-1] + 1)
-        counted = np.cumsum(accepted[order])[: DRAFT_LENGTHS[-1]]
-        totals[1 : len(counted) + 1] = counted
-        totals[len(counted) + 1 :] = counted[-1] if len(counted) else 0.0
-        found = totals[DRAFT_LENGTHS]
+        outcome = outcome_of(tree, claimed, followed)
+        self.enter(outcome, begins)
+        return outcome.accepted_of_best
+
+    def enter(self, outcome: Outcome, begins: Mask | None = None) -> None:
+        """The same of a tree whose outcome is known."""
+        self.calibrator.observe(outcome.conditionals, outcome.accepted)
+        found = outcome.accepted_of_best.astype(np.float64)
         counts = np.ones(len(DRAFT_LENGTHS)) if begins is None else begins.astype(np.float64)
         kept = 0.5 ** (1.0 / _HALF_LIFE)
         self._num_trees = kept * self._num_trees + 1.0
         self._sums *= kept
         self._sums += counts * (np.ones(len(DRAFT_LENGTHS)), found, found**2)
-        accepted_of_best: Indices = found.astype(np.int64)
-        return accepted_of_best
 
     @property
     def num_trees(self) -> float:
@@ -170,10 +192,11 @@ class AcceptanceModel:
             return
         begins = None if next_steps is None else seen.base_len >= next_steps
         for_all = self._of_all_tasks.setdefault((seen.drafter, seen.group[1]), Score())
+        outcome = outcome_of(seen.tree, seen.claimed, followed)
         for score in (self.score(seen.drafter, seen.group), for_all):
-            accepted = score.add(seen.tree, seen.claimed, followed, begins)
+            score.enter(outcome, begins)
         if next_steps is not None:
-            next_steps[begins] = seen.base_len + accepted[begins] + 1
+            next_steps[begins] = seen.base_len + outcome.accepted_of_best[begins] + 1
 
     def __iter__(self) -> Iterator[tuple[str, Group, Score]]:
         for (drafter, group), score in self._scores.items():

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from cluster.core import FloatArray
-from cluster.spec.forest import Indices, Mask
+from collections.abc import Sequence
 
 
-def is_proposed(claimed: FloatArray) -> Mask:
-    """bool[drafters, nodes] of float32[drafters, nodes]: NaN where it did not propose the node."""
-    proposed: Mask = claimed == claimed  # NaN is not itself
-    return proposed
+def owners(sources: Sequence[int], order: Sequence[int]) -> list[int]:
+    """The drafter for which each node counts: the first one in `order` that had proposed it.
 
-
-def owners(proposed: Mask) -> Indices:
-    """The drafter for which each node counts: the first of those that had proposed it.
-
-    proposed: bool[drafters, nodes], the drafter with the largest weight first.  Every node has one.
+    sources: of each node its drafters, as bits.  order: drafters' numbers, the one with the largest
+    weight first.  -1: nobody in `order` had proposed it.
     """
-    found: Indices = proposed.argmax(axis=0)
-    return found
+    known: dict[int, int] = {}
+    for bits in sources:
+        if bits not in known:
+            known[bits] = next((place for place in order if bits >> place & 1), -1)
+    return [known[bits] for bits in sources]
 
 
-def credited(proposed: Mask) -> tuple[list[int], list[int]]:
-    """How many nodes count for each drafter, and how many it had proposed that count for another.
-
-    The first add up to the number of nodes.
-    """
-    own = np.bincount(owners(proposed), minlength=len(proposed))
-    return own.tolist(), (proposed.sum(axis=1) - own).tolist()
+def counts(numbers: Sequence[int], length: int) -> tuple[int, ...]:
+    """How often each number from 0 to length stands there."""
+    found = [0] * length
+    for number in numbers:
+        if 0 <= number < length:
+            found[number] += 1
+    return tuple(found)

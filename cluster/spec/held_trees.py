@@ -42,8 +42,7 @@ class MergedTrees:
     moved, -2 = the text has left the tree.  left: the trees below their roots.  claimed,
     calibrated: float32[n] of these, given that the root was reached.
     merged: the union of each sequence's trees.  survival: float32[m], not increasing along a path.
-    claims: float32[k, m], what the k-th of a sequence's trees that have nodes claimed for it; NaN
-    where it does not hold the node.
+    places: int64[n], where in the union each node that is left has gone.
     """
 
     roots: Indices
@@ -52,4 +51,4 @@ class MergedTrees:
     calibrated: FloatArray
     merged: Forest
     survival: FloatArray
-    claims: FloatArray
+    places: Indices

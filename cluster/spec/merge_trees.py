@@ -46,11 +46,11 @@ def merge_trees_one_by_one(held: HeldTrees) -> MergedTrees:
         for indices in members
     ]
     merged = join([each.tree for each in unions])
-    claims = np.full((max([1, *map(len, members)]), merged.num_nodes), np.nan, dtype=np.float32)
-    for group, indices in enumerate(members):
-        own = claims[:, merged.span(group)]
-        for slot, index in enumerate(indices):
-            own[slot, unions[group].places[slot]] = left[index].claimed
+    places = [
+        union.places[members[group].index(index)] + merged.starts[group]
+        for index, group in enumerate(held.groups)
+        if counts[index] and (union := unions[group])
+    ]
     return MergedTrees(
         np.array([each.root for each in left], dtype=np.int64),
         join(trees),
@@ -58,7 +58,7 @@ def merge_trees_one_by_one(held: HeldTrees) -> MergedTrees:
         concatenated([each.calibrated for each in left]),
         merged,
         concatenated([each.survival for each in unions]),
-        claims,
+        np.concatenate([np.empty(0, dtype=np.int64), *places]),
     )
 
 

@@ -48,3 +48,17 @@ class StepProfile:
         first = max(half, 0)
         slope = (self.times_s[-1] - self.times_s[first]) / (self.rows[-1] - self.rows[first])
         return np.asarray(found + np.maximum(wanted - self.rows[-1], 0.0) * slope)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTime:
+    """What a turn of a target's residents took: for so many sequences, nodes of each.
+
+    num_read: texts that models read before.
+    """
+
+    num_sequences: int
+    num_nodes: int
+    with_models: bool
+    time_s: float
+    num_read: int = 0

@@ -134,16 +134,21 @@ def reroot(
     if root < 0:
         kept = np.arange(len(tree), dtype=np.int32)
         return RerootResult(True, -1, tree, kept, EMPTY_FLOATS if survival is None else survival)
-    below = [False] * len(tree)
-    for node, parent in enumerate(tree.parents.tolist()):
-        below[node] = parent == root or (parent >= 0 and below[parent])
-    kept = np.flatnonzero(below).astype(np.int32)
+    kept = below(tree.parents, root)
     rest = EMPTY_FLOATS
     if survival is not None:
         # Probabilities were claimed from the old root; condition them on having come so far.
         reached_share = max(float(survival[root]), 1e-6)
         rest = np.minimum(survival[kept] / reached_share, 1.0).astype(np.float32)
     return RerootResult(True, root, subtree(tree, kept), kept, rest)
+
+
+def below(parents: TokenArray, root: int) -> TokenArray:
+    """The descendants of a node, ascending: int32[m].  parents: int32[n]."""
+    is_below = [False] * len(parents)
+    for node, parent in enumerate(parents.tolist()):
+        is_below[node] = parent == root or (parent >= 0 and is_below[parent])
+    return np.flatnonzero(is_below).astype(np.int32)
 
 
 def _edges(tree: TokenTree) -> dict[tuple[int, int], int]:

@@ -19,6 +19,7 @@ from cluster.grammar.compiler import create_compiler
 from cluster.made_for import MadeFor
 from cluster.messages import AdapterList, EngineState, WorkerDescription
 from cluster.models.resolve import resolve
+from cluster.spec.step_profile import DraftTime
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft import DraftWorker
 
@@ -37,8 +38,10 @@ _MAX_REFUSAL_LEN = 1000
 
 def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetWorker:
     """A target worker around a loaded engine, not yet started."""
+    from cluster.plan.controller import Controller
     from cluster.worker.draft_profile import profile_drafting
-    from cluster.worker.grammars import Grammars, GrammarTargetWorker
+    from cluster.worker.grammars import Grammars
+    from cluster.worker.target import TargetWorker
     from cluster.worker.verifier import Verifier
 
     settings = config.target.engine
@@ -66,8 +69,6 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         max_running_sequences=settings.max_running_sequences,
         max_batch_tokens=settings.max_batch_tokens,
         devices=devices_of(engine),
-        step_rows=profile.rows if profile else (),
-        step_times_s=profile.times_s if profile else (),
         native_build=native_build(engine),
         is_reproducible=settings.reproducible,
         residents=residents.names,
@@ -76,14 +77,20 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         made_for=residents.made_for,
     )
     verifier = Verifier(engine, open_hook=grammars.open_hook, wants=residents.wants)
+    times: tuple[DraftTime, ...] = ()
     description = replace(description, engines=_engines(engine, residents, verifier.drawn_by))
     if is_asked:
         times = profile_drafting(
             verifier, residents, engine.vocab_size, settings.max_running_sequences
         )
-        description = replace(description, draft_times=times)
-    worker = GrammarTargetWorker(verifier, description, residents, grammars)
-    worker.leases.announce(AdapterList(engine.adapters.references))
+    worker = TargetWorker(
+        verifier, description, Controller(config.coordinator, profile, times), residents,
+        max_draft_tokens=config.coordinator.max_draft_tokens,
+        silence_s=config.coordinator.target_silence_s,
+        shadows=frozenset(name for name, drafter in config.drafters.items() if drafter.shadow),
+        prepare=grammars.prepare,
+    )  # fmt: skip
+    worker.streams.announce(AdapterList(engine.adapters.references))
     return worker
 
 

@@ -11,16 +11,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 
 from cluster.core import EMPTY_TREE, SamplingParams, VerifyItem, token_array
-from cluster.messages import DraftTime
+from cluster.spec.step_profile import DraftTime
 from cluster.token_log import TokenLog
+from cluster.worker.resident import ResidentText
 from cluster.worker.residents import Residents
-from cluster.worker.target import StepVerifier
-from cluster.worker.target_lease import TargetLease
+from cluster.worker.step_verifier import StepVerifier
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +72,16 @@ def profile_drafting(
 class _Written:
     """A text that the target draws.  num_held: tokens of it that it holds."""
 
-    params: SamplingParams
-    prompt_len: int
-    tokens: TokenLog
+    resident: ResidentText
     num_held: int = 0
+
+    def item(self) -> VerifyItem:
+        opens, own = self.num_held == 0, self.resident
+        return VerifyItem(
+            own.request_id, own.generation, self.num_held, own.tokens.hash_at(self.num_held),
+            own.tokens.since(self.num_held), EMPTY_TREE, own.prompt_len,
+            params=own.params if opens else None, tenant=_TENANT if opens else b"",
+        )  # fmt: skip
 
 
 class _Group:
@@ -123,7 +128,12 @@ class _Group:
             params = SamplingParams(temperature=1.0, seed=number + 1, max_tokens=1 << 20)
             tokens = TokenLog(token_array((number + np.arange(prompt_len)) % self._vocab_size))
             name = f"draft-profile-{number}-{prompt_len}"
-            self._texts[name] = _Written(params, prompt_len, tokens)
+            self._texts[name] = _Written(
+                ResidentText(
+                    name, 1, prompt_len, params, "", _TENANT, frozenset(self._residents.names),
+                    tokens,
+                )
+            )  # fmt: skip
 
     def release(self) -> None:
         request_ids = list(self._texts)
@@ -133,49 +143,21 @@ class _Group:
     def _round(self, nodes: int, with_models: bool) -> float:
         """A step of all texts and what residents draft after it; returns what that took, 0 = it
         took several steps, or there was an error."""
-        items = {
-            request_id: self._item(request_id, text, nodes, with_models)
-            for request_id, text in self._texts.items()
-        }
+        items = {request_id: text.item() for request_id, text in self._texts.items()}
         if self._verifier.submit(list(items.values())):
             return 0.0
-        answered = 0
+        answered, time_s = 0, 0.0
         while self._verifier.has_pending:
-            frame = self._verifier.step()
-            answers = [(_NOBODY, items[each.request_id], each) for each in frame.verdicts]
-            started_at = self._clock()
-            self._residents.draft(answers, frame.report, self._verifier.last_rows)
-            time_s = self._clock() - started_at
-            answered = len(answers)
-            for verdict in frame.verdicts:
-                text = self._texts[verdict.request_id]
+            stepped = self._verifier.step()
+            own = [self._texts[each.request_id] for each in stepped.verdicts]
+            for text, verdict in zip(own, stepped.verdicts, strict=True):
                 text.num_held = verdict.context_len
-                text.tokens.append(verdict.token_ids)
+                text.resident.tokens.append(verdict.token_ids)
+                text.resident.draft_nodes = nodes
+                text.resident.only_look_ups = not with_models
+            drafted = self._residents.draft(
+                [text.resident for text in own], stepped.report.step_time_s,
+                self._verifier.last_rows,
+            )  # fmt: skip
+            answered, time_s = len(own), drafted.time_s
         return time_s if answered == len(items) else 0.0
-
-    def _item(self, request_id: str, text: _Written, nodes: int, with_models: bool) -> VerifyItem:
-        opens = text.num_held == 0
-        return VerifyItem(
-            request_id,
-            1,
-            text.num_held,
-            text.tokens.hash_at(text.num_held),
-            text.tokens.since(text.num_held),
-            EMPTY_TREE,
-            prompt_len=text.prompt_len,
-            params=text.params if opens else None,
-            tenant=_TENANT if opens else b"",
-            draft_nodes=nodes,
-            residents=self._residents.names if opens else (),
-            only_look_ups=not with_models,
-        )
-
-
-class _Nobody:
-    """Instead of a link: nobody is told of these drafts."""
-
-    def owns(self, request_id: str) -> bool:
-        return False
-
-
-_NOBODY = cast(TargetLease, _Nobody())

@@ -4,17 +4,17 @@ fails."""
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cluster import metrics
 from cluster.breaker import CircuitBreaker
 from cluster.core import (
     Commit,
-    Completion,
     DraftTask,
-    Observation,
     Proposal,
     SamplingParams,
     TokenTree,
@@ -24,7 +24,8 @@ from cluster.draft.base import Drafter
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.made_for import MadeFor
-from cluster.messages import ProposalFrame, Refusal
+from cluster.messages import Refusal
+from cluster.plan.samples import Samples
 from cluster.spec.step_cost import MAX_COMMIT
 from cluster.spec.tree_check import problem_in_text
 from cluster.token_log import TokenLog
@@ -83,6 +84,8 @@ class ResidentDrafter:
         self.engine: object = getattr(drafter, "engine", None)
         self.is_look_up = bool(getattr(drafter, "is_look_up", False))
         self.num_read = 0
+        self.faults: Counter[str] = Counter()  # by reason
+        self._told_faults: Counter[str] = Counter()
         self._drafter = ContainedDrafter(drafter, name, clock, vocab_size)
         self._breaker = breaker
         self._reset_s = reset_s
@@ -94,14 +97,13 @@ class ResidentDrafter:
 
     def draft(
         self, texts: Sequence[ResidentText], bound_s: float, deadline: float
-    ) -> tuple[ProposalFrame | None, float]:
+    ) -> tuple[list[Proposal], float]:
         """Tell it of `texts` and let it grow the trees that they want, until the deadline.
 
-        bound_s: what all residents have together.  Returns what it says, None where nothing is
-        wanted of it, and how long it took where it has stalled, else 0.
+        bound_s: what all residents have together.  Returns the trees that have nodes, and how long
+        it took where it has stalled, else 0.
         """
         mine = [text for text in texts if self.name in text.residents]
-        asked = [text for text in mine if self._num_wanted(text)]
         started = self._clock()
         is_resting = self._is_resting(started)
         told = [] if is_resting else [text for text in mine if self._is_due(text, started)]
@@ -109,11 +111,10 @@ class ResidentDrafter:
         if not self.is_look_up:
             self.num_read = sum(self._num_lacking(text) > MAX_COMMIT for text in told)
         if not told:
-            return (self._frame(asked, {}, (), ()) if asked else None), 0.0
-        observations: list[Observation] = []
+            return [], 0.0
         refusals: list[Refusal] = []
         newest: dict[str, Proposal] = {}
-        wanted = self._observe(told, observations, refusals)
+        wanted = self._observe(told, refusals)
         longest_s = self._clock() - started
         while wanted:
             began = self._clock()
@@ -126,8 +127,7 @@ class ResidentDrafter:
         stalled_s = took_s if has_stalled(longest_s, bound_s) else 0.0
         self._judge(refusals, stalled_s, has_drafted=bool(newest))
         self.mean_s += _TIME_WEIGHT * (took_s - self.mean_s)
-        frame = self._frame(asked, newest, observations, refusals) if asked else None
-        return frame, stalled_s
+        return [each for each in newest.values() if len(each.tree)], stalled_s
 
     @property
     def wants(self) -> StepWants:
@@ -148,6 +148,7 @@ class ResidentDrafter:
         taken_s = self._clock() - started
         if not has_stalled(taken_s, bound_s):
             return 0.0
+        self.faults["stalled"] += 1
         self._stalls.owe(taken_s)
         return taken_s
 
@@ -158,16 +159,25 @@ class ResidentDrafter:
         if known:
             self._drafter.release(known)
 
-    def idle_frame(self) -> ProposalFrame:
-        """What it holds, and how long it has drafted since this was last said."""
+    def record(self, samples: Samples, worker_id: str) -> None:
+        """Say what it holds, and how long it has drafted since this was last said."""
         busy_s, self._reported_s = self._drafter.busy_s - self._reported_s, self._drafter.busy_s
+        if busy_s > 0.0:
+            samples.add(metrics.DRAFT_TIME, busy_s, drafter=self.name)
+        samples.set(metrics.DRAFTER_REQUESTS, len(self._told), drafter=self.name, worker=worker_id)
+        for why, count in (self.faults - self._told_faults).items():
+            samples.add(metrics.DRAFTER_FAULTS, count, drafter=self.name, why=why)
+        self._told_faults = self.faults.copy()
         in_use, total = self._drafter.pages
-        return ProposalFrame(
-            pages_in_use=in_use,
-            pages_total=total,
-            num_requests=len(self._told),
-            draft_time_s=busy_s,
-        )
+        if total:
+            of_drafter = {"role": "drafter", "worker": f"{worker_id}/{self.name}"}
+            samples.set(metrics.KV_PAGES_IN_USE, in_use, **of_drafter)
+            samples.set(metrics.KV_PAGES_TOTAL, total, **of_drafter)
+
+    def state(self) -> str:
+        """The state of its breaker; "resting" after calls that took too long."""
+        now = self._clock()
+        return "resting" if self._stalls.is_due(now) else self._breaker.state(now)
 
     def warm_up(self, vocab_size: int) -> None:
         """Draft once for nobody: a model's first steps take longer than all that follow."""
@@ -183,10 +193,11 @@ class ResidentDrafter:
 
         is_warm: it has drafted before, so that its stalls are no first turn's."""
         self._breaker.record_success()
+        self.faults.clear()
         if not is_warm:
             self._stalls = StallDebt(self.name, self._clock)
         self._declined.clear()
-        self.idle_frame()
+        self._reported_s = self._drafter.busy_s
 
     def _is_due(self, text: ResidentText, now: float) -> bool:
         until = self._declined.get(text.request_id)
@@ -211,7 +222,6 @@ class ResidentDrafter:
     def _observe(
         self,
         texts: Sequence[ResidentText],
-        observations: list[Observation],
         refusals: list[Refusal],
     ) -> dict[str, tuple[ResidentText, DraftTask]]:
         """Tell it what it lacks; returns the texts that it holds and that want a tree."""
@@ -226,7 +236,6 @@ class ResidentDrafter:
                     continue
                 self._told[text.request_id] = (text.generation, answer.have_len)
                 if (answer.generation, answer.have_len) == (text.generation, len(text.tokens)):
-                    observations.append(answer)
                     num_nodes = self._num_wanted(text)
                     if num_nodes and not text.is_over:
                         task = DraftTask(text.request_id, text.generation, num_nodes)
@@ -305,42 +314,21 @@ class ResidentDrafter:
         errors = [error_from_code(each.code, each.message) for each in refusals]
         faults = [each for each in errors if not isinstance(each, (RequestError, CapacityError))]
         if faults:
-            for _ in faults:
+            for fault in faults:
+                self.faults["rubbish" if isinstance(fault, ProtocolError) else "refused"] += 1
                 self._breaker.record_failure(now)
         elif has_drafted:
             self._breaker.record_success()
         if stalled_s:
+            self.faults["stalled"] += 1
             self._stalls.owe(stalled_s)
 
     def _is_resting(self, now: float) -> bool:
         return self._stalls.is_due(now) or not self._breaker.allows(now)
 
-    def _frame(
-        self,
-        asked: Sequence[ResidentText],
-        newest: dict[str, Proposal],
-        observations: Sequence[Observation],
-        refusals: Sequence[Refusal],
-    ) -> ProposalFrame:
-        proposals = [each for each in newest.values() if len(each.tree)]
-        said = {each.request_id for each in proposals if each.is_complete}
-        said.update(refusal.request_id for refusal in refusals)
-        completions = [
-            Completion(text.request_id, text.generation, len(text.tokens))
-            for text in asked
-            if text.request_id not in said
-        ]
-        return replace(
-            self.idle_frame(),
-            proposals=tuple(proposals),
-            observations=tuple(observations),
-            refusals=tuple(refusals),
-            completions=tuple(completions),
-        )
-
 
 def _cut(proposal: Proposal, max_nodes: int) -> Proposal:
-    """No more nodes than were asked for: the answers of all requests must fit one frame."""
+    """No more nodes than were asked for: what it takes to choose among them grows with them."""
     if len(proposal.tree) <= max_nodes:
         return proposal
     # Parents stand before their children.

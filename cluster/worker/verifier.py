@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -27,7 +27,7 @@ from cluster.errors import (
     RequestError,
     WorkerError,
 )
-from cluster.messages import CacheMiss, Refusal, StepReport, VerdictFrame
+from cluster.messages import CacheMiss, Refusal, StepReport
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
@@ -78,7 +78,16 @@ class _Pending:
 
     item: VerifyItem
     kept: TokenArray | None
-    submitted_at: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stepped:
+    """What a step has answered: each item in one of the three."""
+
+    verdicts: Sequence[Verdict] = ()
+    misses: Sequence[CacheMiss] = ()
+    refusals: Sequence[Refusal] = ()
+    report: StepReport = field(default_factory=StepReport)
 
 
 class Verifier:
@@ -139,7 +148,7 @@ class Verifier:
         for request_id in request_ids:
             self._forget(request_id)
 
-    def step(self) -> VerdictFrame:
+    def step(self) -> Stepped:
         """One forward over what the engine picks; answers every item that it completed."""
         started_at = self._clock()
         self.last_rows = ()
@@ -178,7 +187,7 @@ class Verifier:
             except (WorkerError, RequestError) as error:
                 refusals.append(refusal(pending.item, error))
                 self._forget(pending.item.request_id)
-        report = self._report(started_at, [pending for pending, _ in answered], batch)
+        report = self._report(started_at, batch)
         unfinished = [
             (each.item, self._sequences[name])
             for name, each in self._pending.items()
@@ -187,15 +196,7 @@ class Verifier:
         taps = self._engine.last_step.taps
         self.last_rows = rows_of_step(self._wants, taps, concluded, unfinished)
         self._engine.drop_unused_adapters()
-        return VerdictFrame(tuple(verdicts), tuple(misses), tuple(refusals), report)
-
-    def idle_report(self) -> StepReport:
-        """The engine's pages as of now, in a report of no step."""
-        self._engine.drop_unused_adapters()
-        return StepReport(
-            pages_in_use=self._engine.pages_in_use,
-            pages_total=self._engine.pages_total,
-        )
+        return Stepped(verdicts, misses, refusals, report)
 
     def _admit(self, item: VerifyItem, answers: list[Answer]) -> None:
         """Queue one item, or answer what is missing; raises what makes it unacceptable."""
@@ -231,7 +232,7 @@ class Verifier:
         self._engine.submit(work)
         self._sequences[item.request_id] = sequence
         possible_item = item if kept is None else replace(item, tree=tree)
-        self._pending[item.request_id] = _Pending(possible_item, kept, self._clock())
+        self._pending[item.request_id] = _Pending(possible_item, kept)
 
     def _hand_over(self, item: VerifyItem, answers: list[Answer]) -> None:
         """Drop what an older generation of the item's request had here."""
@@ -308,15 +309,11 @@ class Verifier:
         if self._sequences.pop(request_id, None) is not None:
             self._engine.release(request_id)
 
-    def _report(
-        self, started_at: float, answered: Sequence[_Pending], batch: Sequence[Evaluated]
-    ) -> StepReport:
+    def _report(self, started_at: float, batch: Sequence[Evaluated]) -> StepReport:
         engine = self._engine
-        waited = [started_at - pending.submitted_at for pending in answered]
         return StepReport(
             step_time_s=self._clock() - started_at,
             forward_time_s=engine.last_step.forward_time_s,
-            queue_time_s=max(waited, default=0.0),
             num_sequences=len(batch),
             num_nodes=sum(len(entry.tree) for entry in batch),
             # Beams' rows make a step as long as a chunk's.
@@ -324,6 +321,12 @@ class Verifier:
             pages_in_use=engine.pages_in_use,
             pages_total=engine.pages_total,
         )
+
+    @property
+    def pages(self) -> tuple[int, int]:
+        """(KV pages in use, KV pages there are), once adapters that nobody runs with are freed."""
+        self._engine.drop_unused_adapters()
+        return self._engine.pages_in_use, self._engine.pages_total
 
 
 def fused_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:

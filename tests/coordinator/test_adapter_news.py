@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from cluster.config import CoordinatorConfig
 from cluster.coordinator.adapters import ADAPTERS, AdapterNews
-from cluster.messages import AdapterList, VerdictFrame, VerifyFrame
-from cluster.rpc.link import Link
+from cluster.messages import AdapterList, WorkerDescription
 from tests.support.coordinator.house import house, request
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.stage import Stage, stage
@@ -39,21 +39,19 @@ def test_the_reason_of_a_refusal_is_passed_on() -> None:
     assert news.current == AdapterList(("a@1",), "b does not fit")
 
 
-@dataclass
+@dataclass(eq=False)
 class Telling(ToyTarget):
     """Says at the beginning what it serves."""
 
     adapters: AdapterList = ONE
-    link: Link[VerdictFrame, VerifyFrame] | None = None
 
-    async def serve(self, link: Link[VerdictFrame, VerifyFrame]) -> None:
-        self.link = link
-        await self.tell(self.adapters)
-        await super().serve(link)
+    def begin(self, description: WorkerDescription, settings: CoordinatorConfig) -> None:
+        super().begin(description, settings)
+        self.tell(self.adapters)
 
-    async def tell(self, adapters: AdapterList) -> None:
-        assert self.link is not None
-        await self.link.send(VerdictFrame(adapters=adapters))
+    def tell(self, adapters: AdapterList) -> None:
+        self.adapters = adapters
+        self.streams.announce(adapters)
 
 
 async def until(setting: Stage, wanted: dict[str, str]) -> None:
@@ -69,10 +67,10 @@ async def test_the_ingress_hears_of_every_change_and_of_the_refusals() -> None:
     async with stage() as setting, house() as only:
         setting.add("a", only, target)
         await until(setting, {"a": "a@1"})
-        await target.tell(AdapterList(("a@9", "b@2"), "c does not fit"))
+        target.tell(AdapterList(("a@9", "b@2"), "c does not fit"))
         await until(setting, {"a": "a@9", "b": "b@2"})
         assert only.coordinator.status()["refused"] == {ADAPTERS: "c does not fit"}
-        await target.tell(AdapterList())
+        target.tell(AdapterList())
         await until(setting, {})
         assert only.coordinator.status()["refused"] == {}
 
@@ -95,6 +93,6 @@ async def test_the_content_that_was_asked_for_goes_to_the_target() -> None:
         asked = request(adapter="a@1")
         ticket = await setting.ingress.submit(asked, asyncio.Event())
         await target.wait_for_frames(1)
-        (item,) = (item for item in target.frames[0].items if item.params is not None)
-        assert item.adapter == "a@1"
+        (opened,) = target.frames[0].opens
+        assert opened.adapter == "a@1"
         setting.ingress.close(ticket)

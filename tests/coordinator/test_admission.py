@@ -167,9 +167,7 @@ async def test_places_are_given_in_order_of_arrival() -> None:
         stage.add_target(target)
         tasks = await fill(stage, 4)
         await asyncio.gather(*tasks)
-        opened = [
-            item.request_id for frame in target.frames for item in frame.items if item.base_len == 0
-        ]
+        opened = [opened.request_id for frame in target.frames for opened in frame.opens]
     assert opened == ["r0", "r1", "r2", "r3"]
 
 
@@ -212,14 +210,15 @@ async def test_a_request_that_came_before_the_first_target_is_served_by_it() -> 
         assert (await too_long)[-1].error_code == RequestError.code
 
 
-async def test_params_are_sent_to_the_target_once() -> None:
+async def test_a_text_is_opened_once_with_its_params_and_where_it_ends() -> None:
+    params = SamplingParams(max_tokens=6, seed=4)
     async with house(drafters=()) as stage:
         target = ToyTarget()
         stage.add_target(target)
-        await collect(stage.coordinator, request(params=SamplingParams(max_tokens=6, seed=4)))
-        sent = [item.params for frame in target.frames for item in frame.items]
-    assert sent[0] is not None
-    assert sent[1:] == [None] * 5
+        await collect(stage.coordinator, request(params=params))
+    (opened,) = (opened for frame in target.frames for opened in frame.opens)
+    assert (opened.params, opened.token_ids.tolist(), opened.max_len) == (params, [1, 2, 3], 9)
+    assert [item.params for item in target.items] == [params, *[None] * 5]
 
 
 class FailingClock(FakeClock):

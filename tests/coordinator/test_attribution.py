@@ -5,50 +5,81 @@ from __future__ import annotations
 import numpy as np
 
 from cluster import metrics
-from cluster.coordinator.in_flight import InFlight
-from cluster.coordinator.statistics import Attribution
-from cluster.core import TokenTree, token_array
+from cluster.coordinator.statistics import Attribution, RequestStatistics
+from cluster.core import token_array
+from cluster.messages import TextVerdict
 from cluster.metrics import Metric, Recorder
 
-TREE = TokenTree.chain([5, 6, 7])
-NAN = float("nan")
+NAMES = ("a", "b")
+
+
+def verdict(
+    accepted: list[int],
+    owners: tuple[int, ...],
+    num_nodes: int,
+    verified: tuple[int, ...],
+    credited: tuple[int, ...],
+) -> TextVerdict:
+    """accepted: of each accepted node, the bits of its drafters; owners: for whom it counts."""
+    tokens = token_array([5] * (len(accepted) + 1))
+    return TextVerdict(
+        "r", 1, 9, tokens, np.array(accepted, np.uint32), owners=owners, num_nodes=num_nodes,
+        verified=verified, credited=credited,
+    )  # fmt: skip
 
 
 def value(recorder: Recorder, metric: Metric, **labels: str) -> float | None:
     return recorder.registry.get_sample_value(f"{metric.name}_total", labels)
 
 
-def test_a_node_of_two_drafters_counts_for_the_first_and_is_shared_by_the_other() -> None:
-    claimed = np.array([[0.9, NAN, NAN], [0.6, 0.8, 0.7]], np.float32)
-    both = InFlight(9, TREE, ("a", "b"), (1, 3), claimed)
+def test_a_node_of_two_drafters_counts_for_one_and_is_shared_with_the_other() -> None:
+    both = verdict([0b11, 0b01], (1, 0), 3, (3, 1), (2, 1))
     attribution, recorder = Attribution(), Recorder()
 
     for _ in range(2):
-        attribution.add("code", both, token_array([0, 1]))
+        attribution.add("code", NAMES, both)
     attribution.record(recorder)
 
-    for drafter, drafted, accepted, shared in (("a", 2, 2, None), ("b", 4, 2, 2)):
+    for drafter, place in (("a", "1"), ("b", "0")):
         labels = {"drafter": drafter, "task": "code"}
         assert value(recorder, metrics.NUM_DRAFTS, **labels) == 2
-        assert value(recorder, metrics.NUM_DRAFT_TOKENS, **labels) == drafted
-        assert value(recorder, metrics.NUM_ACCEPTED_TOKENS, **labels) == accepted
-        assert value(recorder, metrics.NUM_SHARED_TOKENS, **labels) == shared
-    depths = [[value(recorder, metrics.NUM_ACCEPTED_PER_POS, drafter=drafter, task="code",
-                     position=position) for position in "01"] for drafter in "ab"]  # fmt: skip
-    assert depths == [[2, None], [None, 2]]
-    for metric, total in (
-        (metrics.SPEC_STEPS, 2), (metrics.DRAFT_TOKENS, 6), (metrics.ACCEPTED_TOKENS, 4),
-    ):  # fmt: skip
-        assert value(recorder, metric, task="code") == total
-    assert both.credited(token_array([0, 1])) == ([1, 1], [0, 1])
+        assert value(recorder, metrics.NUM_ACCEPTED_TOKENS, **labels) == 2
+        assert value(recorder, metrics.NUM_ACCEPTED_PER_POS, **labels, position=place) == 2
+    shared = {"drafter": "a", "task": "code"}
+    assert value(recorder, metrics.NUM_SHARED_TOKENS, **shared) == 2
+    assert value(recorder, metrics.NUM_DRAFT_TOKENS, drafter="a", task="code") == 4
+    assert value(recorder, metrics.NUM_DRAFT_TOKENS, drafter="b", task="code") == 2
+    assert value(recorder, metrics.SPEC_STEPS, task="code") == 2
+    assert value(recorder, metrics.DRAFT_TOKENS, task="code") == 6
+    assert value(recorder, metrics.ACCEPTED_TOKENS, task="code") == 4
 
 
 def test_a_drafter_none_of_whose_nodes_were_taken_is_not_counted() -> None:
-    claimed = np.array([[0.9, 0.8, 0.7], [NAN, NAN, NAN]], np.float32)
     attribution, recorder = Attribution(), Recorder()
 
-    attribution.add("code", InFlight(9, TREE, ("a", "b"), (3, 0), claimed), token_array([]))
+    attribution.add("code", NAMES, verdict([], (), 3, (3, 0), (3, 0)))
     attribution.record(recorder)
 
     assert value(recorder, metrics.NUM_DRAFTS, drafter="a", task="code") == 1
     assert value(recorder, metrics.NUM_DRAFTS, drafter="b", task="code") is None
+
+
+def test_a_requests_own_statistics_name_the_same_drafters() -> None:
+    statistics = RequestStatistics()
+    steps = (
+        verdict([0b11, 0b01], (1, 0), 3, (3, 1), (2, 1)),
+        verdict([0b10], (1,), 2, (0, 2), (0, 2)),
+        verdict([], (), 0, (), ()),
+    )
+    for second, said in enumerate(steps):
+        statistics.record_step(said, 10.0 + second)
+
+    stats = statistics.snapshot(NAMES)
+
+    assert (stats.num_steps, stats.num_spec_steps) == (3, 2)
+    assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (5, 3)
+    assert stats.acceptance_histogram == (0, 1, 1)
+    assert stats.accepted_by_drafter == {"a": 1, "b": 2}
+    assert stats.shared_by_drafter == {"a": 1}
+    assert stats.verified_by_drafter == {"a": 3, "b": 3}
+    assert stats.decode_time_s == 2.0

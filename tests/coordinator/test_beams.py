@@ -1,9 +1,10 @@
-"""A beam search at the coordinator: one item, one event; a target that is lost costs only time."""
+"""A beam search at the coordinator: one text, one event; a target that is lost costs only time."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ from cluster.beam_spec import BeamEnd, BeamSpec
 from cluster.beam_texts import beam_event
 from cluster.core import FinishReason, Verdict, VerifyItem, token_array
 from cluster.errors import RequestError
-from cluster.messages import VerdictFrame, VerifyFrame
+from cluster.messages import TextName, VerdictFrame
+from cluster.worker.verifier import Answer, Stepped
 from tests.support.coordinator.house import GREEDY, collect, house, request
+from tests.support.coordinator.toy_target import ToyVerifier
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
 SEARCH = replace(GREEDY, beams=BeamSpec(3))
@@ -22,22 +25,55 @@ ENDS = (BeamEnd(2, True, -1.5, -0.5), BeamEnd(0, True, -2.0, -2.0), BeamEnd(3, F
 TOKENS = (4, 5, 7, 8, 9)
 
 
-def verdict_of(item: VerifyItem, **changes: Any) -> Verdict:
-    found = Verdict(
+def verdict_of(item: VerifyItem) -> Verdict:
+    return Verdict(
         item.request_id, item.generation, item.context_len, token_array([]), token_array(TOKENS),
         beams=ENDS,
     )  # fmt: skip
-    return replace(found, **changes)
 
 
-@dataclass
+class BeamVerifier(ToyVerifier):
+    """Answers every item with the same three texts."""
+
+    def __init__(self, toy: ToyTarget) -> None:
+        super().__init__(toy)
+        self._asked: dict[str, VerifyItem] = {}
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._asked)
+
+    def submit(self, items: Sequence[VerifyItem]) -> list[Answer]:
+        answers = self.noted(items)
+        self._asked.update({item.request_id: item for item in self.sound})
+        return answers
+
+    def step(self) -> Stepped:
+        asked, self._asked = self._asked, {}
+        return Stepped([verdict_of(item) for item in asked.values()])
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            self._asked.pop(request_id, None)
+
+
+@dataclass(eq=False)
 class BeamTarget(ToyTarget):
-    """Answers every item with the same three texts.  changes: what it says wrong in them."""
+    """changes: what it says wrong in its answers."""
 
-    changes: Any = None
+    changes: dict[str, Any] = field(default_factory=dict)
 
-    def answer(self, frame: VerifyFrame) -> VerdictFrame:
-        return VerdictFrame(tuple(verdict_of(item, **(self.changes or {})) for item in frame.items))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.says = self._changed
+
+    def make_verifier(self) -> ToyVerifier:
+        return BeamVerifier(self)
+
+    def _changed(self, frame: VerdictFrame) -> VerdictFrame:
+        return replace(
+            frame, verdicts=tuple(replace(each, **self.changes) for each in frame.verdicts)
+        )
 
 
 async def test_all_texts_come_in_one_event_and_drafters_are_not_asked() -> None:
@@ -48,13 +84,12 @@ async def test_all_texts_come_in_one_event_and_drafters_are_not_asked() -> None:
         (event,) = await collect(stage.coordinator, request(params=SEARCH))
         await stage.settle()
         assert stage.coordinator.status()["num_running"] == 0
-    (item,) = (item for frame in target.frames for item in frame.items)
-    assert item.params is not None
-    assert item.params.beams == SEARCH.beams
-    assert len(item.tree) == 0
-    assert item.residents == ()
-    assert item.draft_nodes == 0
-    assert any(item.request_id in frame.released for frame in target.frames)
+        assert list(target.texts) == []
+    (opened,) = (opened for frame in target.frames for opened in frame.opens)
+    assert opened.params.beams == SEARCH.beams
+    assert (opened.drafters, opened.max_draft_tokens) == ((), 0)
+    assert drafter.frames == []
+    assert [len(item.tree) for item in target.items] == [0]
     texts = [beam_event(event, rank) for rank in range(4)]
     assert [each.token_ids.tolist() for each in texts] == [[4, 5], [], [7, 8, 9], []]
     assert [each.finish_reason for each in texts[:3]] == [
@@ -74,9 +109,11 @@ async def test_a_search_whose_target_is_lost_runs_again_elsewhere() -> None:
         await link.close()
         (event,) = await running
     assert event.token_ids.tolist() == list(TOKENS)
-    (item,) = (item for frame in second.frames for item in frame.items)
-    assert item.base_len == 0, "it begins anew"
-    assert item.generation > first.frames[0].items[0].generation
+    assert first.steps == []
+    (lost,) = (opened for frame in first.frames for opened in frame.opens)
+    (opened,) = (opened for frame in second.frames for opened in frame.opens)
+    assert opened.token_ids.tolist() == lost.token_ids.tolist(), "it begins anew"
+    assert opened.generation > lost.generation
 
 
 async def test_a_search_that_is_cancelled_is_taken_back_from_the_target() -> None:
@@ -88,9 +125,13 @@ async def test_a_search_that_is_cancelled_is_taken_back_from_the_target() -> Non
         await target.wait_for_frames(1)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        target.gate.set()
         await target.wait_for_frames(2)
-    assert target.frames[1].released == (target.frames[0].items[0].request_id,)
+        target.gate.set()
+        await stage.settle()
+        assert list(target.texts) == []
+    (opened,) = target.frames[0].opens
+    assert target.frames[1].cancels == (TextName(opened.request_id, opened.generation),)
+    assert target.steps == []
 
 
 @pytest.mark.parametrize(
@@ -101,7 +142,7 @@ async def test_a_search_that_is_cancelled_is_taken_back_from_the_target() -> Non
         {"beams": (*ENDS, BeamEnd(0, True, -9.0, -9.0))},
         {"beams": (replace(ENDS[0], score=float("nan")), *ENDS[1:])},
         {"token_ids": token_array([4, 5, 7, 8, -9])},
-        {"path": token_array([0])},
+        {"finish_reason": None},
     ],
 )
 async def test_a_verdict_that_is_no_answer_to_a_search_is_not_believed(changes: Any) -> None:
@@ -109,7 +150,7 @@ async def test_a_verdict_that_is_no_answer_to_a_search_is_not_believed(changes: 
         stage.add_target(BeamTarget(changes=changes))
         (event,) = await collect(stage.coordinator, request(params=SEARCH))
     assert event.finish_reason is FinishReason.ERROR
-    assert "does not fit" in event.error_message
+    assert "that cannot be" in event.error_message
 
 
 async def test_beams_for_a_request_that_draws_are_not_believed() -> None:
@@ -131,4 +172,4 @@ async def test_a_search_that_makes_no_sense_is_refused_before_any_work() -> None
         ):
             with pytest.raises(RequestError):
                 await collect(stage.coordinator, request(params=params))
-    assert not any(frame.items for frame in target.frames)
+    assert target.frames == []

@@ -130,8 +130,9 @@ async def test_a_full_drafter_refuses_what_is_new_and_keeps_what_it_has(budget: 
         drafter = PickyDrafter("a", oracle_in_a_crowd(3), code=CapacityError.code)
         stage.add_drafter(drafter)
         first = asyncio.create_task(collect(stage.coordinator, request(id="kept", params=LONGER)))
-        await target.wait_for_frames(4)
-        await collect(stage.coordinator, request(id="new"))
+        await target.wait_for_steps(4)
+        short = replace(GREEDY, max_tokens=10)
+        await collect(stage.coordinator, request(id="new", params=short))
         assert stage.coordinator.status()["drafters"][0]["breaker"] == "closed"
         assert not first.done()
         assert "kept" not in drafter.released
@@ -197,7 +198,7 @@ async def test_a_drafter_that_joins_late_is_told_of_running_requests(budget: str
         target = ToyTarget()
         stage.add_target(target)
         running = asyncio.create_task(collect(stage.coordinator, request(params=LONGER)))
-        await target.wait_for_frames(10)
+        await target.wait_for_steps(10)
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(3)))
         events = await running
         assert events[-1].stats is not None
@@ -299,7 +300,7 @@ async def test_stopping_cancels_what_runs(budget: str) -> None:
         running = asyncio.create_task(
             collect(stage.coordinator, request(params=replace(GREEDY, max_tokens=4000)))
         )
-        await target.wait_for_frames(5)
+        await target.wait_for_steps(5)
         await stage.coordinator.stop()
         events = await running
         assert events[-1].finish_reason == "cancelled"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
 from cluster.core import FinishReason, SpeculationOptions, VerifyItem
 from cluster.errors import RequestError, WorkerError
-from cluster.messages import CacheMiss, Refusal, StepReport, VerdictFrame, VerifyFrame
+from cluster.messages import CacheMiss, Refusal
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,
@@ -50,7 +50,8 @@ async def test_no_node_is_verified_that_could_never_be_emitted() -> None:
         stage.add_target(target)
         stage.add_drafter(ToyDrafter("a", oracle_chain(9)))
         await collect(stage.coordinator, request(params=replace(GREEDY, max_tokens=12)))
-    for item in (item for frame in target.frames for item in frame.items):
+    assert any(len(item.tree) for item in target.items)
+    for item in target.items:
         emitted = item.context_len - item.prompt_len
         assert len(item.tree) <= 12 - emitted - 1
 
@@ -64,13 +65,17 @@ async def test_the_context_limit_ends_a_text() -> None:
     assert events[-1].finish_reason is FinishReason.LENGTH
 
 
-async def test_min_tokens_keeps_an_early_stop_token_in_the_text() -> None:
+async def test_before_min_tokens_no_stop_token_is_drawn() -> None:
     whole = plain_text([1, 2, 3], SEEDED)
-    params = replace(SEEDED, stop_token_ids=(whole[2],), min_tokens=40)
+    params = replace(SEEDED, stop_token_ids=(whole[2],), min_tokens=20)
     async with house() as stage:
         stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_chain(7)))
         events = await collect(stage.coordinator, request(params=params))
-    assert text_of(events) == whole
+    assert text_of(events) == plain_text([1, 2, 3], params)
+    assert text_of(events)[:2] == whole[:2]
+    assert len(text_of(events)) >= 20
+    assert whole[2] not in text_of(events)
 
 
 async def test_cancelling_frees_target_and_drafters_within_one_round() -> None:
@@ -80,7 +85,7 @@ async def test_cancelling_frees_target_and_drafters_within_one_round() -> None:
         stage.add_drafter(drafter)
         long = request(params=replace(GREEDY, max_tokens=4000))
         running = asyncio.create_task(collect(stage.coordinator, long))
-        await target.wait_for_frames(10)
+        await target.wait_for_steps(10)
         stage.coordinator.cancel("r")
         events = await running
         await stage.settle(60)
@@ -122,7 +127,7 @@ async def test_statistics_follow_the_definitions() -> None:
         metrics = stage.coordinator.render_metrics().decode()
     stats = events[-1].stats
     assert stats is not None
-    trees = [len(item.tree) for frame in target.frames for item in frame.items]
+    trees = [len(item.tree) for item in target.items]
     assert stats.num_steps == len(events) == len(trees)
     assert stats.num_draft_tokens == sum(trees)
     assert stats.num_spec_steps == sum(1 for size in trees if size)
@@ -182,7 +187,7 @@ async def test_a_request_may_bound_its_drafts_and_choose_its_drafters() -> None:
         stage.add_drafter(other)
         await collect(stage.coordinator, request(speculation=options))
     assert other.frames == []
-    sizes = {len(item.tree) for frame in target.frames for item in frame.items}
+    sizes = {len(item.tree) for item in target.items}
     assert max(sizes) == 2
 
 
@@ -236,46 +241,38 @@ async def test_a_target_that_never_keeps_anything_ends_in_an_error_not_in_a_loop
         stage.add_target(amnesiac)
         events = await collect(stage.coordinator, request())
     assert events[-1].error_code == WorkerError.code
-    assert len(amnesiac.frames) < 100
+    assert len(amnesiac.steps) < 100
 
 
-@dataclass
-class ShortOfPages(ToyTarget):
-    """Cannot run "waiting" beyond its prefill until every other request has been released."""
+def short_of_pages() -> ToyTarget:
+    """Cannot run "waiting" beyond its prefill while it runs another request."""
+    target = ToyTarget()
 
-    held: list[VerifyItem] = field(default_factory=list)
+    def waits(name: str) -> bool:
+        return name.endswith("/waiting") and name in target.contexts and len(target.contexts) > 1
 
-    def answer(self, frame: VerifyFrame) -> VerdictFrame:
-        stuck = [item for item in frame.items if item.request_id == "waiting" and item.base_len]
-        items = [item for item in frame.items if item not in stuck]
-        self.held.extend(stuck)
-        rest = super().answer(VerifyFrame(tuple(items), frame.released))
-        if set(self.contexts) <= {"waiting"} and self.held:
-            items, self.held = self.held, []
-            return super().answer(VerifyFrame((*items,)))
-        return rest if items else replace(rest, report=StepReport(step_time_s=0.001))
+    target.waits = waits
+    return target
 
 
-async def test_a_sequence_that_waits_for_pages_does_not_hold_up_those_that_hold_them() -> None:
+@pytest.mark.parametrize("others", [["early", "late"], ["late"]])
+async def test_a_text_that_waits_for_pages_does_not_hold_up_those_that_hold_them(
+    others: list[str],
+) -> None:
     async with house(drafters=()) as stage:
-        target = ShortOfPages()
+        target = short_of_pages()
         stage.add_target(target)
-        names = ["waiting", "early", "late"]
-        running = [
-            asyncio.create_task(collect(stage.coordinator, request(id=name))) for name in names[:2]
-        ]
-        await target.wait_for_frames(6)
-        running.append(asyncio.create_task(collect(stage.coordinator, request(id="late"))))
-        for events in await asyncio.gather(*running):
-            assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+        done: list[str] = []
 
-
-async def test_a_target_that_is_stuck_on_its_whole_batch_is_sent_what_is_ready() -> None:
-    async with house(drafters=()) as stage:
-        target = ShortOfPages()
-        stage.add_target(target)
-        first = asyncio.create_task(collect(stage.coordinator, request(id="waiting")))
-        await target.wait_for_frames(1)
-        second = asyncio.create_task(collect(stage.coordinator, request(id="late")))
-        for events in await asyncio.gather(first, second):
+        async def run(name: str) -> None:
+            events = await collect(stage.coordinator, request(id=name))
             assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+            done.append(name)
+
+        running = [asyncio.create_task(run(name)) for name in ("waiting", *others[:-1])]
+        await target.wait_for_steps(6)
+        running.append(asyncio.create_task(run(others[-1])))
+        await asyncio.gather(*running)
+    assert done == [*others, "waiting"]
+    opened = [each.request_id for frame in target.frames for each in frame.opens]
+    assert sorted(opened) == sorted(done), "nothing was refused on the way"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from cluster.coordinator.idle import MEANINGS, Availability, IdleReason, PlainSteps, idle_reason
+from cluster.coordinator.idle import MEANINGS, Availability, IdleReason, idle_reason
+from cluster.messages import PlainWhy
 
 THERE = Availability(num_configured=2, num_usable=1, num_seen=1)
 
@@ -23,20 +26,29 @@ THERE = Availability(num_configured=2, num_usable=1, num_seen=1)
     ],
 )
 def test_without_a_drafter_that_is_why(drafters: Availability, expected: str) -> None:
-    assert idle_reason(is_enabled=True, drafters=drafters, steps=PlainSteps()) == expected
+    assert idle_reason(is_enabled=True, drafters=drafters, steps=Counter()) == expected
 
 
 @pytest.mark.parametrize(
-    ("steps", "expected"),
+    ("paused", "not_worth_it", "no_drafts", "expected"),
     [
-        (PlainSteps(num_paused=5, num_declined=1, num_without_drafts=2), "paused"),
-        (PlainSteps(num_paused=1, num_declined=5, num_without_drafts=2), "not_worth_it"),
-        (PlainSteps(num_paused=1, num_declined=2, num_without_drafts=5), "no_drafts"),
-        (PlainSteps(num_without_drafts=1), "no_drafts"),
-        (PlainSteps(), "too_short"),
+        (5, 1, 2, "paused"),
+        (1, 5, 2, "not_worth_it"),
+        (1, 2, 5, "no_drafts"),
+        (0, 0, 0, "too_short"),
     ],
 )
-def test_with_drafters_it_is_what_happened_in_most_steps(steps: PlainSteps, expected: str) -> None:
+def test_with_drafters_it_is_what_happened_in_most_steps(
+    paused: int, not_worth_it: int, no_drafts: int, expected: str
+) -> None:
+    steps = Counter(
+        {
+            PlainWhy.NONE: 100,
+            PlainWhy.PAUSED: paused,
+            PlainWhy.NOT_WORTH_IT: not_worth_it,
+            PlainWhy.NO_DRAFTS: no_drafts,
+        }
+    )
     assert idle_reason(is_enabled=True, drafters=THERE, steps=steps) == expected
 
 
@@ -46,20 +58,5 @@ def test_every_reason_has_a_meaning_of_its_own() -> None:
 
 
 def test_a_request_that_wants_no_drafts_has_none_for_that_reason_alone() -> None:
-    steps = PlainSteps(num_paused=5)
+    steps = Counter({PlainWhy.PAUSED: 5})
     assert idle_reason(is_enabled=False, drafters=Availability(), steps=steps) == "disabled"
-
-
-@pytest.mark.parametrize(
-    ("is_paused", "has_drafts", "noted"),
-    [
-        (True, True, PlainSteps(num_paused=1)),
-        (True, False, PlainSteps(num_paused=1)),
-        (False, True, PlainSteps(num_declined=1)),
-        (False, False, PlainSteps(num_without_drafts=1)),
-    ],
-)
-def test_a_plain_step_has_one_reason(is_paused: bool, has_drafts: bool, noted: PlainSteps) -> None:
-    steps = PlainSteps()
-    steps.note(is_paused=is_paused, has_drafts=has_drafts)
-    assert steps == noted

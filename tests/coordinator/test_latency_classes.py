@@ -9,35 +9,28 @@ import pytest
 
 from cluster.core import SpeculationOptions
 from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
-from tests.support.coordinator.toys import oracle_chain, plain_text
-from tests.support.coordinator.virtual_time import CostlyTarget, TimedDrafter, VirtualTime
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain, plain_text
 
 LONG = replace(GREEDY, max_tokens=400)
 
 
 async def nodes_per_step(*classes: str | None) -> list[float]:
     """Of two requests of these classes whose drafts are equally good, side by side."""
-    time = VirtualTime()
-    async with house(
-        drafters=("a",), clock=time, timer=time.timer, budget="adaptive", max_draft_wait_ms=4.0
-    ) as stage:
-        # Four rows more than the two sequences' own are for nothing, others take a step each.
-        target = CostlyTarget(time=time, step_s=0.010, row_s=0.010, free_rows=6)
+    async with house(["a"], budget="adaptive") as stage:
+        # Four rows more than the two texts' own are for nothing, others take a step each.
+        target = ToyTarget(step_s=0.010, row_s=0.010, free_rows=6)
         stage.add_target(target)
-        stage.add_drafter(
-            TimedDrafter("a", oracle_chain(4), survival=0.9, time=time, delay_s=0.001)
-        )
+        stage.add_drafter(ToyDrafter("a", oracle_chain(4), survival=0.9))
         asked = [
             request(
                 [1, 2, 3 + i], LONG, f"r{i}", speculation=SpeculationOptions(latency_class=name)
             )
             for i, name in enumerate(classes)
         ]
-        running = [asyncio.create_task(collect(stage.coordinator, each)) for each in asked]
-        await time.run_until(lambda: all(each.done() for each in running))
-        for i, each in enumerate(running):
-            assert text_of(await each) == plain_text([1, 2, 3 + i], LONG)
-        together = [frame.items for frame in target.frames if len(frame.items) == 2]
+        texts = await asyncio.gather(*(collect(stage.coordinator, each) for each in asked))
+        for i, events in enumerate(texts):
+            assert text_of(events) == plain_text([1, 2, 3 + i], LONG)
+        together = [items for items in target.steps if len(items) == 2]
         sizes = [{item.request_id[-2:]: len(item.tree) for item in items} for items in together]
         assert len(sizes) > 50
         return [sum(each[f"r{i}"] for each in sizes) / len(sizes) for i in range(2)]

@@ -1,179 +1,208 @@
-"""What is said of targets and items that are not heard of: asked again, left, or waited for."""
+"""What is said of targets and texts that are not heard of: begun anew, left, or waited for."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from cluster.core import SamplingParams, VerifyItem
+from cluster.core import SamplingParams
 from cluster.errors import WorkerError
-from cluster.messages import InHand, VerdictFrame, VerifyFrame
-from cluster.rpc.link import Link
-from cluster.rpc.memory import memory_pair
+from cluster.messages import Open, StepFrame, VerdictFrame
 from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
-from tests.support.coordinator.toys import (
-    ToyDrafter,
-    ToyTarget,
-    oracle_in_a_crowd,
-    plain_text,
-    target_description,
-)
-from tests.support.rpc.faulty import FaultPlan, FaultyLink
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 
 LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-SHORT = replace(GREEDY, max_tokens=1)
 PROMPT = [1, 2, 3]
 
 
-def add_faulty_target(stage: House, toy: ToyTarget, there: FaultPlan, back: FaultPlan) -> None:
-    ours, theirs = memory_pair()
-    stage.tasks.append(asyncio.create_task(toy.serve(FaultyLink(theirs, back))))
-    stage.coordinator.add_target("target-0", target_description(), FaultyLink(ours, there))
-
-
-async def keep_talking(stage: House, seconds: int) -> None:
-    """Every second another request comes and is answered: the target never falls silent."""
-    for number in range(seconds):
-        asked = request([number % 32], SHORT, id=f"short-{number}")
-        events = await collect(stage.coordinator, asked)
-        assert text_of(events) == plain_text([number % 32], SHORT)
-        await stage.pass_time(1.0)
-
-
-def items_of(toy: ToyTarget, request_id: str) -> list[VerifyItem]:
-    return [item for frame in toy.frames for item in frame.items if item.request_id == request_id]
+def opens_of(toy: ToyTarget) -> list[Open]:
+    return [opened for frame in toy.frames for opened in frame.opens]
 
 
 def target_ids(stage: House) -> list[object]:
     return [target["id"] for target in stage.coordinator.status()["targets"]]
 
 
+def losing(is_lost: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """Of the frames of a direction, the first like that is lost."""
+    lost: list[Any] = []
+
+    def passed(frame: Any) -> Any:
+        if lost or not is_lost(frame):
+            return frame
+        lost.append(frame)
+        return None
+
+    return passed
+
+
+def has_begun(frame: VerdictFrame) -> bool:
+    return bool(frame.verdicts)
+
+
+def is_under_way(frame: VerdictFrame) -> bool:
+    return any(verdict.context_len > len(PROMPT) + 5 for verdict in frame.verdicts)
+
+
+def has_ended(frame: VerdictFrame) -> bool:
+    return any(verdict.finish_reason is not None for verdict in frame.verdicts)
+
+
 @LAWS
-@pytest.mark.parametrize("direction", ["item", "answer"])
-@pytest.mark.parametrize("number", [0, 4], ids=["prefill", "decode"])
-async def test_one_lost_frame_costs_a_pause_and_not_the_request(
-    params: SamplingParams, direction: str, number: int
+@pytest.mark.parametrize("is_lost", [has_begun, is_under_way, has_ended])
+async def test_a_lost_verdict_costs_a_moment_and_not_the_request(
+    params: SamplingParams, is_lost: Callable[[VerdictFrame], bool]
 ) -> None:
-    lost, sound = FaultPlan(0, lost=frozenset([number])), FaultPlan(0)
-    plans = (lost, sound) if direction == "item" else (sound, lost)
-    async with house(target_silence_s=6.0) as stage:
-        toy = ToyTarget()
-        add_faulty_target(stage, toy, *plans)
+    async with house() as stage:
+        toy = ToyTarget(says=losing(is_lost))
+        stage.add_target(toy)
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
         running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
-        await stage.settle()
-        await keep_talking(stage, 5)
-        assert not running.done()
-        await keep_talking(stage, 2)
-        assert text_of(await running) == plain_text(PROMPT, params)
-        assert target_ids(stage) == ["target-0"]
-        # It went on where it was: a new generation would have been a failover.
-        assert len({item.generation for item in items_of(toy, "r")}) == 1
-
-
-@dataclass
-class Deaf(ToyTarget):
-    """Never answers for the request "r", and answers all others."""
-
-    def answer(self, frame: VerifyFrame) -> VerdictFrame:
-        items = tuple(item for item in frame.items if item.request_id != "r")
-        return super().answer(replace(frame, items=items))
-
-
-async def test_an_item_that_is_not_answered_twice_leaves_its_target_alone_of_all() -> None:
-    async with house(drafters=(), target_silence_s=6.0) as stage:
-        deaf, other = Deaf(), ToyTarget()
-        stage.add_target(deaf, "deaf")
-        running = asyncio.create_task(collect(stage.coordinator, request()))
-        await stage.settle()
-        await keep_talking(stage, 5)
-        assert len(items_of(deaf, "r")) == 1
-        await keep_talking(stage, 2)
-        assert len(items_of(deaf, "r")) == 2
-        stage.add_target(other, "other")
-        await stage.pass_time(4.0)
-        assert other.frames == []
+        await stage.settle(1500)
+        # A gap is seen by the verdict that follows; for the last one it takes a heartbeat.
+        assert running.done() is (is_lost is not has_ended)
         await stage.pass_time(2.0)
+        assert text_of(await running) == plain_text(PROMPT, params)
+        first, again = opens_of(toy)
+        assert again.generation > first.generation
+        assert again.token_ids[: len(PROMPT)].tolist() == PROMPT
+        assert target_ids(stage) == ["target-0"]
+        assert "drafthouse_failovers_total 0.0" in stage.coordinator.render_metrics().decode()
+        assert toy.contexts == {}
+
+
+async def test_a_text_that_never_came_is_sent_again_after_a_heartbeat() -> None:
+    async with house() as stage:
+        toy = ToyTarget(hears=losing(lambda frame: bool(frame.opens)))
+        stage.add_target(toy)
+        running = asyncio.create_task(collect(stage.coordinator, request()))
+        await stage.settle(500)
+        assert not toy.steps
+        await stage.pass_time(3.0)
+        await stage.settle(1500)
+        assert len(opens_of(toy)) == 1
         assert text_of(await running) == plain_text(PROMPT, GREEDY)
-        assert target_ids(stage) == ["deaf", "other"]
-        assert "r" in {name for frame in deaf.frames for name in frame.released}
+        assert target_ids(stage) == ["target-0"]
 
 
-async def test_a_request_that_no_target_ever_answers_ends_in_an_error() -> None:
-    async with house(drafters=(), target_silence_s=2.0, target_timeout_s=1000.0) as stage:
-        stage.add_target(Deaf())
+async def test_a_text_on_its_way_is_not_missed_by_an_older_heartbeat() -> None:
+    """A heartbeat is of what the engine had taken in, not of what has come."""
+    async with house() as stage:
+        toy = ToyTarget()
+        stage.add_target(toy)
+        await collect(stage.coordinator, request(id="before"))
+        toy.gate.clear()
         running = asyncio.create_task(collect(stage.coordinator, request()))
         await stage.settle()
-        await keep_talking(stage, 20)
+        assert len(opens_of(toy)) == 2
+        assert [text.id for text in toy.texts] == []
+        await stage.pass_time(5.0)
+        toy.gate.set()
+        assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        assert len(opens_of(toy)) == 2
+
+
+async def test_a_text_whose_cancel_was_lost_is_freed_by_a_heartbeat() -> None:
+    async with house() as stage:
+        toy = ToyTarget(hears=losing(lambda frame: bool(frame.cancels)))
+        stage.add_target(toy)
+        long = replace(GREEDY, max_tokens=4000)
+        running = asyncio.create_task(collect(stage.coordinator, request(params=long)))
+        await toy.wait_for_steps(5)
+        other = asyncio.create_task(collect(stage.coordinator, request(id="other")))
+        await toy.wait_for_steps(10)
+        stage.coordinator.cancel("r")
+        await running
+        await toy.wait_for_steps(15)
+        assert {text.opened.request_id for text in toy.texts} == {"r", "other"}
+        await stage.pass_time(2.0)
+        assert "r" not in {text.opened.request_id for text in toy.texts}
+        assert text_of(await other) == plain_text(PROMPT, GREEDY)
+        await stage.settle(60)
+        assert toy.contexts == {}
+
+
+async def test_a_text_that_every_target_loses_ends_in_an_error() -> None:
+    def deaf(frame: StepFrame) -> StepFrame:
+        return replace(frame, opens=())
+
+    async with house(drafters=()) as stage:
+        toys = [ToyTarget(hears=deaf), ToyTarget(hears=deaf)]
+        for index, toy in enumerate(toys):
+            stage.add_target(toy, f"target-{index}")
+        running = asyncio.create_task(collect(stage.coordinator, request()))
+        await stage.pass_time(100.0)
         events = await running
+        assert target_ids(stage) == ["target-0", "target-1"]
     assert events[-1].error_code == WorkerError.code
 
 
-@dataclass
-class Working(ToyTarget):
-    """Answers when its gate opens, and names what it has in hand when it is told to."""
+async def test_a_text_that_one_target_loses_again_and_again_goes_to_another() -> None:
+    def deaf(frame: StepFrame) -> StepFrame:
+        return replace(frame, opens=())
 
-    links: list[Link[VerdictFrame, VerifyFrame]] = field(default_factory=list)
-
-    async def serve(self, link: Link[VerdictFrame, VerifyFrame]) -> None:
-        self.links.append(link)
-        await super().serve(link)
-
-    async def say(self) -> None:
-        items = [item for frame in self.frames for item in frame.items]
-        in_hand = tuple(InHand(item.request_id, item.generation) for item in items)
-        await self.links[-1].send(VerdictFrame(in_hand=in_hand))
+    async with house(drafters=()) as stage:
+        stage.add_target(ToyTarget(hears=deaf), "deaf")
+        running = asyncio.create_task(collect(stage.coordinator, request()))
+        await stage.settle()
+        stage.add_target(ToyTarget(), "other")
+        await stage.pass_time(30.0)
+        assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        assert target_ids(stage) == ["deaf", "other"]
 
 
 async def test_a_target_that_works_for_long_is_neither_asked_again_nor_left() -> None:
     async with house(drafters=(), target_silence_s=6.0, target_timeout_s=120.0) as stage:
-        toy = Working()
+        toy = ToyTarget()
         toy.gate.clear()
         stage.add_target(toy)
         running = asyncio.create_task(collect(stage.coordinator, request()))
         await toy.wait_for_frames(1)
-        for _ in range(110):
-            await toy.say()
-            await stage.pass_time(1.0)
-        assert len(toy.frames) == 1
+        await stage.pass_time(110.0)
+        assert len(opens_of(toy)) == 1
         toy.gate.set()
         assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        assert target_ids(stage) == ["target-0"]
 
 
 async def test_a_target_that_says_it_works_and_ends_no_step_is_left_in_the_end() -> None:
     async with house(drafters=(), target_silence_s=6.0, target_timeout_s=120.0) as stage:
-        toy = Working()
+        toy = ToyTarget()
         toy.gate.clear()
         stage.add_target(toy, "hung")
         running = asyncio.create_task(collect(stage.coordinator, request()))
         await toy.wait_for_frames(1)
         stage.add_target(ToyTarget(), "other")
-        for _ in range(120):
-            await toy.say()
-            await stage.pass_time(1.0)
+        await stage.pass_time(119.0)
+        assert target_ids(stage) == ["hung", "other"]
+        await stage.pass_time(1.0)
+        await stage.settle(1000)
         assert text_of(await running) == plain_text(PROMPT, GREEDY)
         assert target_ids(stage) == ["other"]
 
 
 async def test_a_silent_target_is_left_after_the_configured_time_and_its_requests_move() -> None:
     async with house(target_silence_s=6.0) as stage:
-        silent, other = ToyTarget(), ToyTarget()
+        silent, other = ToyTarget(is_mute=True), ToyTarget()
         silent.gate.clear()
         stage.add_target(silent, "silent")
         running = asyncio.create_task(collect(stage.coordinator, request()))
         await silent.wait_for_frames(1)
         stage.add_target(other, "other")
         await stage.pass_time(5.5)
-        assert other.frames == []
+        assert opens_of(other) == []
         await stage.pass_time(0.5)
         assert text_of(await running) == plain_text(PROMPT, GREEDY)
+        assert target_ids(stage) == ["other"]
 
 
 async def test_an_idle_target_is_not_taken_for_a_silent_one() -> None:
     async with house(target_silence_s=6.0) as stage:
-        stage.add_target(ToyTarget())
+        stage.add_target(ToyTarget(is_mute=True))
         await stage.pass_time(100.0)
         running = asyncio.create_task(collect(stage.coordinator, request()))
         await stage.settle(3)
@@ -184,7 +213,7 @@ async def test_an_idle_target_is_not_taken_for_a_silent_one() -> None:
 
 async def test_time_in_which_the_coordinator_was_stopped_itself_is_nobodys_silence() -> None:
     async with house(target_silence_s=6.0) as stage:
-        toy = ToyTarget()
+        toy = ToyTarget(is_mute=True)
         toy.gate.clear()
         stage.add_target(toy)
         running = asyncio.create_task(collect(stage.coordinator, request()))

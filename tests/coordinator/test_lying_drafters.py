@@ -23,7 +23,6 @@ from cluster.rpc.stream import Conversation
 from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
 from tests.support.coordinator.lies import LYING, Lie, lies
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
-from tests.support.coordinator.virtual_time import TimedDrafter, TimedTarget, VirtualTime
 from tests.support.rpc.toys import stopping
 
 # Five lies each: a thousand within a process, and a thousand on a wire.
@@ -54,7 +53,6 @@ class Stack:
     loop: asyncio.AbstractEventLoop
     stage: House
     told: Told
-    time: VirtualTime | None = None
     num_requests: int = 0
 
     def complete(self, params: SamplingParams, told: Sequence[Lie]) -> list[int]:
@@ -63,16 +61,11 @@ class Stack:
         # What was learned of a task lasts for its next request.
         task = f"task-{self.num_requests % 100}"
         asked = request(params=params, id=f"r{self.num_requests}", task=task)
-        return self.loop.run_until_complete(self._complete(asked))
-
-    async def _complete(self, asked: Any) -> list[int]:
-        running = asyncio.create_task(collect(self.stage.coordinator, asked))
-        if self.time is not None:
-            await self.time.run_until(running.done)
-        return text_of(await running)
+        return text_of(self.loop.run_until_complete(collect(self.stage.coordinator, asked)))
 
     def check(self) -> None:
         """The liar has cost nobody anything, and is in the pool still."""
+        self.loop.run_until_complete(self.stage.pass_time(2.0))
         status = self.stage.coordinator.status()
         assert [each["id"] for each in status["targets"]] == ["target-0"]
         assert [each["name"] for each in status["drafters"]] == ["a"]
@@ -90,15 +83,15 @@ SETTINGS: dict[str, Any] = {"budget": "adaptive", "breaker_failures": 10**9}
 
 @pytest.fixture(scope="module")
 def in_process() -> Iterator[Stack]:
-    time, told = VirtualTime(), Told()
+    told = Told()
 
     async def enter(stack: AsyncExitStack) -> House:
-        stage = await stack.enter_async_context(house(clock=time, timer=time.timer, **SETTINGS))
-        stage.add_target(TimedTarget(time=time))
-        stage.add_drafter(TimedDrafter("a", oracle_in_a_crowd(1), spoil=told.spoil, time=time))
+        stage = await stack.enter_async_context(house(**SETTINGS))
+        stage.add_target(ToyTarget())
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1), spoil=told.spoil))
         return stage
 
-    yield from _running(enter, told, time)
+    yield from _running(enter, told)
 
 
 @pytest.fixture(scope="module")
@@ -120,12 +113,12 @@ def over_the_wire() -> Iterator[Stack]:
     yield from _running(enter, told)
 
 
-def _running(enter: Any, told: Told, time: VirtualTime | None = None) -> Iterator[Stack]:
+def _running(enter: Any, told: Told) -> Iterator[Stack]:
     loop = asyncio.new_event_loop()
     stack = AsyncExitStack()
     logging.disable(logging.WARNING)  # a line for every lie
     try:
-        yield Stack(loop, loop.run_until_complete(enter(stack)), told, time)
+        yield Stack(loop, loop.run_until_complete(enter(stack)), told)
     finally:
         logging.disable(logging.NOTSET)
         loop.run_until_complete(stack.aclose())

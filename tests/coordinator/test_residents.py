@@ -1,160 +1,87 @@
-"""Drafters inside a target, as the coordinator sees them: asked, waited for, and no longer."""
+"""Drafters inside a target, as the coordinator sees them: named and credited, and left to it."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-
-import numpy as np
 import pytest
 
-from cluster.core import Commit, Completion, Proposal, VerifyItem
-from cluster.messages import DraftReport, ProposalFrame, Refusal, VerdictFrame, VerifyFrame
-from cluster.rpc.link import Link
-from cluster.rpc.memory import memory_pair
-from cluster.token_log import prefix_hash
-from tests.support.coordinator.house import GREEDY, House, collect, house, request, text_of
-from tests.support.coordinator.toys import (
-    Grow,
-    ToyDrafter,
-    ToyTarget,
-    oracle_chain,
-    plain_text,
-    target_description,
-)
+from tests.support.coordinator.house import GREEDY, collect, house, request, text_of
+from tests.support.coordinator.toy_law import toy_law
+from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain, plain_text
+from tests.support.worker.residents import GreedyOracle, resident
 
 
-@dataclass
-class Host(ToyTarget):
-    """A toy target with the resident `a`, which drafts `grow(context)` where nodes are asked for.
-
-    tells: whether it ever says what it drafted.
-    """
-
-    grow: Grow = field(default_factory=oracle_chain)
-    tells: bool = True
-    spoil: Callable[[Proposal], Proposal] = lambda proposal: proposal
-    refusal: Refusal | None = None
-    verdicts: list[VerdictFrame] = field(default_factory=list)
-
-    async def serve(self, link: Link[VerdictFrame, VerifyFrame]) -> None:
-        async for frame in link:
-            self.frames.append(frame)
-            self.arrived.set()
-            answer = self.answer(frame)
-            self.verdicts.append(answer)
-            await link.send(answer)
-            asked = {item.request_id: item for item in frame.items if item.draft_nodes}
-            if asked and self.tells:
-                await link.send(VerdictFrame(drafts=self._report(asked)))
-
-    def _report(self, asked: dict[str, VerifyItem]) -> DraftReport:
-        proposals: list[Proposal] = []
-        completions: list[Completion] = []
-        for item in asked.values():
-            drawn = [
-                verdict.token_ids[-1:].tolist()
-                for verdict in self.verdicts[-1].verdicts
-                if verdict.request_id == item.request_id
-            ]
-            if not drawn:
-                continue
-            context = self.contexts[item.request_id] + drawn[0]
-            params = self.params[item.request_id]
-            opened = Commit("", 0, 0, 0, item.delta, item.prompt_len, 0, params=params)
-            tree = self.grow(context, opened)
-            proposal = Proposal(
-                item.request_id, item.generation, len(context), prefix_hash(context), tree,
-                np.full(len(tree), 0.9, np.float32), "a", True,
-            )  # fmt: skip
-            proposals.append(self.spoil(proposal))
-            completions.append(Completion(item.request_id, item.generation, len(context)))
-        refusals = (self.refusal,) if self.refusal else ()
-        frame = ProposalFrame(tuple(proposals), (), refusals, draft_time_s=0.001)
-        num_nodes = sum(item.draft_nodes for item in asked.values())
-        return DraftReport((("a", frame),), 0.001, len(asked), num_nodes)
-
-
-def add(stage: House, host: Host) -> None:
-    ours, theirs = memory_pair()
-    stage.tasks.append(asyncio.create_task(host.serve(theirs)))
-    description = replace(target_description("t"), residents=("a",))
-    stage.coordinator.add_target("t", description, ours)
-
-
-async def test_a_resident_is_asked_with_the_prompt_and_saves_steps() -> None:
-    host = Host()
-    async with house(drafters=("a",), budget="fixed") as stage:
-        add(stage, host)
-        events = await collect(stage.coordinator, request(task="code"))
-        metrics = stage.coordinator.render_metrics().decode()
-        assert stage.coordinator.status()["drafters"][0]["name"] == "a"
-    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
-    (opening,) = host.frames[0].items
-    assert (opening.task, opening.residents) == ("code", ("a",))
-    assert opening.draft_nodes > 0
-    assert len(host.frames[1].items[0].tree) > 0  # the batch has waited for the first trees
-    assert 'drafthouse_drafter_up{drafter="a"} 1.0' in metrics
-    assert 'drafthouse_draft_demand_nodes_total{drafter="a",task="code"}' in metrics
-    assert 'drafthouse_draft_seconds_total{drafter="a"}' in metrics
-
-
-class LateTimers:
-    """Timers that go off when they are told to."""
+class Insider(GreedyOracle):
+    """Knows what the toy target says."""
 
     def __init__(self) -> None:
-        self.due: list[Callable[[], None]] = []
-
-    def __call__(self, delay_s: float, callback: Callable[[], None]) -> LateTimers:
-        assert 0.05 <= delay_s < 1.0
-        self.due.append(callback)
-        return self
-
-    def cancel(self) -> None:
-        self.due.clear()
+        super().__init__()
+        self._law = toy_law
 
 
-async def test_a_batch_waits_for_residents_no_longer_than_its_time() -> None:
-    host, timers = Host(tells=False), LateTimers()
-    async with house(drafters=("a",), timer=timers, budget="fixed") as stage:
-        add(stage, host)
-        running = asyncio.create_task(collect(stage.coordinator, request()))
-        for num_frames in range(1, 6):
-            await host.wait_for_frames(num_frames)
-            await stage.settle()
-            assert len(host.frames) == num_frames  # the next one waits
-            timers.due.pop()()
-        host.tells = True
-        while timers.due:
-            timers.due.pop()()
-            await stage.settle()
-        events = await running
-    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+def host() -> ToyTarget:
+    """A toy target with the resident `a`."""
+    return ToyTarget(residents=[resident(Insider(), "a")])
 
 
-async def test_rubbish_opens_the_breaker_and_the_text_goes_on(budget: str) -> None:
-    host = Host(spoil=lambda each: replace(each, prefix_hash=each.prefix_hash ^ 1))
-    async with house(drafters=("a",), budget=budget, breaker_reset_s=60.0) as stage:
-        add(stage, host)
-        events = await collect(stage.coordinator, request())
+async def test_a_resident_saves_steps_and_is_credited(budget: str) -> None:
+    target = host()
+    async with house(["a"], budget=budget) as stage:
+        stage.add_target(target, "t")
+        events = await collect(stage.coordinator, request(task="code"))
+        await stage.pass_time(1.0)
         metrics = stage.coordinator.render_metrics().decode()
-        assert stage.coordinator.status()["drafters"][0]["breaker"] == "open"
     assert text_of(events) == plain_text([1, 2, 3], GREEDY)
-    assert 'drafthouse_drafter_faults_total{drafter="a",why="rubbish"} 3.0' in metrics
-    # It is asked for nothing any more.
-    assert [item.draft_nodes for frame in host.frames[5:] for item in frame.items].count(0) > 20
+    (opened,) = (opened for frame in target.frames for opened in frame.opens)
+    assert (opened.task, opened.drafters) == ("code", ("a",))
+    assert not any(frame.trees for frame in target.frames)
+    stats = events[-1].stats
+    assert stats is not None
+    assert stats.accepted_by_drafter == {"a": stats.num_accepted_draft_tokens}
+    assert stats.num_accepted_draft_tokens > 0
+    assert len(target.steps) < GREEDY.max_tokens
+    assert 'drafthouse_drafter_up{drafter="a"} 1.0' in metrics
+    assert 'drafthouse_draft_demand_nodes_total{drafter="a",task="code"}' in metrics
+    assert 'drafthouse_drafter_requests{drafter="a",worker="t"} 0.0' in metrics
+
+
+async def test_a_resident_and_the_pool_draft_for_one_text() -> None:
+    target, outside = host(), ToyDrafter("b", oracle_chain(6))
+    async with house(["a", "b"]) as stage:
+        stage.add_target(target)
+        stage.add_drafter(outside)
+        events = await collect(stage.coordinator, request())
+    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+    stats = events[-1].stats
+    assert stats is not None
+    assert min(stats.accepted_by_drafter["a"], stats.accepted_by_drafter["b"]) > 0
+
+
+async def test_a_replica_in_the_pool_is_not_asked_for_what_the_target_has_inside() -> None:
+    twin = ToyDrafter("a", oracle_chain())
+    async with house(["a"]) as stage:
+        stage.add_target(host())
+        stage.add_drafter(twin)
+        events = await collect(stage.coordinator, request())
+    assert text_of(events) == plain_text([1, 2, 3], GREEDY)
+    assert twin.frames == []
 
 
 async def test_the_residents_of_a_target_that_is_gone_are_gone_as_well() -> None:
-    async with house(drafters=("a",)) as stage:
-        add(stage, Host())
+    async with house(["a"]) as stage:
+        stage.add_target(host(), "t")
         await collect(stage.coordinator, request())
+        await stage.pass_time(1.0)
+        assert [each["name"] for each in stage.coordinator.status()["drafters"]] == ["a"]
         stage.coordinator.remove_target("t")
         assert stage.coordinator.status()["drafters"] == []
         metrics = stage.coordinator.render_metrics().decode()
-    assert 'drafthouse_drafter_up{drafter="a"} 0.0' in metrics
-    assert 'drafthouse_drafter_requests{drafter="a"' not in metrics
+        assert 'drafthouse_drafter_up{drafter="a"} 0.0' in metrics
+        assert 'worker="t"' not in metrics
+        assert 'deficit_seconds{target="t"' not in metrics
+        stage.add_target(ToyTarget(), "other")
+        events = await collect(stage.coordinator, request())
+    assert events[-1].stats is not None
+    assert events[-1].stats.idle_because == "drafters_down"
 
 
 async def test_a_drafter_of_the_pool_on_the_targets_cores_is_warned_of_once(

@@ -1,4 +1,4 @@
-"""Where a text is cut, and the breaker: small parts on their own."""
+"""Where a text ends, what its target is told, and the breaker: small parts on their own."""
 
 from __future__ import annotations
 
@@ -6,38 +6,45 @@ import pytest
 
 from cluster.breaker import CircuitBreaker
 from cluster.coordinator.session import Limits, Session
-from cluster.core import FinishReason, SamplingParams, token_array
+from cluster.core import SamplingParams, token_array
 from tests.support.coordinator.house import request
 
 
+def session(max_tokens: int = 9) -> Session:
+    asked = request([5, 6], SamplingParams(max_tokens=max_tokens), output_ids=token_array([7]))
+    return Session("r", asked, lambda event: None, 0, 0.0)
+
+
 @pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ([1, 2, 3], (3, None)),
-        ([1, 9, 3], (1, FinishReason.STOP)),
-        ([9], (0, FinishReason.STOP)),
-        ([1, 2, 3, 4], (4, FinishReason.LENGTH)),
-        ([1, 2, 3, 4, 5], (4, FinishReason.LENGTH)),
-        ([1, 2, 3, 9], (3, FinishReason.STOP)),
-        ([1, 2, 3, 4, 9], (4, FinishReason.LENGTH)),
-    ],
+    ("max_tokens", "max_context_len", "remaining"),
+    [(9, 0, 8), (9, 11, 8), (9, 12, 8), (9, 10, 7), (9, 3, 0), (9, 2, -1), (1, 100, 0)],
 )
-def test_the_text_is_cut_at_stops_and_limits(
-    tokens: list[int], expected: tuple[int, FinishReason | None]
+def test_a_text_ends_by_max_tokens_or_by_the_context_limit(
+    max_tokens: int, max_context_len: int, remaining: int
 ) -> None:
-    params = SamplingParams(max_tokens=4, stop_token_ids=(9,))
-    session = Session("r", request([5, 6], params), lambda event: None, 0, 0.0)
-    assert session.cut(token_array(tokens), Limits()) == expected
+    text = session(max_tokens)
+    text.limit(Limits(max_context_len))
+    assert text.remaining == remaining
 
 
-def test_the_context_limit_counts_prompt_and_output() -> None:
-    session = Session(
-        "r", request([5, 6], SamplingParams(max_tokens=9)), lambda event: None, 0, 0.0
-    )
-    assert session.cut(token_array([1, 2, 3, 4]), Limits(max_context_len=5)) == (
-        3,
-        FinishReason.LENGTH,
-    )
+def test_where_a_text_ends_is_fixed_by_the_first_limit_that_is_known() -> None:
+    """Else it would be another text after a failover."""
+    text = session()
+    for max_context_len in (0, 8, 5, 100):
+        text.limit(Limits(max_context_len))
+    assert text.opened().max_len == 8
+
+
+def test_a_target_is_told_all_of_the_text() -> None:
+    text = session()
+    text.help_by(("a", "b"))
+    text.tokens.append(token_array([8, 9]))
+    opened = text.opened()
+    assert opened.token_ids.tolist() == [5, 6, 7, 8, 9]
+    assert opened.prefix_hash == text.tokens.hash_at(5)
+    assert (opened.prompt_len, opened.max_len, opened.drafters) == (2, 11, ("a", "b"))
+    text.tokens.append(token_array([1]))
+    assert opened.token_ids.tolist() == [5, 6, 7, 8, 9]
 
 
 def test_the_breaker_opens_after_failures_in_a_row_only() -> None:

@@ -60,12 +60,11 @@ async def test_merged_drafters_do_not_change_the_text_and_save_steps(
         stage.add_drafter(ToyDrafter("b", oracle_in_a_crowd(6)))
         events = await collect(stage.coordinator, request(params=params))
     assert text_of(events) == plain_text([1, 2, 3], params)
-    assert len(target.frames) < params.max_tokens
+    assert len(target.steps) < params.max_tokens
 
 
-@pytest.mark.parametrize("cohorts", ["one", "two"])
-async def test_many_requests_at_once_each_get_their_own_text(cohorts: str, budget: str) -> None:
-    async with house(budget=budget, cohorts=cohorts) as stage:
+async def test_many_requests_at_once_each_get_their_own_text(budget: str) -> None:
+    async with house(budget=budget) as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(7)))
         prompts = [[i, i + 1, (i * 7) % 32] for i in range(12)]
@@ -179,15 +178,38 @@ async def test_a_drafter_that_dies_and_returns_costs_only_speed(budget: str) -> 
         assert events[-1].stats.num_accepted_draft_tokens > 0
 
 
-async def test_a_target_that_forgets_is_sent_the_rest_and_the_text_goes_on(budget: str) -> None:
+async def test_an_engine_that_forgets_is_told_again_and_the_text_goes_on(budget: str) -> None:
     rng = np.random.default_rng(3)
     async with house(budget=budget) as stage:
         stage.add_target(ToyTarget(forgets=lambda item: item.base_len > 0 and rng.random() < 0.3))
         stage.add_drafter(ToyDrafter("a", oracle_chain()))
         events = await collect(stage.coordinator, request(params=SEEDED))
         assert text_of(events) == plain_text([1, 2, 3], SEEDED)
+        await stage.pass_time(1.0)
         metrics = stage.coordinator.render_metrics().decode()
         assert "drafthouse_target_cache_misses_total 0.0" not in metrics
+        assert "drafthouse_target_cache_misses_total " in metrics
+
+
+async def test_a_target_that_forgets_a_text_is_sent_all_of_it_again(budget: str) -> None:
+    params = replace(SEEDED, max_tokens=200)
+    async with house(budget=budget) as stage:
+        toy = ToyTarget()
+        stage.add_target(toy)
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(2)))
+        running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
+        for life in range(1, 4):
+            await toy.wait_for_steps(len(toy.steps) + 5)
+            toy.forget("r")
+            await stage.settle()
+            assert not running.done()
+            assert toy.contexts == {}
+            await stage.pass_time(1.0)
+            opens = [opened for frame in toy.frames for opened in frame.opens]
+            assert len(opens) == life + 1
+            assert len(opens[-1].token_ids) > len(opens[-2].token_ids)
+        assert text_of(await running) == plain_text([1, 2, 3], params)
+        assert "drafthouse_failovers_total 0.0" in stage.coordinator.render_metrics().decode()
 
 
 async def test_another_target_takes_over_in_mid_text(budget: str) -> None:
@@ -197,12 +219,12 @@ async def test_another_target_takes_over_in_mid_text(budget: str) -> None:
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(2)))
         params = replace(SEEDED, max_tokens=200)
         running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
-        await first.wait_for_frames(5)
+        await first.wait_for_steps(5)
         stage.add_target(second, "two")
         link.sever()
         events = await running
         assert text_of(events) == plain_text([1, 2, 3], params)
-        assert second.frames
+        assert second.steps
         assert "drafthouse_failovers_total 1.0" in stage.coordinator.render_metrics().decode()
 
 
@@ -212,7 +234,7 @@ async def test_a_target_that_returns_finishes_what_it_began(budget: str) -> None
         link = stage.add_target(toy)
         params = replace(GREEDY, max_tokens=100)
         running = asyncio.create_task(collect(stage.coordinator, request(params=params)))
-        await toy.wait_for_frames(10)
+        await toy.wait_for_steps(10)
         link.sever()
         await stage.settle()
         assert stage.coordinator.status()["num_waiting"] == 1

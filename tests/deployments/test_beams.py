@@ -145,7 +145,7 @@ async def test_one_search_answers_with_the_best_texts_in_order(
         body = await answered(asked, tokenizer, setting.ingress)
         await only.settle()
         assert only.coordinator.status()["num_running"] == 0
-    items = [item for frame in target.frames for item in frame.items]
+    items = target.items
     assert len(items) == num_prompts, "one search per prompt"
     texts = [list(TOKENS[:2]), []] * num_prompts
     assert [choice["token_ids"] for choice in body["choices"]] == texts

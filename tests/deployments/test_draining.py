@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from deployments.ingress.ingress import Ingress
 from deployments.ingress.servicers import GENERATION
 from tests.deployments.conftest import free_port
 from tests.deployments.test_event_stream import Nowhere
-from tests.support.coordinator import toys
+from tests.support.coordinator import toy_law, toy_target
 from tests.support.coordinator.house import House, house
 from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.stage import Stage
@@ -49,9 +49,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 @pytest.fixture(autouse=True)
-def every_token(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
+def every_token(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> Iterator[None]:
     """The toy reads whatever the tokenizer writes: conversations are texts."""
-    monkeypatch.setattr(toys, "VOCAB_SIZE", tokenizer.vocab_size)
+    for module in (toy_law, toy_target):
+        monkeypatch.setattr(module, "VOCAB_SIZE", tokenizer.vocab_size)
+    toy_law.forget()
+    yield
+    toy_law.forget()
 
 
 @dataclass

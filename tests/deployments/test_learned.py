@@ -17,25 +17,28 @@ TARGET = WorkerDescription("t", "target", "toy", model_hash="abc", devices=("cpu
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("DRAFTHOUSE_MODELS", str(tmp_path))
-    return learned.learned_file(Config(), TARGET, "1")
+    return learned.learned_file(Config(), TARGET, "1", "target")
 
 
 def test_another_model_drafter_or_version_begins_anew(path: Path) -> None:
     others = [
-        learned.learned_file(Config(), replace(TARGET, model_hash="abd"), "1"),
-        learned.learned_file(Config(drafters={"x": DrafterConfig("suffix")}), TARGET, "1"),
-        learned.learned_file(Config(), TARGET, "2"),
+        learned.learned_file(Config(), replace(TARGET, model_hash="abd"), "1", "target"),
+        learned.learned_file(
+            Config(drafters={"x": DrafterConfig("suffix")}), TARGET, "1", "target"
+        ),
+        learned.learned_file(Config(), TARGET, "2", "target"),
+        learned.learned_file(Config(), TARGET, "1", "coordinator"),
     ]
-    assert len({path, *others}) == 4
-    assert learned.learned_file(Config(), replace(TARGET, worker_id="u"), "1") == path
+    assert len({path, *others}) == 5
+    assert learned.learned_file(Config(), replace(TARGET, worker_id="u"), "1", "target") == path
 
 
 async def test_what_was_learned_is_there_at_the_next_start(path: Path) -> None:
-    state = Coordinator(Config()).export_learned()
-    keeping = asyncio.create_task(learned.write_forever(path, lambda: state))
+    coordinator = Coordinator(Config())
+    keeping = asyncio.create_task(learned.write_forever(path, coordinator.export_learned))
     await asyncio.sleep(0)  # it begins
-    keeping.cancel()
-    await asyncio.gather(keeping, return_exceptions=True)
+    await learned.end(keeping)
+    state = await coordinator.export_learned()
     found = learned.read(path)
     assert found == state
     Coordinator(Config()).restore_learned(found)

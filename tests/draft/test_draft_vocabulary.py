@@ -159,7 +159,7 @@ def test_served_text_is_the_same_with_and_without_the_drafter(
     whole, reduced = folders
     engine = {"model": str(reduced), "dtype": "float32", "device": "cpu", "threads": 1}
     drafter = DrafterConfig("lm", {"engine": engine})
-    budget = CoordinatorConfig(budget="fixed", max_draft_tokens=4, max_draft_wait_ms=2000.0)
+    budget = CoordinatorConfig(budget="fixed", max_draft_tokens=4)
     with LLM(Config(target=target(whole))) as llm:
         plain = [each.token_ids for each in llm.generate(PROMPTS, params, ignore_eos=True)]
     with LLM(Config(target=target(whole), drafters={"lm": drafter}, coordinator=budget)) as llm:

@@ -21,21 +21,22 @@ from cluster.core import (
 from cluster.made_for import MadeFor
 from cluster.messages import (
     EventFrame,
+    PoolTree,
     ProposalFrame,
-    VerifyFrame,
+    StepFrame,
     WorkerDescription,
 )
 from cluster.rpc import codec
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
-from cluster.rpc.codec_target import VERDICT, VERIFY
+from cluster.rpc.codec_target import STEPS, VERDICT
 from cluster.rpc.frames import FrameCodec
 from cluster.rpc.generated import target_pb2
 from tests.support.rpc import frames_strategy as frames
-from tests.support.rpc.frames_strategy import same, verify_item
+from tests.support.rpc.frames_strategy import same, text
 
 ROUND_TRIPS = [
-    pytest.param(VERIFY, frames.verify_frames, id="verify"),
+    pytest.param(STEPS, frames.step_frames, id="steps"),
     pytest.param(VERDICT, frames.verdict_frames, id="verdict"),
     pytest.param(COMMIT, frames.commit_frames, id="commit"),
     pytest.param(PROPOSAL, frames.proposal_frames, id="proposal"),
@@ -72,11 +73,10 @@ def test_every_frame_survives_the_wire(
         max_running_sequences=frames.lengths,
         max_batch_tokens=frames.lengths,
         devices=st.lists(frames.ids, max_size=3).map(tuple),
-        step_rows=st.lists(frames.lengths, max_size=5).map(tuple),
-        step_times_s=st.lists(st.floats(0.0, 10.0), max_size=5).map(tuple),
         native_build=frames.ids,
         is_reproducible=st.booleans(),
         residents=st.lists(frames.ids, max_size=3).map(tuple),
+        look_ups=st.lists(frames.ids, max_size=3).map(tuple),
         refused=st.dictionaries(frames.ids, frames.ids, max_size=3),
         made_for=st.dictionaries(
             frames.ids, st.builds(MadeFor, frames.ids, frames.ids), max_size=3
@@ -88,10 +88,13 @@ def test_a_description_survives_the_wire(description: WorkerDescription) -> None
 
 
 def test_token_ids_travel_as_little_endian_int32() -> None:
-    item = verify_item("a", TokenTree.of([258], [-1]))
-    message = target_pb2.VerifyFrame.FromString(VERIFY.encode(VerifyFrame((item,)))[0])
-    assert message.items[0].tree_token_ids == b"\x02\x01\x00\x00"
-    assert message.items[0].tree_parents == b"\xff\xff\xff\xff"
+    tree = PoolTree(
+        "a", 1, 2, 3, TokenTree.of([258], [-1]), np.ones(1, np.float32), np.array([5], np.uint32)
+    )
+    message = target_pb2.StepFrame.FromString(STEPS.encode(StepFrame(trees=(tree,)))[0])
+    assert message.trees[0].token_ids == b"\x02\x01\x00\x00"
+    assert message.trees[0].parents == b"\xff\xff\xff\xff"
+    assert message.trees[0].sources == b"\x05\x00\x00\x00"
 
 
 def test_a_public_array_has_the_bytes_of_a_packed_one() -> None:
@@ -108,11 +111,11 @@ def test_arrays_of_every_length_survive_the_drafter_protocol(size: int) -> None:
 
 
 def test_decoded_arrays_are_views_of_the_message_and_read_only() -> None:
-    frame = VERIFY.decode(VERIFY.encode(VerifyFrame((verify_item("a"),)))[0]).frame
-    delta = frame.items[0].delta
-    assert not delta.flags.owndata
+    frame = STEPS.decode(STEPS.encode(StepFrame((text("a"),)))[0]).frame
+    token_ids = frame.opens[0].token_ids
+    assert not token_ids.flags.owndata
     with pytest.raises(ValueError, match="read-only"):
-        delta[0] = 1
+        token_ids[0] = 1
 
 
 def test_wide_arrays_are_narrowed_on_the_wire() -> None:

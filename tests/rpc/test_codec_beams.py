@@ -8,9 +8,10 @@ from cluster.beam_spec import BeamEnd, BeamSpec
 from cluster.client import GenerateRequest, SamplingOptions
 from cluster.client.generated import common_pb2
 from cluster.client.generated import generation_pb2 as pb
-from cluster.core import SamplingParams, TokenEvent, TokenLogprob, Verdict, token_array
+from cluster.core import SamplingParams, TokenEvent, TokenLogprob, token_array
 from cluster.errors import RequestError
-from cluster.messages import EventFrame, Refusal, VerdictFrame
+from cluster.messages import EventFrame, Refusal, TextVerdict, VerdictFrame
+from cluster.plan.texts import NO_SOURCES
 from cluster.rpc.codec import decode_params, encode_params
 from cluster.rpc.codec_beams import encode_beam_spec
 from cluster.rpc.codec_coordinator import EVENT
@@ -52,7 +53,9 @@ def test_a_way_of_stopping_that_nobody_knows_is_the_clients_mistake() -> None:
 
 def test_texts_survive_both_ways_from_target_to_ingress() -> None:
     logprobs = tuple(TokenLogprob(-0.5) for _ in range(3))
-    verdict = Verdict("a", 1, 3, token_array([]), token_array([5, 6, 7]), logprobs, beams=ENDS)
+    verdict = TextVerdict(
+        "a", 1, 3, token_array([5, 6, 7]), NO_SOURCES, logprobs=logprobs, beams=ENDS
+    )
     found = VERDICT.decode(VERDICT.encode(VerdictFrame((verdict,)))[0]).frame.verdicts[0]
     assert found.beams == ENDS
     assert found.token_ids.tolist() == [5, 6, 7]
@@ -62,7 +65,7 @@ def test_texts_survive_both_ways_from_target_to_ingress() -> None:
 
 
 def test_texts_of_more_tokens_than_came_are_a_refusal() -> None:
-    verdict = Verdict("a", 1, 3, token_array([]), token_array([5, 6, 7]), beams=ENDS)
+    verdict = TextVerdict("a", 1, 3, token_array([5, 6, 7]), NO_SOURCES, beams=ENDS)
     message = target_pb2.VerdictFrame.FromString(VERDICT.encode(VerdictFrame((verdict,)))[0])
     message.verdicts[0].beams[2].num_tokens = 2
     frame = VERDICT.decode(message.SerializeToString()).frame

@@ -17,74 +17,21 @@ from cluster.errors import ProtocolError
 from cluster.messages import (
     ProposalFrame,
     Refusal,
-    VerifyFrame,
 )
 from cluster.rpc import codec
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
-from cluster.rpc.codec_target import VERDICT, VERIFY
+from cluster.rpc.codec_target import STEPS
 from cluster.rpc.conversations import ANSWER_AS_COORDINATOR, ANSWER_AS_DRAFTER, ANSWER_AS_TARGET
-from cluster.rpc.generated import coordinator_pb2, draft_pb2, target_pb2
-from tests.support.rpc.frames_strategy import same, verify_item
+from cluster.rpc.generated import coordinator_pb2, draft_pb2
+from tests.support.rpc.frames_strategy import same
 
 
-def test_a_malformed_item_is_refused_and_the_others_are_decoded() -> None:
-    message = target_pb2.VerifyFrame(released=["gone"])
-    good = target_pb2.VerifyItem(request_id="good", delta=b"\x01\x00\x00\x00")
-    torn = target_pb2.VerifyItem(request_id="torn", generation=7, delta=b"\x01\x00\x00")
-    empty = target_pb2.VerifyItem(request_id="empty")
-    uneven = target_pb2.VerifyItem(
-        request_id="uneven",
-        delta=b"\x01\x00\x00\x00",
-        tree_token_ids=bytes(8),
-        tree_parents=bytes(4),
-    )
-    message.items.extend([torn, good, empty, uneven])
-    decoded = VERIFY.decode(message.SerializeToString())
-    assert [item.request_id for item in decoded.frame.items] == ["good"]
-    assert decoded.frame.released == ("gone",)
-    assert [(r.request_id, r.generation) for r in decoded.refusals] == [
-        ("torn", 7),
-        ("empty", 0),
-        ("uneven", 0),
-    ]
-    assert {refusal.code for refusal in decoded.refusals} == {ProtocolError.code}
-    assert "3 bytes" in decoded.refusals[0].message
-
-
-def test_an_undecodable_verdict_becomes_a_refusal_of_its_item() -> None:
-    bad = target_pb2.Verdict(request_id="a", generation=3, path=bytes(4), token_ids=bytes(4))
-    message = target_pb2.VerdictFrame(verdicts=[bad])
-    frame = VERDICT.decode(message.SerializeToString()).frame
-    assert frame.verdicts == ()
-    assert [(r.request_id, r.generation) for r in frame.refusals] == [("a", 3)]
-    assert "1 accepted nodes and 1 tokens" in frame.refusals[0].message
-
-
-@pytest.mark.parametrize("field", ["path", "token_ids"])
-def test_a_torn_verdict_names_the_array(field: str) -> None:
-    torn = target_pb2.Verdict(request_id="a", token_ids=bytes(4))
-    setattr(torn, field, bytes(5))
-    (refusal,) = VERDICT.decode(
-        target_pb2.VerdictFrame(verdicts=[torn]).SerializeToString()
-    ).frame.refusals
-    assert refusal.message == f"{field} has 5 bytes; i32[] takes a multiple of 4"
-
-
-def test_a_verdict_has_a_log_probability_for_each_token_or_none() -> None:
-    odd = target_pb2.Verdict(
-        request_id="a",
-        generation=3,
-        path=bytes(4),
-        token_ids=bytes(8),
-        logprobs=common_pb2.Logprobs(logprobs=[-1.0], num_top=[0]),
-    )
+def test_an_event_has_a_log_probability_for_each_token_or_none() -> None:
+    logprobs = common_pb2.Logprobs(logprobs=[-1.0], num_top=[0])
     event = coordinator_pb2.TokenEvent(
-        request_id="a", position=4, token_ids=bytes(8), logprobs=odd.logprobs
+        request_id="a", position=4, token_ids=bytes(8), logprobs=logprobs
     )
-    verdicts = VERDICT.decode(target_pb2.VerdictFrame(verdicts=[odd]).SerializeToString()).frame
-    (refusal,) = verdicts.refusals
-    assert (refusal.generation, refusal.message) == (3, "verdict has 2 tokens and 1 logprobs")
     events = EVENT.decode(coordinator_pb2.EventFrame(events=[event]).SerializeToString()).frame
     assert events.events[0].error_message == "event has 2 tokens and 1 logprobs"
     assert (events.events[0].position, len(events.events[0].token_ids)) == (4, 0)
@@ -133,13 +80,10 @@ def test_a_tree_with_parents_that_lead_nowhere_is_refused(parents: list[int]) ->
     bad = Proposal("bad", 1, 0, 0, tree, np.ones(2, np.float32))
 
     proposed = PROPOSAL.decode(PROPOSAL.encode(ProposalFrame((bad, good)))[0]).frame
-    asked = VERIFY.decode(VERIFY.encode(VerifyFrame((verify_item("a", tree), verify_item("b"))))[0])
 
     assert [proposal.request_id for proposal in proposed.proposals] == ["good"]
     assert [refusal.request_id for refusal in proposed.refusals] == ["bad"]
     assert "parent" in proposed.refusals[0].message
-    assert [item.request_id for item in asked.frame.items] == ["b"]
-    assert [refusal.request_id for refusal in asked.refusals] == ["a"]
 
 
 def test_each_worker_answers_malformed_items_in_its_own_frame() -> None:
@@ -198,17 +142,6 @@ def test_a_torn_array_is_refused_with_its_name(field: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("field", ["delta", "tree_token_ids", "tree_parents"])
-def test_a_torn_item_is_refused_with_the_name_of_the_array(field: str) -> None:
-    torn = target_pb2.VerifyItem(request_id="a", generation=3, delta=bytes(4))
-    setattr(torn, field, bytes(9))
-    decoded = VERIFY.decode(target_pb2.VerifyFrame(items=[torn]).SerializeToString())
-    expected = Refusal(
-        "a", 3, ProtocolError.code, f"{field} has 9 bytes; i32[] takes a multiple of 4"
-    )
-    assert decoded.refusals == (expected,)
-
-
 def test_a_bias_without_a_value_for_each_token_is_refused() -> None:
     params = common_pb2.SamplingParams(logit_bias_token_ids=[1, 2], logit_bias_values=[0.5])
     commit = draft_pb2.Commit(request_id="a", generation=2, params=params)
@@ -240,5 +173,5 @@ def test_an_unknown_finish_reason_is_a_protocol_error() -> None:
 
 
 def test_bytes_that_are_not_a_frame_are_a_protocol_error() -> None:
-    with pytest.raises(ProtocolError, match="not a VerifyFrame"):
-        VERIFY.decode(b"\xff\xff\xff")
+    with pytest.raises(ProtocolError, match="not a StepFrame"):
+        STEPS.decode(b"\xff\xff\xff")

@@ -21,7 +21,7 @@ FILES: list[FileDescriptor] = [
 PUBLIC = "drafthouse.v1"
 INTERNAL = "drafthouse.internal.v1"
 # The exceptions that protos/buf.yaml lists, with their reasons.
-FRAMES = {"Verify", "Draft", "Session"}
+FRAMES = {"Steps", "Draft", "Session"}
 # Bytes that mean nothing but themselves; whatever has parts is declared as what it is.
 OPAQUE = {"drafthouse.v1.Commit.tenant"}
 

@@ -2,74 +2,90 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from cluster.core import Verdict, token_array
+from cluster.core import token_array
 from cluster.errors import TooLargeError
-from cluster.messages import CacheMiss, ProposalFrame, StepReport, VerdictFrame, VerifyFrame
-from cluster.rpc.codec_target import VERIFY
+from cluster.messages import (
+    Heartbeat,
+    ProposalFrame,
+    Refusal,
+    StepFrame,
+    StepReport,
+    TextName,
+    TextVerdict,
+    VerdictFrame,
+)
+from cluster.plan.texts import NO_SOURCES
+from cluster.rpc.codec_target import STEPS
 from cluster.rpc.frames import split
-from tests.support.rpc.frames_strategy import same, verify_item
+from tests.support.rpc.frames_strategy import same, text
+
+
+def cancels(*names: str) -> tuple[TextName, ...]:
+    return tuple(TextName(name, 1) for name in names)
 
 
 def test_a_frame_over_the_limit_is_split_into_several_with_the_same_items() -> None:
-    items = tuple(verify_item(f"request-{index}") for index in range(9))
-    frame = VerifyFrame(items, ("x", "y"))
-    parts = VERIFY.encode(frame, max_bytes=120)
+    texts = tuple(text(f"request-{index}") for index in range(9))
+    frame = StepFrame(texts, cancels("x", "y"))
+    parts = STEPS.encode(frame, max_bytes=300)
     assert len(parts) > 1
-    assert all(len(part) <= 120 for part in parts)
-    decoded = [VERIFY.decode(part).frame for part in parts]
-    joined = VerifyFrame(
-        tuple(item for part in decoded for item in part.items),
-        tuple(name for part in decoded for name in part.released),
+    assert all(len(part) <= 300 for part in parts)
+    decoded = [STEPS.decode(part).frame for part in parts]
+    joined = StepFrame(
+        tuple(each for part in decoded for each in part.opens),
+        tuple(name for part in decoded for name in part.cancels),
     )
     assert same(joined, frame)
 
 
 def test_a_single_item_over_the_limit_is_refused() -> None:
-    frame = VerifyFrame((verify_item("a", delta_len=1000),))
     with pytest.raises(TooLargeError, match="limit is 1000"):
-        VERIFY.encode(frame, max_bytes=1000)
+        STEPS.encode(StepFrame((text("a", length=1000),)), max_bytes=1000)
 
 
 def test_a_split_frame_keeps_its_scalars_with_the_last_part() -> None:
-    verdict = Verdict("a", 1, 5, token_array([]), token_array([1]))
-    frame = VerdictFrame((verdict,), (CacheMiss("b", 1, 0),), report=StepReport(step_time_s=1.0))
+    """What was taken in is said when all of it is there."""
+    verdict = TextVerdict("a", 1, 5, token_array([1]), NO_SOURCES)
+    frame = VerdictFrame(
+        (verdict,), (Refusal("b", 1, "worker_error", "lost"),), StepReport(step_time_s=1.0),
+        serial=7, acknowledged=6, heartbeat=Heartbeat(cancels("a"), 5), status="{}",
+    )  # fmt: skip
     halves = split(frame)
     assert halves is not None
     first, second = halves
-    assert (len(first.verdicts), len(first.misses), first.report) == (1, 0, None)
-    assert (len(second.verdicts), len(second.misses)) == (0, 1)
-    assert second.report == StepReport(step_time_s=1.0)
+    assert same(first, VerdictFrame((verdict,)))
+    assert same(second, replace(frame, verdicts=()))
 
 
-@pytest.mark.parametrize("is_apart", [True, False])
-def test_only_the_first_part_of_a_split_frame_keeps_is_apart(
-    is_apart: bool,
-) -> None:
-    items = tuple(verify_item(f"r{index}", delta_len=30) for index in range(4))
-    frame = VerifyFrame(items, is_apart=is_apart)
-    (whole,) = VERIFY.encode(frame)
-    assert VERIFY.decode(whole).frame.is_apart is is_apart
-    first, *others = [VERIFY.decode(part).frame for part in VERIFY.encode(frame, max_bytes=200)]
-    assert first.is_apart is is_apart
-    assert others
-    assert not any(part.is_apart for part in others), "they belong to the same step"
+@pytest.mark.parametrize("num_texts", [0, 1, 2, 3, 7])
+def test_a_split_frame_cancels_texts_before_it_opens_them_again(num_texts: int) -> None:
+    names = tuple(f"r{index}" for index in range(num_texts))
+    texts = tuple(text(name, length=30) for name in names)
+    frame = StepFrame(texts, cancels(*names, *"xyz"), serial=4)
+    parts = [STEPS.decode(data).frame for data in STEPS.encode(frame, max_bytes=260)]
+    assert len(parts) >= num_texts
+    assert tuple(each.request_id for part in parts for each in part.opens) == names
+    assert tuple(name for part in parts for name in part.cancels) == frame.cancels
+    assert [part.serial for part in parts] == [0] * (len(parts) - 1) + [4]
+    if num_texts:
+        first = next(index for index, part in enumerate(parts) if part.opens)
+        assert not any(part.cancels for part in parts[first + 1 :])
 
 
-@pytest.mark.parametrize("num_items", [0, 1, 2, 3, 7])
-def test_a_split_frame_releases_requests_before_it_reopens_them(num_items: int) -> None:
-    names = tuple(f"r{index}" for index in range(num_items))
-    frame = VerifyFrame(tuple(verify_item(name, delta_len=30) for name in names), (*names, *"xyz"))
-    parts = [VERIFY.decode(data).frame for data in VERIFY.encode(frame, max_bytes=150)]
-    assert len(parts) >= num_items
-    assert tuple(item.request_id for part in parts for item in part.items) == names
-    assert tuple(name for part in parts for name in part.released) == frame.released
-    if num_items:
-        first = next(index for index, part in enumerate(parts) if part.items)
-        assert not any(part.released for part in parts[first + 1 :])
+def test_cancels_are_halved_only_where_there_is_nothing_else() -> None:
+    names = cancels(*"abcde")
+    halves = split(StepFrame((text("a"), text("b")), names))
+    assert halves is not None
+    assert [len(half.cancels) for half in halves] == [5, 0]
+    halves = split(StepFrame(cancels=names))
+    assert halves is not None
+    assert [len(half.cancels) for half in halves] == [2, 3]
 
 
 def test_a_frame_without_two_items_cannot_be_split() -> None:
-    assert split(VerifyFrame((verify_item("a"),))) is None
+    assert split(StepFrame((text("a"),))) is None
     assert split(ProposalFrame(pages_total=3)) is None

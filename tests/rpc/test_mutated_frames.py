@@ -28,7 +28,7 @@ from cluster.rpc.channel import connect_coordinator, connect_drafter, connect_ta
 from cluster.rpc.codec_generation import decode_request, encode_response
 from cluster.rpc.frames import FrameCodec
 from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
-from tests.rpc.test_streams import frame as verify_frame
+from tests.rpc.test_streams import frame as step_frame
 from tests.support.rpc import frames_strategy as frames
 from tests.support.rpc.generation_messages import decode_response, encode_request
 from tests.support.rpc.generation_strategy import public_requests, public_responses
@@ -58,7 +58,7 @@ def decode_public_response(data: bytes) -> None:
     decode_response(generation_pb2.GenerateResponse.FromString(data))
 
 
-VERIFY = encoded(talk.ASK_TARGET.outgoing, frames.verify_frames)
+STEPS = encoded(talk.ASK_TARGET.outgoing, frames.step_frames)
 COMMIT = encoded(talk.ASK_DRAFTER.outgoing, frames.commit_frames)
 SUBMIT = encoded(talk.ASK_COORDINATOR.outgoing, frames.submit_frames)
 VERDICT = encoded(talk.ANSWER_AS_TARGET.outgoing, frames.verdict_frames)
@@ -67,7 +67,7 @@ EVENT = encoded(talk.ANSWER_AS_COORDINATOR.outgoing, frames.event_frames)
 REQUEST = public_requests.map(lambda one: encode_request(one).SerializeToString())
 RESPONSE = public_responses.map(lambda one: encode_response(one).SerializeToString())
 KINDS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any]]] = {
-    "verify": (VERIFY, talk.ANSWER_AS_TARGET.incoming.decode),
+    "steps": (STEPS, talk.ANSWER_AS_TARGET.incoming.decode),
     "verdict": (VERDICT, talk.ASK_TARGET.incoming.decode),
     "commit": (COMMIT, talk.ANSWER_AS_DRAFTER.incoming.decode),
     "proposal": (PROPOSAL, talk.ASK_DRAFTER.incoming.decode),
@@ -123,8 +123,8 @@ SERVERS = {
         lambda: serve_target(EchoTarget()),
         connect_target,
         talk.TARGET,
-        VERIFY,
-        lambda number: verify_frame(f"r{number}"),
+        STEPS,
+        lambda number: step_frame(f"r{number}"),
     ),
     "drafter": Kind(
         lambda: serve_drafter(EchoDrafter()), connect_drafter, talk.DRAFTER, COMMIT, commit

@@ -9,12 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
-from cluster.core import Commit, Request, SamplingParams, TokenTree, VerifyItem, token_array
+from cluster.client.generated import common_pb2
+from cluster.core import Commit, Request, SamplingParams, token_array
 from cluster.errors import CapacityError, TooLargeError, WorkerError
-from cluster.messages import CommitFrame, SubmitFrame, VerifyFrame
+from cluster.messages import CommitFrame, StepFrame, SubmitFrame, TextName
 from cluster.rpc.channel import connect_coordinator, connect_drafter, connect_target
 from cluster.rpc.generated import target_pb2
 from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
+from tests.support.rpc.frames_strategy import text
 from tests.support.rpc.toys import (
     EchoCoordinator,
     EchoDrafter,
@@ -28,11 +30,8 @@ from tests.support.rpc.toys import (
 PATIENCE_S = 20.0
 
 
-def frame(*names: str, delta_len: int = 3) -> VerifyFrame:
-    delta = token_array(range(delta_len))
-    return VerifyFrame(
-        tuple(VerifyItem(name, 1, 0, 0, delta, TokenTree.chain([7, 8]), 2) for name in names)
-    )
+def frame(*names: str, length: int = 3) -> StepFrame:
+    return StepFrame(tuple(text(name, length) for name in names))
 
 
 async def test_frames_go_to_a_target_and_verdicts_come_back_in_order() -> None:
@@ -74,11 +73,11 @@ async def test_closing_the_link_ends_the_workers_iteration_after_all_frames() ->
     worker = EchoTarget()
     async with stopping(await serve_target(worker)) as server:
         _, link = await connect_target(server.address)
-        await link.send(VerifyFrame(released=("a", "b")))
+        await link.send(StepFrame(cancels=(TextName("a", 1), TextName("b", 1))))
         await link.close()
         await link.close()
         assert await asyncio.wait_for(worker.endings.get(), PATIENCE_S) == "closed"
-        assert worker.released == ["a", "b"]
+        assert worker.cancelled == ["a", "b"]
         assert [message async for message in link] == []
         with pytest.raises(WorkerError):
             await link.send(frame("late"))
@@ -88,7 +87,7 @@ async def test_a_client_that_vanishes_ends_the_workers_iteration() -> None:
     worker = EchoTarget()
     async with stopping(await serve_target(worker)) as server:
         channel = grpc.aio.insecure_channel(server.address)
-        call = channel.stream_stream("/drafthouse.internal.v1.TargetService/Verify")()
+        call = channel.stream_stream("/drafthouse.internal.v1.TargetService/Steps")()
         await call.initial_metadata()
         call.cancel()
         # gRPC reports a cancelled call's end of stream before or after the cancellation itself: the
@@ -154,7 +153,7 @@ async def test_cancelling_a_reader_leaves_the_link_open() -> None:
 async def test_a_worker_that_does_not_read_blocks_its_sender() -> None:
     async with stopping(await serve_target(HangingTarget())) as server:
         _, link = await connect_target(server.address)
-        heavy = frame("a", delta_len=100_000)
+        heavy = frame("a", length=100_000)
 
         async def flood() -> None:
             for _ in range(10_000):
@@ -172,7 +171,7 @@ async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_re
     async with stopping(await serve_target(EchoTarget(), max_frame_bytes=8192)) as server:
         _, link = await connect_target(server.address, max_frame_bytes=8192)
         names = [f"r{number}" for number in range(8)]
-        await link.send(frame(*names, delta_len=1000))
+        await link.send(frame(*names, length=1000))
         answered: list[str] = []
         async for answer in link:
             answered += [verdict.request_id for verdict in answer.verdicts]
@@ -180,7 +179,7 @@ async def test_a_frame_over_the_limit_arrives_in_parts_and_an_item_over_it_is_re
                 break
         assert sorted(answered) == names
         with pytest.raises(TooLargeError):
-            await link.send(frame("huge", delta_len=5000))
+            await link.send(frame("huge", length=5000))
         await link.send(frame("fine"))
         assert (await anext(aiter(link))).verdicts[0].request_id == "fine"
         await link.close()
@@ -190,13 +189,14 @@ async def test_a_malformed_item_is_refused_over_the_wire_and_the_stream_continue
     async with stopping(await serve_target(EchoTarget())) as server:
         channel = grpc.aio.insecure_channel(server.address)
         call = channel.stream_stream(
-            "/drafthouse.internal.v1.TargetService/Verify",
-            target_pb2.VerifyFrame.SerializeToString,
+            "/drafthouse.internal.v1.TargetService/Steps",
+            target_pb2.StepFrame.SerializeToString,
             target_pb2.VerdictFrame.FromString,
         )()
-        torn = target_pb2.VerifyItem(request_id="torn", generation=2, delta=b"\x01")
-        good = target_pb2.VerifyItem(request_id="good", delta=b"\x01\x00\x00\x00")
-        await call.write(target_pb2.VerifyFrame(items=[torn, good]))
+        params = common_pb2.SamplingParams()
+        torn = target_pb2.Open(request_id="torn", generation=2, token_ids=b"\x01", params=params)
+        good = target_pb2.Open(request_id="good", token_ids=b"\x01\x00\x00\x00", params=params)
+        await call.write(target_pb2.StepFrame(opens=[torn, good]))
         refusals: list[Any] = []
         verdicts: list[Any] = []
         while not (refusals and verdicts):
@@ -215,7 +215,7 @@ async def test_bytes_that_are_not_a_frame_end_the_senders_stream() -> None:
     worker = EchoTarget()
     async with stopping(await serve_target(worker)) as server:
         channel = grpc.aio.insecure_channel(server.address)
-        call = channel.stream_stream("/drafthouse.internal.v1.TargetService/Verify")()
+        call = channel.stream_stream("/drafthouse.internal.v1.TargetService/Steps")()
         await call.write(b"\xff\xff\xff\xff")
         assert await call.read() is grpc.aio.EOF
         assert await asyncio.wait_for(worker.endings.get(), PATIENCE_S) == WorkerError.code

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
-from cluster.spec.credit import credited, is_proposed, owners
-from cluster.spec.forest import Mask
+from cluster.spec.credit import counts, owners
 
-MASKS = arrays.arrays(np.bool_, st.tuples(st.integers(1, 5), st.integers(0, 12)))
-
-
-@given(MASKS)
-def test_counts_add_up_and_what_is_left_is_shared(proposed: Mask) -> None:
-    proposed = proposed[:, proposed.any(axis=0)]  # every node has somebody
-    own, shared = credited(proposed)
-    assert sum(own) == proposed.shape[1]
-    assert [a + b for a, b in zip(own, shared, strict=True)] == proposed.sum(axis=1).tolist()
-    assert all(proposed[owner, node] for node, owner in enumerate(owners(proposed).tolist()))
+NUM_DRAFTERS = 4
+SOURCES = st.lists(st.integers(1, 2**NUM_DRAFTERS - 1), max_size=12)
 
 
-def test_the_first_who_proposed_a_node_has_it() -> None:
-    claimed = np.array([[np.nan, 0.5, 0.4], [0.9, 0.8, np.nan]], np.float32)
-    assert owners(is_proposed(claimed)).tolist() == [1, 0, 0]
-    assert credited(is_proposed(claimed)) == ([2, 1], [0, 1])
+@given(SOURCES, st.permutations(range(NUM_DRAFTERS)))
+def test_counts_add_up_and_every_node_is_one_that_its_owner_proposed(
+    sources: list[int], order: list[int]
+) -> None:
+    found = owners(sources, order)
+    own = counts(found, NUM_DRAFTERS)
+    assert sum(own) == len(sources)
+    assert all(bits >> owner & 1 for bits, owner in zip(sources, found, strict=True))
+    for drafter, count in enumerate(own):
+        assert count <= sum(bits >> drafter & 1 for bits in sources)
+
+
+def test_who_has_the_largest_weight_of_those_that_proposed_a_node_has_it() -> None:
+    assert owners([0b01, 0b11, 0b10], [1, 0]) == [0, 1, 1]
+    assert owners([0b01, 0b11, 0b10], [0, 1]) == [0, 0, 1]
+    assert owners([0b100], [0, 1]) == [-1]
+    assert counts([0, 1, 1, -1, 7], 2) == (1, 2)

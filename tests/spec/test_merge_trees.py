@@ -87,7 +87,8 @@ def assert_equal(found: MergedTrees, expected: MergedTrees) -> None:
     assert found.roots.tolist() == expected.roots.tolist()
     assert shape(found.left) == shape(expected.left)
     assert shape(found.merged) == shape(expected.merged)
-    for name in ("claimed", "calibrated", "survival", "claims"):
+    assert found.places.tolist() == expected.places.tolist()
+    for name in ("claimed", "calibrated", "survival"):
         values, others = getattr(found, name), getattr(expected, name)
         np.testing.assert_allclose(values, others, rtol=2e-6, atol=1e-7, err_msg=name)
         assert values.dtype == np.float32
@@ -139,8 +140,9 @@ def test_two_drafters_of_a_sequence_share_its_tree_by_trust(way: Way) -> None:
     # holds 5 possible, and is trusted a third as much.
     expected = [0.5, 0.25, 0.25 * 0.25, 0.8]
     np.testing.assert_allclose(found.survival, expected, rtol=1e-6)
-    claims = [[0.5, 0.25, np.nan, 0.8], [0.5, np.nan, 0.25, np.nan]]
-    np.testing.assert_allclose(found.claims, claims, rtol=1e-6)
+    # What is left: 8 and 9 of the chain, 8 and 5 of the fork, and the other's 3.
+    assert found.left.token_ids.tolist() == [8, 9, 8, 5, 3]
+    assert found.places.tolist() == [0, 1, 0, 2, 3]
 
 
 def test_a_text_that_leaves_the_tree_leaves_nothing_of_it() -> None:
@@ -189,6 +191,19 @@ def test_a_merge_is_the_union_of_paths_with_survivals_of_those_who_looked(
         assert survival[path] == pytest.approx(expected, rel=1e-5, abs=1e-7)
     for tree, places in zip(trees, merged.places, strict=True):
         assert [found[place] for place in places] == paths(tree)
+
+
+@BOTH_WAYS
+@given(held_trees())
+def test_each_node_that_is_left_stands_in_the_union_by_its_path(way: Way, held: HeldTrees) -> None:
+    found = way(held)
+
+    union = [paths(tree) for tree in found.merged.split()]
+    starts = found.merged.starts.tolist()
+    for index, (group, tree) in enumerate(zip(held.groups, found.left.split(), strict=True)):
+        places = found.places[found.left.span(index)] - starts[group]
+        assert [union[group][place] for place in places] == paths(tree)
+    assert set(found.places.tolist()) == set(range(found.merged.num_nodes))
 
 
 @BOTH_WAYS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from cluster.config import DrafterConfig, DrafterPlacement, EngineConfig, TargetConfig
+from cluster.local import LLM
 
 PROMPTS: list[list[int]] = [
     [5, 6, 7, 8, 5, 6, 7],
@@ -69,3 +71,16 @@ def hf_greedy(folder: Path, prompts: Sequence[Sequence[int]], max_tokens: int) -
         text = output[0, len(prompt) :].tolist()
         texts.append(text[: next((i for i, t in enumerate(text) if t in stops), len(text))])
     return texts
+
+
+def metrics_once(llm: LLM, are_so: Callable[[str], bool]) -> str:
+    """The metrics as soon as they are so: a target tells of its own once a second."""
+    given_up_at = time.monotonic() + 30.0
+    while not are_so(page := llm.metrics()):
+        assert time.monotonic() < given_up_at, page
+    return page
+
+
+def has_misses(page: str) -> bool:
+    """Whether the target has lacked tokens of a text at a step."""
+    return "drafthouse_target_cache_misses_total 0.0" not in page

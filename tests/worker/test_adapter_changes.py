@@ -96,7 +96,7 @@ def test_what_was_dropped_and_freed_is_refused_with_the_reason(
     go_on(verifier, session, asked, 4)
     change(engine, base, a=folders["new"])
     verifier.release(["x"])
-    verifier.idle_report()
+    assert verifier.pages[0] == 0
     for adapter, reason in ((asked, "'a' has been replaced"), ("b", "no adapter 'b'")):
         fresh = Session("x", PROMPT.tolist(), GREEDY)
         (answer,) = verifier.submit([item(fresh, adapter)])

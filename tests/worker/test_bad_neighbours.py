@@ -10,8 +10,10 @@ import pytest
 
 from cluster.core import DraftTask, Proposal, TokenTree
 from cluster.engine.work import Output
-from tests.support.coordinator.house import GREEDY, FakeClock, collect, request, text_of
-from tests.support.worker.residents import VOCAB_SIZE, GreedyOracle, hosted
+from tests.support.coordinator.house import FakeClock
+from tests.support.worker.residents import GreedyOracle, resident
+from tests.support.worker.steps import steps
+from tests.support.worker.texts import GREEDY, VOCAB_SIZE, opened, plain
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
 
 PARAMS = replace(GREEDY, max_tokens=40)
@@ -87,13 +89,14 @@ async def test_a_good_drafter_drafts_from_the_first_answer(bad: list[type[Timed]
     clock = FakeClock()
     drafters = {"good": Timed(clock, "good")}
     drafters |= {kind.__name__: kind(clock, kind.__name__) for kind in bad}
-    async with hosted(drafters, TimedEngine(clock), clock=clock, budget="adaptive") as stage:
+    residents = [resident(each, name, clock) for name, each in drafters.items()]
+    async with steps(TimedEngine(clock), residents, clock=clock, budget="adaptive") as target:
+        desk = target.connect()
         for index in range(6):
-            asked = request(params=PARAMS, id=f"r{index}")
-            events = await collect(stage.house.coordinator, asked)
-            stats = events[-1].stats
-            assert stats is not None
-            assert stats.accepted_by_drafter.get("good", 0) > 0, f"answer {index}: {stats}"
-            assert len(text_of(events)) == PARAMS.max_tokens
-            for each in (clock, stage.house.clock):
-                each.now += 60.0  # whoever rests has rested
+            name = f"r{index}"
+            desk.post(opened(name, params=PARAMS, drafters=tuple(drafters)))
+            await target.run()
+            assert desk.text(name) == plain(params=PARAMS)
+            accepted = [bits for each in desk.verdicts[name] for bits in each.sources.tolist()]
+            assert any(bits & 1 for bits in accepted), f"answer {index}"
+            clock.now += 60.0  # whoever rests has rested

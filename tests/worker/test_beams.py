@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 
 from cluster.beam_spec import BeamSpec
-from cluster.core import SamplingParams, TokenTree, Verdict
+from cluster.core import FinishReason, SamplingParams, TokenTree, Verdict
 from cluster.engine.beam_search import beam_search
 from cluster.engine.engine import Engine
-from cluster.messages import Refusal
+from cluster.messages import Refusal, TextName, TextVerdict
 from cluster.worker.verifier import Verifier
 from tests.support.engine.driver import load_engine, prompt
 from tests.support.worker.rounds import Session, decode
+from tests.support.worker.steps import steps
+from tests.support.worker.texts import opened
 
 PROMPT = prompt(11, seed=3)
 SPEC = BeamSpec(4)
@@ -40,7 +42,7 @@ def searched(engine: Engine) -> list[tuple[list[int], bool]]:
     ]
 
 
-def texts_of(verdict: Verdict) -> list[tuple[list[int], bool]]:
+def texts_of(verdict: Verdict | TextVerdict) -> list[tuple[list[int], bool]]:
     edges = np.cumsum([0, *(end.num_tokens for end in verdict.beams)])
     return [
         (verdict.token_ids[start:stop].tolist(), end.is_stopped)
@@ -97,7 +99,7 @@ def test_a_search_that_is_released_leaves_nothing(engine: Engine, num_steps: int
     verifier = Verifier(engine)
     verifier.submit([Session("a", PROMPT.tolist(), SEARCH).item()])
     for _ in range(num_steps):
-        assert verifier.step().verdicts == ()
+        assert not verifier.step().verdicts
     verifier.release(["a"])
     assert engine.pages_in_use == 0
     assert not verifier.has_pending
@@ -129,3 +131,33 @@ def test_drafts_and_what_cannot_fit_are_refused(engine: Engine) -> None:
     ]  # fmt: skip
     assert engine.pages_in_use == 0
     assert not verifier.has_pending
+
+
+async def test_a_search_among_the_targets_texts_is_one_verdict_that_ends_it(
+    engine: Engine,
+) -> None:
+    six = SamplingParams(temperature=0.0, max_tokens=6)
+    async with steps(engine) as target:
+        desk = target.connect()
+        desk.post(opened("a", PROMPT.tolist(), SEARCH), opened("b", PROMPT.tolist(), six))
+        await target.run()
+    (verdict,) = desk.verdicts["a"]
+    assert texts_of(verdict) == searched(engine)
+    assert (verdict.finish_reason, verdict.num_nodes) == (FinishReason.STOP, 0)
+    assert desk.text("b") == decode(Verifier(engine), PROMPT.tolist(), GREEDY, num_tokens=6)
+    assert engine.pages_in_use == 0
+
+
+async def test_a_search_that_its_coordinator_cancels_leaves_nothing(engine: Engine) -> None:
+    async with steps(engine) as target:
+        desk = target.connect()
+        desk.post(opened("a", PROMPT.tolist(), SEARCH))
+        for _ in range(4):
+            await target.turn()
+        assert engine.pages_in_use > 0
+        desk.post(cancels=[TextName("a", 1)])
+        await target.turn()
+        assert not target.loop.has_work
+    assert desk.verdicts == {}
+    assert engine.pages_in_use == 0
+    engine.check_integrity()

@@ -6,15 +6,18 @@ from collections.abc import Sequence
 
 import pytest
 
+from cluster import metrics
 from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter
-from cluster.messages import DraftTime
+from cluster.plan.samples import Tally
+from cluster.spec.step_profile import DraftTime
 from cluster.token_log import TokenLog
 from cluster.worker.draft_profile import profile_drafting
 from cluster.worker.resident import ResidentText
 from cluster.worker.residents import Residents
 from cluster.worker.verifier import Verifier
-from tests.support.worker.residents import VOCAB_SIZE, GreedyOracle, resident
+from tests.support.worker.residents import GreedyOracle, resident
+from tests.support.worker.texts import VOCAB_SIZE
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
 
 
@@ -44,7 +47,10 @@ class Timed(GreedyOracle):
 
 
 class Broken(GreedyOracle):
+    num_asked = 0
+
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        self.num_asked += 1
         raise RuntimeError("broken")
 
 
@@ -113,15 +119,19 @@ def test_a_target_serves_without_residents_and_with_broken_ones() -> None:
 
 def test_faults_before_anyone_is_served_keep_no_drafter_from_its_first_request() -> None:
     clock = Clock()
-    hosted = resident(Broken(), "broken", clock)
+    broken = Broken()
+    hosted = resident(broken, "broken", clock)
     engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
     residents = Residents([hosted], clock)
     profile_drafting(Verifier(engine, clock), residents, VOCAB_SIZE, 16, clock)
-    assert hosted.idle_frame().draft_time_s == 0.0
+    samples = Tally()
+    residents.record(samples, "w")
+    said = {sample.metric for sample in samples.take()}
+    assert not said & {metrics.DRAFT_TIME.name, metrics.DRAFTER_FAULTS.name}
     text = ResidentText(
         "r", 1, 3, SamplingParams(max_tokens=8), "", b"", frozenset(["broken"]),
         TokenLog(token_array([1, 2, 3])), 4,
     )  # fmt: skip
-    frame, _ = hosted.draft([text], 1.0, clock.now + 1.0)
-    assert frame is not None
-    assert [each.request_id for each in frame.refusals] == ["r"]
+    asked = broken.num_asked
+    assert hosted.draft([text], 1.0, clock.now + 1.0) == ([], False)
+    assert broken.num_asked == asked + 1

@@ -1,99 +1,150 @@
-"""Grammars are compiled beside the steps: only the requests that need them wait."""
+"""Grammars are compiled beside the steps: only the texts that need them wait."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from cluster.core import EMPTY_TREE, SamplingParams, VerifyItem, token_array
-from cluster.errors import RequestError
+from cluster.core import EMPTY_TREE, VerifyItem, token_array
+from cluster.errors import CapacityError, RequestError
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.grammar_spec import GrammarSpec
-from cluster.messages import VerifyFrame
-from cluster.rpc.memory import memory_pair
+from cluster.messages import Open, StepFrame, TextName
 from cluster.worker.grammars import Grammars
+from tests.support.worker.stage import Stage, stage, worker_of
+from tests.support.worker.texts import GREEDY, opened, plain
 
 
 class Waiting:
     """A backend that compiles a grammar when the test lets it."""
 
     def __init__(self) -> None:
-        self.go = threading.Event()
+        self.go, self.is_asked = threading.Event(), threading.Event()
 
     def compile(self, spec: GrammarSpec) -> Any:
-        assert self.go.wait(10)
+        self.is_asked.set()
+        assert self.go.wait(20)
         if spec.source == "bad":
-            raise RequestError("bad", param="grammar")
+            raise RequestError("that is no grammar", param="grammar")
         return object()
 
 
-def item(name: str, source: str | None = None, base_len: int = 0) -> VerifyItem:
-    grammar = None if source is None else GrammarSpec("regex", source)
-    params = SamplingParams(grammar=grammar) if base_len == 0 else None
-    return VerifyItem(name, 1, base_len, 0, token_array([1]), EMPTY_TREE, 1, params)
-
-
-def names(frame: VerifyFrame) -> list[str]:
-    return [each.request_id for each in frame.items]
-
-
-class Stage:
-    def __init__(self) -> None:
-        self.backend = Waiting()
-        self.grammars = Grammars(GrammarCompiler(lambda: self.backend, 100), 10, ())
-        self.peer, link = memory_pair()
-        self.link = self.grammars.gated(link)
-        self.frames: AsyncIterator[VerifyFrame] = aiter(self.link)
-
-    async def next(self) -> VerifyFrame:
-        async with asyncio.timeout(10):
-            return await anext(self.frames)
+def constrained(name: str, source: str, **fields: Any) -> Open:
+    params = replace(GREEDY, grammar=GrammarSpec("regex", source))
+    return opened(name, params=params, **fields)
 
 
 @pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    opened = Stage()
-    yield opened
-    opened.backend.go.set()
-    await opened.link.close()
+def backend() -> Waiting:
+    return Waiting()
 
 
-async def test_only_the_request_with_a_new_grammar_waits(stage: Stage) -> None:
-    await stage.peer.send(VerifyFrame((item("a"), item("late", "x"), item("b", base_len=1))))
-    assert names(await stage.next()) == ["a", "b"]
-    await stage.peer.send(VerifyFrame((item("c"),), released=("old",)))
-    frame = await stage.next()
-    assert names(frame) == ["c"]
-    assert frame.released == ("old",)
-    stage.backend.go.set()
-    assert names(await stage.next()) == ["late"]
-    await stage.peer.send(VerifyFrame((item("again", "x"),)))
-    assert names(await stage.next()) == ["again"]
+@pytest.fixture
+def grammars(backend: Waiting) -> Grammars:
+    return Grammars(GrammarCompiler(lambda: backend, 100), 10, ())
 
 
-async def test_a_bad_grammar_comes_through_to_be_refused(stage: Stage) -> None:
-    stage.backend.go.set()
-    await stage.peer.send(VerifyFrame((item("a", "bad"),)))
-    frame = await stage.next()
-    assert names(frame) == ["a"]
-    with pytest.raises(RequestError, match="bad"):
-        stage.grammars.open_hook(frame.items[0])
+@pytest.fixture
+async def built(backend: Waiting, grammars: Grammars) -> AsyncIterator[Stage]:
+    """Its verifier has no hooks: texts run as soon as they are prepared."""
+    async with stage(worker_of({}, worker={"prepare": grammars.prepare})) as running:
+        yield running
+        backend.go.set()
 
 
-async def test_a_request_that_is_released_meanwhile_does_not_come(stage: Stage) -> None:
-    await stage.peer.send(VerifyFrame((item("late", "x"), item("other", "y"))))
-    await stage.peer.send(VerifyFrame(released=("late",)))
-    assert (await stage.next()).released == ("late",)
-    stage.backend.go.set()
-    assert names(await stage.next()) == ["other"]
+async def test_only_the_text_with_a_new_grammar_waits(built: Stage, backend: Waiting) -> None:
+    peer = built.connect()
+    await peer.open(opened("a"), constrained("late", "x"), opened("b", [7, 8]))
+    await peer.until(lambda: peer.is_over("a") and peer.is_over("b"))
+    assert await peer.written(opened("c")) == [plain()]
+    assert not peer.verdicts["late"]
+    backend.go.set()
+    await peer.until(lambda: peer.is_over("late"))
+    assert (peer.text("late"), peer.text("b")) == (plain(), plain([7, 8]))
+    backend.go.clear()  # what is compiled waits for nothing
+    assert await peer.written(constrained("again", "x")) == [plain()]
 
 
-async def test_the_end_of_the_link_ends_it(stage: Stage) -> None:
-    await stage.peer.send(VerifyFrame((item("late", "x"),)))
-    await stage.peer.close()
-    with pytest.raises(StopAsyncIteration):
-        await stage.next()
+async def test_a_text_that_waits_is_named_in_heartbeats_and_another_links_grammar_too(
+    built: Stage, backend: Waiting
+) -> None:
+    peer, other = built.connect(), built.connect()
+    await peer.open(constrained("late", "x"))
+    await other.open(constrained("other", "y"))
+    for each in (peer, other):
+        await each.until(lambda: len(each.frames) > 1)  # noqa: B023
+    beats = [each.frames[1].heartbeat for each in (peer, other)]
+    assert [beat.texts for beat in beats if beat] == [
+        (TextName("late", 1),), (TextName("other", 1),),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cancelled", [1, 5])
+async def test_a_text_that_is_cancelled_meanwhile_does_not_come(
+    cancelled: int, built: Stage, backend: Waiting
+) -> None:
+    peer = built.connect()
+    await peer.open(constrained("late", "x"), constrained("other", "y"))
+    await peer.send(StepFrame(cancels=(TextName("late", cancelled),)))
+    assert await peer.written(opened("after")) == [plain()]
+    backend.go.set()
+    await peer.until(lambda: peer.is_over("other"))
+    assert not peer.verdicts["late"]
+    assert not peer.refusals["late"]
+
+
+async def test_a_cancel_of_an_older_owner_leaves_a_waiting_text_alone(
+    built: Stage, backend: Waiting
+) -> None:
+    peer = built.connect()
+    await peer.open(constrained("late", "x", generation=4))
+    await peer.send(StepFrame(cancels=(TextName("late", 3),)))
+    assert await peer.written(opened("after")) == [plain()]
+    backend.go.set()
+    await peer.until(lambda: peer.is_over("late"))
+    assert peer.text("late") == plain()
+
+
+async def test_a_link_that_ends_leaves_no_text_behind(built: Stage, backend: Waiting) -> None:
+    peer, other = built.connect(), built.connect()
+    await peer.open(constrained("late", "x"))
+    assert await asyncio.to_thread(backend.is_asked.wait, 20)
+    await peer.link.close()
+    await asyncio.wait({built.serving[0]})
+    backend.go.set()
+    assert await other.written(constrained("late", "x")) == [plain()]
+    assert built.worker.healthy
+
+
+async def test_a_bad_grammar_comes_through_to_be_refused_when_its_text_is_opened(
+    grammars: Grammars, backend: Waiting
+) -> None:
+    backend.go.set()
+    bad = constrained("a", "bad")
+    work = grammars.prepare(bad)
+    assert work is not None
+    with pytest.raises(RequestError, match="no grammar"):
+        await work
+    item = VerifyItem("a", 1, 0, 0, token_array([1]), EMPTY_TREE, 1, bad.params)
+    with pytest.raises(RequestError, match="no grammar"):
+        grammars.open_hook(item)
+
+
+@pytest.mark.parametrize("error", [CapacityError("no", retry_after_s=1.0), ValueError("a defect")])
+async def test_a_text_whose_preparing_fails_is_opened_all_the_same(error: Exception) -> None:
+    """Whoever opens it meets the same error, and says it to the coordinator."""
+
+    async def failing() -> None:
+        raise error
+
+    async with stage(worker_of({}, worker={"prepare": lambda each: failing()})) as built:
+        assert await built.connect().written(opened()) == [plain()]
+
+
+async def test_a_text_without_a_grammar_has_nothing_to_wait_for(grammars: Grammars) -> None:
+    assert grammars.prepare(opened()) is None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -107,17 +107,16 @@ class Liar(CountingDrafter):
         return self.num_answers % 3 == 1
 
 
-@dataclass
-class PatientTarget(ToyTarget):
-    """Answers once the drafter has nothing left to do, so that every tree is there in time."""
+class Patience(asyncio.Event):
+    """Lets a step begin once the drafter has nothing left to do: every tree is there in time."""
 
-    worker: DraftWorker | None = None
+    def __init__(self, worker: DraftWorker) -> None:
+        super().__init__()
+        self._worker = worker
 
-    async def serve(self, link: Any) -> None:
-        async for frame in link:
-            assert self.worker is not None
-            await asyncio.to_thread(self.worker.wait_idle, PATIENCE_S)
-            await link.send(self.answer(frame))
+    async def wait(self) -> Literal[True]:
+        await asyncio.to_thread(self._worker.wait_idle, PATIENCE_S)
+        return True
 
 
 async def check_texts(liar: Liar, *, over_the_wire: bool) -> None:
@@ -128,7 +127,7 @@ async def check_texts(liar: Liar, *, over_the_wire: bool) -> None:
         stack.push_async_callback(asyncio.to_thread, worker.stop)
         settings: dict[str, Any] = {"budget": "adaptive", "breaker_failures": 1000}
         stage = await stack.enter_async_context(coordinator_house(**settings))
-        stage.add_target(PatientTarget(worker=worker))
+        stage.add_target(ToyTarget(gate=Patience(worker)))
         if over_the_wire:
             server = await stack.enter_async_context(stopping(await serve_drafter(worker)))
             _, link = await connect_drafter(server.address)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster import metrics
 from cluster.core import (
     EMPTY_TREE,
     Commit,
@@ -17,14 +18,18 @@ from cluster.core import (
     Proposal,
     SamplingParams,
     TokenTree,
-    token_array,
 )
-from cluster.errors import ProtocolError, RequestError, WorkerError
-from cluster.messages import ProposalFrame
-from cluster.token_log import TokenLog
-from cluster.worker.resident import ResidentDrafter, ResidentText
-from tests.support.coordinator.house import GREEDY, SEEDED, FakeClock, collect, request, text_of
-from tests.support.worker.residents import RESET_S, GreedyOracle, hosted, resident
+from cluster.errors import RequestError, WorkerError
+from tests.support.worker.residents import (
+    RESET_S,
+    FakeClock,
+    GreedyOracle,
+    drafted,
+    resident,
+    resident_text,
+)
+from tests.support.worker.steps import Steps, steps
+from tests.support.worker.texts import GREEDY, SEEDED, opened, plain
 from tests.worker.test_lying_plugins import OBSERVATIONS, PROPOSALS
 
 PARAMS = [replace(GREEDY, max_tokens=60), replace(SEEDED, max_tokens=60)]
@@ -53,9 +58,22 @@ class Faulty(GreedyOracle):
         return super().propose(tasks)
 
 
-async def plain(params: SamplingParams) -> list[int]:
-    async with hosted({}) as stage:
-        return text_of(await collect(stage.house.coordinator, request(params=params)))
+async def texts_of(target: Steps, asked: Sequence[SamplingParams]) -> list[list[int]]:
+    """Texts, one after the other."""
+    desk = target.connect()
+    for index, params in enumerate(asked):
+        desk.post(opened(f"r{index}", params=params, drafters=("a",)))
+        await target.run()
+    assert not any(desk.refusals.values())
+    return [desk.text(f"r{index}") for index in range(len(asked))]
+
+
+def faults_of(target: Steps) -> dict[str, float]:
+    """Of the resident "a", by why, since they were last asked for."""
+    samples = target.loop.report()[0].samples
+    faults = [each for each in samples if each.metric == metrics.DRAFTER_FAULTS.name]
+    assert all(each.labels[0] == "a" for each in faults)
+    return {each.labels[1]: each.value for each in faults}
 
 
 @LAWS
@@ -66,17 +84,13 @@ async def test_one_that_raises_in_every_tenth_call_changes_no_text(
     error: Exception, params: SamplingParams
 ) -> None:
     drafter = Faulty(error)
-    async with hosted({"a": drafter}, breaker_reset_s=0.0) as stage:
-        texts = []
-        for index in range(4):
-            asked = request(params=params, id=f"r{index}")
-            texts.append(text_of(await collect(stage.house.coordinator, asked)))
-        metrics = stage.house.coordinator.render_metrics().decode()
-        assert stage.worker.healthy
-    assert texts == [await plain(params)] * 4
+    async with steps(residents=[resident(drafter, reset_s=0.0)]) as target:
+        assert await texts_of(target, [params] * 4) == [plain(params=params)] * 4
+        assert target.loop.broken is None
+        faults = faults_of(target)
     assert drafter.num_calls > 3
-    is_counted = 'drafthouse_drafter_faults_total{drafter="a",why="refused"}' in metrics
-    assert is_counted != isinstance(error, RequestError)
+    # A text that it cannot serve is no fault of it.
+    assert faults.keys() == (set() if isinstance(error, RequestError) else {"refused"})
 
 
 class Liar(GreedyOracle):
@@ -119,30 +133,17 @@ LIES = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES.values(), ids=LIES.keys())
-async def test_no_lie_changes_a_text_or_ends_the_target(lie: dict[str, Any]) -> None:
-    liar = Liar(**lie)
-    async with hosted({"a": liar}, breaker_failures=1000, breaker_reset_s=0.0) as stage:
-        texts = [
-            text_of(await collect(stage.house.coordinator, request(params=params, id=f"r{index}")))
-            for index, params in enumerate(PARAMS)
-        ]
-        assert stage.worker.healthy
-    assert texts == [await plain(params) for params in PARAMS]
+@pytest.mark.parametrize("name", LIES)
+async def test_no_lie_changes_a_text_or_ends_the_target(name: str) -> None:
+    liar = Liar(**LIES[name])
+    residents = [resident(liar, failures=1000, reset_s=0.0)]
+    async with steps(residents=residents) as target:
+        assert await texts_of(target, PARAMS) == [plain(params=params) for params in PARAMS]
+        assert target.loop.broken is None
+        faults = faults_of(target)
     assert liar.num_lies
-
-
-def text(tokens: Sequence[int] = (1, 2, 3), draft_nodes: int = 4, name: str = "r") -> ResidentText:
-    return ResidentText(
-        name, 1, len(tokens), GREEDY, "default", b"", frozenset("a"), TokenLog(token_array(tokens)),
-        draft_nodes,
-    )  # fmt: skip
-
-
-def drafted(drafter: ResidentDrafter, *texts: ResidentText, now: float) -> ProposalFrame:
-    frame, _ = drafter.draft(texts, 0.01, now + 0.01)
-    assert frame is not None
-    return frame
+    # What is said of a text that nobody asked for is passed over.
+    assert faults.keys() == (set() if "a request of another" in name else {"rubbish"})
 
 
 class Broken(GreedyOracle):
@@ -160,28 +161,29 @@ def test_the_breaker_opens_after_faults_in_a_row_and_closes_again() -> None:
     clock, broken = FakeClock(), Broken()
     drafter = resident(broken, clock=clock, failures=3)
     for index in range(3):
-        frame = drafted(drafter, text(name=f"r{index}"), now=clock.now)
-        assert [refusal.code for refusal in frame.refusals] == [WorkerError.code]
+        assert drafted(drafter, resident_text(name=f"r{index}"), now=clock.now) == []
     num_commits = len(broken.commits)
-    frame = drafted(drafter, text(name="r3"), now=clock.now)
-    assert [each.request_id for each in frame.completions] == ["r3"]
+    assert num_commits == 3
+    assert drafted(drafter, resident_text(name="r3"), now=clock.now) == []
     assert len(broken.commits) == num_commits
     broken.is_broken = False
     clock.now += RESET_S
-    frame = drafted(drafter, text(name="r3"), now=clock.now)
-    assert [len(each.tree) for each in frame.proposals] == [4]
+    assert [
+        len(each.tree) for each in drafted(drafter, resident_text(name="r3"), now=clock.now)
+    ] == [4]
 
 
 def test_a_request_that_was_refused_is_kept_from_the_drafter_for_a_while() -> None:
     clock, broken = FakeClock(), Broken()
     drafter = resident(broken, clock=clock, failures=100)
-    kept = text()
-    assert drafted(drafter, kept, now=clock.now).refusals
+    kept = resident_text()
+    assert not drafted(drafter, kept, now=clock.now)
     broken.is_broken = False
-    assert not drafted(drafter, kept, now=clock.now).proposals
+    assert not drafted(drafter, kept, now=clock.now)
+    assert len(broken.commits) == 1
     clock.now += RESET_S
     # The drafter was reset, and hears the text from its beginning.
-    assert drafted(drafter, kept, now=clock.now).proposals
+    assert drafted(drafter, kept, now=clock.now)
     assert broken.commits[-1].base_len == 0
     assert broken.commits[-1].params is GREEDY
 
@@ -202,14 +204,12 @@ def test_what_stalls_take_is_bounded_by_a_share_of_the_time() -> None:
     clock = FakeClock()
     sleeping = Sleeping(clock)
     drafter = resident(sleeping, clock=clock)
-    kept, began, num_stalls = text(), clock.now, 0
+    kept, began, num_stalls = resident_text(), clock.now, 0
     while clock.now < began + 1000.0:
         clock.now += 0.02
-        frame, stalled_s = drafter.draft([kept], 0.01, clock.now + 0.01)
-        assert frame is not None
-        num_stalls += stalled_s > 0.0
-        said = {each.request_id for each in (*frame.proposals, *frame.completions)}
-        assert said == {"r"}  # whether it drafts or rests
+        trees, has_stalled = drafter.draft([kept], 0.01, clock.now + 0.01)
+        num_stalls += has_stalled
+        assert len(trees) == has_stalled  # else it rests
     assert 15 <= num_stalls <= 22  # a fiftieth of the time, in seconds
     assert num_stalls == len(sleeping.tasks)
 
@@ -227,7 +227,12 @@ class Endless(GreedyOracle):
         empty = EMPTY_TREE
         return [
             Proposal(
-                task.request_id, 1, 3, text().tokens.hash_at(3), empty, np.empty(0, np.float32)
+                task.request_id,
+                1,
+                3,
+                resident_text().tokens.hash_at(3),
+                empty,
+                np.empty(0, np.float32),
             )
             for task in tasks
         ]
@@ -237,13 +242,9 @@ def test_a_turn_ends_with_its_time_whatever_is_left_to_grow() -> None:
     clock = FakeClock()
     endless = Endless(clock)
     drafter = resident(endless, clock=clock)
-    frame, stalled_s = drafter.draft([text()], 0.01, clock.now + 0.01)
-    assert frame is not None
+    assert drafter.draft([resident_text()], 0.01, clock.now + 0.01) == ([], False)
     assert len(endless.tasks) == 4
-    assert stalled_s == 0.0
-    assert frame.proposals == ()
-    assert [each.request_id for each in frame.completions] == ["r"]
-    assert frame.draft_time_s == pytest.approx(0.012)
+    assert clock.now == pytest.approx(1000.012)
 
 
 class Lavish(GreedyOracle):
@@ -254,8 +255,9 @@ class Lavish(GreedyOracle):
 
 
 def test_no_tree_has_more_nodes_than_were_asked_for() -> None:
-    frame = drafted(resident(Lavish(16), clock=FakeClock()), text(draft_nodes=3), now=1000.0)
-    (proposal,) = frame.proposals
+    (proposal,) = drafted(
+        resident(Lavish(16), clock=FakeClock()), resident_text(draft_nodes=3), now=1000.0
+    )
     assert proposal.tree.parents.tolist() == [-1, 0, 1]
     assert len(proposal.survival) == 3
 
@@ -275,51 +277,52 @@ class Forgetful(GreedyOracle):
 def test_one_that_keeps_less_than_it_is_sent_is_sent_the_rest_once() -> None:
     forgetful = Forgetful()
     drafter = resident(forgetful, clock=FakeClock())
-    frame = drafted(drafter, text(range(9)), now=1000.0)
+    assert drafted(drafter, resident_text(range(9)), now=1000.0) == []
     assert [(each.base_len, len(each.token_ids)) for each in forgetful.commits] == [(0, 9), (4, 5)]
-    assert [refusal.code for refusal in frame.refusals] == [ProtocolError.code]
+    assert forgetful.released == ["r"]  # and then it is left alone with it
+    assert drafted(drafter, resident_text(range(9)), now=1000.0) == []
+    assert len(forgetful.commits) == 2
 
 
-class LookUp(GreedyOracle):
-    is_look_up = True
+class Stalling(GreedyOracle):
+    """Takes a second for its third tree."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(2)
+        self.clock = clock
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        if len(self.tasks) == 2:
+            self.clock.now += 1.0
+        return super().propose(tasks)
 
 
-def test_a_look_up_that_is_asked_for_nothing_hears_of_a_text_now_and_then() -> None:
-    oracle = LookUp()
-    drafter = resident(oracle, clock=FakeClock())
-    kept = text(draft_nodes=0)
-    for token in range(200):
-        kept.tokens.append(token_array([token % 32]))
-        frame, _ = drafter.draft([kept], 0.01, 1000.01)
-        assert frame is None
-    lengths = [commit.base_len + len(commit.token_ids) for commit in oracle.commits]
-    assert lengths == [64, 128, 192]
-    assert oracle.tasks == []
+async def test_a_stall_is_counted_and_the_text_goes_on_without_its_drafter() -> None:
+    clock = FakeClock()
+    residents = [resident(Stalling(clock), clock=clock)]
+    async with steps(residents=residents, clock=clock) as target:
+        assert await texts_of(target, [GREEDY]) == [plain()]
+        assert faults_of(target) == {"stalled": 1.0}
+        assert faults_of(target) == {}  # they were said
 
 
-def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
-    oracle = GreedyOracle()
-    drafter = resident(oracle, clock=FakeClock())
-    kept = text(range(100), draft_nodes=4)
-    kept.only_look_ups = True
-    assert drafter.draft([kept], 0.01, 1000.01) == (None, 0.0)
-    assert oracle.commits == []
-    kept.only_look_ups = False
-    frame = drafted(drafter, kept, now=1000.0)
-    assert len(oracle.commits) == len(frame.proposals) == 1
-    assert drafter.num_read == 1
-    kept.tokens.append(token_array([7]))
-    drafted(drafter, kept, now=1000.0)
-    assert drafter.num_read == 0
-    kept.only_look_ups = True
-    kept.tokens.append(token_array([7] * 100))
-    assert drafter.draft([kept], 0.01, 1000.01) == (None, 0.0)
-    assert len(oracle.commits) == 2
+class BrokenClock(FakeClock):
+    is_broken = False
+
+    def __call__(self) -> float:
+        if self.is_broken:
+            raise OSError("no clock")
+        return super().__call__()
 
 
-def test_a_look_up_is_asked_beside_models_and_without_them() -> None:
-    for only_look_ups in (False, True):
-        kept = text(draft_nodes=4)
-        kept.only_look_ups = only_look_ups
-        frame = drafted(resident(LookUp(), clock=FakeClock()), kept, now=1000.0)
-        assert len(frame.proposals) == 1
+async def test_a_defect_in_drafting_itself_costs_the_others_nothing() -> None:
+    clock = BrokenClock()
+    broken, sound = resident(GreedyOracle(2, "b"), "b", clock), resident(GreedyOracle(3))
+    clock.is_broken = True
+    async with steps(residents=[broken, sound]) as target:
+        desk = target.connect()
+        desk.post(opened(drafters=("a", "b")))
+        await target.run()
+        clock.is_broken = False
+    assert desk.text() == plain()
+    assert [len(verdict.sources) for verdict in desk.verdicts["r"][1:4]] == [3, 3, 3]

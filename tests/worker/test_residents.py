@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-import numpy as np
 import pytest
 
-from cluster.core import (
-    EMPTY_TREE,
-    DraftTask,
-    Proposal,
-    Request,
-    SamplingParams,
-    VerifyItem,
-    token_array,
-)
+from cluster import metrics
+from cluster.core import SamplingParams
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
-from cluster.messages import VerdictFrame, VerifyFrame, WorkerDescription
-from cluster.rpc.memory import memory_pair
-from cluster.token_log import prefix_hash
-from cluster.worker.residents import Residents
-from cluster.worker.target import TargetWorker
-from cluster.worker.verifier import Verifier
-from tests.support.coordinator.house import GREEDY, SEEDED, collect, request, text_of
-from tests.support.coordinator.toys import ToyDrafter, random_tree
-from tests.support.worker.residents import (
-    VOCAB_SIZE,
-    GreedyOracle,
-    Stage,
-    hosted,
-    join,
-    resident,
-    worker_of,
-)
+from cluster.engine.work import Output
+from cluster.messages import Open, Sample
+from tests.support.coordinator.house import collect, house, request, text_of
+from tests.support.worker.residents import GreedyOracle, resident
+from tests.support.worker.stage import Peer, hosted, stage, worker_of
+from tests.support.worker.steps import Steps, steps
+from tests.support.worker.texts import GREEDY, LAWS, VOCAB_SIZE, opened, plain
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
-
-LAWS = pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 
 
 def suffix() -> Drafter:
@@ -53,190 +31,187 @@ def ngram() -> Drafter:
     return NgramCacheDrafter(DrafterContext("ngram", 16, 64), NgramCacheOptions())
 
 
-def several(params: SamplingParams) -> list[Request]:
+def several(params: SamplingParams, *names: str) -> list[Open]:
+    """Texts of many lengths, for these drafters."""
     return [
-        request([i, i + 1, 7, i, i + 1], replace(params, max_tokens=20 + 7 * i), f"r{i}")
+        opened(
+            f"r{i}", [i, i + 1, 7, i, i + 1], replace(params, max_tokens=20 + 7 * i),
+            drafters=names,
+        )
         for i in range(6)
-    ]
+    ]  # fmt: skip
 
 
-async def texts_of(stage: Stage, requests: Sequence[Request]) -> list[list[int]]:
-    found = await asyncio.gather(*(collect(stage.house.coordinator, each) for each in requests))
-    return [text_of(events) for events in found]
-
-
-async def plain(requests: Sequence[Request]) -> list[list[int]]:
-    async with hosted({}) as stage:
-        return await texts_of(stage, requests)
+def texts(opens: Sequence[Open]) -> list[list[int]]:
+    """What they are without any drafter."""
+    return [plain(each.token_ids.tolist(), each.params) for each in opens]
 
 
 @LAWS
 @pytest.mark.parametrize("budget", ["fixed", "adaptive"])
-@pytest.mark.parametrize("cohorts", ["one", "two"])
-async def test_residents_change_no_text(params: SamplingParams, cohorts: str, budget: str) -> None:
-    requests = several(params)
+async def test_residents_change_no_text(params: SamplingParams, budget: str) -> None:
+    opens = several(params, "a", "suffix", "ngram")
     drafters = {"a": GreedyOracle(), "suffix": suffix(), "ngram": ngram()}
-    async with hosted(drafters, budget=budget, cohorts=cohorts) as stage:
-        texts = await texts_of(stage, requests)
-    assert texts == await plain(requests)
-
-
-@LAWS
-async def test_residents_and_a_pool_together_change_no_text(params: SamplingParams) -> None:
-    requests = several(params)
-    async with hosted({"a": GreedyOracle(2)}, pool=("b",)) as stage:
-        stage.house.add_drafter(ToyDrafter("b", random_tree(4)))
-        texts = await texts_of(stage, requests)
-        metrics = stage.house.coordinator.render_metrics().decode()
-    assert texts == await plain(requests)
-    for name in "ab":
-        assert f'spec_decode_num_draft_tokens_total{{drafter="{name}",task="default"}}' in metrics
+    async with hosted(drafters, budget=budget) as peer:
+        assert await peer.written(*opens) == texts(opens)
 
 
 class LossyEngine(ToyEngine):
-    """Answers two works a step, and loses the cache of one in five."""
+    """Answers two works a step, and loses a text in five that it is not asked for."""
 
     def __init__(self) -> None:
         super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE, works_per_step=2)
-        self._random = np.random.default_rng(3)
+        self._count = 0
 
-    def step(self, taps: Sequence[int] = ()) -> list[Any]:
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
         for name in list(self.contexts):
-            if self._random.random() < 0.2 and name not in self._queue:
+            self._count += 1
+            if self._count % 5 == 0:
                 self.lose(name)
         return super().step()
 
 
 @LAWS
 async def test_a_text_is_right_where_the_target_loses_its_caches(params: SamplingParams) -> None:
-    requests = several(params)
-    oracle = GreedyOracle()
-    async with hosted({"a": oracle}, LossyEngine()) as stage:
-        texts = await texts_of(stage, requests)
-        metrics = stage.house.coordinator.render_metrics().decode()
-    assert texts == await plain(requests)
-    assert "target_cache_misses_total 0.0" not in metrics
+    opens, oracle = several(params, "a"), GreedyOracle()
+    async with hosted({"a": oracle}, LossyEngine()) as peer:
+        assert await peer.written(*opens) == texts(opens)
     assert oracle.tasks
 
 
 async def test_a_short_answer_is_drafted_for_from_its_first_step() -> None:
-    asked = request(params=replace(GREEDY, max_tokens=8))
-    async with hosted({"a": GreedyOracle(16)}) as stage:
-        events = await collect(stage.house.coordinator, asked)
-    assert [text_of(events)] == await plain([asked])
-    stats = events[-1].stats
-    assert stats is not None
-    # The prefill's token, and all others at once.
-    assert stats.num_steps == 2
-    assert stats.num_accepted_draft_tokens == 6
+    async with steps(residents=[resident(GreedyOracle(16))]) as target:
+        desk = target.connect()
+        desk.post(opened(params=replace(GREEDY, max_tokens=8), drafters=("a",)))
+        # The prompt's step brings a token, and the next one all others at once.
+        assert await target.run() == 2
+    assert [len(verdict.sources) for verdict in desk.verdicts["r"]] == [0, 6]
+    assert desk.text() == plain()[:8]
 
 
-async def test_nobody_drafts_for_a_request_that_wants_no_speculation() -> None:
+async def test_a_text_of_which_only_the_last_token_is_missing_is_not_drafted_for() -> None:
+    oracle = GreedyOracle(16)
+    async with steps(residents=[resident(oracle)]) as target:
+        desk = target.connect()
+        desk.post(opened(params=replace(GREEDY, max_tokens=2), drafters=("a",)))
+        assert await target.run() == 2
+    assert oracle.tasks == []
+
+
+async def test_nobody_drafts_for_a_text_that_wants_no_speculation() -> None:
     oracle = GreedyOracle()
-    async with hosted({"a": oracle}, max_draft_tokens=0) as stage:
-        await collect(stage.house.coordinator, request())
+    async with steps(residents=[resident(oracle)]) as target:
+        desk = target.connect()
+        desk.post(opened(drafters=("a",), max_draft_tokens=0))
+        await target.run()
+    assert desk.text() == plain()
     assert (oracle.commits, oracle.tasks) == ([], [])
 
 
-async def test_only_the_drafters_of_a_task_are_asked() -> None:
+async def test_only_the_drafters_that_a_text_names_are_asked() -> None:
     chosen, other = GreedyOracle(), GreedyOracle(name="b")
-    asked = request(params=replace(GREEDY, max_tokens=8))
-    asked = replace(asked, speculation=replace(asked.speculation, drafters=("a",)))
-    async with hosted({"a": chosen, "b": other}) as stage:
-        await collect(stage.house.coordinator, asked)
+    async with steps(residents=[resident(chosen), resident(other, "b")]) as target:
+        target.connect().post(opened(drafters=("elsewhere", "a")))
+        await target.run()
     assert chosen.tasks
     assert (other.commits, other.tasks) == ([], [])
 
 
-async def test_what_a_drafter_holds_is_released_with_its_request() -> None:
+async def test_nobody_drafts_for_an_output_that_is_given() -> None:
     oracle = GreedyOracle()
-    async with hosted({"a": oracle}) as stage:
-        await collect(stage.house.coordinator, request())
-        assert await asyncio.to_thread(oracle.has_released.wait, 20)
-        assert stage.house.coordinator.status()["drafters"][0]["sessions"] == 0
-        for _ in range(2000):  # the target says it in a frame of its own
-            if requests_held(stage) == [0.0]:
-                break
-            await asyncio.sleep(0.01)
-        assert requests_held(stage) == [0.0]
+    params = SamplingParams(forced_ids=tuple(range(30)), max_tokens=30, logprobs=0)
+    async with steps(residents=[resident(oracle)], max_rows=16) as target:
+        desk = target.connect()
+        desk.post(opened(params=params, drafters=("a",)))
+        await target.run()
+    assert desk.text() == list(range(30))
+    assert oracle.tasks == []
+
+
+async def test_what_a_drafter_holds_is_released_with_its_text() -> None:
+    oracle = GreedyOracle()
+    async with steps(residents=[resident(oracle)]) as target:
+        desk = target.connect()
+        desk.post(opened(drafters=("a",)), opened("s", drafters=("a",)))
+        await target.turn()
+        assert gauge(target, metrics.DRAFTER_REQUESTS.name) == 2.0
+        await target.run()
+        assert gauge(target, metrics.DRAFTER_REQUESTS.name) == 0.0
+    assert sorted(oracle.released) == ["1/r", "1/s"]
     assert len(oracle.requests) == 0
 
 
-def requests_held(stage: Stage) -> list[float]:
-    """The gauge of requests that drafters hold."""
-    lines = stage.house.coordinator.render_metrics().decode().splitlines()
-    return [
-        float(line.split()[-1]) for line in lines if line.startswith("drafthouse_drafter_requests{")
+def gauge(target: Steps, name: str) -> float:
+    found: list[Sample] = [
+        sample for sample in target.loop.report()[0].samples if sample.metric == name
     ]
+    assert [sample.how for sample in found] == ["set"]
+    return found[0].value
 
 
-class BlockingOracle(GreedyOracle):
-    """Drafts when it is let."""
+async def test_what_is_asked_of_residents_and_what_they_take_is_counted() -> None:
+    async with steps(residents=[resident(GreedyOracle(2))]) as target:
+        target.connect().post(opened(drafters=("a",), task="code"))
+        await target.run()
+        counts = {
+            sample.metric: (sample.labels, sample.value)
+            for sample in target.loop.report()[0].samples
+            if sample.how == "add"
+        }
+        assert target.loop.report()[0].samples == ()  # all of it was said
+    labels, nodes = counts[metrics.DRAFT_DEMAND.name]
+    assert labels == ("a", "code")
+    assert nodes > 100
+    assert counts[metrics.DRAFT_TIME.name][1] > 0.0
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.is_asked = threading.Event(), threading.Event()
 
-    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
-        self.is_asked.set()
-        assert self.gate.wait(20)
-        return super().propose(tasks)
-
-
-async def test_the_verdicts_leave_before_anything_is_drafted() -> None:
-    oracle = BlockingOracle()
-    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
-    description = WorkerDescription("w", "target", "toy", residents=("a",))
-    worker = TargetWorker(Verifier(engine), description, Residents([resident(oracle)]))
-    worker.start()
-    ours, theirs = memory_pair()
-    serving = asyncio.create_task(worker.serve(theirs))
-    prompt = [1, 2, 3]
-    item = VerifyItem(
-        "r", 1, 0, 0, token_array(prompt), EMPTY_TREE, 3, GREEDY, b"", 4, "default", ("a",)
-    )
-    try:
-        async with asyncio.timeout(20):
-            await ours.send(VerifyFrame((item,)))
-            verdicts: VerdictFrame = await anext(ours)
-            assert len(verdicts.verdicts) == 1  # while the drafter is not let draft
-            oracle.gate.set()
-            drafts: VerdictFrame = await anext(ours)
-    finally:
-        oracle.gate.set()
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
-        await asyncio.to_thread(worker.stop)
-    assert drafts.drafts is not None
-    assert (drafts.drafts.num_sequences, drafts.drafts.num_nodes) == (1, 4)
-    ((name, frame),) = drafts.drafts.frames
-    (proposal,) = frame.proposals
-    context = prompt + verdicts.verdicts[0].token_ids.tolist()
-    assert (name, proposal.request_id, proposal.base_len) == ("a", "r", len(context))
-    assert proposal.prefix_hash == prefix_hash(context)
-    assert proposal.is_complete
+async def test_a_step_says_how_long_residents_drafted_before_it() -> None:
+    async with steps(residents=[resident(GreedyOracle(2))]) as target:
+        desk = target.connect()
+        desk.post(opened(drafters=("a",)))
+        await target.run()
+    reports = [frame.report for frame in desk.frames if frame.report is not None]
+    assert reports[0].draft_time_s == 0.0
+    assert all(0.0 < report.draft_time_s < report.period_s for report in reports[1:])
 
 
 @LAWS
 async def test_another_target_and_its_residents_take_over_in_mid_text(
     params: SamplingParams,
 ) -> None:
-    asked = request(params=replace(params, max_tokens=150))
-    first, second = BlockingOracle(), GreedyOracle()
-    successor = worker_of({"a": second})
-    successor.start()
-    try:
-        async with hosted({"a": first}) as stage:
-            running = asyncio.create_task(collect(stage.house.coordinator, asked))
-            assert await asyncio.to_thread(first.is_asked.wait, 20)
-            stage.link.sever()
-            join(stage.house, successor, "successor")
-            first.gate.set()
-            events = await running
-    finally:
-        first.gate.set()
-        await asyncio.to_thread(successor.stop)
-    assert [text_of(events)] == await plain([asked])
-    assert second.commits[0].base_len == 0
-    assert second.commits[0].params == asked.params
-    assert second.tasks
+    text, oracle = plain(params=params), GreedyOracle()
+    async with steps(residents=[resident(GreedyOracle())]) as first:
+        desk = first.connect()
+        desk.post(opened(params=params, drafters=("a",)))
+        for _ in range(3):
+            await first.turn()
+        written = desk.text()
+    async with steps(residents=[resident(oracle)]) as second:
+        desk = second.connect()
+        desk.post(opened(params=params, written=written, generation=2, drafters=("a",)))
+        await second.run()
+    assert written + desk.text() == text
+    assert 0 < len(written) < len(text)
+    assert oracle.commits[0].base_len == 0
+    assert oracle.commits[0].params == params
+    assert oracle.tasks
+
+
+@LAWS
+async def test_a_coordinator_gets_the_texts_of_a_target_with_residents(
+    params: SamplingParams,
+) -> None:
+    """All of the way, from a request to its last token."""
+    worker = worker_of({"a": GreedyOracle(), "suffix": suffix()})
+    asked = [
+        request([i, i + 1, 7], replace(params, max_tokens=20 + 7 * i), f"r{i}") for i in range(4)
+    ]
+    async with stage(worker) as built, house(drafters=("a", "suffix")) as running:
+        peer: Peer = built.connect()
+        running.coordinator.add_target("t", worker.describe(), peer.link)
+        found = await asyncio.gather(*(collect(running.coordinator, each) for each in asked))
+    for each, events in zip(asked, found, strict=True):
+        assert text_of(events) == plain(each.prompt_ids.tolist(), each.params)
+    stats = found[0][-1].stats
+    assert stats is not None
+    assert stats.num_accepted_draft_tokens > 0

@@ -20,11 +20,12 @@ from cluster.spec.logprobs import top_tokens
 from cluster.worker.build import build_target
 from cluster.worker.host import EngineHost, load_target_engine
 from cluster.worker.verifier import Verifier
-from tests.support.coordinator.house import GREEDY, SEEDED, collect, request, text_of
 from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt
 from tests.support.engine.taps import errors, expected_taps
-from tests.support.worker.residents import GreedyOracle, hosted, resident
+from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.rounds import Session, chain_of_the_truth, decode_all, half_right
+from tests.support.worker.steps import steps
+from tests.support.worker.texts import LAWS, opened, plain
 
 WANTS = StepWants((2, 0, -1), 3)
 PARAMS = SamplingParams(temperature=0.0, max_tokens=64)
@@ -148,19 +149,17 @@ class Reader(GreedyOracle):
         self.rows += rows
 
 
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@LAWS
 @pytest.mark.parametrize("every", [1, 2])
 async def test_a_reader_that_raises_changes_no_text(every: int, params: SamplingParams) -> None:
-    async with hosted({}) as stage:
-        plain = text_of(await collect(stage.house.coordinator, request(params=params)))
     reader = Reader(every)
-    async with hosted({"a": reader}) as stage:
-        texts = []
+    async with steps(residents=[resident(reader)]) as target:
+        desk = target.connect()
         for index in range(3):
-            asked = request(params=params, id=f"r{index}")
-            texts.append(text_of(await collect(stage.house.coordinator, asked)))
-        assert stage.worker.healthy
-    assert texts == [plain] * 3
+            desk.post(opened(f"r{index}", params=params, drafters=("a",)))
+            await target.run()
+        assert target.loop.broken is None
+    assert [desk.text(f"r{index}") for index in range(3)] == [plain(params=params)] * 3
     assert reader.num_calls > 2
 
 

@@ -1,275 +1,161 @@
-"""The target's process body: one engine thread, links with leases, contained failures."""
+"""The target's process body: one engine thread, and links of which each ends by itself."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, VerifyItem, token_array
+from cluster import metrics
+from cluster.core import DraftTask, Proposal, SamplingParams
 from cluster.engine.work import Output
-from cluster.errors import WorkerError
-from cluster.messages import InHand, VerdictFrame, VerifyFrame, WorkerDescription
-from cluster.rpc.memory import MemoryLink, memory_pair
-from cluster.token_log import prefix_hash
-from cluster.worker.target import TargetWorker
-from cluster.worker.verifier import Verifier
+from cluster.errors import ProtocolError, WorkerError
+from cluster.messages import AdapterList, Heartbeat, StepFrame, TextName
+from tests.support.worker.residents import GreedyOracle
+from tests.support.worker.stage import Peer, Stage, stage, worker_of
+from tests.support.worker.texts import GREEDY, LAWS, VOCAB_SIZE, opened, plain
 from tests.support.worker.toy_engine import ToyEngine, hashed_law
 
-VOCAB_SIZE = 32
-GREEDY = SamplingParams(temperature=0.0, max_tokens=64)
-DESCRIPTION = WorkerDescription("w", "target", "toy", vocab_size=VOCAB_SIZE)
 
-
-class FragileEngine(ToyEngine):
-    """Raises what `failures` holds, one per step, and whenever a work brings `poison`."""
+class GatedEngine(ToyEngine):
+    """Raises what `failures` holds, one per step; a cleared gate holds steps up."""
 
     def __init__(self) -> None:
         super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
         self.failures: list[Exception] = []
-        self.poison: list[int] = []
         self.stepping = threading.Event()
-        self.gate = threading.Event()  # cleared, it holds steps up
+        self.gate = threading.Event()
         self.gate.set()
 
     def step(self, taps: Sequence[int] = ()) -> list[Output]:
         self.stepping.set()
-        self.gate.wait(10)
+        assert self.gate.wait(20)
         if self.failures:
             raise self.failures.pop(0)
-        if any(self.poison == work.delta.tolist() for work in self._queue.values()):
-            raise ValueError("poison")
         return super().step()
 
 
-@dataclass
-class Stage:
-    engine: FragileEngine
-    worker: TargetWorker
-    serving: list[asyncio.Task[None]] = field(default_factory=list)
-
-    def connect(self) -> MemoryLink[Any, Any]:
-        ours, theirs = memory_pair()
-        self.serving.append(asyncio.create_task(self.worker.serve(theirs)))
-        return ours
-
-    async def settled(self) -> VerdictFrame:
-        """A report that the worker gives after everything that arrived before."""
-        link = self.connect()
-        await link.send(VerifyFrame(released=("none",)))
-        async with asyncio.timeout(10):
-            return await anext(link)
+@pytest.fixture
+def engine() -> GatedEngine:
+    return GatedEngine()
 
 
-@asynccontextmanager
-async def stage() -> AsyncIterator[Stage]:
-    engine = FragileEngine()
-    worker = TargetWorker(Verifier(engine), DESCRIPTION)
-    worker.start()
-    built = Stage(engine, worker)
-    try:
-        yield built
-    finally:
-        for task in built.serving:
-            task.cancel()
-        await asyncio.gather(*built.serving, return_exceptions=True)
-        await asyncio.to_thread(worker.stop)
+@pytest.fixture
+async def built(engine: GatedEngine) -> AsyncIterator[Stage]:
+    async with stage(worker_of({}, engine)) as running:
+        yield running
+        engine.gate.set()
 
 
-def item(
-    name: str, context: Sequence[int], base_len: int = 0, tree: TokenTree = EMPTY_TREE
-) -> VerifyItem:
-    return VerifyItem(
-        name, 1, base_len, prefix_hash(context[:base_len]), token_array(context[base_len:]), tree,
-        2, GREEDY if base_len == 0 else None,
+async def freed(built: Stage, engine: ToyEngine, num_texts: int = 0) -> None:
+    """Return when the engine holds no more texts than that."""
+    async with asyncio.timeout(20):
+        while len(engine.contexts) > num_texts:
+            await built.worker.export_learned()  # between two steps
+
+
+@LAWS
+async def test_a_text_is_written_without_a_word_after_its_opening(
+    params: SamplingParams, built: Stage
+) -> None:
+    peer = built.connect()
+    assert await peer.written(opened(params=params)) == [plain(params=params)]
+
+
+async def test_many_links_write_many_texts_at_once(built: Stage, engine: GatedEngine) -> None:
+    peers = [built.connect() for _ in range(3)]
+    texts = await asyncio.gather(
+        *(peer.written(*(opened(f"r{i}", [i, place]) for i in range(4)))
+          for place, peer in enumerate(peers))
     )  # fmt: skip
+    assert texts == [[plain([i, place]) for i in range(4)] for place in range(3)]
+    await freed(built, engine)
 
 
-async def ask(link: MemoryLink[Any, Any], frame: VerifyFrame) -> VerdictFrame:
-    await link.send(frame)
-    async with asyncio.timeout(10):
-        while True:
-            answer = await anext(link)
-            if answer.verdicts or answer.misses or answer.refusals:
-                return answer
+async def test_texts_that_come_during_a_step_join_the_next_one(
+    built: Stage, engine: GatedEngine
+) -> None:
+    peer = built.connect()
+    engine.gate.clear()
+    await peer.open(opened("first"))
+    await asyncio.to_thread(engine.stepping.wait, 20)
+    for name in "abc":
+        await peer.open(opened(name))
+    await built.connect().next()  # the links are read while a step lasts
+    engine.gate.set()
+    await peer.until(lambda: len(peer.verdicts["c"]) == 1)
+    assert [len(peer.verdicts[name]) for name in ("first", "a", "b")] == [2, 1, 1]
 
 
-async def decode(link: MemoryLink[Any, Any], name: str, prompt: list[int], count: int) -> list[int]:
-    context, base_len = list(prompt), 0
-    while len(context) < len(prompt) + count:
-        answer = await ask(link, VerifyFrame((item(name, context, base_len),)))
-        base_len = len(context)
-        context += answer.verdicts[0].token_ids.tolist()
-    return context[len(prompt) :]
+async def test_the_first_frame_brings_seats_and_adapters_and_news_come_by_themselves(
+    built: Stage,
+) -> None:
+    adapters = AdapterList(("sql@1",))
+    built.worker.streams.announce(adapters)
+    peer = built.connect()
+    first = await peer.next()
+    assert (first.serial, first.adapters) == (1, adapters)
+    assert first.heartbeat == Heartbeat(seats=64)
+    news = AdapterList(("sql@2",), "the last one was broken")
+    built.worker.streams.announce(news)
+    assert (await peer.next()).adapters == news
 
 
-def greedy(prompt: list[int], count: int) -> list[int]:
-    law, context = hashed_law(VOCAB_SIZE), list(prompt)
-    for _ in range(count):
-        context.append(int(np.argmax(law(context))))
-    return context[len(prompt) :]
+async def test_a_text_that_is_lost_by_its_coordinator_is_freed_by_a_cancel(
+    built: Stage, engine: GatedEngine
+) -> None:
+    peer = built.connect()
+    long = replace(GREEDY, max_tokens=3000)
+    await peer.open(opened("gone", params=long), opened("kept"))
+    await peer.until(lambda: len(peer.verdicts["gone"]) > 1)
+    await peer.send(StepFrame(cancels=(TextName("gone", 1),)))
+    await peer.until(lambda: peer.is_over("kept"))
+    await freed(built, engine)
+    assert peer.text("kept") == plain()
 
 
-async def test_a_link_decodes_step_by_step() -> None:
-    async with stage() as built:
-        assert await decode(built.connect(), "r", [1, 2], 12) == greedy([1, 2], 12)
+async def test_a_link_that_ends_frees_its_texts_and_no_others(
+    built: Stage, engine: GatedEngine
+) -> None:
+    lost, kept = built.connect(), built.connect()
+    long = replace(GREEDY, max_tokens=3000)
+    await kept.next()
+    await kept.open(opened("r", params=long))
+    await kept.until(lambda: len(kept.verdicts["r"]) > 1)
+    await lost.open(opened("r", params=long))
+    await lost.until(lambda: len(lost.verdicts["r"]) > 1)
+    lost.link.sever()
+    await asyncio.wait({built.serving[0]})
+    await freed(built, engine, 1)
+    count = len(kept.verdicts["r"])
+    await kept.until(lambda: len(kept.verdicts["r"]) > count + 20)
+    assert kept.text("r") == plain(params=replace(long, max_tokens=len(kept.text("r"))))
 
 
-async def test_two_links_may_use_the_same_request_id() -> None:
-    async with stage() as built:
-        links = [built.connect(), built.connect()]
-        texts = await asyncio.gather(
-            *(decode(link, "r", [i, 5], 10) for i, link in enumerate(links))
-        )
-    assert texts == [greedy([i, 5], 10) for i in range(2)]
+async def test_a_bad_text_is_refused_and_the_link_goes_on(built: Stage) -> None:
+    peer = built.connect()
+    texts = await peer.written(opened("bad", prefix_hash=3), opened("good"))
+    assert texts == [[], plain()]
+    assert [refusal.code for refusal in peer.refusals["bad"]] == [ProtocolError.code]
+    assert built.worker.healthy
 
 
-async def steps_of(built: Stage, frames: Sequence[VerifyFrame]) -> list[list[str]]:
-    """The requests of each step that answers these frames, which arrive during another step."""
-    link = built.connect()
-    built.engine.gate.clear()
-    await link.send(VerifyFrame((item("first", [7, 7]),)))
-    await asyncio.to_thread(built.engine.stepping.wait, 10)
-    for frame in frames:
-        await link.send(frame)
-    await asyncio.sleep(0.05)
-    built.engine.gate.set()
-    found: list[list[str]] = []
-    async with asyncio.timeout(10):
-        while sum(map(len, found)) < 1 + sum(len(frame.items) for frame in frames):
-            answer = await anext(link)
-            found.append([verdict.request_id for verdict in answer.verdicts])
-    return found[1:]
-
-
-async def test_frames_that_arrive_during_a_step_share_the_next_unless_they_are_apart() -> None:
-    frames = [VerifyFrame((item(name, [1, 3]),)) for name in "abcd"]
-    apart = [frames[0], frames[1], replace(frames[2], is_apart=True), frames[3]]
-    async with stage() as built:
-        assert await steps_of(built, frames) == [["a", "b", "c", "d"]]
-    async with stage() as built:
-        assert await steps_of(built, apart) == [["a", "b"], ["c", "d"]]
-
-
-async def test_the_items_of_a_frame_run_as_one_step() -> None:
-    async with stage() as built:
-        items = tuple(item(f"r{i}", [i, 3]) for i in range(5))
-        answer = await ask(built.connect(), VerifyFrame(items))
-    assert [verdict.request_id for verdict in answer.verdicts] == [f"r{i}" for i in range(5)]
-    assert answer.report is not None
-    assert answer.report.num_sequences == 5
-
-
-async def test_accepted_drafts_are_reported_with_their_path() -> None:
-    text = greedy([1, 2], 3)
-    async with stage() as built:
-        tree = TokenTree.chain([text[0], text[1], (text[2] + 1) % VOCAB_SIZE])
-        answer = await ask(built.connect(), VerifyFrame((item("r", [1, 2], tree=tree),)))
-    assert answer.verdicts[0].path.tolist() == [0, 1]
-    assert answer.verdicts[0].token_ids.tolist() == text
-
-
-async def test_a_doubled_frame_is_answered_once() -> None:
-    async with stage() as built:
-        link = built.connect()
-        frame = VerifyFrame((item("r", [1, 2]),))
-        await link.send(frame)
-        await link.send(frame)
-        first = await anext(link)
-        assert len(first.verdicts) == 1
-        context = [1, 2, int(first.verdicts[0].token_ids[0])]
-        # Either it was dropped while the first was pending, or it has been computed once more.
-        answer = await ask(link, VerifyFrame((item("r", context, 2),)))
-        while answer.verdicts[0].context_len == 2:
-            answer = await anext(link)
-        assert answer.verdicts[0].token_ids.tolist() == greedy(context, 1)
-
-
-async def test_released_requests_are_freed_and_reported_without_a_step() -> None:
-    async with stage() as built:
-        link = built.connect()
-        await decode(link, "r", [1, 2], 3)
-        await link.send(VerifyFrame(released=("r",)))
-        async with asyncio.timeout(10):
-            answer = await anext(link)
-        assert built.engine.contexts == {}
-        assert answer.report is not None
-        assert answer.report.pages_in_use == 0
-        assert answer.report.num_sequences == 0
-
-
-async def test_a_link_that_ends_frees_its_requests_and_no_others() -> None:
-    async with stage() as built:
-        lost, kept = built.connect(), built.connect()
-        await decode(lost, "r", [1, 2], 3)
-        await decode(kept, "r", [3, 4], 3)
-        lost.sever()
-        await asyncio.wait({built.serving[0]})
-        await built.settled()
-        assert list(built.engine.contexts.values()) == [[3, 4, *greedy([3, 4], 2)]]
-
-
-async def test_a_released_request_that_is_asked_for_again_must_be_sent_whole() -> None:
-    async with stage() as built:
-        link = built.connect()
-        await decode(link, "r", [1, 2], 3)
-        answer = await ask(link, VerifyFrame((item("r", [1, 2, 3], 2),), released=("r",)))
-        assert answer.misses[0].have_len == 0
-        assert await decode(link, "r", [1, 2], 3) == greedy([1, 2], 3)
-
-
-async def test_a_step_that_raises_refuses_its_only_item_and_the_worker_goes_on() -> None:
-    async with stage() as built:
-        link = built.connect()
-        built.engine.failures.append(ValueError("out of luck"))
-        answer = await ask(link, VerifyFrame((item("r", [1, 2]),)))
-        assert [refusal.code for refusal in answer.refusals] == [WorkerError.code]
-        assert "out of luck" not in answer.refusals[0].message
-        assert built.worker.healthy
-        assert await decode(link, "r", [1, 2], 3) == greedy([1, 2], 3)
-
-
-async def test_an_item_that_makes_every_step_raise_is_refused_alone() -> None:
-    async with stage() as built:
-        link, other = built.connect(), built.connect()
-        built.engine.poison = [1, 31]
-        decoding = asyncio.create_task(decode(other, "s", [3, 4], 40))
-        for _ in range(5):
-            answer = await ask(link, VerifyFrame((item("good", [5, 6]), item("bad", [1, 31]))))
-            outcomes = [("verdict", verdict.request_id) for verdict in answer.verdicts]
-            outcomes += [("refusal", refusal.request_id) for refusal in answer.refusals]
-            if len(outcomes) < 2:
-                answer = await ask(link, VerifyFrame())
-                outcomes += [("verdict", verdict.request_id) for verdict in answer.verdicts]
-                outcomes += [("refusal", refusal.request_id) for refusal in answer.refusals]
-            assert sorted(outcomes) == [("refusal", "bad"), ("verdict", "good")]
-            await link.send(VerifyFrame(released=("good", "bad")))
-        assert built.worker.healthy
-        async with asyncio.timeout(10):
-            assert await decoding == greedy([3, 4], 40)
-
-
-async def test_requests_that_lost_their_cache_to_a_failed_step_are_asked_for_again() -> None:
-    async with stage() as built:
-        link = built.connect()
-        contexts = {"r": [1, 2], "s": [3, 4]}
-        for name, context in contexts.items():
-            contexts[name] = context + await decode(link, name, context, 1)
-        built.engine.failures.append(ValueError("a batch that cannot be"))
-        frame = VerifyFrame(tuple(item(name, context, 2) for name, context in contexts.items()))
-        missed = set[str]()
-        await link.send(frame)
-        async with asyncio.timeout(10):
-            while len(missed) < 2:
-                missed |= {miss.request_id for miss in (await anext(link)).misses}
-        answer = await ask(link, VerifyFrame((item("r", contexts["r"]),)))
-        assert contexts["r"] + answer.verdicts[0].token_ids.tolist() == [1, 2, *greedy([1, 2], 2)]
+async def test_a_step_that_raises_alone_refuses_its_text_and_the_worker_goes_on(
+    built: Stage, engine: GatedEngine
+) -> None:
+    peer = built.connect()
+    engine.failures.append(ValueError("out of luck"))
+    await peer.written(opened("bad"))
+    (refusal,) = peer.refusals["bad"]
+    assert refusal.code == WorkerError.code
+    assert "out of luck" not in refusal.message
+    assert built.worker.healthy
+    assert await peer.written(opened("good")) == [plain()]
 
 
 @pytest.mark.parametrize(
@@ -278,57 +164,150 @@ async def test_requests_that_lost_their_cache_to_a_failed_step_are_asked_for_aga
     ids=["engine-lost", "three-in-a-row"],
 )
 async def test_a_broken_engine_ends_every_link_and_reports_unhealthy(
-    failures: list[Exception],
+    failures: list[Exception], built: Stage, engine: GatedEngine
 ) -> None:
-    async with stage() as built:
-        link, idle = built.connect(), built.connect()
-        await built.settled()
-        built.engine.failures.extend(failures)
-        for name in "rst"[: len(failures)]:
-            await link.send(VerifyFrame((item(name, [1, 2]),)))
-            if len(built.engine.failures) > 1:
-                await anext(link)
+    peer, idle = built.connect(), built.connect()
+    await idle.next()
+    engine.failures.extend(failures)
+    for number in range(len(failures)):
+        await peer.open(opened(f"r{number}"))
+        if number + 1 < len(failures):
+            await peer.until(lambda: peer.is_over(f"r{number}"))  # noqa: B023
+    for serving in built.serving:
         with pytest.raises(WorkerError):
-            await asyncio.wait_for(built.serving[0], 10)
-        with pytest.raises(WorkerError):
-            await asyncio.wait_for(built.serving[1], 10)
+            await asyncio.wait_for(serving, 20)
+    assert not built.worker.healthy
+    with pytest.raises(WorkerError):
+        await built.worker.serve(idle.link)
+
+
+class LeavingEngine(ToyEngine):
+    """Ends its thread."""
+
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
+        raise SystemExit
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_an_engine_thread_that_ends_ends_every_link() -> None:
+    engine = LeavingEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+    async with stage(worker_of({}, engine)) as built:
+        peer = built.connect()
+        await peer.open(opened())
+        with pytest.raises(WorkerError, match="engine thread ended: SystemExit"):
+            await asyncio.wait_for(built.serving[0], 20)
         assert not built.worker.healthy
-        with pytest.raises(WorkerError):
-            await built.worker.serve(idle)
+        learned = asyncio.ensure_future(built.worker.export_learned())
+        await asyncio.wait({learned}, timeout=20)
+        assert learned.cancelled()  # and nobody waits for ever
 
 
-async def test_a_malformed_item_is_refused_alone() -> None:
-    async with stage() as built:
-        bad = item("bad", [1, 99])
-        answer = await ask(built.connect(), VerifyFrame((bad,)))
-        assert answer.refusals[0].request_id == "bad"
-        assert await decode(built.connect(), "r", [1, 2], 3) == greedy([1, 2], 3)
+async def test_stopping_ends_the_thread(built: Stage) -> None:
+    assert await built.connect().written(opened()) == [plain()]
+    await asyncio.to_thread(built.worker.stop)
+    assert not built.worker.healthy
 
 
-async def test_stopping_ends_the_thread() -> None:
-    async with stage() as built:
-        await decode(built.connect(), "r", [1, 2], 2)
-        await asyncio.to_thread(built.worker.stop)
-        assert not built.worker.healthy
+async def test_a_heartbeat_names_the_texts_that_are_here_while_a_step_lasts(
+    built: Stage, engine: GatedEngine
+) -> None:
+    peer, other = built.connect(), built.connect()
+    engine.gate.clear()
+    await peer.send(StepFrame((opened("a"), opened("b", generation=7)), serial=3))
+    await other.open(opened("elsewhere"))
+    await asyncio.to_thread(engine.stepping.wait, 20)
+    await peer.open(opened("not taken in yet"))
+    for each in (peer, other):
+        await each.next()
+    beat, others = (await peer.next()).heartbeat, (await other.next()).heartbeat
+    assert beat == Heartbeat((TextName("a", 1), TextName("b", 7)), 3, 32)
+    # It may have come during the step.
+    assert others in (Heartbeat((TextName("elsewhere", 1),), 0, 32), Heartbeat((), 0, 32))
 
 
-async def test_what_is_in_hand_is_named_while_a_step_lasts_and_not_afterwards() -> None:
-    async with stage() as built:
-        link, other = built.connect(), built.connect()
-        built.engine.gate.clear()
-        await link.send(VerifyFrame((item("computed", [1, 2]),)))
-        await asyncio.to_thread(built.engine.stepping.wait, 10)
-        await link.send(VerifyFrame((item("queued", [1, 2]),)))
-        await other.send(VerifyFrame((item("elsewhere", [1, 2]),)))
-        async with asyncio.timeout(10):
-            named = await anext(link)
-            assert named.is_heartbeat
-            assert named.in_hand == (InHand("computed", 1), InHand("queued", 1))
-            assert (await anext(other)).in_hand == (InHand("elsewhere", 1),)
-            built.engine.gate.set()
-            answered: set[str] = set()
-            while len(answered) < 2:
-                answered |= {verdict.request_id for verdict in (await anext(link)).verdicts}
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1.5):
-                await anext(link)
+async def test_one_coordinator_counts_the_targets_own_metrics_and_another_after_it(
+    built: Stage,
+) -> None:
+    first, second = built.connect(), built.connect()
+    await second.written(opened())
+    await first.until(lambda: any(frame.samples for frame in first.frames))
+    counted = next(frame for frame in first.frames if frame.samples)
+    assert metrics.DEFICIT.name in {sample.metric for sample in counted.samples}
+    assert counted.report is not None
+    assert counted.report.pages_total == 1000
+    assert json.loads(counted.status).keys() == {"scores", "throttles", "residents", "faults"}
+    await second.until(lambda: any(frame.heartbeat for frame in second.frames[1:]))
+    assert not any(frame.samples or frame.status for frame in second.frames)
+    await first.link.close()
+    await second.until(lambda: bool(second.frames[-1].status))
+
+
+async def test_texts_of_a_coordinator_that_falls_silent_are_freed(engine: GatedEngine) -> None:
+    async with stage(worker_of({}, engine, worker={"silence_s": 0.05})) as built:
+        peer = built.connect()
+        await peer.open(opened(params=replace(GREEDY, max_tokens=3000)))
+        await asyncio.wait_for(built.serving[0], 20)
+        await freed(built, engine)
+        assert built.worker.healthy
+
+
+class BlockingOracle(GreedyOracle):
+    """Drafts when it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.is_asked = threading.Event(), threading.Event()
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        self.is_asked.set()
+        assert self.gate.wait(20)
+        return super().propose(tasks)
+
+
+async def test_the_verdicts_leave_before_anything_is_drafted() -> None:
+    oracle = BlockingOracle()
+    async with stage(worker_of({"a": oracle})) as built:
+        peer = built.connect()
+        await peer.open(opened(drafters=("a",)))
+        try:
+            await peer.until(lambda: len(peer.verdicts["r"]) == 1)
+            assert await asyncio.to_thread(oracle.is_asked.wait, 20)
+            assert oracle.tasks == []  # it is still in its first call
+        finally:
+            oracle.gate.set()
+        await peer.until(lambda: peer.is_over())
+    assert peer.text() == plain()
+    assert peer.verdicts["r"][1].num_nodes == 4
+
+
+async def test_what_was_learned_is_exported_and_restored() -> None:
+    oracle = GreedyOracle()
+    async with stage(worker_of({"a": oracle})) as built:
+        await built.connect().written(opened(drafters=("a",)))
+        state = json.loads(json.dumps(await built.worker.export_learned()))
+    successor = worker_of({"a": GreedyOracle()})
+    successor.restore_learned(state)
+    async with stage(successor) as built:
+        assert json.loads(json.dumps(await built.worker.export_learned())) == state
+        assert await built.connect().written(opened()) == [plain()]
+    untaught = worker_of({"a": GreedyOracle()})
+    async with stage(untaught) as built:
+        assert json.loads(json.dumps(await built.worker.export_learned())) != state
+
+
+@pytest.mark.parametrize("state", [{}, {"version": 0}, {"version": 4, "scores": 3}, {"version": 4}])
+async def test_what_is_of_another_form_is_left_aside(state: dict[str, Any]) -> None:
+    worker = worker_of({})
+    worker.restore_learned(state)
+    async with stage(worker) as built:
+        assert await built.connect().written(opened()) == [plain()]
+
+
+async def test_a_coordinator_that_stops_reading_holds_up_nobody_else(built: Stage) -> None:
+    deaf, peer = built.connect(), built.connect()
+    long = replace(GREEDY, max_tokens=300)
+    await deaf.open(*(opened(f"r{number}", params=long) for number in range(4)))
+    assert await peer.written(opened(params=long)) == [plain(params=long)]
+    assert isinstance(deaf, Peer)
+    await deaf.until(lambda: all(deaf.is_over(f"r{number}") for number in range(4)))
+    assert deaf.text("r3") == plain(params=long)

@@ -34,7 +34,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "step_rows", "step_times_s", "native_build", "is_reproducible", "residents", "refused", "made_for", "look_ups", "draft_times", "engines")
+    __slots__ = ("worker_id", "role", "name", "protocol_version", "model_hash", "tokenizer_hash", "vocab_size", "max_context_len", "max_running_sequences", "max_batch_tokens", "devices", "native_build", "is_reproducible", "residents", "refused", "made_for", "look_ups", "engines")
     class RefusedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -60,15 +60,12 @@ class DescribeResponse(_message.Message):
     MAX_RUNNING_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     MAX_BATCH_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEVICES_FIELD_NUMBER: _ClassVar[int]
-    STEP_ROWS_FIELD_NUMBER: _ClassVar[int]
-    STEP_TIMES_S_FIELD_NUMBER: _ClassVar[int]
     NATIVE_BUILD_FIELD_NUMBER: _ClassVar[int]
     IS_REPRODUCIBLE_FIELD_NUMBER: _ClassVar[int]
     RESIDENTS_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     MADE_FOR_FIELD_NUMBER: _ClassVar[int]
     LOOK_UPS_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TIMES_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
     worker_id: str
     role: str
@@ -81,17 +78,14 @@ class DescribeResponse(_message.Message):
     max_running_sequences: int
     max_batch_tokens: int
     devices: _containers.RepeatedScalarFieldContainer[str]
-    step_rows: _containers.RepeatedScalarFieldContainer[int]
-    step_times_s: _containers.RepeatedScalarFieldContainer[float]
     native_build: str
     is_reproducible: bool
     residents: _containers.RepeatedScalarFieldContainer[str]
     refused: _containers.ScalarMap[str, str]
     made_for: _containers.MessageMap[str, MadeFor]
     look_ups: _containers.RepeatedScalarFieldContainer[str]
-    draft_times: _containers.RepeatedCompositeFieldContainer[DraftTime]
     engines: _containers.RepeatedCompositeFieldContainer[EngineState]
-    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., step_rows: _Optional[_Iterable[int]] = ..., step_times_s: _Optional[_Iterable[float]] = ..., native_build: _Optional[str] = ..., is_reproducible: _Optional[bool] = ..., residents: _Optional[_Iterable[str]] = ..., refused: _Optional[_Mapping[str, str]] = ..., made_for: _Optional[_Mapping[str, MadeFor]] = ..., look_ups: _Optional[_Iterable[str]] = ..., draft_times: _Optional[_Iterable[_Union[DraftTime, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineState, _Mapping]]] = ...) -> None: ...
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[str] = ..., name: _Optional[str] = ..., protocol_version: _Optional[int] = ..., model_hash: _Optional[str] = ..., tokenizer_hash: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_context_len: _Optional[int] = ..., max_running_sequences: _Optional[int] = ..., max_batch_tokens: _Optional[int] = ..., devices: _Optional[_Iterable[str]] = ..., native_build: _Optional[str] = ..., is_reproducible: _Optional[bool] = ..., residents: _Optional[_Iterable[str]] = ..., refused: _Optional[_Mapping[str, str]] = ..., made_for: _Optional[_Mapping[str, MadeFor]] = ..., look_ups: _Optional[_Iterable[str]] = ..., engines: _Optional[_Iterable[_Union[EngineState, _Mapping]]] = ...) -> None: ...
 
 class EngineState(_message.Message):
     __slots__ = ("name", "device", "attention", "graphs", "kernels", "kv_bytes", "kv_tokens", "fallbacks")
@@ -112,20 +106,6 @@ class EngineState(_message.Message):
     kv_tokens: int
     fallbacks: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., attention: _Optional[str] = ..., graphs: _Optional[str] = ..., kernels: _Optional[str] = ..., kv_bytes: _Optional[int] = ..., kv_tokens: _Optional[int] = ..., fallbacks: _Optional[_Iterable[str]] = ...) -> None: ...
-
-class DraftTime(_message.Message):
-    __slots__ = ("num_sequences", "num_nodes", "with_models", "time_s", "num_read")
-    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
-    WITH_MODELS_FIELD_NUMBER: _ClassVar[int]
-    TIME_S_FIELD_NUMBER: _ClassVar[int]
-    NUM_READ_FIELD_NUMBER: _ClassVar[int]
-    num_sequences: int
-    num_nodes: int
-    with_models: bool
-    time_s: float
-    num_read: int
-    def __init__(self, num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., with_models: _Optional[bool] = ..., time_s: _Optional[float] = ..., num_read: _Optional[int] = ...) -> None: ...
 
 class MadeFor(_message.Message):
     __slots__ = ("name", "model_hash")

@@ -23,36 +23,37 @@ _sym_db = _symbol_database.Default()
 
 
 from cluster.client.generated import common_pb2 as drafthouse_dot_v1_dot_common__pb2
-from cluster.rpc.generated import draft_pb2 as drafthouse_dot_v1_dot_draft__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#drafthouse/internal/v1/target.proto\x12\x16\x64rafthouse.internal.v1\x1a\x1a\x64rafthouse/v1/common.proto\x1a\x19\x64rafthouse/v1/draft.proto\"a\n\x0bVerifyFrame\x12\x31\n\x05items\x18\x01 \x03(\x0b\x32\".drafthouse.internal.v1.VerifyItem\x12\x10\n\x08released\x18\x02 \x03(\t\x12\r\n\x05\x61part\x18\x03 \x01(\x08\"\xc9\x02\n\nVerifyItem\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\r\n\x05\x64\x65lta\x18\x05 \x01(\x0c\x12\x16\n\x0etree_token_ids\x18\x06 \x01(\x0c\x12\x14\n\x0ctree_parents\x18\x07 \x01(\x0c\x12\x12\n\nprompt_len\x18\x08 \x01(\r\x12-\n\x06params\x18\t \x01(\x0b\x32\x1d.drafthouse.v1.SamplingParams\x12\x0e\n\x06tenant\x18\n \x01(\x0c\x12\x13\n\x0b\x64raft_nodes\x18\x0b \x01(\r\x12\x0c\n\x04task\x18\x0c \x01(\t\x12\x11\n\tresidents\x18\r \x03(\t\x12\x0f\n\x07\x61\x64\x61pter\x18\x0e \x01(\t\x12\x15\n\ronly_look_ups\x18\x0f \x01(\x08\"\xef\x02\n\x0cVerdictFrame\x12\x31\n\x08verdicts\x18\x01 \x03(\x0b\x32\x1f.drafthouse.internal.v1.Verdict\x12\x31\n\x06misses\x18\x02 \x03(\x0b\x32!.drafthouse.internal.v1.CacheMiss\x12(\n\x08refusals\x18\x03 \x03(\x0b\x32\x16.drafthouse.v1.Refusal\x12\x32\n\x06report\x18\x04 \x01(\x0b\x32\".drafthouse.internal.v1.StepReport\x12/\n\x07in_hand\x18\x05 \x03(\x0b\x32\x1e.drafthouse.internal.v1.InHand\x12\x33\n\x06\x64rafts\x18\x06 \x01(\x0b\x32#.drafthouse.internal.v1.DraftReport\x12\x35\n\x08\x61\x64\x61pters\x18\x07 \x01(\x0b\x32#.drafthouse.internal.v1.AdapterList\".\n\x0b\x41\x64\x61pterList\x12\x0e\n\x06served\x18\x01 \x03(\t\x12\x0f\n\x07refused\x18\x02 \x01(\t\"\xa7\x01\n\x0b\x44raftReport\x12\x35\n\x06\x66rames\x18\x01 \x03(\x0b\x32%.drafthouse.internal.v1.ResidentFrame\x12\x14\n\x0c\x64raft_time_s\x18\x02 \x01(\x01\x12\x15\n\rnum_sequences\x18\x03 \x01(\r\x12\x11\n\tnum_nodes\x18\x04 \x01(\r\x12\x0f\n\x07stalled\x18\x05 \x03(\t\x12\x10\n\x08num_read\x18\x06 \x01(\r\"M\n\rResidentFrame\x12\x0f\n\x07\x64rafter\x18\x01 \x01(\t\x12+\n\x05\x66rame\x18\x02 \x01(\x0b\x32\x1c.drafthouse.v1.ProposalFrame\"0\n\x06InHand\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"\xcd\x01\n\x07Verdict\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\x12\x0c\n\x04path\x18\x04 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12)\n\x08logprobs\x18\x06 \x01(\x0b\x32\x17.drafthouse.v1.Logprobs\x12\x12\n\nnum_cached\x18\x07 \x01(\r\x12%\n\x05\x62\x65\x61ms\x18\x08 \x03(\x0b\x32\x16.drafthouse.v1.BeamEnd\"E\n\tCacheMiss\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08have_len\x18\x03 \x01(\r\"\xc0\x01\n\nStepReport\x12\x13\n\x0bstep_time_s\x18\x01 \x01(\x01\x12\x16\n\x0e\x66orward_time_s\x18\x02 \x01(\x01\x12\x14\n\x0cqueue_time_s\x18\x03 \x01(\x01\x12\x15\n\rnum_sequences\x18\x04 \x01(\r\x12\x11\n\tnum_nodes\x18\x05 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x06 \x01(\r\x12\x14\n\x0cpages_in_use\x18\x07 \x01(\r\x12\x13\n\x0bpages_total\x18\x08 \x01(\r2\xb5\x01\n\rTargetService\x12K\n\x08\x44\x65scribe\x12\x1e.drafthouse.v1.DescribeRequest\x1a\x1f.drafthouse.v1.DescribeResponse\x12W\n\x06Verify\x12#.drafthouse.internal.v1.VerifyFrame\x1a$.drafthouse.internal.v1.VerdictFrame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#drafthouse/internal/v1/target.proto\x12\x16\x64rafthouse.internal.v1\x1a\x1a\x64rafthouse/v1/common.proto\"\xf8\x01\n\tStepFrame\x12+\n\x05opens\x18\x01 \x03(\x0b\x32\x1c.drafthouse.internal.v1.Open\x12\x31\n\x07\x63\x61ncels\x18\x02 \x03(\x0b\x32 .drafthouse.internal.v1.TextName\x12/\n\x05trees\x18\x03 \x03(\x0b\x32 .drafthouse.internal.v1.PoolTree\x12\x0e\n\x06serial\x18\x04 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x05 \x01(\x04\x12\x34\n\theartbeat\x18\x06 \x01(\x0b\x32!.drafthouse.internal.v1.Heartbeat\"2\n\x08TextName\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\"Z\n\tHeartbeat\x12/\n\x05texts\x18\x01 \x03(\x0b\x32 .drafthouse.internal.v1.TextName\x12\r\n\x05heard\x18\x02 \x01(\x04\x12\r\n\x05seats\x18\x03 \x01(\r\"\x95\x02\n\x04Open\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x12\n\nprompt_len\x18\x05 \x01(\r\x12-\n\x06params\x18\x06 \x01(\x0b\x32\x1d.drafthouse.v1.SamplingParams\x12\x0f\n\x07max_len\x18\x07 \x01(\r\x12\x0c\n\x04task\x18\x08 \x01(\t\x12\x0e\n\x06tenant\x18\t \x01(\x0c\x12\x0f\n\x07\x61\x64\x61pter\x18\n \x01(\t\x12\x10\n\x08\x64rafters\x18\x0b \x03(\t\x12\x18\n\x10max_draft_tokens\x18\x0c \x01(\r\x12\x0e\n\x06weight\x18\r \x01(\x01\"\xb1\x01\n\x08PoolTree\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x10\n\x08\x62\x61se_len\x18\x03 \x01(\r\x12\x13\n\x0bprefix_hash\x18\x04 \x01(\x06\x12\x11\n\ttoken_ids\x18\x05 \x01(\x0c\x12\x0f\n\x07parents\x18\x06 \x01(\x0c\x12\x10\n\x08survival\x18\x07 \x01(\x0c\x12\x0f\n\x07sources\x18\x08 \x01(\x0c\x12\x0f\n\x07weights\x18\t \x03(\x01\"\xf7\x02\n\x0cVerdictFrame\x12\x35\n\x08verdicts\x18\x01 \x03(\x0b\x32#.drafthouse.internal.v1.TextVerdict\x12(\n\x08refusals\x18\x02 \x03(\x0b\x32\x16.drafthouse.v1.Refusal\x12\x32\n\x06report\x18\x03 \x01(\x0b\x32\".drafthouse.internal.v1.StepReport\x12\x0e\n\x06serial\x18\x04 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x05 \x01(\x04\x12\x34\n\theartbeat\x18\x06 \x01(\x0b\x32!.drafthouse.internal.v1.Heartbeat\x12\x35\n\x08\x61\x64\x61pters\x18\x07 \x01(\x0b\x32#.drafthouse.internal.v1.AdapterList\x12/\n\x07samples\x18\x08 \x03(\x0b\x32\x1e.drafthouse.internal.v1.Sample\x12\x0e\n\x06status\x18\t \x01(\t\"I\n\x06Sample\x12\x0e\n\x06metric\x18\x01 \x01(\t\x12\x0e\n\x06labels\x18\x02 \x03(\t\x12\r\n\x05value\x18\x03 \x01(\x01\x12\x10\n\x08is_gauge\x18\x04 \x01(\x08\".\n\x0b\x41\x64\x61pterList\x12\x0e\n\x06served\x18\x01 \x03(\t\x12\x0f\n\x07refused\x18\x02 \x01(\t\"\xfe\x02\n\x0bTextVerdict\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\x04\x12\x13\n\x0b\x63ontext_len\x18\x03 \x01(\r\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x0f\n\x07sources\x18\x05 \x01(\x0c\x12\x11\n\tnum_nodes\x18\x06 \x01(\r\x12\x10\n\x08verified\x18\x07 \x03(\r\x12-\n\x03why\x18\x08 \x01(\x0e\x32 .drafthouse.internal.v1.PlainWhy\x12\x32\n\rfinish_reason\x18\t \x01(\x0e\x32\x1b.drafthouse.v1.FinishReason\x12)\n\x08logprobs\x18\n \x01(\x0b\x32\x17.drafthouse.v1.Logprobs\x12\x12\n\nnum_cached\x18\x0b \x01(\r\x12%\n\x05\x62\x65\x61ms\x18\x0c \x03(\x0b\x32\x16.drafthouse.v1.BeamEnd\x12\x0e\n\x06owners\x18\r \x03(\r\x12\x10\n\x08\x63redited\x18\x0e \x03(\r\"\xd2\x01\n\nStepReport\x12\x13\n\x0bstep_time_s\x18\x01 \x01(\x01\x12\x16\n\x0e\x66orward_time_s\x18\x02 \x01(\x01\x12\x10\n\x08period_s\x18\x03 \x01(\x01\x12\x15\n\rnum_sequences\x18\x04 \x01(\r\x12\x11\n\tnum_nodes\x18\x05 \x01(\r\x12\x1a\n\x12num_prefill_tokens\x18\x06 \x01(\r\x12\x14\n\x0cpages_in_use\x18\x07 \x01(\r\x12\x13\n\x0bpages_total\x18\x08 \x01(\r\x12\x14\n\x0c\x64raft_time_s\x18\t \x01(\x01*p\n\x08PlainWhy\x12\x19\n\x15PLAIN_WHY_UNSPECIFIED\x10\x00\x12\x14\n\x10PLAIN_WHY_PAUSED\x10\x01\x12\x17\n\x13PLAIN_WHY_NO_DRAFTS\x10\x02\x12\x1a\n\x16PLAIN_WHY_NOT_WORTH_IT\x10\x03\x32\xb2\x01\n\rTargetService\x12K\n\x08\x44\x65scribe\x12\x1e.drafthouse.v1.DescribeRequest\x1a\x1f.drafthouse.v1.DescribeResponse\x12T\n\x05Steps\x12!.drafthouse.internal.v1.StepFrame\x1a$.drafthouse.internal.v1.VerdictFrame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'drafthouse.internal.v1.target_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERIFYFRAME']._serialized_start=118
-  _globals['_VERIFYFRAME']._serialized_end=215
-  _globals['_VERIFYITEM']._serialized_start=218
-  _globals['_VERIFYITEM']._serialized_end=547
-  _globals['_VERDICTFRAME']._serialized_start=550
-  _globals['_VERDICTFRAME']._serialized_end=917
-  _globals['_ADAPTERLIST']._serialized_start=919
-  _globals['_ADAPTERLIST']._serialized_end=965
-  _globals['_DRAFTREPORT']._serialized_start=968
-  _globals['_DRAFTREPORT']._serialized_end=1135
-  _globals['_RESIDENTFRAME']._serialized_start=1137
-  _globals['_RESIDENTFRAME']._serialized_end=1214
-  _globals['_INHAND']._serialized_start=1216
-  _globals['_INHAND']._serialized_end=1264
-  _globals['_VERDICT']._serialized_start=1267
-  _globals['_VERDICT']._serialized_end=1472
-  _globals['_CACHEMISS']._serialized_start=1474
-  _globals['_CACHEMISS']._serialized_end=1543
-  _globals['_STEPREPORT']._serialized_start=1546
-  _globals['_STEPREPORT']._serialized_end=1738
-  _globals['_TARGETSERVICE']._serialized_start=1741
-  _globals['_TARGETSERVICE']._serialized_end=1922
+  _globals['_PLAINWHY']._serialized_start=2045
+  _globals['_PLAINWHY']._serialized_end=2157
+  _globals['_STEPFRAME']._serialized_start=92
+  _globals['_STEPFRAME']._serialized_end=340
+  _globals['_TEXTNAME']._serialized_start=342
+  _globals['_TEXTNAME']._serialized_end=392
+  _globals['_HEARTBEAT']._serialized_start=394
+  _globals['_HEARTBEAT']._serialized_end=484
+  _globals['_OPEN']._serialized_start=487
+  _globals['_OPEN']._serialized_end=764
+  _globals['_POOLTREE']._serialized_start=767
+  _globals['_POOLTREE']._serialized_end=944
+  _globals['_VERDICTFRAME']._serialized_start=947
+  _globals['_VERDICTFRAME']._serialized_end=1322
+  _globals['_SAMPLE']._serialized_start=1324
+  _globals['_SAMPLE']._serialized_end=1397
+  _globals['_ADAPTERLIST']._serialized_start=1399
+  _globals['_ADAPTERLIST']._serialized_end=1445
+  _globals['_TEXTVERDICT']._serialized_start=1448
+  _globals['_TEXTVERDICT']._serialized_end=1830
+  _globals['_STEPREPORT']._serialized_start=1833
+  _globals['_STEPREPORT']._serialized_end=2043
+  _globals['_TARGETSERVICE']._serialized_start=2160
+  _globals['_TARGETSERVICE']._serialized_end=2338
 # @@protoc_insertion_point(module_scope)

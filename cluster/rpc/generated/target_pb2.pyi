@@ -1,6 +1,6 @@
 from cluster.client.generated import common_pb2 as _common_pb2
-from cluster.rpc.generated import draft_pb2 as _draft_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
@@ -8,67 +8,136 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class VerifyFrame(_message.Message):
-    __slots__ = ("items", "released", "apart")
-    ITEMS_FIELD_NUMBER: _ClassVar[int]
-    RELEASED_FIELD_NUMBER: _ClassVar[int]
-    APART_FIELD_NUMBER: _ClassVar[int]
-    items: _containers.RepeatedCompositeFieldContainer[VerifyItem]
-    released: _containers.RepeatedScalarFieldContainer[str]
-    apart: bool
-    def __init__(self, items: _Optional[_Iterable[_Union[VerifyItem, _Mapping]]] = ..., released: _Optional[_Iterable[str]] = ..., apart: _Optional[bool] = ...) -> None: ...
+class PlainWhy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLAIN_WHY_UNSPECIFIED: _ClassVar[PlainWhy]
+    PLAIN_WHY_PAUSED: _ClassVar[PlainWhy]
+    PLAIN_WHY_NO_DRAFTS: _ClassVar[PlainWhy]
+    PLAIN_WHY_NOT_WORTH_IT: _ClassVar[PlainWhy]
+PLAIN_WHY_UNSPECIFIED: PlainWhy
+PLAIN_WHY_PAUSED: PlainWhy
+PLAIN_WHY_NO_DRAFTS: PlainWhy
+PLAIN_WHY_NOT_WORTH_IT: PlainWhy
 
-class VerifyItem(_message.Message):
-    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "delta", "tree_token_ids", "tree_parents", "prompt_len", "params", "tenant", "draft_nodes", "task", "residents", "adapter", "only_look_ups")
+class StepFrame(_message.Message):
+    __slots__ = ("opens", "cancels", "trees", "serial", "acknowledged", "heartbeat")
+    OPENS_FIELD_NUMBER: _ClassVar[int]
+    CANCELS_FIELD_NUMBER: _ClassVar[int]
+    TREES_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    opens: _containers.RepeatedCompositeFieldContainer[Open]
+    cancels: _containers.RepeatedCompositeFieldContainer[TextName]
+    trees: _containers.RepeatedCompositeFieldContainer[PoolTree]
+    serial: int
+    acknowledged: int
+    heartbeat: Heartbeat
+    def __init__(self, opens: _Optional[_Iterable[_Union[Open, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[TextName, _Mapping]]] = ..., trees: _Optional[_Iterable[_Union[PoolTree, _Mapping]]] = ..., serial: _Optional[int] = ..., acknowledged: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+
+class TextName(_message.Message):
+    __slots__ = ("request_id", "generation")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("texts", "heard", "seats")
+    TEXTS_FIELD_NUMBER: _ClassVar[int]
+    HEARD_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    texts: _containers.RepeatedCompositeFieldContainer[TextName]
+    heard: int
+    seats: int
+    def __init__(self, texts: _Optional[_Iterable[_Union[TextName, _Mapping]]] = ..., heard: _Optional[int] = ..., seats: _Optional[int] = ...) -> None: ...
+
+class Open(_message.Message):
+    __slots__ = ("request_id", "generation", "token_ids", "prefix_hash", "prompt_len", "params", "max_len", "task", "tenant", "adapter", "drafters", "max_draft_tokens", "weight")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
+    PARAMS_FIELD_NUMBER: _ClassVar[int]
+    MAX_LEN_FIELD_NUMBER: _ClassVar[int]
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    ADAPTER_FIELD_NUMBER: _ClassVar[int]
+    DRAFTERS_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    generation: int
+    token_ids: bytes
+    prefix_hash: int
+    prompt_len: int
+    params: _common_pb2.SamplingParams
+    max_len: int
+    task: str
+    tenant: bytes
+    adapter: str
+    drafters: _containers.RepeatedScalarFieldContainer[str]
+    max_draft_tokens: int
+    weight: float
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., prefix_hash: _Optional[int] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., max_len: _Optional[int] = ..., task: _Optional[str] = ..., tenant: _Optional[bytes] = ..., adapter: _Optional[str] = ..., drafters: _Optional[_Iterable[str]] = ..., max_draft_tokens: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+
+class PoolTree(_message.Message):
+    __slots__ = ("request_id", "generation", "base_len", "prefix_hash", "token_ids", "parents", "survival", "sources", "weights")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     BASE_LEN_FIELD_NUMBER: _ClassVar[int]
     PREFIX_HASH_FIELD_NUMBER: _ClassVar[int]
-    DELTA_FIELD_NUMBER: _ClassVar[int]
-    TREE_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    TREE_PARENTS_FIELD_NUMBER: _ClassVar[int]
-    PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
-    PARAMS_FIELD_NUMBER: _ClassVar[int]
-    TENANT_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_NODES_FIELD_NUMBER: _ClassVar[int]
-    TASK_FIELD_NUMBER: _ClassVar[int]
-    RESIDENTS_FIELD_NUMBER: _ClassVar[int]
-    ADAPTER_FIELD_NUMBER: _ClassVar[int]
-    ONLY_LOOK_UPS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    SURVIVAL_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     base_len: int
     prefix_hash: int
-    delta: bytes
-    tree_token_ids: bytes
-    tree_parents: bytes
-    prompt_len: int
-    params: _common_pb2.SamplingParams
-    tenant: bytes
-    draft_nodes: int
-    task: str
-    residents: _containers.RepeatedScalarFieldContainer[str]
-    adapter: str
-    only_look_ups: bool
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., delta: _Optional[bytes] = ..., tree_token_ids: _Optional[bytes] = ..., tree_parents: _Optional[bytes] = ..., prompt_len: _Optional[int] = ..., params: _Optional[_Union[_common_pb2.SamplingParams, _Mapping]] = ..., tenant: _Optional[bytes] = ..., draft_nodes: _Optional[int] = ..., task: _Optional[str] = ..., residents: _Optional[_Iterable[str]] = ..., adapter: _Optional[str] = ..., only_look_ups: _Optional[bool] = ...) -> None: ...
+    token_ids: bytes
+    parents: bytes
+    survival: bytes
+    sources: bytes
+    weights: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., survival: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class VerdictFrame(_message.Message):
-    __slots__ = ("verdicts", "misses", "refusals", "report", "in_hand", "drafts", "adapters")
+    __slots__ = ("verdicts", "refusals", "report", "serial", "acknowledged", "heartbeat", "adapters", "samples", "status")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
-    MISSES_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
-    IN_HAND_FIELD_NUMBER: _ClassVar[int]
-    DRAFTS_FIELD_NUMBER: _ClassVar[int]
+    SERIAL_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
-    verdicts: _containers.RepeatedCompositeFieldContainer[Verdict]
-    misses: _containers.RepeatedCompositeFieldContainer[CacheMiss]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    verdicts: _containers.RepeatedCompositeFieldContainer[TextVerdict]
     refusals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refusal]
     report: StepReport
-    in_hand: _containers.RepeatedCompositeFieldContainer[InHand]
-    drafts: DraftReport
+    serial: int
+    acknowledged: int
+    heartbeat: Heartbeat
     adapters: AdapterList
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[Verdict, _Mapping]]] = ..., misses: _Optional[_Iterable[_Union[CacheMiss, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., in_hand: _Optional[_Iterable[_Union[InHand, _Mapping]]] = ..., drafts: _Optional[_Union[DraftReport, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ...) -> None: ...
+    samples: _containers.RepeatedCompositeFieldContainer[Sample]
+    status: str
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[TextVerdict, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., serial: _Optional[int] = ..., acknowledged: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., status: _Optional[str] = ...) -> None: ...
+
+class Sample(_message.Message):
+    __slots__ = ("metric", "labels", "value", "is_gauge")
+    METRIC_FIELD_NUMBER: _ClassVar[int]
+    LABELS_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    IS_GAUGE_FIELD_NUMBER: _ClassVar[int]
+    metric: str
+    labels: _containers.RepeatedScalarFieldContainer[str]
+    value: float
+    is_gauge: bool
+    def __init__(self, metric: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., value: _Optional[float] = ..., is_gauge: _Optional[bool] = ...) -> None: ...
 
 class AdapterList(_message.Message):
     __slots__ = ("served", "refused")
@@ -78,84 +147,56 @@ class AdapterList(_message.Message):
     refused: str
     def __init__(self, served: _Optional[_Iterable[str]] = ..., refused: _Optional[str] = ...) -> None: ...
 
-class DraftReport(_message.Message):
-    __slots__ = ("frames", "draft_time_s", "num_sequences", "num_nodes", "stalled", "num_read")
-    FRAMES_FIELD_NUMBER: _ClassVar[int]
-    DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
-    NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
-    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
-    STALLED_FIELD_NUMBER: _ClassVar[int]
-    NUM_READ_FIELD_NUMBER: _ClassVar[int]
-    frames: _containers.RepeatedCompositeFieldContainer[ResidentFrame]
-    draft_time_s: float
-    num_sequences: int
-    num_nodes: int
-    stalled: _containers.RepeatedScalarFieldContainer[str]
-    num_read: int
-    def __init__(self, frames: _Optional[_Iterable[_Union[ResidentFrame, _Mapping]]] = ..., draft_time_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., stalled: _Optional[_Iterable[str]] = ..., num_read: _Optional[int] = ...) -> None: ...
-
-class ResidentFrame(_message.Message):
-    __slots__ = ("drafter", "frame")
-    DRAFTER_FIELD_NUMBER: _ClassVar[int]
-    FRAME_FIELD_NUMBER: _ClassVar[int]
-    drafter: str
-    frame: _draft_pb2.ProposalFrame
-    def __init__(self, drafter: _Optional[str] = ..., frame: _Optional[_Union[_draft_pb2.ProposalFrame, _Mapping]] = ...) -> None: ...
-
-class InHand(_message.Message):
-    __slots__ = ("request_id", "generation")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    generation: int
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
-
-class Verdict(_message.Message):
-    __slots__ = ("request_id", "generation", "context_len", "path", "token_ids", "logprobs", "num_cached", "beams")
+class TextVerdict(_message.Message):
+    __slots__ = ("request_id", "generation", "context_len", "token_ids", "sources", "num_nodes", "verified", "why", "finish_reason", "logprobs", "num_cached", "beams", "owners", "credited")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_LEN_FIELD_NUMBER: _ClassVar[int]
-    PATH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    VERIFIED_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     NUM_CACHED_FIELD_NUMBER: _ClassVar[int]
     BEAMS_FIELD_NUMBER: _ClassVar[int]
+    OWNERS_FIELD_NUMBER: _ClassVar[int]
+    CREDITED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     generation: int
     context_len: int
-    path: bytes
     token_ids: bytes
+    sources: bytes
+    num_nodes: int
+    verified: _containers.RepeatedScalarFieldContainer[int]
+    why: PlainWhy
+    finish_reason: _common_pb2.FinishReason
     logprobs: _common_pb2.Logprobs
     num_cached: int
     beams: _containers.RepeatedCompositeFieldContainer[_common_pb2.BeamEnd]
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., path: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ...) -> None: ...
-
-class CacheMiss(_message.Message):
-    __slots__ = ("request_id", "generation", "have_len")
-    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
-    HAVE_LEN_FIELD_NUMBER: _ClassVar[int]
-    request_id: str
-    generation: int
-    have_len: int
-    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., have_len: _Optional[int] = ...) -> None: ...
+    owners: _containers.RepeatedScalarFieldContainer[int]
+    credited: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., context_len: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., num_nodes: _Optional[int] = ..., verified: _Optional[_Iterable[int]] = ..., why: _Optional[_Union[PlainWhy, str]] = ..., finish_reason: _Optional[_Union[_common_pb2.FinishReason, str]] = ..., logprobs: _Optional[_Union[_common_pb2.Logprobs, _Mapping]] = ..., num_cached: _Optional[int] = ..., beams: _Optional[_Iterable[_Union[_common_pb2.BeamEnd, _Mapping]]] = ..., owners: _Optional[_Iterable[int]] = ..., credited: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class StepReport(_message.Message):
-    __slots__ = ("step_time_s", "forward_time_s", "queue_time_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total")
+    __slots__ = ("step_time_s", "forward_time_s", "period_s", "num_sequences", "num_nodes", "num_prefill_tokens", "pages_in_use", "pages_total", "draft_time_s")
     STEP_TIME_S_FIELD_NUMBER: _ClassVar[int]
     FORWARD_TIME_S_FIELD_NUMBER: _ClassVar[int]
-    QUEUE_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    PERIOD_S_FIELD_NUMBER: _ClassVar[int]
     NUM_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     NUM_NODES_FIELD_NUMBER: _ClassVar[int]
     NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PAGES_IN_USE_FIELD_NUMBER: _ClassVar[int]
     PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TIME_S_FIELD_NUMBER: _ClassVar[int]
     step_time_s: float
     forward_time_s: float
-    queue_time_s: float
+    period_s: float
     num_sequences: int
     num_nodes: int
     num_prefill_tokens: int
     pages_in_use: int
     pages_total: int
-    def __init__(self, step_time_s: _Optional[float] = ..., forward_time_s: _Optional[float] = ..., queue_time_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ...) -> None: ...
+    draft_time_s: float
+    def __init__(self, step_time_s: _Optional[float] = ..., forward_time_s: _Optional[float] = ..., period_s: _Optional[float] = ..., num_sequences: _Optional[int] = ..., num_nodes: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ..., draft_time_s: _Optional[float] = ...) -> None: ...

@@ -40,9 +40,9 @@ class TargetServiceStub:
                 request_serializer=drafthouse_dot_v1_dot_common__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=drafthouse_dot_v1_dot_common__pb2.DescribeResponse.FromString,
                 _registered_method=True)
-        self.Verify = channel.stream_stream(
-                '/drafthouse.internal.v1.TargetService/Verify',
-                request_serializer=drafthouse_dot_internal_dot_v1_dot_target__pb2.VerifyFrame.SerializeToString,
+        self.Steps = channel.stream_stream(
+                '/drafthouse.internal.v1.TargetService/Steps',
+                request_serializer=drafthouse_dot_internal_dot_v1_dot_target__pb2.StepFrame.SerializeToString,
                 response_deserializer=drafthouse_dot_internal_dot_v1_dot_target__pb2.VerdictFrame.FromString,
                 _registered_method=True)
 
@@ -57,8 +57,8 @@ class TargetServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Verify(self, request_iterator, context):
-        """One conversation with one coordinator.  State of its requests is freed when the stream ends.
+    def Steps(self, request_iterator, context):
+        """One conversation with one coordinator, of any number.  Its texts are freed when it ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -72,9 +72,9 @@ def add_TargetServiceServicer_to_server(servicer, server):
                     request_deserializer=drafthouse_dot_v1_dot_common__pb2.DescribeRequest.FromString,
                     response_serializer=drafthouse_dot_v1_dot_common__pb2.DescribeResponse.SerializeToString,
             ),
-            'Verify': grpc.stream_stream_rpc_method_handler(
-                    servicer.Verify,
-                    request_deserializer=drafthouse_dot_internal_dot_v1_dot_target__pb2.VerifyFrame.FromString,
+            'Steps': grpc.stream_stream_rpc_method_handler(
+                    servicer.Steps,
+                    request_deserializer=drafthouse_dot_internal_dot_v1_dot_target__pb2.StepFrame.FromString,
                     response_serializer=drafthouse_dot_internal_dot_v1_dot_target__pb2.VerdictFrame.SerializeToString,
             ),
     }
@@ -116,7 +116,7 @@ class TargetService:
             _registered_method=True)
 
     @staticmethod
-    def Verify(request_iterator,
+    def Steps(request_iterator,
             target,
             options=(),
             channel_credentials=None,
@@ -129,8 +129,8 @@ class TargetService:
         return grpc.experimental.stream_stream(
             request_iterator,
             target,
-            '/drafthouse.internal.v1.TargetService/Verify',
-            drafthouse_dot_internal_dot_v1_dot_target__pb2.VerifyFrame.SerializeToString,
+            '/drafthouse.internal.v1.TargetService/Steps',
+            drafthouse_dot_internal_dot_v1_dot_target__pb2.StepFrame.SerializeToString,
             drafthouse_dot_internal_dot_v1_dot_target__pb2.VerdictFrame.FromString,
             options,
             channel_credentials,

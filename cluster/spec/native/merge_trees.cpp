@@ -68,7 +68,7 @@ float bounded(float value, float above) { return value > 0.0f ? std::min(value, 
 }  // namespace
 
 /* Returns how many trees of one group have nodes, at most. */
-extern "C" int64_t merge_trees(const Held *held, const Merged *out) {
+extern "C" void merge_trees(const Held *held, const Merged *out) {
     int64_t num_left = 0, read = 0, committed = 0;
     std::vector<int64_t> place;
     out->starts[0] = 0;
@@ -102,13 +102,7 @@ extern "C" int64_t merge_trees(const Held *held, const Merged *out) {
         committed += held->committed_counts[tree];
     }
 
-    int64_t width = 0;
-    for (int64_t tree = 0, slot = 0; tree < held->num_trees; tree++) {
-        if (tree == 0 || held->groups[tree] != held->groups[tree - 1]) slot = 0;
-        out->slots[tree] = out->starts[tree + 1] > out->starts[tree] ? slot++ : -1;
-        width = std::max(width, slot);
-    }
-
+    const auto has_nodes = [out](int64_t tree) { return out->starts[tree + 1] > out->starts[tree]; };
     int64_t num_merged = 0, tree = 0;
     std::vector<int64_t> child, sibling; /* the first child of a merged node, the next of its parent */
     /* Of each merged node: what is claimed for it, and what those claim who looked behind it. */
@@ -123,13 +117,13 @@ extern "C" int64_t merge_trees(const Held *held, const Merged *out) {
         int64_t num_members = 0;
         bool is_known = true;
         for (int64_t member = begin; member < tree; member++) {
-            if (out->slots[member] < 0) continue;
+            if (!has_nodes(member)) continue;
             num_members++;
             is_known = is_known && !std::isnan(held->losses[member]);
             best = std::min(best, held->losses[member]);
         }
         for (int64_t member = begin; is_known && member < tree; member++)
-            if (out->slots[member] >= 0) total += std::exp(best - held->losses[member]);
+            if (has_nodes(member)) total += std::exp(best - held->losses[member]);
         int64_t roots = -1; /* the first child of the context */
         double context = 0.0; /* the shares of those that looked behind it */
         child.clear();
@@ -137,7 +131,7 @@ extern "C" int64_t merge_trees(const Held *held, const Merged *out) {
         claims.clear();
         reached.clear();
         for (int64_t member = begin; member < tree; member++) {
-            if (out->slots[member] < 0) continue;
+            if (!has_nodes(member)) continue;
             double share = 1.0 / num_members;
             if (is_known) share = std::exp(best - held->losses[member]) / total;
             context += share;
@@ -179,7 +173,6 @@ extern "C" int64_t merge_trees(const Held *held, const Merged *out) {
         }
     }
     out->merged_starts[held->num_groups] = num_merged;
-    return width;
 }
 
 /* In bytes, -1 = unknown; cpp.py compares it with what Python takes it for. */

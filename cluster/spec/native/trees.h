@@ -22,7 +22,6 @@ struct Merged {
     int64_t *merged_starts, *merged_parents, *merged_owners;
     int32_t *merged_tokens;
     float *merged_survival;
-    int64_t *slots;                                  /* of each tree among those of its group that have nodes, or -1 */
 };
 
 struct Checked {

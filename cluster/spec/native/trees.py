@@ -37,7 +37,7 @@ class _Merged(ctypes.Structure):
         *((name, _POINTER) for name in ("roots", "starts", "parents", "owners", "places")),
         *((name, _POINTER) for name in ("tokens", "claimed", "calibrated")),
         *((name, _POINTER) for name in ("merged_starts", "merged_parents", "merged_owners")),
-        *((name, _POINTER) for name in ("merged_tokens", "merged_survival", "slots")),
+        *((name, _POINTER) for name in ("merged_tokens", "merged_survival")),
     )
 
 
@@ -81,7 +81,7 @@ def _library() -> ctypes.CDLL | None:
     if native is None:
         return None
     native.library.merge_trees.argtypes = [_POINTER, _POINTER]
-    native.library.merge_trees.restype = _INT64
+    native.library.merge_trees.restype = None
     native.library.are_sound.argtypes = [_POINTER]
     native.library.are_sound.restype = _INT64
     return native.library
@@ -156,27 +156,20 @@ def merge_trees(held: HeldTrees) -> MergedTrees:
     )  # fmt: skip
     ints = _Columns(
         np.int64,
-        (num_trees, num_trees + 1, *(3 * (num_nodes,)), num_groups + 1, *(2 * (num_nodes,)),
-         num_trees),
+        (num_trees, num_trees + 1, *(3 * (num_nodes,)), num_groups + 1, *(2 * (num_nodes,))),
     )  # fmt: skip
     words = _Columns(np.int32, (num_nodes, num_nodes))
     floats = _Columns(np.float32, (num_nodes,) * 3)
     at, word, float_at = ints.addresses, words.addresses, floats.addresses
-    width = library.merge_trees(
+    library.merge_trees(
         ctypes.byref(given),
-        ctypes.byref(
-            _Merged(*at[:5], word[0], *float_at[:2], *at[5:8], word[1], float_at[2], at[8])
-        ),
+        ctypes.byref(_Merged(*at[:5], word[0], *float_at[:2], *at[5:8], word[1], float_at[2])),
     )
-    roots, starts, left_parents, owners, places, ends, above, groups, slots = ints.arrays
+    roots, starts, left_parents, owners, places, ends, above, groups = ints.arrays
     num_left, num_merged = int(starts[-1]), int(ends[-1])
     left = Forest(words.arrays[0][:num_left], left_parents[:num_left], owners[:num_left], starts)
     merged = Forest(words.arrays[1][:num_merged], above[:num_merged], groups[:num_merged], ends)
-    of_each: npt.NDArray[np.float32] = np.full((max(width, 1), num_merged), np.nan, np.float32)
-    left_claims = floats.arrays[0][:num_left]
-    places = places[:num_left]
-    of_each[slots[owners[:num_left]], places] = left_claims
     return MergedTrees(
-        roots, left, left_claims, floats.arrays[1][:num_left],
-        merged, floats.arrays[2][:num_merged], of_each,
+        roots, left, floats.arrays[0][:num_left], floats.arrays[1][:num_left],
+        merged, floats.arrays[2][:num_merged], places[:num_left],
     )  # fmt: skip

@@ -89,7 +89,7 @@ async def test_as_many_requests_run_as_were_asked_for() -> None:
     assert [list(answer.token_ids) for answer in result.answers] == [
         text(5 + i, 12).tolist() for i in range(7)
     ]
-    assert max(len(verify.items) for verify, _ in target.frames) == 3
+    assert max(len(frame.verdicts) for frame in target.frames) == 3
     assert result.acceptance is None
 
 

@@ -24,8 +24,8 @@ drafthouse_pre_drafted_steps_total{drafter="lm",task="code",outcome="miss"} 3
 drafthouse_pre_drafted_steps_total{drafter="ngram",task="code",outcome="miss"} 99
 """
 ROUNDS = [
-    {"step_time_s": 0.04, "round_trip_s": 0.042, "coordinator_s": coordinator_s, "num_nodes": 4}
-    for coordinator_s in (0.001, 0.002, 0.018)
+    {"step_time_s": 0.04, "period_s": period_s, "num_nodes": 4}
+    for period_s in (0.043, 0.044, 0.060)
 ]
 
 
@@ -40,16 +40,16 @@ def test_drafting_is_per_commit() -> None:
     found = shares(ROUNDS, series_of(BEFORE), series_of(AFTER), ["lm", "unused"])
     assert found["lm: drafting over step"] == pytest.approx(0.4 / 20 / 0.04)
     assert found["lm: pre-drafted"] == 0.75
-    assert found["round over step"] == pytest.approx(1.1)
+    assert found["period over step"] == pytest.approx(1.1)
     assert not any(name.startswith("unused") for name in found)
 
 
 def test_each_bar_is_named_where_it_is_missed() -> None:
-    good = {"round over step": 1.1, "lm: pre-drafted": 0.9}
+    good = {"period over step": 1.02, "lm: pre-drafted": 0.9}
     assert missed("greedy", good, "lm") == []
     assert missed("t0.8", good | {"lm: pre-drafted": 0.76}, "lm") == []
     assert len(missed("greedy", good | {"lm: pre-drafted": 0.76}, "lm")) == 1
-    assert len(missed("greedy", {"round over step": 1.2}, "lm")) == 2
+    assert len(missed("greedy", {"period over step": 1.2}, "lm")) == 2
 
 
 def test_the_middle_of_the_runs_is_taken_figure_by_figure() -> None:

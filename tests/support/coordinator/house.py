@@ -1,4 +1,4 @@
-"""A coordinator with toy workers on in-process links: the stage of the round loop's tests."""
+"""A coordinator with toy workers on in-process links: the stage of its tests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from cluster.config import Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
-from cluster.coordinator.waits import Timer, event_loop_timer
 from cluster.core import (
     Request,
     SamplingParams,
@@ -25,7 +24,9 @@ from tests.support.coordinator.toys import (
     drafter_description,
     target_description,
 )
+from tests.support.rpc.faulty import FaultPlan, FaultyLink
 
+SOUND = FaultPlan(0)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 SEEDED = SamplingParams(temperature=0.8, seed=11, max_tokens=40)
 
@@ -40,21 +41,36 @@ class FakeClock:
         return self.now
 
 
+async def turns(seconds: float) -> None:
+    """Time in turns of the event loop: a millisecond is one."""
+    for _ in range(int(seconds * 1000)):
+        await asyncio.sleep(0)
+
+
 @dataclass
 class House:
     """What a test can reach."""
 
     coordinator: Coordinator
     clock: FakeClock
+    settings: CoordinatorConfig
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    toys: list[ToyTarget] = field(default_factory=list)
 
     def add_target(
-        self, toy: ToyTarget, target_id: str = "target-0", **limits: int
+        self,
+        toy: ToyTarget,
+        target_id: str = "target-0",
+        there: FaultPlan = SOUND,
+        back: FaultPlan = SOUND,
+        **limits: int,
     ) -> MemoryLink[Any, Any]:
+        """there, back: what happens to frames on their way to the target, and from it."""
         ours, theirs = memory_pair()
-        self.tasks.append(asyncio.create_task(toy.serve(theirs)))
-        description = replace(target_description(target_id, **limits), devices=toy.devices)
-        self.coordinator.add_target(target_id, description, ours)
+        toy.begin(target_description(target_id, **limits), self.settings)
+        self.toys.append(toy)
+        self.tasks.append(asyncio.create_task(toy.serve(FaultyLink(theirs, back, turns))))
+        self.coordinator.add_target(target_id, toy.describe(), FaultyLink(ours, there, turns))
         return ours
 
     def add_drafter(self, toy: ToyDrafter, replica_id: str = "r0") -> MemoryLink[Any, Any]:
@@ -69,10 +85,13 @@ class House:
         return ours
 
     async def pass_time(self, seconds: float) -> None:
-        """Time passes as for a coordinator that runs: its watch looks every half second."""
-        for _ in range(math.ceil(seconds / 0.5)):
+        """Time passes as for workers that run: the coordinator's watch looks every half second, and
+        targets beat every other time."""
+        for number in range(math.ceil(seconds / 0.5)):
             self.clock.now += 0.5
             self.coordinator.tick()
+            for toy in self.toys if number % 2 else ():
+                toy.beat()
             await self.settle(30)
 
     async def settle(self, turns: int = 200) -> None:
@@ -84,18 +103,16 @@ class House:
 @asynccontextmanager
 async def house(
     drafters: Sequence[str] = ("a", "b"),
-    clock: Any = None,
-    timer: Timer = event_loop_timer,
     **settings: Any,
 ) -> AsyncIterator[House]:
-    clock = clock or FakeClock()
+    clock = FakeClock()
     settings.setdefault("budget", "fixed")  # the adaptive one learns from real step times
     config = Config(
         drafters={name: DrafterConfig(kind="prompt_lookup") for name in drafters},
         coordinator=CoordinatorConfig(**settings),
     )
-    coordinator = Coordinator(config, clock=clock, timer=timer)
-    stage = House(coordinator, clock)
+    coordinator = Coordinator(config, clock=clock)
+    stage = House(coordinator, clock, config.coordinator)
     try:
         yield stage
     finally:

@@ -1,171 +1,42 @@
-"""A target and drafters without networks: their laws are pure functions of the committed tokens.
+"""Drafters without networks: their trees are pure functions of the committed tokens.
 
-They speak the very frames that real workers speak, over any link, so the round loop is tested
-whole, in milliseconds.
+They speak the very frames that real drafters speak, over any link; so does the target beside them,
+which is the real step loop (see `toy_target`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.core import (
-    Commit,
-    Observation,
-    Proposal,
-    SamplingParams,
-    TokenTree,
-    Verdict,
-    VerifyItem,
-    token_array,
-)
+from cluster.core import EMPTY_TREE, Commit, Observation, Proposal, TokenTree
 from cluster.errors import WorkerError
-from cluster.messages import (
-    CacheMiss,
-    CommitFrame,
-    ProposalFrame,
-    Refusal,
-    StepReport,
-    VerdictFrame,
-    VerifyFrame,
-    WorkerDescription,
-)
+from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.rpc.link import Link
-from cluster.spec.verify import walk_draws
 from cluster.token_log import prefix_hash
+from tests.support.coordinator.toy_law import VOCAB_SIZE, plain_draws, plain_text
+from tests.support.coordinator.toy_target import ToyTarget, target_description
 
-VOCAB_SIZE = 32
-
-
-def toy_draw(context: Sequence[int], prompt_len: int, params: SamplingParams) -> int:
-    """The token that follows: greedy depends on the context, sampling on seed and position too.
-
-    The last three tokens decide, so that texts have structure a drafter can learn.
-    """
-    salt = 0
-    if params.temperature > 0.0:
-        salt = params.noise_key * 1_000_003 + params.stream * 7919 + len(context) - prompt_len + 1
-    return (prefix_hash(list(context)[-3:], salt) >> 29) % VOCAB_SIZE
-
-
-def plain_text(prompt: Sequence[int], params: SamplingParams) -> list[int]:
-    """What decoding without any speculation emits, stop tokens excluded."""
-    context = list(prompt)
-    while len(context) - len(prompt) < params.max_tokens:
-        token = toy_draw(context, len(prompt), params)
-        if token in params.stop_token_ids:
-            break
-        context.append(token)
-    return context[len(prompt) :]
-
-
-def target_description(worker_id: str = "target-0", **limits: int) -> WorkerDescription:
-    return WorkerDescription(
-        worker_id, "target", "toy", model_hash="m", tokenizer_hash="t", vocab_size=VOCAB_SIZE,
-        max_context_len=limits.get("max_context_len", 4096),
-        max_running_sequences=limits.get("max_running_sequences", 64),
-        max_batch_tokens=limits.get("max_batch_tokens", 512),
-    )  # fmt: skip
+__all__ = [
+    "VOCAB_SIZE",
+    "Grow",
+    "ToyDrafter",
+    "ToyTarget",
+    "drafter_description",
+    "oracle_chain",
+    "oracle_in_a_crowd",
+    "plain_draws",
+    "plain_text",
+    "random_tree",
+    "target_description",
+]
 
 
 def drafter_description(name: str, worker_id: str = "drafter-0") -> WorkerDescription:
     return WorkerDescription(worker_id, "drafter", name, tokenizer_hash="t")
-
-
-@dataclass
-class ToyTarget:
-    """Answers every frame at once.  `forgets`: called per item; True drops the request's cache.
-
-    `gate`: cleared, it holds the answers back; frames are noted in `frames` on arrival.
-    step_turns: turns of the event loop that a step takes, so that drafters get to answer meanwhile.
-    """
-
-    forgets: Callable[[VerifyItem], bool] = lambda item: False
-    refuses: Callable[[VerifyItem], Refusal | CacheMiss | None] = lambda item: None
-    contexts: dict[str, list[int]] = field(default_factory=dict)
-    params: dict[str, SamplingParams] = field(default_factory=dict)
-    frames: list[VerifyFrame] = field(default_factory=list)
-    gate: asyncio.Event = field(default_factory=asyncio.Event)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    step_turns: int = 12
-    devices: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        self.gate.set()
-
-    async def wait_for_frames(self, count: int) -> None:
-        while len(self.frames) < count:
-            self.arrived.clear()
-            await self.arrived.wait()
-
-    def describe(self) -> WorkerDescription:
-        return target_description()
-
-    async def serve(self, link: Link[VerdictFrame, VerifyFrame]) -> None:
-        try:
-            async for frame in link:
-                self.frames.append(frame)
-                self.arrived.set()
-                await self.gate.wait()
-                for _ in range(self.step_turns):
-                    await asyncio.sleep(0)
-                await link.send(self.answer(frame))
-        except WorkerError:
-            return
-        finally:
-            self.contexts.clear()  # leased to the link
-
-    def answer(self, frame: VerifyFrame) -> VerdictFrame:
-        for request_id in frame.released:
-            self.contexts.pop(request_id, None)
-        verdicts: list[Verdict] = []
-        misses: list[CacheMiss] = []
-        refusals: list[Refusal] = []
-        for item in frame.items:
-            refusal = self.refuses(item)
-            answer = refusal or self._verify(item)
-            if isinstance(answer, Verdict):
-                verdicts.append(answer)
-            elif isinstance(answer, CacheMiss):
-                misses.append(answer)
-            else:
-                refusals.append(answer)
-        report = StepReport(
-            step_time_s=0.002,
-            forward_time_s=0.001,
-            num_sequences=len(verdicts),
-            num_nodes=sum(len(item.tree) for item in frame.items),
-            pages_in_use=len(self.contexts),
-            pages_total=100,
-        )
-        return VerdictFrame(tuple(verdicts), tuple(misses), tuple(refusals), report)
-
-    def _verify(self, item: VerifyItem) -> Verdict | CacheMiss:
-        if self.forgets(item):
-            self.contexts.pop(item.request_id, None)
-        held = self.contexts.get(item.request_id, [])
-        if item.base_len > len(held) or item.prefix_hash != prefix_hash(held[: item.base_len]):
-            return CacheMiss(
-                item.request_id, item.generation, 0 if item.base_len <= len(held) else len(held)
-            )
-        if item.params is not None:
-            self.params[item.request_id] = item.params
-        elif item.base_len == 0:
-            raise AssertionError("an item that opens a request must bring its params")
-        params = self.params[item.request_id]
-        context = held[: item.base_len] + item.delta.tolist()
-        paths: list[list[int]] = []
-        for token, parent in zip(
-            item.tree.token_ids.tolist(), item.tree.parents.tolist(), strict=True
-        ):
-            paths.append([*(paths[parent] if parent >= 0 else []), token])
-        draws = [toy_draw(context + path, item.prompt_len, params) for path in [[], *paths]]
-        path, token_ids = walk_draws(item.tree, token_array(draws))
-        self.contexts[item.request_id] = context + token_ids[:-1].tolist()
-        return Verdict(item.request_id, item.generation, len(context), path, token_ids)
 
 
 Grow = Callable[[list[int], Commit], TokenTree]
@@ -176,10 +47,12 @@ def oracle_chain(length: int = 4) -> Grow:
 
     def grow(context: list[int], opened: Commit) -> TokenTree:
         assert opened.params is not None
-        ahead = list(context)
-        for _ in range(length):
-            ahead.append(toy_draw(ahead, opened.prompt_len, opened.params))
-        return TokenTree.chain(ahead[len(context) :])
+        prompt, output = context[: opened.prompt_len], context[opened.prompt_len :]
+        if len(prompt) < opened.prompt_len:
+            return EMPTY_TREE  # it has come in parts
+        draws = plain_draws(prompt, opened.params, len(output) + length)
+        assert draws[: len(output)] == output, "the committed text is not the target's"
+        return TokenTree.chain(draws[len(output) :])
 
     return grow
 

@@ -6,8 +6,7 @@ import asyncio
 import dataclasses
 import socket
 import threading
-import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,9 @@ import uvicorn
 from cluster.config import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import EMPTY_TOKENS, SamplingParams, Verdict, VerifyItem, token_array
-from cluster.messages import CacheMiss
+from cluster.draft.inside import StepRows
 from cluster.text.tokenizer import Tokenizer
+from cluster.worker.verifier import Answer, Stepped
 from deployments.endpoints import Endpoint
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
@@ -29,12 +29,39 @@ from tests.support.coordinator.toys import VOCAB_SIZE, ToyTarget
 from tests.support.deployments.stage import Stage
 
 
-class CountingTarget(ToyTarget):
+class Counting:
     """Emits one token per step, whatever came before: nothing is computed, nothing kept."""
 
-    def _verify(self, item: VerifyItem) -> Verdict | CacheMiss:
+    pages = (0, 100)
+    last_rows: Sequence[StepRows] = ()
+
+    def __init__(self) -> None:
+        self._items: list[VerifyItem] = []
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._items)
+
+    def submit(self, items: Sequence[VerifyItem]) -> Sequence[Answer]:
+        self._items += items
+        return ()
+
+    def step(self) -> Stepped:
+        items, self._items = self._items, []
+        return Stepped([self._verdict(item) for item in items])
+
+    def release(self, request_ids: Iterable[str]) -> None:
+        gone = set(request_ids)
+        self._items = [item for item in self._items if item.request_id not in gone]
+
+    def _verdict(self, item: VerifyItem) -> Verdict:
         token = token_array([item.context_len % VOCAB_SIZE])
         return Verdict(item.request_id, item.generation, item.context_len, EMPTY_TOKENS, token)
+
+
+class CountingTarget(ToyTarget):
+    def _verifier(self) -> Counting:  # type: ignore[override]
+        return Counting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +126,7 @@ class _Site:
         ingress = Ingress(self._config, tokenizer, SamplingParams(max_tokens=0), _Nowhere())
         stage = Stage(ingress.coordinators)
         settings = {"max_queued_requests": self._config.coordinator.max_queued_requests}
-        async with house((), clock=time.monotonic, **settings) as rooms:
+        async with house((), **settings) as rooms:
             target = CountingTarget(step_turns=1)
             stage.add("a", rooms, target, **self._limits)
             listener = GrpcListener(GrpcApi(ingress), self._config, 5.0)

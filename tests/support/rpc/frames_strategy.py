@@ -6,12 +6,14 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
 from cluster import core, messages
 from cluster.grammar_spec import GrammarSpec
 from cluster.messages import EventFrame, SubmitFrame
 from cluster.spec.tree import monotone
+from cluster.token_log import prefix_hash
 from tests.support.spec.trees import token_trees
 
 _MAX32 = 2**31 - 1
@@ -91,27 +93,49 @@ def logprobs(size: int) -> st.SearchStrategy[tuple[core.TokenLogprob, ...]]:
     return st.just(()) | st.lists(logprob, min_size=size, max_size=size).map(tuple)
 
 
-verify_items = st.builds(
-    core.VerifyItem, ids, generations, lengths, hashes, tokens(1), trees(), lengths,
-    st.none() | params, st.binary(max_size=16), lengths, texts,
-    st.lists(ids, max_size=3).map(tuple), texts,
+opens = st.builds(
+    messages.Open, ids, generations, tokens(1), hashes, lengths, params, lengths, texts,
+    st.binary(max_size=16), texts, st.lists(ids, max_size=3).map(tuple), lengths, doubles,
 )  # fmt: skip
+names = st.builds(messages.TextName, ids, generations)
+
+
+def sources(size: int) -> st.SearchStrategy[npt.NDArray[np.uint32]]:
+    bits = st.lists(st.integers(0, 2**32 - 1), min_size=size, max_size=size)
+    return bits.map(lambda numbers: np.array(numbers, np.uint32))
 
 
 @st.composite
-def verdicts(draw: st.DrawFn) -> core.Verdict:
-    size = draw(st.integers(0, 6))
-    return core.Verdict(
-        draw(ids), draw(generations), draw(lengths), draw(tokens(size, size)),
-        draw(tokens(size + 1, size + 1)), draw(logprobs(size + 1)), draw(lengths),
+def pool_trees(draw: st.DrawFn) -> messages.PoolTree:
+    tree = draw(trees())
+    return messages.PoolTree(
+        draw(ids), draw(generations), draw(lengths), draw(hashes), tree, draw(survivals(tree)),
+        draw(sources(len(tree))), draw(st.lists(doubles, max_size=3).map(tuple)),
     )  # fmt: skip
 
 
-misses = st.builds(messages.CacheMiss, ids, generations, lengths)
+@st.composite
+def verdicts(draw: st.DrawFn) -> messages.TextVerdict:
+    size = draw(st.integers(0, 6))
+    return messages.TextVerdict(
+        draw(ids), draw(generations), draw(lengths), draw(tokens(size, size)),
+        draw(sources(max(size - 1, 0))), draw(st.lists(lengths, max_size=3).map(tuple)),
+        draw(lengths), draw(st.lists(lengths, max_size=3).map(tuple)),
+        draw(st.lists(lengths, max_size=3).map(tuple)), draw(st.sampled_from(messages.PlainWhy)),
+        draw(st.none() | st.sampled_from(core.FinishReason)),
+        draw(logprobs(size)) if size else (), draw(lengths),
+    )  # fmt: skip
+
+
 refusals = st.builds(messages.Refusal, ids, generations, ids, texts)
 reports = st.builds(
-    messages.StepReport, doubles, doubles, doubles, lengths, lengths, lengths, lengths, lengths
-)
+    messages.StepReport, doubles, doubles, doubles, doubles, lengths, lengths, lengths, lengths,
+    lengths,
+)  # fmt: skip
+samples = st.builds(
+    messages.Sample, ids, st.sampled_from(["add", "set"]), st.lists(ids, max_size=3).map(tuple),
+    doubles,
+)  # fmt: skip
 commits = st.builds(
     core.Commit, ids, generations, lengths, hashes, tokens(), lengths, lengths, ids,
     st.none() | params, st.binary(max_size=16),
@@ -164,36 +188,38 @@ def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ..
     return st.lists(strategy, max_size=4).map(tuple)
 
 
-verify_frames = st.builds(messages.VerifyFrame, several(verify_items), several(ids))
+beats = st.builds(messages.Heartbeat, several(names), lengths, lengths)
+step_frames = st.builds(
+    messages.StepFrame, several(opens), several(names), several(pool_trees()), hashes, hashes,
+    st.none() | beats,
+)  # fmt: skip
 commit_frames = st.builds(messages.CommitFrame, several(commits), several(ids))
 completions = st.builds(core.Completion, ids, generations, lengths)
 proposal_frames = st.builds(
     messages.ProposalFrame, several(proposals()), several(observations), several(refusals), lengths,
     lengths, lengths, doubles, several(completions),
 )  # fmt: skip
-draft_reports = st.builds(
-    messages.DraftReport, several(st.tuples(ids, proposal_frames)), doubles, lengths, lengths,
-    several(ids),
-)  # fmt: skip
 adapter_lists = st.builds(messages.AdapterList, several(ids), texts)
 verdict_frames = st.builds(
     messages.VerdictFrame,
     several(verdicts()),
-    several(misses),
     several(refusals),
     st.none() | reports,
-    several(st.builds(messages.InHand, ids, generations)),
-    st.none() | draft_reports,
+    hashes,
+    hashes,
+    st.none() | beats,
     st.none() | adapter_lists,
+    several(samples),
+    texts,
 )
 submit_frames = st.builds(SubmitFrame, several(requests), several(ids))
 event_frames = st.builds(EventFrame, several(events()), st.none() | adapter_lists)
 
 
-def verify_item(
-    name: str, tree: core.TokenTree = core.EMPTY_TREE, delta_len: int = 2
-) -> core.VerifyItem:
-    return core.VerifyItem(name, 1, 10, 99, core.token_array(range(delta_len)), tree, 4)
+def text(name: str, length: int = 2) -> messages.Open:
+    """A text to open."""
+    tokens = core.token_array(range(length))
+    return messages.Open(name, 1, tokens, prefix_hash(tokens), 1, core.SamplingParams(seed=1), 99)
 
 
 def same(left: Any, right: Any) -> bool:

@@ -9,16 +9,21 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.core import (
-    EMPTY_TOKENS,
     FinishReason,
     Observation,
     TokenEvent,
-    Verdict,
-    VerifyItem,
     token_array,
 )
 from cluster.errors import DrafthouseError
-from cluster.messages import EventFrame, ProposalFrame, VerdictFrame, WorkerDescription
+from cluster.messages import (
+    EventFrame,
+    Open,
+    ProposalFrame,
+    TextVerdict,
+    VerdictFrame,
+    WorkerDescription,
+)
+from cluster.plan.texts import NO_SOURCES
 from cluster.rpc.link import Link
 from cluster.rpc.server import RunningServer
 
@@ -26,12 +31,12 @@ TARGET = WorkerDescription("w-1", "target", "toy", tokenizer_hash="a" * 8, vocab
 
 
 class EchoTarget:
-    """Emits each item's last delta token again; records how its links ended."""
+    """Says each text's last token once more; records how its links ended."""
 
     def __init__(self, description: WorkerDescription = TARGET) -> None:
         self.description = description
         self.endings: asyncio.Queue[str] = asyncio.Queue()
-        self.released: list[str] = []
+        self.cancelled: list[str] = []
 
     def describe(self) -> WorkerDescription:
         return self.description
@@ -39,15 +44,15 @@ class EchoTarget:
     async def serve(self, link: Link[Any, Any]) -> None:
         try:
             async for frame in link:
-                self.released.extend(frame.released)
-                await link.send(VerdictFrame(tuple(map(self._verdict, frame.items))))
+                self.cancelled.extend(name.request_id for name in frame.cancels)
+                await link.send(VerdictFrame(tuple(map(self._verdict, frame.opens))))
             self.endings.put_nowait("closed")
         except DrafthouseError as error:
             self.endings.put_nowait(error.code)
 
-    def _verdict(self, item: VerifyItem) -> Verdict:
-        last = token_array(item.delta[-1:])
-        return Verdict(item.request_id, item.generation, item.context_len, EMPTY_TOKENS, last)
+    def _verdict(self, opened: Open) -> TextVerdict:
+        last, length = token_array(opened.token_ids[-1:]), len(opened.token_ids)
+        return TextVerdict(opened.request_id, opened.generation, length, last, NO_SOURCES)
 
 
 class HangingTarget(EchoTarget):
@@ -62,7 +67,7 @@ class LeavingTarget(EchoTarget):
 
     async def serve(self, link: Link[Any, Any]) -> None:
         async for frame in link:
-            await link.send(VerdictFrame(tuple(map(self._verdict, frame.items))))
+            await link.send(VerdictFrame(tuple(map(self._verdict, frame.opens))))
             await link.close()
 
 

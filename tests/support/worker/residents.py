@@ -1,13 +1,10 @@
-"""A target worker with drafters inside, on a toy engine, and a coordinator that leads it."""
+"""Drafters that run inside a target."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,17 +13,22 @@ from cluster.breaker import CircuitBreaker
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, token_array
 from cluster.draft.base import Drafter
 from cluster.draft.committed_text import RequestState, RequestTable, common_len
-from cluster.messages import WorkerDescription
-from cluster.rpc.memory import MemoryLink, memory_pair
-from cluster.worker.resident import ResidentDrafter
-from cluster.worker.residents import Residents
-from cluster.worker.target import TargetWorker
-from cluster.worker.verifier import Verifier
-from tests.support.coordinator.house import House, house
-from tests.support.worker.toy_engine import ToyEngine, hashed_law
+from cluster.token_log import TokenLog
+from cluster.worker.resident import ResidentDrafter, ResidentText
+from tests.support.worker.texts import GREEDY, VOCAB_SIZE
+from tests.support.worker.toy_engine import hashed_law
 
-VOCAB_SIZE = 32
 RESET_S = 2.0
+
+
+class FakeClock:
+    """Time as an argument."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 class GreedyOracle:
@@ -88,50 +90,15 @@ def resident(
     return ResidentDrafter(name, drafter, VOCAB_SIZE, breaker, RESET_S, clock)
 
 
-@dataclass
-class Stage:
-    """house: a coordinator.  worker: its target."""
-
-    house: House
-    worker: TargetWorker
-    link: MemoryLink[Any, Any]
-
-
-def worker_of(
-    drafters: Mapping[str, Drafter],
-    engine: ToyEngine | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> TargetWorker:
-    """A target worker with these drafters inside, not started."""
-    engine = engine or ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
-    residents = Residents([resident(each, name, clock) for name, each in drafters.items()], clock)
-    description = WorkerDescription(
-        "w", "target", "toy", model_hash="m", tokenizer_hash="t", vocab_size=VOCAB_SIZE,
-        max_context_len=4096, max_running_sequences=64, max_batch_tokens=512,
-        residents=residents.names, look_ups=residents.look_ups,
+def resident_text(
+    tokens: Sequence[int] = (1, 2, 3), draft_nodes: int = 4, name: str = "r"
+) -> ResidentText:
+    return ResidentText(
+        name, 1, len(tokens), GREEDY, "default", b"", frozenset("a"), TokenLog(token_array(tokens)),
+        draft_nodes,
     )  # fmt: skip
-    return TargetWorker(Verifier(engine, clock, wants=residents.wants), description, residents)
 
 
-@asynccontextmanager
-async def hosted(
-    drafters: Mapping[str, Drafter], engine: ToyEngine | None = None, **settings: Any
-) -> AsyncIterator[Stage]:
-    """drafters: those inside the target.  settings: of the coordinator; pool: names beside them;
-    clock: of the worker."""
-    names = (*drafters, *settings.pop("pool", ()))
-    worker = worker_of(drafters, engine, settings.pop("clock", time.perf_counter))
-    worker.start()
-    try:
-        async with house(names, **{"budget": "fixed", **settings}) as running:
-            yield Stage(running, worker, join(running, worker))
-    finally:
-        await asyncio.to_thread(worker.stop)
-
-
-def join(running: House, worker: TargetWorker, target_id: str = "t") -> MemoryLink[Any, Any]:
-    """Let a worker that was started serve the coordinator; returns the coordinator's end."""
-    ours, theirs = memory_pair()
-    running.tasks.append(asyncio.create_task(worker.serve(theirs)))
-    running.coordinator.add_target(target_id, worker.describe(), ours)
-    return ours
+def drafted(drafter: ResidentDrafter, *texts: ResidentText, now: float) -> Sequence[Proposal]:
+    trees, _ = drafter.draft(texts, 0.01, now + 0.01)
+    return trees

@@ -1,0 +1,68 @@
+"""What the pool's drafters are worth, and how much each is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cluster.plan.controller import record_scores, score_texts
+from cluster.plan.samples import Samples
+from cluster.plan.step_choice import LOOK_INTERVAL
+from cluster.plan.texts import Text
+from cluster.spec.acceptance import AcceptanceModel
+
+# Nodes that a pool drafter is asked for, of one text and of all texts of a target: broader trees
+# more often go on behind the next commit; but the coordinator reads all of it.
+_POOL_NODES = 64
+_POOL_NODES_OF_ALL = 512
+_MAX_LAG = 64  # tokens that a pool drafter may lack: they are read in one commit later
+_STATE_VERSION = 4  # of what `export` gives
+
+
+class PoolScores:
+    """Only the coordinator sees these drafters' trees, so it keeps their calibration."""
+
+    def __init__(self, *, is_adaptive: bool) -> None:
+        self.acceptance = AcceptanceModel()
+        self._is_adaptive = is_adaptive
+
+    def ask(self, text: Text, num_texts: int, *, is_model: bool) -> int:
+        """How many nodes a drafter may grow behind the next commit; it always may some.
+
+        is_model: it keeps what it has grown; look-ups would build a broad tree anew each time.
+        """
+        most = _POOL_NODES if text.max_draft_tokens else 0
+        if is_model or not self._is_adaptive:
+            return most  # beyond what a step takes, for the rest survives the re-rooting
+        return min(max(_POOL_NODES_OF_ALL // max(num_texts, 1), 1), most)
+
+    def commit_lag(self, text: Text, drafter: str, num_texts: int, *, is_shared: bool) -> int:
+        """Tokens of `text` that may be kept back from a drafter, and one: 1 = none.
+
+        Reading its trees costs time, in a crowd above all.  is_shared: it drafts on target's cores.
+        """
+        num_unused = text.num_unused(drafter)
+        if not self._is_adaptive or num_unused < LOOK_INTERVAL:
+            return 1
+        # On the target's cores a commit costs as much as some tokens: fewer and fewer are sent.
+        if is_shared:
+            return min(num_unused, _MAX_LAG)
+        return min(max(num_texts // 2, 1), LOOK_INTERVAL)
+
+    def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
+        """Score the trees of `texts` whose fate is known by now; ends: nothing more follows."""
+        score_texts(self.acceptance, texts, ends=ends)
+
+    def record(self, samples: Samples) -> None:
+        """Export what drafts are worth."""
+        record_scores(self.acceptance, samples)
+
+    def export(self) -> dict[str, Any]:
+        """What was learned, as one small record of plain values."""
+        return {"version": _STATE_VERSION, "scores": self.acceptance.export()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `export` gave; ValueError where it is of another version or form."""
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(f"a record of version {state.get('version')}, not {_STATE_VERSION}")
+        self.acceptance.restore(state["scores"])

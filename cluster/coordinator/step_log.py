@@ -1,0 +1,154 @@
+"""The log of the steps: what happened is noted at once, and entered once the tokens are gone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster import metrics
+from cluster.coordinator.activity import ActivityLog
+from cluster.coordinator.engines import forget_engines
+from cluster.coordinator.pool_scores import PoolScores
+from cluster.coordinator.session import Session, Status
+from cluster.coordinator.statistics import Attribution, RecentSteps
+from cluster.coordinator.targets import TargetSeat
+from cluster.messages import Sample, StepReport, TextVerdict
+from cluster.metrics import Recorder
+from cluster.plan.fence import Fence
+from cluster.plan.samples import enter
+
+# Labels of gauges that describe one process, and go with it.
+_OF_A_PROCESS = frozenset({"worker", "target"})
+# Weight of the newest batch in the exported mean purity.
+_PURITY_WEIGHT = 0.02
+
+
+@dataclass(slots=True, eq=False)
+class _Answer:
+    """A committed verdict.  last_event_at: None where these are the first tokens."""
+
+    session: Session
+    verdict: TextVerdict
+    at: float
+    last_event_at: float | None
+
+
+class StepLog:
+    """Metrics, recent steps, and what the pool's drafts turned out to be worth."""
+
+    def __init__(
+        self, recorder: Recorder, scores: PoolScores, fence: Fence, activity: ActivityLog
+    ) -> None:
+        self._recorder = recorder
+        self._scores = scores
+        self._activity = activity
+        self._metrics = fence.section("metrics")
+        self._scoring = fence.section("scores")
+        self._answers: list[_Answer] = []
+        self._reports: list[tuple[TargetSeat, StepReport]] = []
+        self._samples: list[tuple[TargetSeat, Sequence[Sample]]] = []
+        self._mean_purity: float | None = None
+        self.recent_steps = RecentSteps()
+
+    def note_verdict(self, session: Session, verdict: TextVerdict, now: float) -> None:
+        """A verdict was committed; before its event is counted."""
+        self._answers.append(_Answer(session, verdict, now, session.last_event_at))
+
+    def note_report(self, seat: TargetSeat, report: StepReport) -> None:
+        """What a target says of a step; a report whose times can be none is left out."""
+        times_s = (report.step_time_s, report.forward_time_s, report.period_s, report.draft_time_s)
+        if all(math.isfinite(time_s) and time_s >= 0.0 for time_s in times_s):
+            self._reports.append((seat, report))
+
+    def note_samples(self, seat: TargetSeat, samples: Sequence[Sample]) -> None:
+        """What a target has counted of its own."""
+        if samples:
+            self._samples.append((seat, samples))
+
+    def settle(self) -> None:
+        """Enter everything noted so far."""
+        answers, self._answers = self._answers, []
+        reports, self._reports = self._reports, []
+        samples, self._samples = self._samples, []
+        with self._metrics:
+            self._enter_answers(answers)
+        for seat, report in reports:
+            with self._metrics:
+                self._enter_report(seat, report)
+        for seat, counted in samples:
+            with self._metrics:
+                seat.gauges |= enter(counted, self._recorder)
+        with self._scoring:
+            running = [each.session for each in answers if each.session.status != Status.FINISHED]
+            ended = [each.session for each in answers if each.session.status == Status.FINISHED]
+            self._scores.score(running)
+            self._scores.score(ended, ends=True)
+
+    def record_scores(self) -> None:
+        """Export what drafts are worth; not on the way of a token."""
+        self._scores.record(self._recorder)
+
+    def forget(self, seat: TargetSeat) -> None:
+        """The target has left: what it last said of itself is not true any more."""
+        self.settle()
+        self._activity.forget(seat.id)
+        with self._metrics:
+            forget_engines(self._recorder, seat.id, seat.description)
+        for metric, labels in seat.gauges:
+            if not _OF_A_PROCESS.isdisjoint(metric.labels):
+                with self._metrics:
+                    self._recorder.forget(metric, **dict(zip(metric.labels, labels, strict=True)))
+        if not seat.has_reported:
+            return
+        with self._metrics:
+            for gauge in (metrics.KV_PAGES_IN_USE, metrics.KV_PAGES_TOTAL):
+                self._recorder.forget(gauge, role="target", worker=seat.id)
+
+    def _enter_answers(self, answers: Sequence[_Answer]) -> None:
+        """One entry per series, not per answer: a step answers a whole batch."""
+        recorder = self._recorder
+        num_tokens: dict[str, int] = {}
+        attribution = Attribution()
+        for answer in answers:
+            session, verdict = answer.session, answer.verdict
+            task, num_kept = session.request.task, len(verdict.token_ids)
+            num_tokens[task] = num_tokens.get(task, 0) + num_kept
+            self._activity.note_step(verdict.num_nodes, len(verdict.sources), num_kept)
+            if answer.last_event_at is None:
+                self._activity.counts.num_prompt_tokens += session.prompt_len
+                recorder.observe(metrics.TTFT, answer.at - session.arrived_at, task=task)
+            elif num_kept:
+                interval_s = (answer.at - answer.last_event_at) / num_kept
+                recorder.observe(metrics.ITL, interval_s, task=task)
+            if verdict.num_nodes:
+                attribution.add(task, session.names, verdict)
+        for task, count in num_tokens.items():
+            recorder.add(metrics.OUTPUT_TOKENS, count, task=task)
+        attribution.record(recorder)
+        if answers:
+            self._enter_batch([answer.session.request.task for answer in answers])
+
+    def _enter_report(self, seat: TargetSeat, report: StepReport) -> None:
+        recorder = self._recorder
+        if report.num_sequences or report.num_prefill_tokens:
+            seat.period_s = report.period_s
+            recorder.add(metrics.STEPS, target=seat.id)
+            recorder.observe(metrics.STEP_TIME, report.step_time_s, target=seat.id)
+            recorder.observe(metrics.FORWARD_TIME, report.forward_time_s, target=seat.id)
+        if report.period_s and report.num_sequences and not report.num_prefill_tokens:
+            self.recent_steps.add(report)
+            outside_s = report.period_s - report.forward_time_s - report.draft_time_s
+            recorder.observe(metrics.ROUND_OVERHEAD, max(outside_s, 0.0))
+        seat.has_reported = True
+        self._activity.note_report(seat.id, report)
+        recorder.set(metrics.KV_PAGES_IN_USE, report.pages_in_use, role="target", worker=seat.id)
+        recorder.set(metrics.KV_PAGES_TOTAL, report.pages_total, role="target", worker=seat.id)
+
+    def _enter_batch(self, tasks: Sequence[str]) -> None:
+        """tasks: of the texts that a step has answered."""
+        purity = max(tasks.count(task) for task in set(tasks)) / len(tasks)
+        self._recorder.observe(metrics.BATCH_SIZE, len(tasks))
+        mean = purity if self._mean_purity is None else self._mean_purity
+        self._mean_purity = mean + _PURITY_WEIGHT * (purity - mean)
+        self._recorder.set(metrics.BATCH_PURITY, self._mean_purity)

@@ -1,0 +1,230 @@
+"""The control loop of one target: which drafts each step verifies, and what residents draft after.
+
+    plan()   before a step: the trees at hand, priced; nodes per text, and nodes to draft after it
+    learn()  after a step: what it took and what it brought
+    score()  beside one: what the trees at hand would have been worth
+
+Three things can turn drafting off: the throttle (it does not pay), the guard (it has lost what it
+may lose), and a drafter's circuit breaker (it fails).  Everything else is the budget's choice, by
+one price: see `cluster.spec.budget`.  No clock, no randomness, no I/O; `now` is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cluster import metrics
+from cluster.config import CoordinatorConfig
+from cluster.plan import step_choice
+from cluster.plan.in_flight import Moment, Plan, Round
+from cluster.plan.load import Load, TargetModel
+from cluster.plan.offers import Offers, gather, in_flight_of, look_at, plain_items
+from cluster.plan.samples import Samples
+from cluster.plan.step_choice import StepChoice
+from cluster.plan.texts import Text
+from cluster.spec import evidence, merge_trees
+from cluster.spec.acceptance import AcceptanceModel, law_name
+from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.spec.forest import depths, ranked
+from cluster.spec.step_profile import DraftTime, StepProfile
+from cluster.spec.throttle import State
+
+# Trees scored per step: evidence, not all there is.
+_MAX_SEEN = 16
+_STATE_VERSION = 4  # of what `export` gives
+
+
+class Controller:
+    """Plans the steps of one target and learns from them."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        profile: StepProfile | None = None,
+        draft_times: Sequence[DraftTime] = (),
+    ) -> None:
+        """profile, draft_times: what was measured of its steps and residents before it served."""
+        self._config = config
+        self._target = TargetModel(profile, draft_times)
+        self._num_looks = 0
+        self.acceptance = AcceptanceModel()
+        merge_trees.prepare()
+
+    def state(self, num_sequences: int, now: float, *, is_sampled: bool) -> State:
+        """Whether batches of that law and size are speculated on at present."""
+        return self._load(num_sequences, is_sampled=is_sampled).throttle.state(now)
+
+    def states(self, now: float) -> list[dict[str, object]]:
+        """The state of every throttle, for status reports."""
+        return self._target.states(now)
+
+    def take_account(self) -> tuple[float, int]:
+        """(deficit in seconds, refusals of the guard since this was last asked)."""
+        return self._target.take_account()
+
+    def plan(
+        self,
+        texts: Sequence[Text],
+        max_depths: Sequence[int],
+        max_nodes: int | None,
+        moment: Moment,
+    ) -> Plan:
+        """The next step of `texts`.
+
+        max_depths: of each text's nodes; deeper ones could never be emitted.
+        max_nodes: over the whole batch, None = as many as one likes.
+        """
+        caps = [min(text.max_draft_tokens, depth * 64) for text, depth in
+                zip(texts, max_depths, strict=True)]  # fmt: skip
+        if max_nodes is not None and sum(caps) > max_nodes:
+            caps = [min(cap, max_nodes // len(texts)) for cap in caps]
+        if self._config.budget == "fixed":
+            return self._plan_fixed(texts, max_depths, caps, moment)
+        load = self._load(len(texts), is_sampled=any_sampled(texts))
+        load.num_rounds += 1
+        num_new = sum(text.num_steps <= 1 for text in texts)  # the prompt's own step was one
+        load.num_new += evidence.RECENT * (num_new - load.num_new)
+        state = load.throttle.state(moment.now)
+        if state is State.PAUSE or not any(caps):
+            load.asked = NO_DRAFTS
+            return Plan(plain_items(texts), why=state.value)
+        choice = StepChoice.of(self._target, load, texts, caps, moment)
+        if choice is None:
+            return Plan(plain_items(texts), why="unmeasured")  # the first steps tell what one takes
+        is_looking = state is not State.PLAIN or load.num_rounds % step_choice.LOOK_INTERVAL == 0
+        is_looking = is_looking or load.asked.num_nodes > 0
+        offers = self._offers(texts, max_depths) if is_looking else None
+        plan = choice.plan(offers, self.acceptance)
+        if is_looking:
+            self._look_at(texts)
+        load.asked = plan.ask
+        plan.note_asked(texts)
+        return plan
+
+    def _plan_fixed(
+        self, texts: Sequence[Text], max_depths: Sequence[int], caps: list[int], moment: Moment
+    ) -> Plan:
+        offers = self._offers(texts, max_depths)
+        self._look_at(texts)
+        drafted = Ask(max(caps)) if moment.residents else NO_DRAFTS
+        if offers is None:
+            return Plan(plain_items(texts), drafted, why="no drafts")
+        forest = offers.forest
+        nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
+        chosen = nodes[ranks < np.array(caps, dtype=np.int64)[forest.owners]]
+        return Plan(in_flight_of(texts, offers, chosen), drafted, why="fixed")
+
+    def _look_at(self, texts: Sequence[Text]) -> None:
+        self._num_looks += 1
+        look_at(texts, _MAX_SEEN, self._num_looks)
+
+    def _offers(self, texts: Sequence[Text], max_depths: Sequence[int]) -> Offers | None:
+        offers = gather(texts, self.acceptance)
+        if offers is None or min(max_depths) >= int(np.diff(offers.forest.starts).max()):
+            return offers
+        limits = np.array(max_depths)[offers.forest.owners]
+        is_within = depths(offers.forest.parents) <= limits
+        return offers if is_within.all() else offers.keep(is_within)
+
+    def first_ask(self, num_sequences: int, text: Text, now: float) -> Ask:
+        """What residents draft for a text whose prompt is read: as for those that run."""
+        if self._config.budget == "fixed":
+            return Ask(text.max_draft_tokens)
+        load = self._load(num_sequences, is_sampled=text.is_sampled)
+        is_overdrawn = load.guard.max_extra_s(1.0) <= 0.0
+        if is_overdrawn or load.throttle.state(now) in (State.PLAIN, State.PAUSE):
+            return NO_DRAFTS
+        ask, target = load.best, self._target
+        if load.num_rounds == 0:  # nobody knows: of models one text now and then
+            ask = Ask(step_choice.FIRST_NODES, target.first.is_due(now, target.read_s))
+        if ask.num_nodes and ask.with_models:
+            target.first.take(now)
+            text.asked_len = len(text.tokens)
+        return ask
+
+    def learn(self, done: Round, now: float) -> None:
+        """Enter a finished step into costs, rate, guard and throttle."""
+        size = len(done.texts)
+        if size == 0:
+            return
+        target = self._target
+        load = self._load(size, is_sampled=done.is_sampled)
+        plain_s = target.steps.estimate(size, 0)
+        step_s = done.step_time_s
+        if step_s is None:
+            step_s = target.steps.estimate(size, done.num_nodes)
+        if plain_s is not None and step_s is not None:
+            is_plain = not (done.num_nodes or done.draft_time_s)
+            time_s = step_s + done.draft_time_s
+            # A plain step is its own plain equivalent, slow or not.
+            credited_s = (plain_s if done.num_nodes else step_s) * sum(done.num_tokens) / size
+            load.guard.settle(time_s, credited_s, plain_s, is_plain=is_plain)
+            if done.num_nodes:
+                promised, trust = load.promised
+                trust.learn(promised, sum(done.num_tokens) - size)
+            if not is_plain:
+                load.throttle.settle(now, time_s, credited_s)
+            weighted = sum(
+                text.weight / text.tokens_per_step * num_tokens
+                for text, num_tokens in zip(done.texts, done.num_tokens, strict=True)
+            )
+            load.add(weighted, time_s)
+        for text, num_tokens in zip(done.texts, done.num_tokens, strict=True):
+            text.emitted(num_tokens)
+        if done.num_nodes or not (done.asked.num_nodes or done.draft_time_s):
+            # Beside drafts that nobody verifies a step takes longer than a plain one.
+            target.measured(size, done.num_nodes, done.step_time_s or 0.0)
+        target.measured_drafting(size, done.asked, done.draft_time_s, done.num_read)
+
+    def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
+        """Score the trees of `texts` whose fate is known by now; ends: nothing more follows."""
+        score_texts(self.acceptance, texts, ends=ends)
+
+    def record(self, samples: Samples) -> None:
+        """Export what drafts are worth; not on the way of a step."""
+        record_scores(self.acceptance, samples)
+
+    def export(self) -> dict[str, Any]:
+        """What was learned, as one small record of plain values, to be kept beside the model."""
+        return {
+            "version": _STATE_VERSION,
+            "scores": self.acceptance.export(),
+            "costs": self._target.export(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `export` gave, of the same model on the same hardware.
+
+        Raises ValueError for a record of another version or form.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise ValueError(f"a record of version {state.get('version')}, not {_STATE_VERSION}")
+        self.acceptance.restore(state["scores"])
+        self._target.restore(state["costs"])
+
+    def _load(self, num_sequences: int, *, is_sampled: bool) -> Load:
+        return self._target.load(self._config, num_sequences, is_sampled=is_sampled)
+
+
+def score_texts(acceptance: AcceptanceModel, texts: Sequence[Text], *, ends: bool) -> None:
+    """Enter the trees of `texts` whose fate is known by now; ends: nothing more follows."""
+    for text in texts:
+        for seen, followed in text.due(ends=ends):
+            acceptance.learn(seen, followed, text.next_steps(seen.drafter))
+
+
+def record_scores(acceptance: AcceptanceModel, samples: Samples) -> None:
+    """Export what each drafter's trees were worth."""
+    for drafter, (task, is_sampled), score in acceptance:
+        if score.num_trees:
+            labels = {"drafter": drafter, "task": task, "law": law_name(is_sampled=is_sampled)}
+            samples.set(metrics.CALIBRATION_ERROR, score.calibrator.expected_error(), **labels)
+            samples.set(metrics.EXPECTED_ACCEPTED, score.accepted_of_few(), **labels)
+
+
+def any_sampled(batch: Sequence[Text]) -> bool:
+    """The law of a batch, which is of one law where that can be."""
+    return any(text.is_sampled for text in batch)

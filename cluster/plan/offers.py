@@ -1,0 +1,175 @@
+"""What the drafters of a batch offer at present: re-rooted, calibrated and merged, all at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.core import FloatArray
+from cluster.plan.in_flight import PLAIN, InFlight
+from cluster.plan.texts import POOL, HeldTree, Place, SourceBits, Text
+from cluster.records import record
+from cluster.spec.acceptance import AcceptanceModel, Seen
+from cluster.spec.forest import Forest, Indices, Mask
+from cluster.spec.held_trees import HeldTrees, MergedTrees
+from cluster.spec.merge_trees import merge_trees
+from cluster.spec.tree import below
+
+
+@record(frozen=True, slots=True, eq=False)
+class Offers:
+    """One tree per text of the batch, the union of its drafters' reachable ones.
+
+    survival: float32[n], calibrated, not increasing along a path.  sources: uint32[n], which
+    drafters have proposed the node, as bits over its text's names.  is_pooled, is_looked_up:
+    bool[n], a pool drafter, or a look-up among the residents, has proposed the node.
+    """
+
+    forest: Forest
+    survival: FloatArray
+    sources: SourceBits
+    is_pooled: Mask
+    is_looked_up: Mask
+
+    def keep(self, kept: Mask) -> Offers:
+        """The nodes where kept, each with its parent."""
+        return Offers(
+            self.forest.keep(kept),
+            self.survival[kept],
+            self.sources[kept],
+            self.is_pooled[kept],
+            self.is_looked_up[kept],
+        )
+
+
+@dataclass(slots=True)
+class _Row:
+    """The tree of one drafter for one text, which is the batch's index-th."""
+
+    index: int
+    name: str
+    text: Text
+    held: HeldTree
+
+
+def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
+    """The offers for `batch`; None when no drafter has anything for any of it.
+
+    Held trees are re-rooted at the last committed token and calibrated, once for good.
+    """
+    rows: list[_Row] = []
+    for index, text in enumerate(batch):
+        for name, held in text.held.items():
+            if held.is_shadow:
+                continue
+            if held.place is not None:
+                held.settle()
+            rows.append(_Row(index, name, text, held))
+    if not any(len(row.held.tree.token_ids) for row in rows):
+        return None
+    found = merge_trees(_held(rows, len(batch), acceptance))
+    _note(rows, found)
+    if found.merged.num_nodes == 0:
+        return None
+    sources = np.zeros(found.merged.num_nodes, dtype=np.uint32)
+    np.bitwise_or.at(sources, found.places, _sources_of(rows, found))
+    return Offers(
+        found.merged, found.survival, sources,
+        _is_proposed(found, [not row.held.is_resident for row in rows]),
+        _is_proposed(found, [row.held.is_look_up for row in rows]),
+    )  # fmt: skip
+
+
+def look_at(batch: Sequence[Text], max_trees: int, turn: int) -> None:
+    """Remember some of the trees at hand, to be scored by the text that follows.
+
+    Of more than max_trees another part each time, by `turn`.  Shadow trees are looked at too.
+    """
+    held = [(text, name, tree) for text in batch for name, tree in text.held.items()]
+    stride = -(-len(held) // max_trees) if held else 1
+    for text, name, tree in held[turn % stride :: stride]:
+        if tree.place is not None:
+            tree.settle()
+        if tree.base_len <= len(text.tokens):
+            text.seen.append(Seen.of(name, text.group, tree.base_len, tree.tree, tree.survival))
+
+
+def _held(rows: Sequence[_Row], num_groups: int, acceptance: AcceptanceModel) -> HeldTrees:
+    """The trees as they were proposed, or as the last batch has left them."""
+    scores = {key: acceptance.known(*key) for key in {(row.name, row.text.group) for row in rows}}
+    weights = {key: score.weight() for key, score in scores.items()}
+    # Merging takes losses in nats: exp(-loss) is a drafter's weight.
+    losses = {key: -math.log(weight) for key, weight in weights.items()}
+    for row in rows:
+        if row.name != POOL:  # the coordinator has weighed its drafters
+            row.text.weights[row.name] = weights[row.name, row.text.group]
+    return HeldTrees(
+        [row.held.tree for row in rows],
+        [row.held.survival for row in rows],
+        [row.held.calibrated for row in rows],
+        [scores[row.name, row.text.group].calibrator for row in rows],
+        [row.text.tokens.since(row.held.base_len) for row in rows],
+        [row.index for row in rows],
+        [losses[row.name, row.text.group] for row in rows],
+        num_groups,
+    )
+
+
+def _note(rows: Sequence[_Row], found: MergedTrees) -> None:
+    """Leave with each text what has become of its trees."""
+    bounds = found.left.starts.tolist()
+    for index, (row, root) in enumerate(zip(rows, found.roots.tolist(), strict=True)):
+        held, text = row.held, row.text
+        if root == -2:
+            del text.held[row.name]
+        elif root >= 0:
+            if held.sources is not None:
+                held.sources = held.sources[below(held.tree.parents, root)]
+            held.place = Place(found.left, found.claimed, found.calibrated, index)
+            held.base_len = len(text.tokens)
+        elif held.calibrated is None:
+            held.calibrated = found.calibrated[bounds[index] : bounds[index + 1]]
+
+
+def _sources_of(rows: Sequence[_Row], found: MergedTrees) -> SourceBits:
+    """Of each node that is left, its drafters: uint32[n]."""
+    bits = [
+        1 << row.text.names.index(row.name) if row.name in row.text.names else 0 for row in rows
+    ]
+    sources = np.array(bits, dtype=np.uint32)[found.left.owners]
+    for index, row in enumerate(rows):
+        if row.held.sources is not None:
+            nodes = found.left.span(index)
+            sources[nodes] = row.held.sources[: nodes.stop - nodes.start]
+    return sources
+
+
+def _is_proposed(found: MergedTrees, is_meant: Sequence[bool]) -> Mask:
+    """Nodes that one of the trees meant holds; is_meant: of each tree."""
+    if all(is_meant) or not any(is_meant):
+        return np.full(found.merged.num_nodes, is_meant[0])
+    is_proposed = np.zeros(found.merged.num_nodes, dtype=np.bool_)
+    is_proposed[found.places[np.array(is_meant)[found.left.owners]]] = True
+    return is_proposed
+
+
+def plain_items(texts: Sequence[Text]) -> list[InFlight]:
+    """Items without drafts."""
+    return [PLAIN] * len(texts)
+
+
+def in_flight_of(texts: Sequence[Text], offers: Offers | None, nodes: Indices) -> list[InFlight]:
+    """An item for each text, with those of its nodes that were chosen."""
+    if offers is None or len(nodes) == 0:
+        return plain_items(texts)
+    is_chosen = np.zeros(offers.forest.num_nodes, dtype=np.bool_)
+    is_chosen[nodes] = True
+    chosen = offers.keep(is_chosen)
+    trees, bounds = chosen.forest.split(), chosen.forest.starts.tolist()
+    return [
+        InFlight(tree, chosen.sources[start:stop]) if stop > start else PLAIN
+        for tree, start, stop in zip(trees, bounds, bounds[1:], strict=False)
+    ]

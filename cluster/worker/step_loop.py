@@ -1,0 +1,329 @@
+"""The target owns its steps: one engine thread, and any number of coordinators.
+
+    while (mail := mailbox.take()) is not None:    # opens, cancels, pool trees
+        apply(mail)
+        choice = choose(ready texts)               # the control loop's nodes, of what is at hand
+        stepped = verifier.step()                  # one forward, draws, walks
+        commit and post(stepped)                   # verdicts leave first
+        residents.draft()                          # by turns with the forward
+        learn()
+
+A step begins as soon as a text is ready; what is not there yet joins a later one.  Nothing here
+waits for a coordinator or a drafter of the pool.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from cluster import metrics
+from cluster.core import FinishReason
+from cluster.errors import WorkerError
+from cluster.messages import (
+    PlainWhy,
+    StepReport,
+    TextVerdict,
+    VerdictFrame,
+)
+from cluster.plan.controller import Controller, any_sampled
+from cluster.plan.fence import Fence
+from cluster.plan.in_flight import NOT_WORTH_IT, PLAIN, InFlight, Moment, Plan, Round
+from cluster.plan.samples import Tally
+from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.spec.throttle import State
+from cluster.worker.containment import Containment
+from cluster.worker.mailbox import Mail, Mailbox
+from cluster.worker.residents import NOTHING_DRAFTED, Residents
+from cluster.worker.step_verifier import StepVerifier
+from cluster.worker.target_stream import TargetStream, TargetStreams
+from cluster.worker.text_keeper import TextKeeper
+from cluster.worker.texts import TargetText, TextTable
+from cluster.worker.verifier import Stepped
+
+log = logging.getLogger(__name__)
+
+_WHY = {
+    State.PAUSE.value: PlainWhy.PAUSED,
+    State.PLAIN.value: PlainWhy.PAUSED,
+    NOT_WORTH_IT: PlainWhy.NOT_WORTH_IT,
+}
+
+
+class StepLoop:
+    """Everything of the target that is no network.  `run` is the engine thread's, and everything
+    else is called by it."""
+
+    def __init__(
+        self,
+        verifier: StepVerifier,
+        residents: Residents,
+        controller: Controller,
+        streams: TargetStreams,
+        texts: TextTable,
+        mailbox: Mailbox,
+        *,
+        worker_id: str,
+        max_batch_tokens: int,
+        shadows: frozenset[str] = frozenset(),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """shadows: names of residents that are scored and never verified."""
+        self._verifier = verifier
+        self._residents = residents
+        self._controller = controller
+        self._streams = streams
+        self._mailbox = mailbox
+        self._worker_id = worker_id
+        self._max_rows = max_batch_tokens
+        self._shadows = shadows
+        self._clock = clock
+        self._tally = Tally()
+        fence = Fence(self._tally)
+        self._keeper = TextKeeper(
+            verifier, residents, controller, streams, texts, self._tally, fence
+        )
+        self._faults = Containment(verifier, self._keeper, streams)
+        self._planning, self._learning = fence.section("planning"), fence.section("rounds")
+        self._scoring = fence.section("scores")
+        self._drafted = NOTHING_DRAFTED  # after the step before
+        self._asked = NO_DRAFTS  # for what
+        self._began_at = 0.0  # the last step; 0 = the next one does not follow it at once
+        self._settled_s = 0.0  # what was done after the last step beside drafting
+
+    def run(self) -> None:
+        """Serve until the mailbox is closed."""
+        try:
+            while (mail := self._mailbox.take(is_busy=self.has_work)) is not None:
+                self.turn(mail)
+        except BaseException as error:
+            log.critical("engine thread ended", exc_info=True)
+            self._faults.break_off(
+                WorkerError(f"the target's engine thread ended: {type(error).__name__}")
+            )
+            raise
+        finally:
+            self._mailbox.close()  # nobody waits for an answer of a thread that has ended
+
+    def turn(self, mail: Sequence[Mail]) -> None:
+        """Take in what has come, and make a step if there is something to do."""
+        self._keeper.apply(mail)
+        if self.has_work:
+            self._step()
+        else:
+            self._began_at = 0.0
+
+    @property
+    def broken(self) -> WorkerError | None:
+        """Why the engine cannot be used any more; None = it can."""
+        return self._faults.broken
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a text is ready, or the engine is not done with one."""
+        if self.broken is not None:
+            return False
+        return self._verifier.has_pending or any(_is_ready(text) for text in self._keeper)
+
+    # A step
+
+    def _step(self) -> None:
+        began_at = self._clock()
+        period_s, self._began_at = began_at - self._began_at if self._began_at else 0.0, began_at
+        batch = self._batch()
+        for text in batch:
+            text.was_decoding = text.is_decoding
+        decoding = [text for text in batch if text.was_decoding]
+        plan = self._plan(decoding)
+        for text, in_flight in zip(decoding, plan.in_flight, strict=True):
+            text.in_flight = in_flight
+        for text in batch:
+            if not text.was_decoding:
+                text.in_flight = InFlight(text.forced_tree(self._max_rows))
+        if not self._submit(batch) or not self._verifier.has_pending:
+            return
+        try:
+            stepped = self._verifier.step()
+        except Exception as error:
+            log.exception("engine step failed")
+            self._faults.contain(error)
+            return
+        self._faults.went_well()
+        report = replace(stepped.report, period_s=period_s, draft_time_s=self._drafted.time_s)
+        answered = self._commit(stepped, report, _WHY.get(plan.why, PlainWhy.NO_DRAFTS))
+        posted_at = self._clock()
+        self._note_round(decoding, plan, answered, report, posted_at - began_at)
+        self._draft(decoding, plan.ask, answered, report)
+        drafted_at = self._clock()
+        # Not before: residents read what the step computed in the pages of these too.
+        for text, _, reason in answered:
+            if reason is not None:
+                self._keeper.drop(text)
+        with self._scoring:
+            self._controller.score([text for text, _, reason in answered if reason is None])
+        self._settled_s = self._clock() - drafted_at
+
+    def _batch(self) -> list[TargetText]:
+        """The texts that join the step: all that are ready, but a suspect runs alone."""
+        ready = [text for text in self._keeper if _is_ready(text)]
+        suspects = [text for text in ready if text.suspect]
+        if suspects or any(text.suspect for text in self._keeper if text.in_flight is not None):
+            is_free = all(text.in_flight is None for text in self._keeper)
+            return suspects[:1] if is_free else []
+        if len(ready) <= self._max_rows:
+            return ready
+        # Not all fit: the group of the one that has waited longest goes first.
+        first = min(ready, key=lambda text: text.answered_at).group
+        ready.sort(key=lambda text: (text.group != first, text.answered_at))
+        return ready[: self._max_rows]
+
+    def _plan(self, decoding: Sequence[TargetText]) -> Plan:
+        if not decoding:
+            return Plan([])
+        room = max(self._max_rows - len(decoding), 0)
+        # A path of k accepted nodes emits k + 1 tokens.
+        max_depths = [text.remaining - 1 for text in decoding]
+        moment = Moment(self._clock(), self._residents.kinds)
+        with self._planning:
+            return self._controller.plan(decoding, max_depths, room, moment)
+        # Whichever tree it failed on is not tried again, and this step is a plain one.
+        for text in decoding:
+            text.held.clear()
+        return Plan([PLAIN] * len(decoding))
+
+    def _submit(self, batch: Sequence[TargetText]) -> bool:
+        """Hand the batch to the engine; False where that failed."""
+        items = []
+        for text in batch:
+            assert text.in_flight is not None
+            items.append(text.item(text.in_flight.tree))
+        try:
+            answers = self._verifier.submit(items)
+        except Exception as error:
+            log.exception("items were not taken count=%d", len(items))
+            self._faults.contain(error)
+            return False
+        for answer in answers:
+            self._keeper.take_answer(answer)
+        return True
+
+    def _commit(
+        self, stepped: Stepped, report: StepReport, why: PlainWhy
+    ) -> list[tuple[TargetText, int, FinishReason | None]]:
+        """Commit what the step said, and send it.  Returns the texts with a verdict, the plain
+        steps that their tokens would have taken, and why they end."""
+        answered: list[tuple[TargetText, int, FinishReason | None]] = []
+        frames: dict[TargetStream, list[TextVerdict]] = {stream: [] for stream in self._streams}
+        for verdict in stepped.verdicts:
+            text = self._keeper.get(verdict.request_id)
+            if text is None:
+                continue
+            said, num_tokens = text.take(verdict, why)
+            frames.setdefault(text.stream, []).append(said)
+            text.answered_at = self._began_at
+            answered.append((text, num_tokens, said.finish_reason))
+        for stream, verdicts in frames.items():
+            if verdicts or (stream.counts and not stream.is_parked):
+                stream.post(VerdictFrame(tuple(verdicts), report=report))
+        for miss in stepped.misses:
+            self._keeper.take_answer(miss)
+        for refusal in stepped.refusals:
+            self._keeper.take_answer(refusal)
+        return answered
+
+    def _draft(
+        self,
+        decoding: Sequence[TargetText],
+        ask: Ask,
+        answered: Sequence[tuple[TargetText, int, FinishReason | None]],
+        report: StepReport,
+    ) -> None:
+        """Let the residents draft for the step that follows."""
+        texts = []
+        places = {text.id: place for place, text in enumerate(decoding)}
+        now = self._clock()
+        for text, _, reason in answered:
+            if reason is not None or not text.resident.residents:
+                continue
+            place = places.get(text.id)
+            if place is not None:
+                own = ask.of(place)
+            else:  # its prompt has been read
+                own = NO_DRAFTS
+                with self._planning:
+                    own = self._controller.first_ask(len(self._keeper), text, now)
+            nodes = 0 if text.is_scored else min(own.num_nodes, text.max_draft_tokens)
+            text.resident.draft_nodes, text.resident.only_look_ups = nodes, not own.with_models
+            texts.append(text)
+        self._asked = ask
+        self._drafted = self._residents.draft(
+            [text.resident for text in texts], report.step_time_s, self._verifier.last_rows
+        )
+        by_id = {text.id: text for text in texts}
+        for drafter, proposal in self._drafted.trees:
+            held = by_id[proposal.request_id].keep_newest(drafter.name, proposal)
+            if held is not None:
+                held.is_resident, held.is_look_up = True, drafter.is_look_up
+                held.is_shadow = drafter.name in self._shadows
+
+    def _note_round(
+        self,
+        decoding: Sequence[TargetText],
+        plan: Plan,
+        answered: Sequence[tuple[TargetText, int, FinishReason | None]],
+        report: StepReport,
+        step_s: float,
+    ) -> None:
+        """Learn from the step; step_s: all of it, from the choice to the verdicts."""
+        asked, drafted = self._asked, self._drafted
+        tokens_of = {text.id: num_tokens for text, num_tokens, _ in answered}
+        texts = [text for text in decoding if text.id in tokens_of]
+        if not texts:
+            return
+        is_whole = len(texts) == len(answered) == len(decoding)
+        # Beside prompts, and after a drafter that has stalled, it tells nothing of other steps.
+        is_clean = is_whole and report.num_prefill_tokens == 0 and not drafted.stalled
+        done = Round(
+            texts,
+            [tokens_of[text.id] for text in texts],
+            num_nodes=sum(len(in_flight.tree) for in_flight in plan.in_flight),
+            is_sampled=any_sampled(texts),
+            step_time_s=step_s + self._settled_s if is_clean else None,
+            # What reading prompts takes, too, says nothing of drafting.
+            asked=asked if is_clean else NO_DRAFTS,
+            draft_time_s=drafted.time_s if asked.num_nodes else 0.0,
+            num_read=drafted.num_read,
+        )
+        with self._learning:
+            self._controller.learn(done, self._clock())
+
+    # Reports
+
+    def report(self) -> tuple[VerdictFrame, dict[str, Any]]:
+        """The target's own metrics since this was last asked, and a picture of its state."""
+        samples, state = self._tally, dict[str, Any]()
+        with self._scoring:
+            self._controller.record(samples)
+            deficit_s, num_refusals = self._controller.take_account()
+            samples.set(metrics.DEFICIT, deficit_s, target=self._worker_id)
+            if num_refusals:
+                samples.add(metrics.GUARD_REFUSALS, num_refusals, target=self._worker_id)
+            state["scores"] = self._controller.acceptance.table()
+            state["throttles"] = self._controller.states(self._clock())
+        state["residents"] = self._residents.states()
+        state["faults"] = self._residents.faults()
+        self._residents.record(samples, self._worker_id)
+        in_use, total = self._verifier.pages
+        page_report = StepReport(pages_in_use=in_use, pages_total=total)
+        return VerdictFrame(report=page_report, samples=samples.take()), state
+
+    def export_learned(self) -> Mapping[str, Any]:
+        """What the control loop has learned, as plain values."""
+        return self._controller.export()
+
+
+def _is_ready(text: TargetText) -> bool:
+    return text.in_flight is None and not text.stream.is_parked

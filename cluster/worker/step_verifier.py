@@ -1,0 +1,25 @@
+"""What the step loop needs of a verifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from cluster.core import VerifyItem
+from cluster.draft.inside import StepRows
+from cluster.messages import CacheMiss, Refusal
+from cluster.worker.verifier import Stepped
+
+
+class StepVerifier(Protocol):
+    """`cluster.worker.verifier.Verifier`, as far as steps are concerned."""
+
+    @property
+    def has_pending(self) -> bool: ...
+    @property
+    def pages(self) -> tuple[int, int]: ...
+    @property
+    def last_rows(self) -> Sequence[StepRows]: ...
+    def submit(self, items: Sequence[VerifyItem]) -> Sequence[Refusal | CacheMiss]: ...
+    def step(self) -> Stepped: ...
+    def release(self, request_ids: Iterable[str]) -> None: ...

@@ -1,0 +1,189 @@
+"""The coming and going of the target's texts: mail is applied, and what a text held is freed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from cluster import metrics
+from cluster.errors import DrafthouseError, RequestError, WorkerError, error_from_code
+from cluster.messages import CacheMiss, Open, PoolTree, Refusal, TextName, VerdictFrame
+from cluster.plan.controller import Controller
+from cluster.plan.fence import Fence
+from cluster.plan.samples import Tally
+from cluster.plan.texts import POOL, HeldTree
+from cluster.spec.tree_check import problem_of_tree
+from cluster.worker.mailbox import Mail
+from cluster.worker.residents import Residents
+from cluster.worker.step_verifier import StepVerifier
+from cluster.worker.target_stream import TargetStream, TargetStreams
+from cluster.worker.texts import TargetText, TextTable
+
+log = logging.getLogger(__name__)
+
+# An engine that forgets a text so often without one verdict in between will not learn it.
+_MAX_MISSES_IN_A_ROW = 16
+
+
+class TextKeeper:
+    """Belongs to the engine thread."""
+
+    def __init__(
+        self,
+        verifier: StepVerifier,
+        residents: Residents,
+        controller: Controller,
+        streams: TargetStreams,
+        texts: TextTable,
+        tally: Tally,
+        fence: Fence,
+    ) -> None:
+        self._verifier = verifier
+        self._residents = residents
+        self._controller = controller
+        self._streams = streams
+        self._texts = texts
+        self._tally = tally
+        self._scoring = fence.section("scores")
+        self._convicted: set[str] = set()  # names that raised alone: they begin as suspects
+
+    def __iter__(self) -> Iterator[TargetText]:
+        return iter(self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def get(self, name: str) -> TargetText | None:
+        """The text of that name inside the worker."""
+        return self._texts.get(name)
+
+    def apply(self, mail: Sequence[Mail]) -> None:
+        """Take in what has come."""
+        for stream, frame in mail:
+            if frame is None:
+                self._end(stream)
+                continue
+            if stream.is_over:
+                continue
+            for name in frame.cancels:
+                text = self._texts.get(stream.inside(name.request_id))
+                if text is not None and text.opened.generation <= name.generation:
+                    self.drop(text)
+            for opened in frame.opens:
+                self._open(stream, opened)
+            for tree in frame.trees:
+                self._hold(stream, tree)
+            if frame.heartbeat is not None:
+                self._forget_unnamed(stream, frame.heartbeat.texts)
+            # Last: what is named as heard is here.
+            stream.heard = max(stream.heard, frame.serial)
+
+    def _end(self, stream: TargetStream) -> None:
+        for text in self._texts.of(stream):
+            self.drop(text)
+        if stream.counts:  # another one is told from now on
+            self._tally.tell_all()
+        self._convicted = {name for name in self._convicted if not name.startswith(stream.prefix)}
+
+    def _forget_unnamed(self, stream: TargetStream, names: Sequence[TextName]) -> None:
+        """Drop texts whose cancel was lost."""
+        named = set(names)
+        for text in self._texts.of(stream):
+            if TextName(text.opened.request_id, text.opened.generation) not in named:
+                self.drop(text)
+
+    def _open(self, stream: TargetStream, opened: Open) -> None:
+        name = stream.inside(opened.request_id)
+        former = self._texts.get(name)
+        try:
+            text = self._texts.add(stream, opened, self._streams.seats)
+        except DrafthouseError as error:
+            self._refuse(stream, opened, error)
+            return
+        if text is None:
+            return
+        if former is not None:
+            self._verifier.release([name])
+            self._residents.release([name])
+        text.suspect = name in self._convicted
+
+    def _hold(self, stream: TargetStream, mail: PoolTree) -> None:
+        """Keep the newest of a text's pool trees; one that does not fit is dropped."""
+        text = self._texts.get(stream.inside(mail.request_id))
+        if text is None or text.opened.generation != mail.generation:
+            return
+        tokens, former = text.tokens, text.held.get(POOL)
+        if (
+            not 0 < mail.base_len <= len(tokens)
+            or tokens.hash_at(mail.base_len) != mail.prefix_hash
+        ):
+            return
+        if former is not None and former.proposed_len > mail.base_len:
+            return
+        if not _is_sound(mail, len(text.names), self._texts.vocab_size):
+            return
+        text.held[POOL] = HeldTree(
+            mail.base_len, mail.base_len, mail.tree, mail.survival, sources=mail.sources
+        )
+        text.weights.update(
+            (name, weight) for name, weight in zip(text.names, mail.weights, strict=False) if weight
+        )
+
+    def drop(self, text: TargetText) -> None:
+        """Free everything that is held for a text."""
+        self._texts.remove(text)
+        self._verifier.release([text.id])
+        self._residents.release([text.id])
+        with self._scoring:
+            self._controller.score([text], ends=True)
+
+    def end(self, text: TargetText, error: DrafthouseError) -> None:
+        """The target does not run a text any more, and says why."""
+        self.drop(text)
+        self._refuse(text.stream, text.opened, error)
+
+    def convict(self, text: TargetText, error: DrafthouseError) -> None:
+        """A step with this text alone has raised: its next attempts begin as suspects."""
+        self._convicted.add(text.id)
+        self.end(text, error)
+
+    def take_answer(self, answer: CacheMiss | Refusal) -> None:
+        """The engine lacks tokens of a text, which come from its log again, or cannot run it."""
+        text = self._texts.get(answer.request_id)
+        if text is None or answer.generation != text.opened.generation:
+            return
+        in_flight, text.in_flight = text.in_flight, None
+        if isinstance(answer, CacheMiss):
+            self._tally.add(metrics.CACHE_MISSES)
+            text.held_len = answer.have_len
+            text.num_misses += 1
+            if text.num_misses <= _MAX_MISSES_IN_A_ROW:
+                return
+            error: DrafthouseError = WorkerError("the engine cannot keep the text's context")
+            self.end(text, error)
+            return
+        error = error_from_code(answer.code, answer.message)
+        has_drafts = in_flight is not None and len(in_flight.tree) > 0 and not text.is_scored
+        if isinstance(error, RequestError) and has_drafts:
+            # Perhaps only its drafts were too much (pages, rows): they may never cost it its text.
+            text.held_len, text.max_draft_tokens = 0, 0
+            return
+        self.end(text, error)
+
+    def _refuse(self, stream: TargetStream, opened: Open, error: DrafthouseError) -> None:
+        log.warning(
+            "text refused request=%s generation=%s code=%s: %s",
+            opened.request_id, opened.generation, error.code, error.message,
+        )  # fmt: skip
+        refusal = Refusal(opened.request_id, opened.generation, error.code, error.message)
+        stream.post(VerdictFrame(refusals=(refusal,)))
+
+
+def _is_sound(mail: PoolTree, num_names: int, vocab_size: int) -> bool:
+    """Whether it is a tree, each node of which is of one of the text's drafters."""
+    known = (1 << num_names) - 1
+    return (
+        len(mail.sources) == len(mail.tree)
+        and bool(((mail.sources > 0) & (mail.sources <= known)).all())
+        and not problem_of_tree(mail.tree, mail.survival, vocab_size)
+    )

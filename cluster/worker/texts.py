@@ -1,0 +1,246 @@
+"""The texts that the target runs: one token log each, from which everything lost is made again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from cluster.core import (
+    EMPTY_TREE,
+    FinishReason,
+    TokenArray,
+    TokenTree,
+    Verdict,
+    VerifyItem,
+    token_array,
+)
+from cluster.errors import CapacityError, ProtocolError
+from cluster.messages import Open, PlainWhy, TextName, TextVerdict
+from cluster.plan.in_flight import PLAIN, InFlight
+from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
+from cluster.spec.credit import counts, owners
+from cluster.spec.ending import cut
+from cluster.token_log import TokenLog
+from cluster.worker.resident import ResidentText
+from cluster.worker.target_stream import TargetStream
+
+# Each row of a step that scores has logits of the whole vocabulary: 256 are 160 MB of a large one.
+_MAX_SCORED_ROWS = 256
+# A coordinator can make its texts count for no more than the greatest latency class may.
+_WEIGHTS = (0.01, 100.0)
+# Tokens for which a text's log has room at first.
+_FIRST_ROOM = 1024
+
+
+class TargetText(Text):
+    """One of them.  Engine thread only.
+
+    id: inside the worker.  held_len: tokens that the engine holds of it.  in_flight: what the step
+    under way verifies; None = nothing of it is in the engine.  resident: as residents see it, with
+    the same log.  suspect: a step with it raised; it runs alone and plain until one went well.
+    """
+
+    def __init__(self, stream: TargetStream, opened: Open, residents: Sequence[str]) -> None:
+        """residents: names of the drafters inside the target."""
+        params = opened.params
+        task = f"{opened.task}@{opened.adapter}" if opened.adapter else opened.task
+        room = len(opened.token_ids) + min(params.max_tokens, _FIRST_ROOM)
+        super().__init__(
+            stream.inside(opened.request_id), (task, params.temperature > 0.0),
+            TokenLog(opened.token_ids, room),
+        )  # fmt: skip
+        self.stream = stream
+        self.opened = opened
+        self.params = params
+        self.prompt_len = opened.prompt_len
+        self.names = opened.drafters[:MAX_DRAFTERS]
+        self.weight = min(max(opened.weight, _WEIGHTS[0]), _WEIGHTS[1])
+        self.held_len = 0
+        self.in_flight: InFlight | None = None
+        self.suspect = False
+        self.was_decoding = False  # when the step under way was chosen
+        self.answered_at = 0.0  # when the last step began that had a verdict for it
+        self.num_misses = 0  # of the engine, since the last verdict
+        self.num_cached: int | None = None
+        # A given output is scored to its end: no token of it stops anything.
+        self._forced = token_array(params.forced_ids)
+        self._stop_ids = frozenset(() if self.is_scored else params.stop_token_ids)
+        self.resident = ResidentText(
+            self.id, opened.generation, opened.prompt_len, params, opened.task, opened.tenant,
+            frozenset(name for name in self.names if name in residents), self.tokens,
+        )  # fmt: skip
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the output is given, and only its log-probabilities are asked for."""
+        return len(self._forced) > 0
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether the engine holds all but the last token, so that a tree may follow."""
+        is_drawn = not self.is_scored and self.params.beams is None
+        return is_drawn and self.held_len == len(self.tokens) - 1 and not self.suspect
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def remaining(self) -> int:
+        """How many more tokens there may be."""
+        return self.opened.max_len - len(self.tokens)
+
+    def forced_tree(self, max_batch_tokens: int) -> TokenTree:
+        """The next tokens of a given output as a chain, which a step accepts whole; else none.
+
+        max_batch_tokens: rows of the target's steps.
+        """
+        if not self.is_scored or self.suspect:
+            return EMPTY_TREE
+        # Like a chunk of a prefill: a share of a step that leaves room for those who decode.
+        most = max(min(max_batch_tokens // 4, _MAX_SCORED_ROWS), 1)
+        start = self.num_output_tokens
+        # The last token needs no node: it is what the target says after the others.
+        return TokenTree.chain(self._forced[start : min(start + most, len(self._forced) - 1)])
+
+    def item(self, tree: TokenTree) -> VerifyItem:
+        """The next item for the engine: what its cache lacks, and `tree` after that."""
+        base_len, tokens, opened = self.held_len, self.tokens, self.opened
+        opens = base_len == 0
+        return VerifyItem(
+            self.id, opened.generation, base_len, tokens.hash_at(base_len), tokens.since(base_len),
+            tree, self.prompt_len, self.params if opens else None, opened.tenant if opens else b"",
+            opened.task if opens else "", opened.adapter if opens else "",
+        )  # fmt: skip
+
+    def take(self, verdict: Verdict, why: PlainWhy) -> tuple[TextVerdict, int]:
+        """A step has answered.  Returns what the coordinator is told, and the plain steps that the
+        tokens would have taken.  why: the step was plain, if it was."""
+        in_flight, self.in_flight = self.in_flight or PLAIN, None
+        self.suspect, self.num_misses = False, 0
+        self.num_steps += 1
+        if self.num_cached is None:
+            self.num_cached = min(verdict.num_cached, self.prompt_len)
+        # Before a text's last token there is nothing to draft, and its prompt's step drafts none.
+        could_draft = self.was_decoding and self.max_draft_tokens > 0 and self.remaining > 1
+        path = verdict.path
+        reason: FinishReason | None = FinishReason.STOP
+        num_kept = len(verdict.token_ids)
+        if not verdict.beams:  # these are whole texts, which nothing follows
+            num_kept, reason = self._append(verdict.token_ids, len(path))
+        # The chain of a given output was no draft.
+        num_nodes = 0 if self.is_scored else len(in_flight.tree)
+        sources, order, num_names = in_flight.sources, self.by_weight(), len(self.names)
+        owned = owners(sources.tolist(), order) if num_nodes else []
+        said = TextVerdict(
+            self.opened.request_id, self.opened.generation, verdict.context_len,
+            verdict.token_ids[:num_kept],
+            sources[path] if num_nodes else NO_SOURCES,
+            tuple(owned[node] for node in path.tolist()) if num_nodes else (),
+            num_nodes,
+            _verified(sources, num_names) if num_nodes else (),
+            counts(owned, num_names) if num_nodes else (),
+            PlainWhy.NONE if num_nodes or not could_draft else why,
+            reason,
+            verdict.logprobs if verdict.beams else verdict.logprobs[:num_kept],
+            self.num_cached,
+            verdict.beams,
+        )  # fmt: skip
+        # A stop token is not part of the text, but plain decoding would have drawn it too.
+        return said, num_kept + (reason is FinishReason.STOP)
+
+    def _append(self, token_ids: TokenArray, num_accepted: int) -> tuple[int, FinishReason | None]:
+        """A step has drawn these, of which num_accepted were drafts; returns how many belong to the
+        text, and why it ends."""
+        num_kept, reason = cut(
+            token_ids, self.num_output_tokens, self.remaining, self._stop_ids,
+            self.params.min_tokens,
+        )  # fmt: skip
+        self.held_len = len(self.tokens) + num_accepted
+        self.tokens.append(token_ids[:num_kept])
+        self.resident.is_over = reason is not None or self.remaining <= 1
+        return num_kept, reason
+
+
+def _verified(sources: SourceBits, num_names: int) -> tuple[int, ...]:
+    """Of the nodes, how many each of the drafters had proposed."""
+    bits = sources.tolist()
+    return tuple(sum(each >> place & 1 for each in bits) for place in range(num_names))
+
+
+class TextTable:
+    """All texts, by their names inside the worker.  Engine thread only, but for `names`."""
+
+    def __init__(self, residents: Sequence[str], vocab_size: int, max_draft_tokens: int) -> None:
+        self._residents = residents
+        self.vocab_size = vocab_size
+        self._max_draft_tokens = max_draft_tokens
+        self._texts: dict[str, TargetText] = {}
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __iter__(self) -> Iterator[TargetText]:
+        return iter(list(self._texts.values()))
+
+    def get(self, name: str) -> TargetText | None:
+        return self._texts.get(name)
+
+    def of(self, stream: TargetStream) -> list[TargetText]:
+        """Those of one coordinator."""
+        return [text for text in self._texts.values() if text.stream is stream]
+
+    def names(self, stream: TargetStream) -> tuple[TextName, ...]:
+        """Those of one coordinator, by its own names; from any thread."""
+        # A copy is one operation to Python: the engine thread may go on meanwhile.
+        return tuple(
+            TextName(text.opened.request_id, text.opened.generation)
+            for text in self._texts.copy().values()
+            if text.stream is stream
+        )
+
+    def add(self, stream: TargetStream, opened: Open, seats: int) -> TargetText | None:
+        """Take a text in; None where it is here already, or a newer owner has it.
+
+        seats: of this coordinator, 0 = any number.  Raises ProtocolError for one that makes no
+        sense, and CapacityError where it may have no more.
+        """
+        known = self._texts.get(stream.inside(opened.request_id))
+        if known is not None and known.opened.generation >= opened.generation:
+            return None
+        self._check(opened)
+        if known is None and seats and len(self.of(stream)) >= seats:
+            raise CapacityError(
+                f"{seats} texts run here for this coordinator; ask again when one has ended",
+                retry_after_s=1.0,
+            )
+        text = TargetText(stream, opened, self._residents)
+        if text.tokens.hash_at(len(text.tokens)) != opened.prefix_hash:
+            raise ProtocolError("prefix_hash is not that of token_ids; send the text again")
+        text.max_draft_tokens = min(max(opened.max_draft_tokens, 0), self._max_draft_tokens)
+        self._texts[text.id] = text
+        return text
+
+    def remove(self, text: TargetText) -> None:
+        if self._texts.get(text.id) is text:
+            del self._texts[text.id]
+
+    def _check(self, opened: Open) -> None:
+        tokens = opened.token_ids
+        if not 1 <= opened.prompt_len <= len(tokens):
+            raise ProtocolError(
+                f"prompt_len is {opened.prompt_len} and there are {len(tokens)} tokens; "
+                "send the whole prompt"
+            )
+        if tokens.min() < 0 or tokens.max() >= self.vocab_size:
+            raise ProtocolError(
+                f"a token is outside the target's vocabulary 0..{self.vocab_size - 1}"
+            )
+        if opened.max_len <= len(tokens):
+            raise ProtocolError(
+                f"max_len is {opened.max_len} and there are {len(tokens)} tokens; the text is over"
+            )
+        if not math.isfinite(opened.weight):
+            raise ProtocolError(f"weight is {opened.weight}; send a number")
+        if len(set(opened.drafters)) != len(opened.drafters):
+            raise ProtocolError("drafters names one twice")

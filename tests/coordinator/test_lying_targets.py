@@ -1,0 +1,211 @@
+"""What cannot be true of a target's word costs a retry; what it says of itself costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.coordinator.session import Session
+from cluster.coordinator.verdicts import problem_of
+from cluster.core import FinishReason, TokenLogprob, token_array
+from cluster.errors import ProtocolError
+from cluster.messages import (
+    Heartbeat,
+    PlainWhy,
+    Refusal,
+    Sample,
+    StepReport,
+    TextName,
+    TextVerdict,
+    VerdictFrame,
+)
+from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
+from tests.support.coordinator.toys import (
+    VOCAB_SIZE,
+    ToyDrafter,
+    ToyTarget,
+    oracle_in_a_crowd,
+    plain_text,
+)
+
+Lie = Callable[[TextVerdict], TextVerdict]
+NAN = float("nan")
+
+
+def tokens(*token_ids: int) -> Lie:
+    return lambda verdict: replace(verdict, token_ids=token_array(token_ids))
+
+
+# What is seen to be wrong, so that the text begins anew from what is known.
+WRONG: dict[str, Lie] = {
+    "outside the vocabulary": tokens(VOCAB_SIZE),
+    "negative": tokens(-1),
+    "too many tokens": tokens(*[1] * 60),
+    "nothing": lambda verdict: replace(verdict, token_ids=token_array([]), finish_reason=None),
+    "more accepted than verified": lambda verdict: replace(
+        verdict, num_nodes=1, sources=np.ones(3, np.uint32)
+    ),
+    "credit for nobody": lambda verdict: replace(verdict, owners=(7,) * 3),
+    "beams": lambda verdict: replace(verdict, beams=("beam",)),  # type: ignore[arg-type]
+    "a gap": lambda verdict: replace(verdict, context_len=verdict.context_len + 1),
+    "far ahead": lambda verdict: replace(verdict, context_len=2**32 - 1),
+}
+# What is of no text that is known: the target must be asked again once that is seen.
+STALE: dict[str, Lie] = {
+    "another request": lambda verdict: replace(verdict, request_id="another"),
+    "an older generation": lambda verdict: replace(verdict, generation=0),
+    "a later generation": lambda verdict: replace(verdict, generation=2**63),
+    "what is known": lambda verdict: replace(verdict, context_len=verdict.context_len - 1),
+    "the beginning": lambda verdict: replace(verdict, context_len=0),
+}
+# What is wrong beside the text.
+BESIDE: dict[str, Lie] = {
+    "names without end": lambda verdict: replace(verdict, verified=(2**31,) * 40),
+    "bits of nobody": lambda verdict: replace(
+        verdict, sources=np.full(len(verdict.sources), 2**32 - 1, np.uint32)
+    ),
+    "no verified drafts": lambda verdict: replace(verdict, verified=()),
+    "a reason for drafts": lambda verdict: replace(verdict, why=PlainWhy.PAUSED),
+    "cached tokens": lambda verdict: replace(verdict, num_cached=2**31),
+}
+
+
+def told_now_and_then(lie: Lie) -> Callable[[VerdictFrame], VerdictFrame]:
+    """Every third verdict is a lie, but for the last one of a text."""
+    num_verdicts = 0
+
+    def said(frame: VerdictFrame) -> VerdictFrame:
+        nonlocal num_verdicts
+        verdicts = []
+        for verdict in frame.verdicts:
+            num_verdicts += 1
+            is_lie = num_verdicts % 3 == 2 and verdict.finish_reason is None
+            verdicts.append(lie(verdict) if is_lie else verdict)
+        return replace(frame, verdicts=tuple(verdicts))
+
+    return said
+
+
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(("name", "lie"), {**WRONG, **STALE, **BESIDE}.items())
+async def test_what_cannot_be_costs_a_retry_and_not_the_text(
+    name: str, lie: Lie, params: Any
+) -> None:
+    toy = ToyTarget(says=told_now_and_then(lie))
+    async with house(["a"]) as stage:
+        stage.add_target(toy)
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+        running = asyncio.create_task(collect(stage.coordinator, request(params=params, id="r")))
+        while not running.done():
+            await stage.pass_time(1.0)
+        events = await running
+        assert text_of(events) == plain_text([1, 2, 3], params)
+        assert [each["id"] for each in stage.coordinator.status()["targets"]] == ["target-0"]
+        metrics = stage.coordinator.render_metrics().decode()
+        assert "drafthouse_bookkeeping_faults_total{" not in metrics
+        num_opened = len([opened for frame in toy.frames for opened in frame.opens])
+        assert (num_opened > 1) is (name not in BESIDE)
+        await stage.pass_time(2.0)
+        assert toy.contexts == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("outside the vocabulary", "outside the vocabulary"),
+        ("negative", "outside the vocabulary"),
+        ("too many tokens", "60 tokens, 40 are left"),
+        ("nothing", "brings nothing"),
+        ("more accepted than verified", "accepts 3 drafts of 1"),
+        ("beams", "has beams, the request none"),
+    ],
+)
+def test_it_is_said_why_a_verdict_cannot_be(name: str, problem: str) -> None:
+    session = Session("r", request(), lambda event: None, 0, 0.0)
+    honest = TextVerdict("r", 0, 3, token_array([1]), np.empty(0, np.uint32))
+    assert problem_of(honest, session, VOCAB_SIZE) is None
+    assert problem in (problem_of(WRONG[name](honest), session, VOCAB_SIZE) or "")
+
+
+async def test_log_probabilities_must_be_as_many_as_the_tokens() -> None:
+    logprob = TokenLogprob(1, -0.5, ())
+    params = replace(GREEDY, logprobs=0)
+    lie = told_now_and_then(lambda verdict: replace(verdict, logprobs=(logprob,) * 9))
+    async with house([]) as stage:
+        stage.add_target(ToyTarget(says=lie))
+        events = await collect(stage.coordinator, request(params=params))
+    assert text_of(events) == plain_text([1, 2, 3], params)
+    assert sum(len(event.logprobs) for event in events) == params.max_tokens
+
+
+async def test_a_target_that_never_says_what_can_be_loses_the_request_to_another() -> None:
+    lying = ToyTarget(
+        says=lambda frame: replace(
+            frame, verdicts=tuple(WRONG["negative"](each) for each in frame.verdicts)
+        )
+    )
+    async with house([]) as stage:
+        stage.add_target(lying, "lying")
+        running = asyncio.create_task(collect(stage.coordinator, request()))
+        await lying.wait_for_steps(1)
+        stage.add_target(ToyTarget(), "other")
+        assert text_of(await running) == plain_text([1, 2, 3], GREEDY)
+    async with house([]) as stage:
+        stage.add_target(lying, "lying")
+        events = await collect(stage.coordinator, request())
+    assert events[-1].finish_reason is FinishReason.ERROR
+    assert events[-1].error_code == ProtocolError.code
+
+
+FRAMES = {
+    "texts that are not here": VerdictFrame(
+        heartbeat=Heartbeat((TextName("x", 1), TextName("r", 2**63)), heard=0)
+    ),
+    "heard what was not sent": VerdictFrame(heartbeat=Heartbeat((), heard=2**63)),
+    "no places": VerdictFrame(heartbeat=Heartbeat((TextName("r", 1),), seats=1)),
+    "times": VerdictFrame(report=StepReport(NAN, -1.0, float("inf"), -NAN, -5, -5, -5, -5, -5)),
+    "a status": VerdictFrame(status="{"),
+    "another status": VerdictFrame(status="[1, 2]"),
+    "samples": VerdictFrame(
+        samples=(
+            Sample("no metric", "add", (), 1.0),
+            Sample("drafthouse_target_steps", "set", ("t",), 1.0),
+            Sample("drafthouse_target_steps", "add", ("t", "u"), 1.0),
+            Sample("drafthouse_target_steps", "add", ("t",), NAN),
+            Sample("drafthouse_target_steps", "add", ("t",), -1.0),
+        )
+    ),
+    "refusals": VerdictFrame(refusals=(Refusal("x", 1, "no code", ""), Refusal("r", 0, "", ""))),
+    "a serial": VerdictFrame(serial=2**63),
+}
+
+
+@pytest.mark.parametrize("lie", FRAMES.values(), ids=FRAMES)
+async def test_what_a_target_says_of_itself_changes_no_text(lie: VerdictFrame) -> None:
+    num_frames = 0
+    toy = ToyTarget()
+
+    def said(frame: VerdictFrame) -> VerdictFrame:
+        nonlocal num_frames
+        num_frames += 1
+        if num_frames % 4 == 0:
+            for stream in toy.streams:
+                stream.post(lie)
+            return replace(frame, serial=lie.serial or frame.serial)
+        return frame
+
+    toy.says = said
+    async with house(["a"]) as stage:
+        stage.add_target(toy)
+        stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+        for name in ("r", "s"):
+            params = replace(SEEDED, max_tokens=100)
+            events = await collect(stage.coordinator, request(params=params, id=name))
+            assert text_of(events) == plain_text([1, 2, 3], params)
+        assert [each["id"] for each in stage.coordinator.status()["targets"]] == ["target-0"]
+        assert "drafthouse_failovers_total 0.0" in stage.coordinator.render_metrics().decode()

@@ -1,0 +1,169 @@
+"""Any number of coordinators at one target: each gets its own texts, and a share of the places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from cluster.core import SamplingParams
+from cluster.rpc.memory import MemoryLink
+from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
+from tests.support.coordinator.toys import (
+    ToyDrafter,
+    ToyTarget,
+    oracle_in_a_crowd,
+    plain_text,
+    random_tree,
+)
+from tests.support.rpc.faulty import FaultPlan
+
+
+@dataclass
+class Pair:
+    """Two coordinators at one target, and their links to it."""
+
+    first: House
+    second: House
+    links: Sequence[MemoryLink[Any, Any]] = field(default_factory=list)
+
+
+@asynccontextmanager
+async def pair(target: ToyTarget, budget: str = "fixed", **limits: int) -> AsyncIterator[Pair]:
+    async with house(budget=budget) as first, house(budget=budget) as second:
+        links = [each.add_target(target, **limits) for each in (first, second)]
+        yield Pair(first, second, links)
+
+
+async def texts_of(
+    stage: House, num_texts: int, params: SamplingParams, *, first: int = 0
+) -> list[list[int]]:
+    """Of so many requests with ids that the other coordinator uses as well."""
+    asked = [request([first + i, 2, 3], params, id=f"r{i}") for i in range(num_texts)]
+    running = [asyncio.create_task(collect(stage.coordinator, each)) for each in asked]
+    while not all(each.done() for each in running):
+        await stage.pass_time(1.0)
+    return [text_of(await each) for each in running]
+
+
+async def test_both_get_the_right_texts_out_of_common_steps(budget: str) -> None:
+    target = ToyTarget()
+    async with pair(target, budget) as both:
+        both.first.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))
+        both.second.add_drafter(ToyDrafter("b", random_tree(2)))
+        found = await asyncio.gather(
+            texts_of(both.first, 4, GREEDY), texts_of(both.second, 4, SEEDED, first=9)
+        )
+        await both.first.settle()
+        assert target.contexts == {}
+    assert found[0] == [plain_text([i, 2, 3], GREEDY) for i in range(4)]
+    assert found[1] == [plain_text([9 + i, 2, 3], SEEDED) for i in range(4)]
+    assert max(len(items) for items in target.steps) == 8
+
+
+async def test_each_has_a_share_of_the_places_and_all_texts_end() -> None:
+    target, most = ToyTarget(), dict[str, int]()
+
+    def noted(frame: Any) -> Any:
+        for stream in target.streams:
+            count = len(target.texts.of(stream))
+            most[stream.prefix] = max(most.get(stream.prefix, 0), count)
+        return frame
+
+    target.says = noted
+    async with pair(target, max_running_sequences=4) as both:
+        found = await asyncio.gather(
+            texts_of(both.first, 9, GREEDY), texts_of(both.second, 9, GREEDY, first=9)
+        )
+        assert list(most.values()) == [2, 2]
+        metrics = both.first.coordinator.render_metrics().decode()
+        assert 'finish_reason="error"' not in metrics
+        both.links[1].sever()
+        await both.first.pass_time(2.0)
+        await texts_of(both.first, 9, GREEDY)
+        assert list(most.values()) == [4, 2]
+    assert found[0] == [plain_text([i, 2, 3], GREEDY) for i in range(9)]
+    assert found[1] == [plain_text([9 + i, 2, 3], GREEDY) for i in range(9)]
+
+
+async def test_one_that_is_lost_takes_its_own_texts_along_and_no_others() -> None:
+    target = ToyTarget()
+    async with pair(target) as both:
+        long = request(params=replace(GREEDY, max_tokens=4000))
+        lost = asyncio.create_task(collect(both.second.coordinator, long))
+        await target.wait_for_steps(3)
+        running = asyncio.create_task(texts_of(both.first, 3, GREEDY))
+        await target.wait_for_steps(8)
+        both.links[1].sever()
+        await both.first.settle()
+        assert {text.stream.prefix for text in target.texts} <= {"1/"}
+        assert await running == [plain_text([i, 2, 3], GREEDY) for i in range(3)]
+        assert both.second.coordinator.status()["num_waiting"] == 1
+        lost.cancel()
+        await asyncio.gather(lost, return_exceptions=True)
+
+
+async def test_the_targets_own_metrics_go_to_one_of_them_and_then_to_the_next() -> None:
+    def gauge(stage: House) -> bool:
+        metrics = stage.coordinator.render_metrics().decode()
+        return 'drafthouse_speculation_deficit_seconds{target="target-0"}' in metrics
+
+    async with pair(ToyTarget()) as both:
+        await both.first.pass_time(2.0)
+        await both.second.settle()
+        assert (gauge(both.first), gauge(both.second)) == (True, False)
+        both.links[0].sever()
+        await both.first.settle()
+        await both.second.pass_time(2.0)
+        assert (gauge(both.first), gauge(both.second)) == (False, True)
+
+
+LONG = replace(GREEDY, max_tokens=200)
+
+
+@pytest.mark.parametrize("acknowledged", [0, 2**63])
+async def test_a_text_runs_no_further_ahead_than_its_coordinator_has_heard(
+    acknowledged: int,
+) -> None:
+    """To say of more than was sent that it came counts for what was sent."""
+    target = ToyTarget()
+    target.hears = lambda frame: replace(frame, acknowledged=acknowledged if frame.opens else 0)
+    async with house(drafters=()) as stage:
+        stage.add_target(target)
+        running = asyncio.create_task(collect(stage.coordinator, request(params=LONG)))
+        await stage.settle(4000)
+        assert 60 <= len(target.steps) <= 70
+        parked_at = len(target.steps)
+        await stage.pass_time(5.0)
+        assert len(target.steps) == parked_at
+        assert [text.opened.request_id for text in target.texts] == ["r"]
+        target.hears = lambda frame: frame
+        await stage.pass_time(2.0)
+        await stage.settle(4000)
+        assert text_of(await running) == plain_text([1, 2, 3], LONG)
+        (opened,) = (opened for frame in target.frames for opened in frame.opens)
+        assert opened.params == LONG
+
+
+async def test_texts_of_others_go_on_while_one_coordinators_are_parked() -> None:
+    target = ToyTarget()
+    muffled = FaultPlan(0, lost=frozenset(range(1, 10)))  # all but what opens its text
+    async with house() as first, house() as second:
+        first.add_target(target, there=muffled)
+        second.add_target(target)
+        parked = asyncio.create_task(collect(first.coordinator, request(params=LONG)))
+        await target.wait_for_steps(2)
+        for events in await asyncio.gather(
+            *(collect(second.coordinator, request(params=LONG, id=f"r{i}")) for i in range(3))
+        ):
+            assert text_of(events) == plain_text([1, 2, 3], LONG)
+        assert not parked.done()
+        (text,) = target.texts
+        assert 60 <= text.num_steps <= 70
+        await first.pass_time(10.0)
+        await first.settle(4000)
+        assert text_of(await parked) == plain_text([1, 2, 3], LONG)

@@ -1,0 +1,295 @@
+"""The loop as a whole, fed by hand: what it plans, and what changes its mind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from cluster.config import CoordinatorConfig
+from cluster.core import TokenTree, token_array
+from cluster.plan.controller import Controller
+from cluster.plan.in_flight import Moment, Plan, Round
+from cluster.plan.texts import HeldTree, Text
+from cluster.spec.acceptance import Seen
+from cluster.spec.budget import Ask
+from cluster.spec.step_cost import DRAFT_LENGTHS
+from cluster.spec.step_profile import DraftTime, StepProfile
+from cluster.spec.throttle import State
+from cluster.token_log import TokenLog
+
+GROUP = ("default", False)
+STEP_S = 0.010
+PROFILE = StepProfile.of((1, 16, 64), (STEP_S, STEP_S, 4 * STEP_S))
+CHAIN = TokenTree.chain([1, 1, 1, 1])
+CLAIMED = np.array([0.9, 0.8, 0.7, 0.6], dtype=np.float32)
+
+
+class Played:
+    """A target with residents and one text, of which residents' tokens are accepted or not."""
+
+    residents = (True,)
+
+    def __init__(self, *, is_right: bool, is_shadow: bool = False, **settings: object) -> None:
+        config = CoordinatorConfig(max_draft_tokens=8, **settings)  # type: ignore[arg-type]
+        self.controller = Controller(config, PROFILE)
+        self.text = Text("r", GROUP, TokenLog(token_array([5])))
+        self.text.max_draft_tokens = 8
+        self.now = 0.0
+        self.is_right, self._is_shadow = is_right, is_shadow
+
+    def round(self, *, draft_s: float = 0.001) -> Plan:
+        moment = Moment(self.now, residents=self.residents)
+        plan = self.controller.plan([self.text], [100], None, moment)
+        num_nodes = len(plan.in_flight[0].tree)
+        num_tokens = 1 + (num_nodes if self.is_right else 0)
+        token = 1 if self.is_right else 9
+        self.text.tokens.append(token_array([token] * num_tokens))
+        self.text.held.clear()
+        if plan.ask.num_nodes:
+            self.draft(plan.ask)
+        spent_s = self.spent_s(plan.ask, draft_s) if plan.ask.num_nodes else 0.0
+        self.now += STEP_S + spent_s
+        done = Round([self.text], [num_tokens], num_nodes, False, STEP_S, plan.ask, spent_s)
+        self.controller.learn(done, self.now)
+        self.controller.score([self.text])
+        return plan
+
+    def draft(self, ask: Ask) -> None:
+        self.hold("lm", min(ask.num_nodes, 4))
+
+    def hold(self, name: str, size: int, *, is_look_up: bool = False) -> None:
+        base_len = len(self.text.tokens)
+        self.text.held[name] = HeldTree(
+            base_len, base_len, TokenTree.chain([1] * size), CLAIMED[:size], is_resident=True,
+            is_shadow=self._is_shadow, is_look_up=is_look_up,
+        )  # fmt: skip
+
+    def spent_s(self, ask: Ask, draft_s: float) -> float:
+        return draft_s
+
+    def run(self, num_rounds: int, *, draft_s: float = 0.001) -> list[Plan]:
+        return [self.round(draft_s=draft_s) for _ in range(num_rounds)]
+
+
+class TwoKinds(Played):
+    """A look-up knows the next token, and a model beside it the next four."""
+
+    residents = (False, True)
+
+    def draft(self, ask: Ask) -> None:
+        self.hold("suffix", 1, is_look_up=True)
+        if ask.with_models:
+            self.hold("lm", min(ask.num_nodes, 4))
+
+    def spent_s(self, ask: Ask, draft_s: float) -> float:
+        return draft_s if ask.with_models else 0.0001
+
+
+def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings() -> None:
+    """They were asked together once, and where the model was too dear both fell silent."""
+    played = TwoKinds(is_right=True)
+    played.run(200, draft_s=5 * STEP_S)
+    plans = played.run(400, draft_s=5 * STEP_S)
+    asked = Counter(plan.ask.with_models for plan in plans if plan.ask.num_nodes)
+    assert asked[False] > 0.9 * len(plans)
+    assert asked[True] < 0.02 * len(plans)
+    assert sum(plan.why == "verify" for plan in plans) > 0.9 * len(plans)
+
+
+def test_a_model_drafts_beside_look_ups_where_it_brings_more_than_they() -> None:
+    plans = TwoKinds(is_right=True).run(400, draft_s=0.2 * STEP_S)[100:]
+    asked = Counter(plan.ask.with_models for plan in plans)
+    assert asked[True] > 0.9 * len(plans)
+
+
+def test_what_a_tree_of_a_model_is_worth_is_not_put_down_to_look_ups() -> None:
+    played = TwoKinds(is_right=True)
+    played.run(300, draft_s=0.2 * STEP_S)
+    lengths = played.controller._load(1, is_sampled=False).lengths
+    free = np.zeros(len(DRAFT_LENGTHS))
+    (one, worth_one), (four, worth_four) = (each.choose(free, 1.0, 8) for each in lengths)
+    assert (one, four) == (1, 4)
+    assert worth_four > 1.5 * worth_one
+
+
+def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round() -> None:
+    plans = Played(is_right=True).run(300)
+    verified = [plan for plan in plans if plan.why == "verify"]
+    assert len(verified) > 0.95 * len(plans)
+    asked = [plan for plan in plans[1:] if plan.ask.num_nodes]
+    assert len(asked) > 0.97 * len(plans)  # now and then a plain step is timed
+
+
+def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
+    played = Played(is_right=False)
+    steps = played.controller._target.steps
+    played.controller.learn(Round([played.text], [1], 0, False, STEP_S, Ask(4), 0.001), 0.0)
+    assert steps.num_recorded == 0
+    played.controller.learn(Round([played.text], [1], 0, False, STEP_S), 0.1)
+    assert steps.num_recorded == 1
+
+
+def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried() -> None:
+    played = Played(is_right=True)
+    target = played.controller._target
+    drafting = [Round([played.text], [1], 0, False, STEP_S, Ask(4), s, num_read=int(s > 0.01))
+                for s in (0.002, 0.052)]  # fmt: skip
+    for done in drafting:
+        played.controller.learn(done, 0.0)
+    assert target.drafting[True].num_recorded == 1
+    assert target.read_s == pytest.approx(0.050)
+
+
+def reading_tries(*, read_s: float) -> int:
+    played = TwoKinds(is_right=False)
+    played.controller._target.read_s = read_s
+    tries = 0
+    for _ in range(400):
+        played.text.asked_len = 0  # another text each time
+        ask = played.round(draft_s=2 * STEP_S).ask
+        tries += ask.with_models and ask.num_nodes > 0
+    return tries
+
+
+def test_models_are_tried_less_often_on_texts_that_they_have_not_read() -> None:
+    assert reading_tries(read_s=20 * STEP_S) < 0.7 * reading_tries(read_s=0.0)
+
+
+def test_models_read_one_prompt_of_a_new_load_and_then_as_those_that_run() -> None:
+    played = TwoKinds(is_right=True)
+    played.controller._target.read_s = 0.020
+    for with_models in (True, False):
+        first = played.controller.first_ask(32, played.text, 0.0)
+        assert (first.num_nodes, first.with_models) == (8, with_models)
+    assert played.text.is_read
+    for _ in range(2):
+        played.text.stepped(())
+    played.run(100)
+    assert played.controller.first_ask(1, played.text, played.now).with_models
+
+
+def test_the_first_drafts_of_a_text_are_what_pays_and_no_try() -> None:
+    played = TwoKinds(is_right=False)
+    for _ in range(200):
+        plan = played.round(draft_s=5 * STEP_S)
+        first = played.controller.first_ask(1, played.text, played.now)
+        assert not (first.with_models and first.num_nodes)
+        if plan.ask.num_nodes and plan.ask.with_models:
+            break
+    else:
+        pytest.fail("models were never tried")
+    overdrawn = Round([played.text], [1], 4, False, 100 * STEP_S)
+    played.controller.learn(overdrawn, played.now)
+    assert played.controller.first_ask(1, played.text, played.now).num_nodes == 0
+
+
+DRAFT_TIMES = [DraftTime(1, 8, with_models, 0.001) for with_models in (False, True)]
+
+
+def crowd(read_s: float) -> tuple[Controller, list[Text]]:
+    """Sixteen texts of 100 tokens, which models have not read."""
+    profile = StepProfile.of((1, 64), (STEP_S, STEP_S))
+    reading = DraftTime(1, 8, True, 0.001 + read_s, num_read=1)
+    controller = Controller(CoordinatorConfig(max_draft_tokens=8), profile, [*DRAFT_TIMES, reading])
+    texts = [Text(str(place), GROUP, TokenLog(token_array([5] * 100))) for place in range(16)]
+    for text in texts:
+        text.max_draft_tokens = 8
+    return controller, texts
+
+
+@pytest.mark.parametrize(("read_s", "most"), [(0.0001, 16), (0.005, 4), (0.5, 0)])
+def test_models_read_no_more_of_a_crowd_at_once_than_may_be_lost(read_s: float, most: int) -> None:
+    controller, texts = crowd(read_s)
+    plan = controller.plan(texts, [100] * 16, None, Moment(0.0, residents=(True,)))
+    num_read = sum(text.is_read for text in texts)
+    assert num_read <= most
+    assert (num_read > 0) == (most > 0) == (plan.ask.num_nodes > 0)
+    assert [plan.ask.of(place).with_models for place in range(16)] == [
+        text.is_read or most == 0 for text in texts
+    ]
+
+
+def test_drafts_for_a_part_of_a_crowd_tell_what_they_would_be_worth_for_all() -> None:
+    values = []
+    for read_s in (0.0001, 0.005):
+        controller, texts = crowd(read_s)
+        moment = Moment(0.0, residents=(True,))
+        controller.plan(texts, [100] * 16, None, moment)
+        for text in texts:
+            if text.is_read:
+                text.held["lm"] = HeldTree(100, 100, CHAIN, CLAIMED, is_resident=True)
+        controller.plan(texts, [100] * 16, None, moment)
+        lengths = controller._target.load(CoordinatorConfig(), 16, is_sampled=False).lengths[True]
+        assert lengths.num_learned == 1
+        values.append(lengths.value(4))
+    assert values[1] == pytest.approx(values[0], rel=0.2)
+    assert values[0] > 1.0
+
+
+def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> None:
+    played = Played(is_right=False)
+    played.run(300)
+    plans = played.run(1000)
+    drafted = sum(plan.ask.num_nodes > 0 for plan in plans)
+    assert 0 < drafted < 0.1 * len(plans)
+    assert played.controller.state(1, played.now, is_sampled=False) is not State.SPECULATE
+
+
+def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours() -> None:
+    """A model's first node takes nearly as long as its fourth: to have tried one tells nothing bad
+    of four."""
+    plans = Played(is_right=True).run(400, draft_s=1.2 * STEP_S)
+    assert sum(plan.why == "verify" for plan in plans) > 0.8 * len(plans)
+
+
+def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
+    plans = Played(is_right=True).run(400, draft_s=5 * STEP_S)[100:]
+    assert sum(plan.ask.num_nodes > 0 for plan in plans) < 20
+    assert sum(plan.why in ("not worth it", "plain") for plan in plans) > 0.9 * len(plans)
+
+
+def test_a_shadow_is_scored_and_never_verified() -> None:
+    played = Played(is_right=True, is_shadow=True)
+    plans = played.run(100)
+    assert all(len(plan.in_flight[0].tree) == 0 for plan in plans)
+    assert played.controller.acceptance.score("lm", GROUP).num_trees > 2
+
+
+def test_a_fixed_budget_takes_all_that_it_may() -> None:
+    plans = Played(is_right=False, budget="fixed").run(50)
+    assert all(plan.ask.num_nodes == 8 for plan in plans)
+    assert all(len(plan.in_flight[0].tree) == 4 for plan in plans[1:])
+
+
+def test_what_was_learned_outlives_a_restart() -> None:
+    before = Played(is_right=False)
+    before.run(200)
+    state = json.loads(json.dumps(before.controller.export()))
+    after = Played(is_right=False)
+    after.controller = Controller(CoordinatorConfig(max_draft_tokens=8))
+    after.controller.restore(state)
+    load, known = (
+        [each.export() for each in played.controller._load(1, is_sampled=False).lengths]
+        for played in (before, after)
+    )
+    assert known == load
+    fresh = Played(is_right=False)
+    wasted = [sum(len(plan.in_flight[0].tree) for plan in each.run(20)) for each in (after, fresh)]
+    assert wasted[0] < wasted[1]
+
+
+def test_a_record_of_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="version 0"):
+        Controller(CoordinatorConfig()).restore({"version": 0})
+
+
+def test_a_new_task_goes_by_what_a_drafter_is_worth_for_others() -> None:
+    acceptance = Controller(CoordinatorConfig()).acceptance
+    for _ in range(50):
+        acceptance.learn(Seen.of("lm", GROUP, 0, CHAIN, CLAIMED), token_array([9, 9, 9, 9]))
+    known = acceptance.known("lm", ("new", False)).calibrator
+    assert known.calibrate([0.9])[0] < 0.5
+    assert acceptance.known("lm", ("new", True)).calibrator.calibrate([0.9])[0] > 0.8

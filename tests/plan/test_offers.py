@@ -1,0 +1,159 @@
+"""Whose the nodes of a batch are: bits that stay with their nodes while texts go on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.core import TokenTree, token_array
+from cluster.plan.in_flight import PLAIN
+from cluster.plan.offers import gather, in_flight_of, look_at
+from cluster.plan.texts import POOL, HeldTree, Text
+from cluster.spec.acceptance import AcceptanceModel
+from cluster.token_log import TokenLog
+from tests.support.spec.trees import paths, token_trees
+
+NAMES = ("pool-a", "resident", "pool-b", "look-up")
+A, RESIDENT, B, LOOK_UP = 1, 2, 4, 8
+
+
+def text(tokens: Sequence[int] = (5,)) -> Text:
+    made = Text("r", ("default", False), TokenLog(token_array(tokens)))
+    made.max_draft_tokens, made.names = 64, NAMES
+    return made
+
+
+def hold(
+    of: Text, name: str, tree: TokenTree, sources: Sequence[int] | None = None, **fields: bool
+) -> None:
+    """A tree that continues the text as it is."""
+    base_len, survival = len(of.tokens), np.full(len(tree), 0.5, np.float32)
+    bits = None if sources is None else np.array(sources, np.uint32)
+    of.held[name] = HeldTree(base_len, base_len, tree, survival, sources=bits, **fields)
+
+
+def offered(*texts: Text) -> list[dict[tuple[int, ...], int]]:
+    """Of each text the bits of its nodes, by their paths."""
+    offers = gather(texts, AcceptanceModel())
+    if offers is None:
+        return [{} for _ in texts]
+    found = []
+    for index, tree in enumerate(offers.forest.split()):
+        bits = offers.sources[offers.forest.span(index)].tolist()
+        found.append(dict(zip(paths(tree), bits, strict=True)))
+    return found
+
+
+def test_a_node_is_of_all_that_proposed_it_wherever_it_stands_in_their_trees() -> None:
+    own = text()
+    hold(own, POOL, TokenTree.of([9, 1, 2, 3], [-1, -1, 1, 1]), [A, A | B, B, A])
+    hold(own, "resident", TokenTree.of([1, 3, 4], [-1, 0, -1]), is_resident=True)
+    hold(own, "look-up", TokenTree.of([4], [-1]), is_resident=True, is_look_up=True)
+    assert offered(own) == [
+        {
+            (9,): A, (1,): A | B | RESIDENT, (1, 2): B, (1, 3): A | RESIDENT,
+            (4,): RESIDENT | LOOK_UP,
+        }
+    ]  # fmt: skip
+
+
+def test_a_tree_that_was_cut_by_the_text_keeps_the_bits_of_what_is_left() -> None:
+    own = text()
+    hold(own, POOL, TokenTree.of([9, 1, 2, 3, 8], [-1, -1, 1, 2, 2]), [A, B, A | B, A, B])
+    own.tokens.append(token_array([1]))
+    assert offered(own) == [{(2,): A | B, (2, 3): A, (2, 8): B}]
+    # And once more, from where the last batch has left it.
+    own.tokens.append(token_array([2]))
+    assert offered(own) == [{(3,): A, (8,): B}]
+    assert offered(own) == [{(3,): A, (8,): B}]
+    own.tokens.append(token_array([7]))
+    assert offered(own) == [{}]
+    assert own.held == {}
+
+
+def test_texts_of_one_batch_have_bits_of_their_own() -> None:
+    one, other = text([5]), text([6])
+    other.names = ("resident",)
+    hold(one, POOL, TokenTree.chain([1, 2]), [B, B])
+    hold(other, "resident", TokenTree.chain([1, 2]), is_resident=True)
+    one.tokens.append(token_array([1]))
+    assert offered(one, other) == [{(2,): B}, {(1,): 1, (1, 2): 1}]
+
+
+def test_a_drafter_that_the_text_does_not_name_has_no_bit() -> None:
+    own = text()
+    hold(own, "unknown", TokenTree.chain([1]), is_resident=True)
+    assert offered(own) == [{(1,): 0}]
+
+
+@given(st.lists(token_trees(), min_size=1, max_size=3), st.integers(0, 2**32 - 1))
+def test_bits_follow_their_nodes_down_any_way_that_the_text_takes(
+    trees: list[TokenTree], seed: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    names = [POOL, "resident", "look-up"][: len(trees)]
+    own, known = text(), dict[tuple[int, ...], int]()
+    for name, tree in zip(names, trees, strict=True):
+        bits = generator.integers(1, 2**4, len(tree)).astype(np.uint32)
+        if name != POOL:
+            bits[:] = 1 << NAMES.index(name)
+        hold(own, name, tree, bits.tolist() if name == POOL else None, is_resident=name != POOL)
+        for path, bit in zip(paths(tree), bits.tolist(), strict=True):
+            known[path] = known.get(path, 0) | bit
+    (now,) = offered(own)
+    assert now == known
+    while now:
+        # Most of the ways of a text are those of its drafts.
+        chosen = sorted(now)[int(generator.integers(len(now)))]
+        written = chosen[: int(generator.integers(1, len(chosen) + 1))]
+        own.tokens.append(token_array(written))
+        known = {
+            path[len(written) :]: bit
+            for path, bit in known.items()
+            if path[: len(written)] == written and len(path) > len(written)
+        }
+        (now,) = offered(own)
+        assert now == known
+
+
+def test_what_is_chosen_goes_into_flight_with_its_bits() -> None:
+    one, other, third = text([5]), text([6]), text([7])
+    hold(one, POOL, TokenTree.of([1, 2, 3], [-1, 0, -1]), [A, B, A | B])
+    hold(third, "resident", TokenTree.chain([4]), is_resident=True)
+    offers = gather([one, other, third], AcceptanceModel())
+    assert offers is not None
+    order = paths(offers.forest.tree(0))
+    chosen = np.array([order.index((1,)), order.index((1, 2)), 3])
+    first, second, last = in_flight_of([one, other, third], offers, chosen)
+    assert second is PLAIN
+    assert dict(zip(paths(first.tree), first.sources.tolist(), strict=True)) == {
+        (1,): A, (1, 2): B,
+    }  # fmt: skip
+    assert (last.tree.token_ids.tolist(), last.sources.tolist()) == ([4], [RESIDENT])
+    assert in_flight_of([one, other], None, chosen) == [PLAIN, PLAIN]
+    assert in_flight_of([one], offers, chosen[:0]) == [PLAIN]
+
+
+def test_nodes_of_the_pool_and_of_look_ups_are_told_apart() -> None:
+    own = text()
+    hold(own, POOL, TokenTree.of([1, 2], [-1, -1]), [A, A])
+    hold(own, "resident", TokenTree.of([2, 3], [-1, -1]), is_resident=True)
+    hold(own, "look-up", TokenTree.of([3, 4], [-1, -1]), is_resident=True, is_look_up=True)
+    offers = gather([own], AcceptanceModel())
+    assert offers is not None
+    tokens = offers.forest.token_ids
+    assert sorted(tokens[offers.is_pooled].tolist()) == [1, 2]
+    assert sorted(tokens[offers.is_looked_up].tolist()) == [3, 4]
+
+
+@pytest.mark.parametrize("is_shadow", [True, False])
+def test_a_shadow_is_looked_at_and_not_offered(is_shadow: bool) -> None:
+    own = text()
+    hold(own, "resident", TokenTree.chain([1, 2]), is_resident=True, is_shadow=is_shadow)
+    assert offered(own) == [{} if is_shadow else {(1,): RESIDENT, (1, 2): RESIDENT}]
+    look_at([own], 16, 0)
+    assert [seen.drafter for seen in own.seen] == ["resident"]

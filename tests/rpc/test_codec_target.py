@@ -1,0 +1,124 @@
+"""Frames between coordinators and targets: what is wrong in one text does not touch the others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.client.generated import common_pb2
+from cluster.core import TokenTree
+from cluster.errors import ProtocolError
+from cluster.messages import PoolTree, Refusal, StepFrame, TextName
+from cluster.rpc.codec_coordinator import EVENT
+from cluster.rpc.codec_target import STEPS, VERDICT
+from cluster.rpc.generated import coordinator_pb2, target_pb2
+from tests.support.rpc.frames_strategy import same, text
+
+PARAMS = common_pb2.SamplingParams()
+
+
+def opened(name: str, **fields: Any) -> target_pb2.Open:
+    return target_pb2.Open(request_id=name, **{"token_ids": bytes(4), "params": PARAMS, **fields})
+
+
+def pool_tree(name: str, tree: TokenTree, survival: list[float], sources: list[int]) -> PoolTree:
+    return PoolTree(
+        name, 1, 2, 3, tree, np.array(survival, np.float32), np.array(sources, np.uint32)
+    )
+
+
+def test_a_malformed_text_is_refused_and_the_rest_of_the_frame_is_decoded() -> None:
+    message = target_pb2.StepFrame(
+        opens=[
+            opened("torn", generation=7, token_ids=bytes(3)),
+            opened("good"),
+            opened("empty", token_ids=b""),
+            target_pb2.Open(request_id="bare", token_ids=bytes(4)),
+        ],
+        cancels=[target_pb2.TextName(request_id="gone", generation=2)],
+        serial=5,
+    )
+    decoded = STEPS.decode(message.SerializeToString())
+    assert [each.request_id for each in decoded.frame.opens] == ["good"]
+    assert decoded.frame.cancels == (TextName("gone", 2),)
+    assert decoded.frame.serial == 5
+    assert [(each.request_id, each.generation, each.message) for each in decoded.refusals] == [
+        ("torn", 7, "token_ids has 3 bytes; i32[] takes a multiple of 4"),
+        ("empty", 0, "token_ids is empty; send the whole text"),
+        ("bare", 0, "params is absent; a text is drawn by them"),
+    ]
+    assert {refusal.code for refusal in decoded.refusals} == {ProtocolError.code}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pool_tree("bad", TokenTree.of([1, 2], [0, 0]), [0.5, 0.5], [1, 1]),
+        pool_tree("bad", TokenTree.of([1, 2], [-1, 500]), [0.5, 0.5], [1, 1]),
+        pool_tree("bad", TokenTree.chain([1, 2]), [0.5, float("nan")], [1, 1]),
+        pool_tree("bad", TokenTree.chain([1, 2]), [0.5, 1.5], [1, 1]),
+        pool_tree("bad", TokenTree.chain([1, 2]), [0.5], [1, 1]),
+        pool_tree("bad", TokenTree.chain([1, 2]), [0.5, 0.5], [1]),
+        pool_tree("bad", TokenTree.chain([1, 2]), [0.5, 0.5], [1, 1, 1]),
+    ],
+)
+def test_a_pool_tree_that_is_none_is_left_out_without_a_word(bad: PoolTree) -> None:
+    good = pool_tree("good", TokenTree.chain([3]), [1.0], [2**32 - 1])
+    decoded = STEPS.decode(STEPS.encode(StepFrame((text("a"),), trees=(bad, good)))[0])
+    assert decoded.refusals == ()
+    assert same(decoded.frame.trees, (good,))
+    assert [each.request_id for each in decoded.frame.opens] == ["a"]
+
+
+@pytest.mark.parametrize("field", ["token_ids", "parents", "survival", "sources"])
+def test_a_pool_tree_with_a_torn_array_is_left_out(field: str) -> None:
+    torn = target_pb2.PoolTree(
+        request_id="a", token_ids=bytes(4), parents=b"\xff" * 4, survival=bytes(4), sources=bytes(4)
+    )
+    message = target_pb2.StepFrame(trees=[torn])
+    assert len(STEPS.decode(message.SerializeToString()).frame.trees) == 1
+    setattr(message.trees[0], field, bytes(5))
+    assert STEPS.decode(message.SerializeToString()).frame.trees == ()
+
+
+@pytest.mark.parametrize("field", ["token_ids", "sources"])
+def test_a_torn_verdict_becomes_a_refusal_of_its_text_that_names_the_array(field: str) -> None:
+    torn = target_pb2.TextVerdict(request_id="a", generation=3, token_ids=bytes(4))
+    good = target_pb2.TextVerdict(request_id="b", token_ids=bytes(4))
+    setattr(torn, field, bytes(5))
+    message = target_pb2.VerdictFrame(verdicts=[torn, good])
+    frame = VERDICT.decode(message.SerializeToString()).frame
+    assert [each.request_id for each in frame.verdicts] == ["b"]
+    (refusal,) = frame.refusals
+    assert (refusal.request_id, refusal.generation) == ("a", 3)
+    assert refusal.message.startswith(f"{field} has 5 bytes; ")
+
+
+def test_a_reason_that_nobody_knows_becomes_a_refusal_of_the_text() -> None:
+    message = target_pb2.VerdictFrame(verdicts=[target_pb2.TextVerdict(request_id="a")])
+    message.verdicts[0].why = 9  # type: ignore[assignment]
+    frame = VERDICT.decode(message.SerializeToString()).frame
+    assert frame.verdicts == ()
+    assert frame.refusals == (
+        Refusal("a", 0, ProtocolError.code, "why is 9, which this version does not know"),
+    )
+
+
+def test_a_verdict_has_a_log_probability_for_each_token_or_none() -> None:
+    odd = target_pb2.TextVerdict(
+        request_id="a",
+        generation=3,
+        token_ids=bytes(8),
+        logprobs=common_pb2.Logprobs(logprobs=[-1.0], num_top=[0]),
+    )
+    event = coordinator_pb2.TokenEvent(
+        request_id="a", position=4, token_ids=bytes(8), logprobs=odd.logprobs
+    )
+    verdicts = VERDICT.decode(target_pb2.VerdictFrame(verdicts=[odd]).SerializeToString()).frame
+    (refusal,) = verdicts.refusals
+    assert (refusal.generation, refusal.message) == (3, "verdict has 2 tokens and 1 logprobs")
+    events = EVENT.decode(coordinator_pb2.EventFrame(events=[event]).SerializeToString()).frame
+    assert events.events[0].error_message == "event has 2 tokens and 1 logprobs"
+    assert (events.events[0].position, len(events.events[0].token_ids)) == (4, 0)

@@ -1,0 +1,265 @@
+"""A target that is the real step loop over a toy engine, driven in the event loop.
+
+There is no thread and no time but its own, so a test of the coordinator runs whole, in
+milliseconds, and the same way each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cluster.config import CoordinatorConfig
+from cluster.core import VerifyItem
+from cluster.engine.work import Output
+from cluster.errors import WorkerError
+from cluster.messages import (
+    CacheMiss,
+    Heartbeat,
+    Refusal,
+    StepFrame,
+    VerdictFrame,
+    WorkerDescription,
+)
+from cluster.plan.controller import Controller
+from cluster.rpc.duplex import run_until_first_ends
+from cluster.rpc.link import Link
+from cluster.worker.mailbox import Mailbox
+from cluster.worker.resident import ResidentDrafter
+from cluster.worker.residents import Residents
+from cluster.worker.step_loop import StepLoop
+from cluster.worker.target_stream import TargetStream, TargetStreams
+from cluster.worker.texts import TextTable
+from cluster.worker.verifier import Answer, Verifier
+from tests.support.coordinator.toy_law import VOCAB_SIZE, toy_law
+from tests.support.worker.toy_engine import ToyEngine
+
+TargetLink = Link[VerdictFrame, StepFrame]
+FIXED = CoordinatorConfig(budget="fixed")
+
+
+def target_description(worker_id: str = "target-0", **limits: int) -> WorkerDescription:
+    return WorkerDescription(
+        worker_id, "target", "toy", model_hash="m", tokenizer_hash="t", vocab_size=VOCAB_SIZE,
+        max_context_len=limits.get("max_context_len", 4096),
+        max_running_sequences=limits.get("max_running_sequences", 64),
+        max_batch_tokens=limits.get("max_batch_tokens", 512),
+    )  # fmt: skip
+
+
+@dataclass(eq=False)
+class ToyTarget:
+    """Serves any number of coordinators.
+
+    refuses: what the engine says of an item in place of an answer.  forgets: whether the engine
+    loses what it holds of an item's text before the step.  waits: whether it has no pages yet for
+    the text of that name.  hears, says: what comes, or is sent, in place of a frame; None = none.
+    `gate`: cleared, no step begins, as if the engine were in a long one.  is_mute: it does not beat
+    either.  frames: what has come.  steps: the items of each step.
+    step_turns: turns of the event loop that a step takes, so that drafters get to answer meanwhile.
+    step_s, row_s, free_rows: what a step takes by the target's own clock.
+    """
+
+    refuses: Callable[[VerifyItem], Refusal | CacheMiss | None] = lambda item: None
+    forgets: Callable[[VerifyItem], bool] = lambda item: False
+    waits: Callable[[str], bool] = lambda name: False
+    hears: Callable[[StepFrame], StepFrame | None] = lambda frame: frame
+    says: Callable[[VerdictFrame], VerdictFrame | None] = lambda frame: frame
+    frames: list[StepFrame] = field(default_factory=list)
+    steps: list[Sequence[VerifyItem]] = field(default_factory=list)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    is_mute: bool = False
+    step_turns: int = 20
+    step_s: float = 0.002
+    row_s: float = 0.0
+    free_rows: int = 1
+    devices: tuple[str, ...] = ()
+    residents: Sequence[ResidentDrafter] = ()
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+        self._is_begun = False
+        self._num_links = 0
+        self._wake = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    def begin(self, description: WorkerDescription, settings: CoordinatorConfig) -> None:
+        """Be the target that the description tells of; what it has begun as, it remains."""
+        if self._is_begun:
+            return
+        self._is_begun = True
+        inside = tuple(each.name for each in self.residents)
+        self.description = replace(description, devices=self.devices, residents=inside)
+        self.engine = _Engine(self, description.max_context_len or 4096)
+        self.verifier = self.make_verifier()
+        self.streams = TargetStreams(description.max_running_sequences)
+        residents = Residents(self.residents, lambda: self.now)
+        self.texts = TextTable(residents.names, VOCAB_SIZE, settings.max_draft_tokens)
+        self.mailbox = Mailbox()
+        self.loop = StepLoop(
+            self.verifier, residents, Controller(settings), self.streams, self.texts,
+            self.mailbox, worker_id=description.worker_id,
+            max_batch_tokens=description.max_batch_tokens, clock=lambda: self.now,
+        )  # fmt: skip
+
+    def make_verifier(self) -> ToyVerifier:
+        return ToyVerifier(self)
+
+    @property
+    def contexts(self) -> dict[str, list[int]]:
+        """What the engine holds, by the texts' names inside the target."""
+        return self.engine.contexts if self._is_begun else {}
+
+    @property
+    def items(self) -> list[VerifyItem]:
+        return [item for items in self.steps for item in items]
+
+    def describe(self) -> WorkerDescription:
+        self.begin(target_description(), FIXED)
+        return self.description
+
+    async def wait_for_frames(self, count: int) -> None:
+        await self._until(lambda: len(self.frames) >= count)
+
+    async def wait_for_steps(self, count: int) -> None:
+        await self._until(lambda: len(self.steps) >= count)
+
+    def beat(self) -> None:
+        """Tell the coordinators which texts are here, as a worker does every second."""
+        for stream in self.streams if self._is_begun and not self.is_mute else ():
+            names = self.texts.names(stream)
+            stream.post(VerdictFrame(heartbeat=Heartbeat(names, stream.heard, self.streams.seats)))
+            if stream.counts:
+                report, state = self.loop.report()
+                stream.post(
+                    VerdictFrame(
+                        report=report.report, samples=report.samples, status=json.dumps(state)
+                    )
+                )
+
+    def forget(self, request_id: str) -> None:
+        """Know nothing more of a request, and say nothing of that."""
+        for text in self.texts:
+            if text.opened.request_id == request_id:
+                self.texts.remove(text)
+                self.verifier.release([text.id])
+
+    async def serve(self, link: TargetLink) -> None:
+        self.begin(target_description(), FIXED)
+        stream = self.streams.open()
+        self._num_links += 1
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+        try:
+            await run_until_first_ends(
+                self._read_all(stream, link), stream.send_forever(_Saying(self, link))
+            )
+        except WorkerError:
+            return
+        finally:
+            self.streams.close(stream)
+            self._put(stream, None)
+            self._num_links -= 1
+            if not self._num_links:
+                running, self._running = self._running, None
+                running.cancel()
+                self.loop.turn(self.mailbox.take(is_busy=True) or ())
+            await link.close()
+
+    async def _run(self) -> None:
+        """What the engine's thread does in a worker."""
+        while True:
+            if not self.loop.has_work:
+                await self._wake.wait()
+            self._wake.clear()
+            await self.gate.wait()
+            for _ in range(self.step_turns):
+                await asyncio.sleep(0)
+            await self.gate.wait()
+            self.loop.turn(self.mailbox.take(is_busy=True) or ())
+
+    async def _read_all(self, stream: TargetStream, link: TargetLink) -> None:
+        async for sent in link:
+            frame = self.hears(sent)
+            if frame is None:
+                continue
+            self.frames.append(frame)
+            self.arrived.set()
+            stream.acknowledged = max(stream.acknowledged, min(frame.acknowledged, stream.serial))
+            self._put(stream, frame)
+
+    def _put(self, stream: TargetStream, frame: StepFrame | None) -> None:
+        self.mailbox.put(stream, frame)
+        self._wake.set()
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not is_so():
+                self.arrived.clear()
+                await self.arrived.wait()
+
+
+class _Engine(ToyEngine):
+    """Takes the time that its target says."""
+
+    def __init__(self, toy: ToyTarget, max_context_len: int) -> None:
+        super().__init__(toy_law, VOCAB_SIZE, max_context_len)
+        self._toy = toy
+
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
+        toy = self._toy
+        waiting = {name: work for name, work in self._queue.items() if toy.waits(name)}
+        for name in waiting:
+            del self._queue[name]
+        outputs = super().step(taps)
+        self._queue.update(waiting)
+        num_rows = self.last_step.num_sequences + self.last_step.num_nodes
+        toy.now += toy.step_s + toy.row_s * max(num_rows - toy.free_rows, 0)
+        return outputs
+
+
+class ToyVerifier(Verifier):
+    """Notes what it is to verify, and does what its target is told to do wrong."""
+
+    def __init__(self, toy: ToyTarget) -> None:
+        super().__init__(toy.engine, clock=lambda: toy.now)
+        self._toy = toy
+        self.sound: list[VerifyItem] = []  # of the last ones, those that are not refused
+
+    def submit(self, items: Sequence[VerifyItem]) -> list[Answer]:
+        return [*self.noted(items), *super().submit(self.sound)]
+
+    def noted(self, items: Sequence[VerifyItem]) -> list[Answer]:
+        toy = self._toy
+        toy.steps.append(tuple(items))
+        toy.arrived.set()
+        answers = [toy.refuses(item) for item in items]
+        self.sound = [item for item, said in zip(items, answers, strict=True) if said is None]
+        for item in self.sound:
+            if toy.forgets(item):
+                toy.engine.lose(item.request_id)
+        return [said for said in answers if said is not None]
+
+
+class _Saying:
+    """The target's end of a link, for what it says."""
+
+    def __init__(self, toy: ToyTarget, link: TargetLink) -> None:
+        self._toy = toy
+        self._link = link
+
+    async def send(self, frame: VerdictFrame) -> None:
+        said = self._toy.says(frame)
+        if said is not None:
+            await self._link.send(said)
+
+    def __aiter__(self) -> Any:
+        return self._link.__aiter__()
+
+    async def close(self) -> None:
+        await self._link.close()

@@ -1,0 +1,255 @@
+"""What a coordinator opens: whose it is, what is wrong with it, and how many it may have."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.core import SamplingParams, TokenTree
+from cluster.errors import CapacityError, ProtocolError, RequestError
+from cluster.messages import PoolTree, TextName
+from cluster.worker.target_stream import TargetStream
+from cluster.worker.texts import TargetText
+from tests.support.worker.residents import GreedyOracle, resident
+from tests.support.worker.steps import steps
+from tests.support.worker.texts import GREEDY, PROMPT, VOCAB_SIZE, opened, plain, pool_tree
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "another hash": ({"prefix_hash": 5}, "prefix_hash is not that of token_ids"),
+    "no prompt": ({"prompt_len": 0}, "prompt_len is 0 and there are 3 tokens"),
+    "a prompt to come": ({"prompt_len": 4}, "prompt_len is 4 and there are 3 tokens"),
+    "a foreign token": ({"prompt": [1, VOCAB_SIZE]}, "outside the target's vocabulary 0..31"),
+    "a negative token": ({"prompt": [1, -1]}, "outside the target's vocabulary 0..31"),
+    "no number": ({"weight": math.nan}, "weight is nan; send a number"),
+    "an endless weight": ({"weight": math.inf}, "weight is inf; send a number"),
+    "a text that is over": ({"max_len": 3}, "max_len is 3 and there are 3 tokens"),
+    "a drafter twice": ({"drafters": ("a", "b", "a")}, "drafters names one twice"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "message"), BAD.values(), ids=BAD.keys())
+async def test_a_text_that_makes_no_sense_is_refused_and_nobody_else_notices(
+    wrong: dict[str, Any], message: str
+) -> None:
+    async with steps() as target:
+        desk, other = target.connect(), target.connect()
+        other.post(opened())
+        await target.turn()
+        desk.post(opened("good", [7, 8]), opened("bad", **wrong))
+        await target.run()
+    (refusal,) = desk.refusals["bad"]
+    assert (refusal.generation, refusal.code) == (1, ProtocolError.code)
+    assert message in refusal.message
+    assert "bad" not in desk.verdicts
+    assert desk.text("good") == plain([7, 8])
+    assert other.text() == plain()
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=-1.0, max_tokens=4),
+        SamplingParams(logit_bias=((99, 1.0),), max_tokens=4),
+        SamplingParams(forced_ids=(1, 99), max_tokens=2),
+    ],
+)
+async def test_parameters_that_nobody_can_draw_by_are_refused(params: SamplingParams) -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened("bad", params=params), opened())
+        await target.run()
+    (refusal,) = desk.refusals["bad"]
+    assert refusal.code in (ProtocolError.code, RequestError.code)
+    assert desk.text() == plain()
+
+
+async def test_an_adapter_that_is_not_here_is_refused() -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened("bad", adapter="french"), opened("good", adapter="sql@1"))
+        await target.run()
+    assert "french" in desk.refusals["bad"][0].message
+    assert desk.text("good") == plain()
+
+
+async def test_a_newer_generation_takes_the_text_over() -> None:
+    text = plain()
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened(generation=3))
+        for _ in range(5):
+            await target.turn()
+        desk.post(opened(generation=4, written=text[:2]))
+        await target.run()
+    generations = [verdict.generation for verdict in desk.verdicts["r"]]
+    assert generations == [3] * 5 + [4] * 38
+    newer = [token for each in desk.verdicts["r"][5:] for token in each.token_ids.tolist()]
+    assert newer == text[2:]
+    assert target.engine.contexts == {}
+
+
+@pytest.mark.parametrize("generation", [3, 2, 0])
+async def test_an_older_or_equal_generation_is_ignored(generation: int) -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened(generation=3))
+        await target.turn()
+        desk.post(opened(prompt=[9, 9], generation=generation))
+        desk.post(cancels=[TextName("r", generation if generation < 3 else 2)])
+        await target.run()
+    assert desk.text() == plain()
+    assert {verdict.generation for verdict in desk.verdicts["r"]} == {3}
+    assert not desk.refusals["r"]
+
+
+async def test_a_cancel_of_a_newer_generation_ends_an_older_text() -> None:
+    """Its own cancel may have been lost."""
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened())
+        await target.turn()
+        desk.post(cancels=[TextName("r", 9)])
+        await target.run()
+    assert len(desk.text()) == 1
+    assert len(target.texts) == 0
+
+
+async def test_a_refused_successor_leaves_the_text_as_it_is() -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened())
+        await target.turn()
+        desk.post(opened(generation=2, prefix_hash=1))
+        await target.run()
+    assert desk.text() == plain()
+    assert [refusal.generation for refusal in desk.refusals["r"]] == [2]
+
+
+async def test_texts_beyond_the_targets_seats_are_refused_for_the_moment() -> None:
+    async with steps(max_texts=3) as target:
+        desk = target.connect()
+        desk.post(*(opened(f"r{number}") for number in range(5)))
+        await target.run()
+        assert [name for name in desk.refusals if desk.refusals[name]] == ["r3", "r4"]
+        (refusal,) = desk.refusals["r4"]
+        assert refusal.code == CapacityError.code
+        assert "3 texts run here for this coordinator" in refusal.message
+        desk.post(opened("r4", generation=2))
+        await target.run()
+    assert desk.text("r4") == plain()
+
+
+async def test_coordinators_share_the_seats() -> None:
+    async with steps(max_texts=5) as target:
+        first = target.connect()
+        assert target.streams.seats == 5
+        first.post(*(opened(f"r{number}") for number in range(4)))
+        await target.turn()
+        second = target.connect()
+        assert target.streams.seats == 3
+        # What runs goes on, though it is more than a share.
+        first.post(opened("more"))
+        second.post(*(opened(f"r{number}") for number in range(4)))
+        await target.turn()
+        assert [len(target.texts.of(desk.stream)) for desk in (first, second)] == [4, 3]
+        assert first.refusals["more"]
+        assert second.refusals["r3"]
+        first.post(opened("r0", [6, 6], generation=2))  # in the place of another of its own
+        await target.turn()
+        assert not first.refusals["r0"]
+        second.leave()
+        await target.turn()
+        assert target.streams.seats == 5
+    beats = [frame.heartbeat for frame in second.frames if frame.heartbeat is not None]
+    assert beats[0].seats == 3
+
+
+async def test_a_target_without_a_limit_takes_any_number() -> None:
+    async with steps(max_texts=0) as target:
+        desk = target.connect()
+        desk.post(*(opened(f"r{number}") for number in range(100)))
+        await target.turn()
+    assert len(target.texts) == 100
+
+
+@pytest.mark.parametrize(("sent", "counted"), [(1e9, 100.0), (-5.0, 0.01), (0.0, 0.01), (4.0, 4.0)])
+async def test_a_coordinator_cannot_make_its_texts_count_for_more_than_the_classes_may(
+    sent: float, counted: float
+) -> None:
+    text = TargetText(TargetStream(1), opened(weight=sent), ())
+    assert text.weight == counted
+
+
+async def test_the_targets_own_limit_of_drafts_holds_whatever_a_text_asks_for() -> None:
+    oracle = GreedyOracle(100)
+    async with steps(residents=[resident(oracle)], max_draft_tokens=3) as target:
+        desk = target.connect()
+        desk.post(opened(drafters=("a",), max_draft_tokens=99))
+        desk.post(opened("none", drafters=("a",), max_draft_tokens=-4))
+        await target.run()
+    assert max(verdict.num_nodes for verdict in desk.verdicts["r"]) == 3
+    assert max(verdict.num_nodes for verdict in desk.verdicts["none"]) == 0
+    assert desk.text() == desk.text("none") == plain()
+
+
+CONTEXT = [*PROMPT, *plain()[:1]]
+RIGHT = TokenTree.chain(plain()[1:4])
+MISFITS: dict[str, PoolTree] = {
+    "of another text": pool_tree(CONTEXT, RIGHT, name="s"),
+    "of an older owner": pool_tree(CONTEXT, RIGHT, generation=0),
+    "of a newer owner": pool_tree(CONTEXT, RIGHT, generation=2),
+    "with another hash": pool_tree(CONTEXT, RIGHT, prefix_hash=7),
+    "before the text": pool_tree(CONTEXT, RIGHT, base_len=0, prefix_hash=0),
+    "behind the text": pool_tree([*CONTEXT, *plain()[1:3]], RIGHT),
+    "with nodes of nobody": pool_tree(CONTEXT, RIGHT, [1, 0, 1]),
+    "with nodes of somebody unknown": pool_tree(CONTEXT, RIGHT, [1, 2, 1]),
+    "with less sources": pool_tree(CONTEXT, RIGHT, [1, 1]),
+    "with more survivals": pool_tree(CONTEXT, RIGHT, survival=np.full(4, 0.5, np.float32)),
+    "with broken survivals": pool_tree(CONTEXT, RIGHT, survival=np.full(3, np.nan, np.float32)),
+    "with a foreign token": pool_tree(CONTEXT, TokenTree.chain([VOCAB_SIZE])),
+    "with a loop": pool_tree(CONTEXT, TokenTree.of([1, 2], [1, 0])),
+}
+
+
+@pytest.mark.parametrize("misfit", [*MISFITS.values(), None], ids=[*MISFITS.keys(), "none"])
+async def test_a_pool_tree_that_does_not_fit_is_dropped_without_an_answer(
+    misfit: PoolTree | None,
+) -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened(drafters=("p",)))
+        await target.turn()
+        desk.post(trees=[misfit or pool_tree(CONTEXT, RIGHT)])
+        await target.turn()
+        assert desk.verdicts["r"][1].num_nodes == (3 if misfit is None else 0)
+        await target.run()
+    assert desk.text() == plain()
+    assert not any(desk.refusals.values())
+
+
+async def test_a_pool_tree_that_was_overtaken_is_dropped() -> None:
+    text = plain()
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened(drafters=("p",)))
+        for _ in range(3):
+            await target.turn()
+        newer = pool_tree([*PROMPT, *text[:3]], TokenTree.chain(text[3:5]))
+        older = pool_tree([*PROMPT, *text[:2]], TokenTree.chain(text[2:9]))
+        desk.post(trees=[newer])
+        desk.post(trees=[older])
+        await target.turn()
+    assert desk.verdicts["r"][3].num_nodes == 2
+
+
+async def test_parameters_reach_the_draws() -> None:
+    """A check of this stage: without it every text here could be greedy."""
+    bias = SamplingParams(temperature=0.0, max_tokens=5, logit_bias=((9, 100.0),))
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened(params=bias))
+        await target.run()
+    assert desk.text() == [9] * 5 != plain(params=GREEDY)[:5]

@@ -1,0 +1,55 @@
+"""When a resident hears of a text, and when it is asked for a tree."""
+
+from __future__ import annotations
+
+from cluster.core import token_array
+from tests.support.worker.residents import (
+    FakeClock,
+    GreedyOracle,
+    drafted,
+    resident,
+    resident_text,
+)
+
+
+class LookUp(GreedyOracle):
+    is_look_up = True
+
+
+def test_a_look_up_that_is_asked_for_nothing_hears_of_a_text_now_and_then() -> None:
+    oracle = LookUp()
+    drafter = resident(oracle, clock=FakeClock())
+    kept = resident_text(draft_nodes=0)
+    for token in range(200):
+        kept.tokens.append(token_array([token % 32]))
+        assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
+    lengths = [commit.base_len + len(commit.token_ids) for commit in oracle.commits]
+    assert lengths == [64, 128, 192]
+    assert oracle.tasks == []
+
+
+def test_a_model_reads_a_text_when_it_is_first_asked_and_says_so() -> None:
+    oracle = GreedyOracle()
+    drafter = resident(oracle, clock=FakeClock())
+    kept = resident_text(range(100), draft_nodes=4)
+    kept.only_look_ups = True
+    assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
+    assert oracle.commits == []
+    kept.only_look_ups = False
+    trees = drafted(drafter, kept, now=1000.0)
+    assert len(oracle.commits) == len(trees) == 1
+    assert drafter.num_read == 1
+    kept.tokens.append(token_array([7]))
+    drafted(drafter, kept, now=1000.0)
+    assert drafter.num_read == 0
+    kept.only_look_ups = True
+    kept.tokens.append(token_array([7] * 100))
+    assert drafter.draft([kept], 0.01, 1000.01) == ([], False)
+    assert len(oracle.commits) == 2
+
+
+def test_a_look_up_is_asked_beside_models_and_without_them() -> None:
+    for only_look_ups in (False, True):
+        kept = resident_text(draft_nodes=4)
+        kept.only_look_ups = only_look_ups
+        assert len(drafted(resident(LookUp(), clock=FakeClock()), kept, now=1000.0)) == 1

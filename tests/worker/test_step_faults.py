@@ -1,0 +1,284 @@
+"""Engines that lose, refuse and raise: the same text, and only who is guilty is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cluster import metrics
+from cluster.core import SamplingParams, TokenTree
+from cluster.engine.work import Output, Work
+from cluster.errors import RequestError, WorkerError
+from cluster.messages import TextName
+from tests.support.worker.residents import GreedyOracle, resident
+from tests.support.worker.steps import Desk, Steps, steps
+from tests.support.worker.texts import GREEDY, LAWS, PROMPT, VOCAB_SIZE, opened, plain, pool_tree
+from tests.support.worker.toy_engine import ToyEngine, hashed_law
+
+
+class FragileEngine(ToyEngine):
+    """Raises what `failures` holds, one per step, and whenever `is_poison` says so of a work."""
+
+    def __init__(self, is_poison: Callable[[Work], bool] = lambda work: False) -> None:
+        super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
+        self.is_poison = is_poison
+        self.failures: list[Exception] = []
+        self.works: list[list[str]] = []
+
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
+        self.works.append([name.split("/")[1] for name in self._queue])
+        if self.failures:
+            raise self.failures.pop(0)
+        if any(self.is_poison(work) for work in self._queue.values()):
+            raise ValueError("poison, and what stands in a prompt")
+        return super().step()
+
+
+def begins_with(*token_ids: int) -> Callable[[Work], bool]:
+    """Works that bring a context that begins with these."""
+    return lambda work: work.base_len == 0 and work.delta.tolist()[: len(token_ids)] == [*token_ids]
+
+
+def codes(desk: Desk, name: str) -> list[str]:
+    return [refusal.code for refusal in desk.refusals[name]]
+
+
+class LossyEngine(ToyEngine):
+    """Answers two works a step, and loses the cache of one text in five."""
+
+    def __init__(self) -> None:
+        super().__init__(hashed_law(VOCAB_SIZE), VOCAB_SIZE, works_per_step=2)
+        self._random = np.random.default_rng(3)
+        self.num_lost = 0
+
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
+        for name in list(self.contexts):
+            if self._random.random() < 0.2:
+                self.lose(name)
+                self.num_lost += 1
+        return super().step()
+
+
+@LAWS
+@pytest.mark.parametrize("length", [0, 4], ids=["alone", "with drafts"])
+async def test_what_the_engine_loses_is_filled_in_again_and_the_text_is_the_same(
+    length: int, params: SamplingParams
+) -> None:
+    engine = LossyEngine()
+    async with steps(engine, [resident(GreedyOracle(length))]) as target:
+        desk = target.connect()
+        desk.post(*(opened(f"r{i}", [i, 7], params, drafters=("a",)) for i in range(5)))
+        await target.run()
+        misses = _num_misses(target)
+    assert [desk.text(f"r{i}") for i in range(5)] == [plain([i, 7], params) for i in range(5)]
+    assert not any(desk.refusals.values())
+    assert engine.num_lost > 10
+    assert 0 < misses <= engine.num_lost
+
+
+@LAWS
+async def test_one_text_that_is_lost_is_filled_in_from_the_targets_own_log(
+    params: SamplingParams,
+) -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened(params=params))
+        for _ in range(6):
+            await target.turn()
+        for name in list(target.engine.contexts):
+            target.engine.lose(name)
+        num_steps = await target.run()
+    assert desk.text() == plain(params=params)
+    assert num_steps == 35  # 34 tokens, and the step that missed them
+
+
+class ForgetfulEngine(ToyEngine):
+    """Keeps nothing from one step to the next."""
+
+    def step(self, taps: Sequence[int] = ()) -> list[Output]:
+        self.contexts.clear()
+        return super().step()
+
+
+class UselessEngine(ForgetfulEngine):
+    def _evaluate(self, work: Work) -> Output:
+        return Output(work.request_id, have_len=0)
+
+
+async def test_an_engine_that_keeps_nothing_still_writes_the_text() -> None:
+    async with steps(ForgetfulEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)) as target:
+        desk = target.connect()
+        desk.post(opened())
+        await target.run()
+    assert desk.text() == plain()
+
+
+async def test_a_text_that_the_engine_never_takes_in_is_refused_and_tried_elsewhere() -> None:
+    async with steps(UselessEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)) as target:
+        desk = target.connect()
+        desk.post(opened())
+        assert await target.run() == 17
+    assert codes(desk, "r") == [WorkerError.code]
+    assert len(target.texts) == 0
+
+
+async def test_a_step_that_raises_is_run_again_one_by_one_and_only_the_guilty_one_is_refused() -> (
+    None
+):
+    engine = FragileEngine(begins_with(6, 6, 6))
+    async with steps(engine) as target:
+        desk, other = target.connect(), target.connect()
+        other.post(opened("old", [3, 4]))
+        for _ in range(3):
+            await target.turn()
+        desk.post(opened("good", [5, 6]), opened("bad", [6, 6, 6]))
+        await target.run()
+        assert target.loop.broken is None
+    assert codes(desk, "bad") == [WorkerError.code]
+    assert "prompt" not in desk.refusals["bad"][0].message
+    assert desk.text("bad") == []
+    assert desk.text("good") == plain([5, 6])
+    assert other.text("old") == plain([3, 4])
+    assert engine.works[3:7] == [["old", "good", "bad"], ["old"], ["good"], ["bad"]]
+    assert engine.works[7] == ["old", "good"]
+    assert engine.contexts == {}
+
+
+async def test_a_tree_that_makes_the_step_raise_costs_no_text() -> None:
+    engine = FragileEngine(lambda work: len(work.tree) == 3)
+    text = plain()
+    async with steps(engine) as target:
+        desk = target.connect()
+        desk.post(opened(drafters=("p",)), opened("other", [7, 8]))
+        await target.turn()
+        tree = TokenTree.chain(text[1:4])
+        desk.post(trees=[pool_tree([*PROMPT, *text[:1]], tree)])
+        await target.run()
+    assert desk.text() == text
+    assert desk.text("other") == plain([7, 8])
+    assert not any(desk.refusals.values())
+    assert all(verdict.num_nodes == 0 for verdict in desk.verdicts["r"])
+
+
+async def test_a_text_that_raised_alone_begins_alone_where_it_comes_again() -> None:
+    """Nobody else is run again for it a second time."""
+    engine = FragileEngine(begins_with(6, 6))
+    async with steps(engine) as target:
+        desk = target.connect()
+        desk.post(opened("bad", [6, 6]))
+        await target.run()
+        desk.post(opened("good", [5, 6]))
+        await target.turn()
+        desk.post(opened("bad", [6, 6], generation=2))
+        await target.run()
+        assert target.loop.broken is None
+    assert codes(desk, "bad") == [WorkerError.code] * 2
+    assert desk.text("good") == plain([5, 6])
+    assert not any({"bad", "good"} <= set(works) for works in engine.works)
+
+
+async def test_three_guilty_ones_with_no_good_step_between_break_the_engine() -> None:
+    engine = FragileEngine(lambda work: True)
+    async with steps(engine) as target:
+        desk, idle = target.connect(), target.connect()
+        for number in range(4):
+            desk.post(opened(f"r{number}"))
+            await target.turn()
+            assert (target.loop.broken is not None) == (number >= 2)
+        assert not target.loop.has_work
+        for each in (desk, idle):
+            with pytest.raises(WorkerError, match="engine is broken: ValueError"):
+                await asyncio.wait_for(each.sending, 20)
+    assert codes(desk, "r0") == codes(desk, "r1") == [WorkerError.code]
+
+
+async def test_guilty_ones_with_good_steps_between_them_break_nothing() -> None:
+    engine = FragileEngine(begins_with(6, 6))
+    async with steps(engine) as target:
+        desk = target.connect()
+        for number in range(6):
+            desk.post(opened(f"bad{number}", [6, 6]))
+            await target.run()
+            desk.post(opened(f"good{number}", params=replace(GREEDY, max_tokens=1)))
+            await target.run()
+        assert target.loop.broken is None
+    assert all(codes(desk, f"bad{number}") == [WorkerError.code] for number in range(6))
+
+
+async def test_an_engine_that_says_itself_that_it_is_lost_is_broken_at_once() -> None:
+    engine = FragileEngine()
+    engine.failures.append(WorkerError("a rank is gone"))
+    async with steps(engine) as target:
+        desk = target.connect()
+        desk.post(opened())
+        await target.turn()
+        with pytest.raises(WorkerError, match="engine is broken"):
+            await asyncio.wait_for(desk.sending, 20)
+        assert not target.loop.has_work
+
+
+async def test_a_single_bad_step_costs_no_text() -> None:
+    engine = FragileEngine()
+    async with steps(engine) as target:
+        desk = target.connect()
+        desk.post(opened("r"), opened("s", [4, 5]))
+        await target.turn()
+        engine.failures.append(ValueError("out of luck"))
+        await target.run()
+    assert (desk.text("r"), desk.text("s")) == (plain(), plain([4, 5]))
+    assert not any(desk.refusals.values())
+
+
+class NarrowEngine(ToyEngine):
+    """Has no room for drafts, and takes it for a mistake of the request."""
+
+    def _evaluate(self, work: Work) -> Output:
+        if len(work.tree):
+            return Output(work.request_id, error=RequestError("too many rows"))
+        return super()._evaluate(work)
+
+
+async def test_drafts_that_are_too_much_for_the_engine_cost_no_text() -> None:
+    async with steps(
+        NarrowEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE), [resident(GreedyOracle())]
+    ) as target:
+        desk = target.connect()
+        desk.post(opened(drafters=("a",)))
+        await target.run()
+    assert desk.text() == plain()
+    assert not desk.refusals["r"]
+
+
+async def test_a_context_that_is_too_long_for_the_engine_is_refused_by_itself() -> None:
+    engine = ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE, max_context_len=20)
+    async with steps(engine) as target:
+        desk = target.connect()
+        desk.post(opened("long", range(21)), opened("short"))
+        await target.run()
+    assert codes(desk, "long") == [RequestError.code]
+    assert "too long" in desk.refusals["long"][0].message
+    assert codes(desk, "short") == [RequestError.code]  # as soon as it is
+    assert desk.text("short") == plain()[:18]
+
+
+async def test_a_cancel_during_its_own_trial_lets_the_others_go_on() -> None:
+    engine = FragileEngine()
+    async with steps(engine) as target:
+        desk = target.connect()
+        desk.post(opened("r"), opened("s", [4, 5]))
+        await target.turn()
+        engine.failures.append(ValueError("out of luck"))
+        await target.turn()
+        desk.post(cancels=[TextName("r", 1)])
+        await target.run()
+    assert len(desk.text("r")) == 1
+    assert desk.text("s") == plain([4, 5])
+
+
+def _num_misses(target: Steps) -> float:
+    samples = target.loop.report()[0].samples
+    return sum(each.value for each in samples if each.metric == metrics.CACHE_MISSES.name)

@@ -1,0 +1,282 @@
+"""The target runs each text by itself, from its opening to its end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cluster.core import FinishReason, SamplingParams, TokenTree
+from cluster.messages import Heartbeat, PlainWhy, TextName
+from tests.support.worker.residents import GreedyOracle, resident
+from tests.support.worker.steps import steps
+from tests.support.worker.texts import GREEDY, LAWS, PROMPT, SEEDED, opened, plain, pool_tree
+
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+
+
+@LAWS
+async def test_a_text_runs_to_its_end_without_a_word_from_the_coordinator(
+    params: SamplingParams,
+) -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened(params=params))
+        assert await target.run() == params.max_tokens
+    assert (desk.text(), desk.reason()) == (plain(params=params), LENGTH)
+    assert target.engine.contexts == {}
+    assert len(target.texts) == 0
+
+
+@LAWS
+async def test_texts_that_come_and_go_run_together_and_none_changes_another(
+    params: SamplingParams,
+) -> None:
+    async with steps() as target:
+        desks = [target.connect(), target.connect()]
+        prompts = [[number, 5, number] for number in range(8)]
+        own = [replace(params, max_tokens=5 + 3 * number) for number in range(8)]
+        for number in range(8):
+            desks[number % 2].post(opened(f"r{number}", prompts[number], own[number]))
+            await target.turn()
+        await target.run()
+    for number in range(8):
+        text = plain(prompts[number], own[number])
+        assert desks[number % 2].text(f"r{number}") == text
+    assert not set(desks[0].verdicts) & set(desks[1].verdicts)
+
+
+async def test_two_coordinators_may_use_the_same_name() -> None:
+    async with steps() as target:
+        desks = [target.connect(), target.connect()]
+        for number, desk in enumerate(desks):
+            desk.post(opened(prompt=[number, 9]))
+        assert await target.run() == GREEDY.max_tokens
+    assert [desk.text() for desk in desks] == [plain([number, 9]) for number in range(2)]
+
+
+@LAWS
+@pytest.mark.parametrize("num_written", [1, 7, 39])
+async def test_a_text_goes_on_where_another_target_left_it(
+    num_written: int, params: SamplingParams
+) -> None:
+    text = plain(params=params)
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened(params=params, written=text[:num_written], generation=4))
+        await target.run()
+    assert desk.text() == text[num_written:]
+    assert desk.verdicts["r"][0].generation == 4
+
+
+@pytest.mark.parametrize("length", [0, 4], ids=["alone", "with drafts"])
+async def test_an_end_token_ends_the_text_and_is_no_part_of_it(length: int) -> None:
+    text = plain()
+    stop = next(token for token in text[6:] if token not in text[:6])
+    params = replace(GREEDY, stop_token_ids=(stop,))
+    async with steps(residents=[resident(GreedyOracle(length))]) as target:
+        desk = target.connect()
+        desk.post(opened(params=params, drafters=("a",)))
+        await target.run()
+    assert (desk.text(), desk.reason()) == (text[: text.index(stop)], STOP)
+    assert target.engine.contexts == {}
+
+
+@pytest.mark.parametrize("length", [0, 4], ids=["alone", "with drafts"])
+async def test_an_end_token_is_not_drawn_before_the_least_length(length: int) -> None:
+    first = plain()[0]
+    params = replace(GREEDY, stop_token_ids=(first,), min_tokens=9)
+    async with steps(residents=[resident(GreedyOracle(length))]) as target:
+        desk = target.connect()
+        desk.post(opened(params=params, drafters=("a",)))
+        await target.run()
+    text = desk.text()
+    assert text == plain(params=params)
+    assert first not in text[:9]
+
+
+@pytest.mark.parametrize("length", [0, 4, 16], ids=["alone", "with drafts", "with long ones"])
+async def test_the_limit_that_came_with_the_text_ends_it(length: int) -> None:
+    async with steps(residents=[resident(GreedyOracle(length))]) as target:
+        desk = target.connect()
+        desk.post(opened(max_len=len(PROMPT) + 11, drafters=("a",)))
+        await target.run()
+    assert (desk.text(), desk.reason()) == (plain()[:11], LENGTH)
+    # A path of k nodes brings k + 1 tokens: deeper ones could never be of use.
+    limit = len(PROMPT) + 11
+    assert all(each.num_nodes < limit - each.context_len for each in desk.verdicts["r"])
+
+
+async def test_a_text_of_one_more_token_takes_one_step() -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened(max_len=len(PROMPT) + 1))
+        assert await target.run() == 1
+    assert (desk.text(), desk.reason()) == (plain()[:1], LENGTH)
+
+
+@pytest.mark.parametrize("max_rows", [512, 16])
+async def test_a_given_output_is_scored_whole_and_nothing_in_it_ends_it(max_rows: int) -> None:
+    forced = tuple(range(20))
+    params = SamplingParams(
+        temperature=0.0, max_tokens=20, forced_ids=forced, stop_token_ids=(3, 4), logprobs=1
+    )
+    async with steps(max_rows=max_rows) as target:
+        desk = target.connect()
+        desk.post(opened(params=params, drafters=("a",)))
+        num_steps = await target.run()
+    assert (desk.text(), desk.reason()) == (list(forced), LENGTH)
+    assert num_steps == (1 if max_rows == 512 else 4)  # chunks of a quarter of the rows
+    scores = [score for verdict in desk.verdicts["r"] for score in verdict.logprobs]
+    assert len(scores) == 20
+    assert all(score.logprob < 0.0 and len(score.top) == 1 for score in scores)
+    assert all(verdict.num_nodes == 0 for verdict in desk.verdicts["r"])
+    assert all(len(verdict.sources) == 0 for verdict in desk.verdicts["r"])
+
+
+@LAWS
+async def test_where_not_all_texts_fit_a_step_all_come_to_their_end(
+    params: SamplingParams,
+) -> None:
+    async with steps(max_rows=3) as target:
+        desk = target.connect()
+        desk.post(*(opened(f"r{number}", [number, 1], params) for number in range(8)))
+        await target.run()
+    assert [desk.text(f"r{i}") for i in range(8)] == [plain([i, 1], params) for i in range(8)]
+
+
+async def test_where_not_all_texts_fit_those_of_the_oldest_ones_kind_go_first() -> None:
+    async with steps(max_rows=2) as target:
+        desk = target.connect()
+        desk.post(
+            opened("greedy"), opened("seeded", params=SEEDED), opened("other", params=SEEDED),
+            opened("greedy too"),
+        )  # fmt: skip
+        await target.turn()
+        assert set(desk.verdicts) == {"greedy", "greedy too"}
+        await target.turn()
+        assert set(desk.verdicts) == {"greedy", "greedy too", "seeded", "other"}, "nobody starves"
+
+
+async def test_a_coordinator_that_reads_nothing_has_its_texts_parked_and_others_go_on() -> None:
+    params = replace(GREEDY, max_tokens=200)
+    async with steps() as target:
+        deaf, desk = target.connect(), target.connect()
+        deaf.reads = False
+        for each in (deaf, desk):
+            each.post(opened(params=params))
+        await target.run()
+        assert desk.text() == plain(params=params)
+        assert 64 <= len(deaf.text()) < 70
+        deaf.stream.acknowledged = deaf.stream.serial
+        deaf.reads = True
+        assert target.loop.has_work
+        await target.run()
+    assert deaf.text() == plain(params=params)
+
+
+async def test_a_cancelled_text_is_freed_and_the_others_go_on() -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened("gone"), opened("kept", [7, 8]))
+        await target.turn()
+        desk.post(cancels=[TextName("gone", 1), TextName("unknown", 1)])
+        await target.turn()
+        assert len(target.engine.contexts) == 1
+        await target.run()
+    assert len(desk.text("gone")) == 1
+    assert desk.text("kept") == plain([7, 8])
+
+
+async def test_a_cancel_and_an_opening_in_one_frame_end_the_former_text() -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened())
+        await target.turn()
+        desk.post(opened(prompt=[5, 5], generation=2), cancels=[TextName("r", 1)])
+        await target.run()
+    assert [verdict.generation for verdict in desk.verdicts["r"]] == [1] + [2] * 40
+    assert desk.verdicts["r"][-1].finish_reason is LENGTH
+
+
+async def test_a_text_that_the_coordinators_heartbeat_does_not_name_is_freed() -> None:
+    async with steps() as target:
+        desk, other = target.connect(), target.connect()
+        desk.post(opened("lost"), opened("kept"))
+        other.post(opened("lost", [4, 4]))
+        await target.turn()
+        desk.post(heartbeat=Heartbeat((TextName("kept", 1), TextName("lost", 2))))
+        await target.run()
+    assert len(desk.text("lost")) == 1
+    assert desk.text("kept") == plain()
+    assert other.text("lost") == plain([4, 4])
+
+
+async def test_a_stream_that_ends_frees_its_texts_and_no_others() -> None:
+    async with steps() as target:
+        lost, kept = target.connect(), target.connect()
+        lost.post(opened())
+        kept.post(opened(prompt=[7, 8]))
+        await target.turn()
+        lost.leave()
+        await target.turn()
+        assert [text.stream for text in target.texts] == [kept.stream]
+        assert len(target.engine.contexts) == 1
+        await target.run()
+    assert kept.text() == plain([7, 8])
+
+
+async def test_a_report_says_what_a_step_took_and_to_whom_it_counts_without_verdicts() -> None:
+    async with steps() as target:
+        first, second = target.connect(), target.connect()
+        second.post(opened())
+        await target.run()
+    assert first.stream.counts
+    assert not second.stream.counts
+    reports = [frame.report for frame in first.frames if frame.report is not None]
+    assert len(reports) == 40
+    assert all(report.num_sequences == 1 and report.step_time_s > 0.0 for report in reports)
+    assert reports[0].period_s == 0.0
+    assert all(report.period_s > report.step_time_s for report in reports[1:])
+    assert reports[-2].pages_in_use > 0
+
+
+async def test_what_was_found_in_the_prefix_cache_is_said_of_a_text_in_every_verdict() -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened())
+        await target.run()
+    assert {verdict.num_cached for verdict in desk.verdicts["r"]} == {0}
+
+
+async def test_a_step_without_drafts_says_why() -> None:
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened("wants none", max_draft_tokens=0), opened("has none"))
+        await target.run()
+    assert {each.why for each in desk.verdicts["wants none"]} == {PlainWhy.NONE}
+    # The prompt's own step, and the one before the last token, could have had none.
+    whys = [each.why for each in desk.verdicts["has none"]]
+    assert whys == [PlainWhy.NONE, *[PlainWhy.NO_DRAFTS] * 38, PlainWhy.NONE]
+
+
+@LAWS
+async def test_a_pool_tree_is_verified_in_the_next_step_and_changes_no_text(
+    params: SamplingParams,
+) -> None:
+    text = plain(params=params)
+    async with steps() as target:
+        desk = target.connect()
+        desk.post(opened(params=params, drafters=("p", "q")))
+        await target.turn()
+        tree = TokenTree.of([*text[1:4], 0, 5], [-1, 0, 1, 2, -1])
+        desk.post(trees=[pool_tree([*PROMPT, *text[:1]], tree, [1, 3, 2, 2, 1])])
+        await target.turn()
+        verdict = desk.verdicts["r"][1]
+        await target.run()
+    assert desk.text() == text
+    expected = [1, 3, 2] if text[4] else [1, 3, 2, 2]
+    assert verdict.sources.tolist() == expected
+    assert verdict.num_nodes == 5
+    assert verdict.verified == (3, 3)
+    assert verdict.why is PlainWhy.NONE
