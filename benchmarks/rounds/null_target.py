@@ -1,0 +1,92 @@
+"""A target worker over `NullEngine`, as a process: `python -m benchmarks.rounds.null_target`.
+
+It serves gRPC like any other until SIGTERM, and then writes when its steps began and ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from benchmarks.rounds.null_engine import VOCAB_SIZE, NullEngine, asleep, spinning
+from cluster.breaker import CircuitBreaker
+from cluster.config import CoordinatorConfig, DrafterConfig
+from cluster.draft import registry
+from cluster.draft.base import DrafterContext
+from cluster.messages import AdapterList, WorkerDescription
+from cluster.plan.controller import Controller
+from cluster.rpc.server import serve_target
+from cluster.rpc.standalone import run_until_signal
+from cluster.spec.step_profile import StepProfile
+from cluster.worker.draft_profile import profile_drafting
+from cluster.worker.priority import freeze_gc, shorten_switch_interval
+from cluster.worker.resident import ResidentDrafter
+from cluster.worker.residents import Residents
+from cluster.worker.target import TargetWorker
+from cluster.worker.verifier import Verifier
+
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+def _residents() -> Residents:
+    settings = DrafterConfig(kind="suffix")
+    drafter = registry.create("suffix", settings, DrafterContext("suffix", 16, 64))
+    breaker = CircuitBreaker(3, 2.0)
+    return Residents(
+        [ResidentDrafter("suffix", drafter, VOCAB_SIZE, breaker, 2.0, time.perf_counter)]
+    )
+
+
+def build(engine: NullEngine, budget: str, forward_s: float) -> TargetWorker:
+    """The worker, not yet started."""
+    residents = _residents()
+    verifier = Verifier(cast(Any, engine))
+    config = CoordinatorConfig(budget=cast(Any, budget), max_draft_tokens=4)
+    profile = StepProfile.of(_ROWS, [forward_s] * len(_ROWS))
+    times = profile_drafting(verifier, residents, VOCAB_SIZE, 64) if budget == "adaptive" else ()
+    engine.steps.clear()
+    description = WorkerDescription(
+        "null-target", "target", "null", vocab_size=VOCAB_SIZE,
+        max_context_len=engine.max_context_len, max_running_sequences=64, max_batch_tokens=512,
+        residents=residents.names, look_ups=residents.look_ups,
+    )  # fmt: skip
+    worker = TargetWorker(
+        verifier, description, Controller(config, profile, times), residents, max_draft_tokens=4
+    )
+    worker.streams.announce(AdapterList())
+    return worker
+
+
+async def _serve(worker: TargetWorker) -> None:
+    server = await serve_target(worker, "127.0.0.1", 0)
+    await run_until_signal(server, "target", lambda: worker.healthy)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.rounds.null_target", description=__doc__)
+    parser.add_argument("--forward-ms", type=float, default=8.0)
+    parser.add_argument("--how", choices=["asleep", "spinning"], default="asleep")
+    parser.add_argument("--budget", choices=["fixed", "adaptive"], default="fixed")
+    parser.add_argument("--out", type=Path, required=True)
+    arguments = parser.parse_args()
+    forward_s = 1e-3 * arguments.forward_ms
+    engine = NullEngine({"asleep": asleep, "spinning": spinning}[arguments.how], forward_s)
+    worker = build(engine, arguments.budget, forward_s)
+    shorten_switch_interval()
+    freeze_gc()
+    worker.start()
+    try:
+        asyncio.run(_serve(worker))
+    finally:
+        worker.stop()
+        arguments.out.write_text(json.dumps(engine.steps))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
