@@ -11,7 +11,6 @@ import re
 import shlex
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -235,15 +234,17 @@ class _Signals:
     """SIGINT and SIGTERM interrupt the main thread, and are remembered where that is swallowed."""
 
     def __init__(self) -> None:
-        self._asked = threading.Event()
+        self._is_asked = False
 
     @contextlib.contextmanager
     def interrupt(self) -> Iterator[None]:
-        """Inside, a signal raises _Stop.  Enter anew after ray.init, which takes over SIGTERM."""
+        """Inside, the first signal raises _Stop; others follow where a whole group is signalled.
+        Enter anew after ray.init, which takes over SIGTERM."""
 
         def stop(signum: int, frame: FrameType | None) -> None:
-            self._asked.set()
-            raise _Stop
+            is_first, self._is_asked = not self._is_asked, True
+            if is_first:
+                raise _Stop
 
         former = sys.unraisablehook
 
@@ -267,14 +268,14 @@ class _Signals:
 
     def check(self) -> None:
         """Raise _Stop when a signal has come; between any two steps that take long."""
-        if self._asked.is_set():
+        if self._is_asked:
             raise _Stop
 
     def wait(self) -> None:
         """Until a signal comes."""
         while True:
             self.check()
-            self._asked.wait(_REPORT_S)
+            time.sleep(_REPORT_S)
 
     @staticmethod
     def _set(handler: Callable[[int, FrameType | None], None]) -> None:

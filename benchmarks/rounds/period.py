@@ -186,7 +186,8 @@ def main() -> int:
         for size in arguments.sizes
         for drafts in arguments.drafts
     }
-    show_report(OUT / "rounds/period.json", report)
+    name = "delay" if arguments.delay_ms else "pause" if arguments.pause_ms else "period"
+    show_report(OUT / f"rounds/{name}.json", report)
     return 0
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,18 @@ def test_wrong_logging_options_are_a_configuration_error(options: dict[str, Any]
         logging_options(file({}, logging_config=options), {})
 
 
+@contextlib.contextmanager
+def former_handlers() -> Iterator[None]:
+    """What handles signals after the block is what did before it."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    former = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, former, strict=True):
+            signal.signal(number, handler)
+
+
 def test_a_signal_in_a_finaliser_is_remembered_and_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -55,12 +69,21 @@ def test_a_signal_in_a_finaliser_is_remembered_and_nothing_is_said(
 
     said: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
-    former = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    signals = _Signals()
-    try:
-        with pytest.raises(_Stop):
-            watch(signals)
-    finally:
-        for number, handler in zip((signal.SIGINT, signal.SIGTERM), former, strict=True):
-            signal.signal(number, handler)
+    with former_handlers(), pytest.raises(_Stop):
+        watch(_Signals())
     assert said == []
+
+
+def test_a_signal_that_comes_twice_does_not_interrupt_the_end() -> None:
+    """Where a whole group is signalled, a process hears it itself and from the one above it."""
+    signals, ends = _Signals(), []
+    with former_handlers():
+        try:
+            with signals.interrupt():
+                signal.raise_signal(signal.SIGTERM)
+        except _Stop:
+            signal.raise_signal(signal.SIGTERM)
+            ends.append("in order")
+    assert ends == ["in order"]
+    with pytest.raises(_Stop):
+        signals.check()
