@@ -76,10 +76,10 @@ class _Relay:
 
 def _requests(count: int, num_tokens: int, is_drafted: bool, round_number: int) -> list[Request]:
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens)
-    # Each begins elsewhere in the period, and has seen it once.
+    # Each goes on elsewhere in the period, and has seen it once.
     return [
         Request(
-            f"{round_number}-{index}", text(index, PERIOD + 16), replace(params, seed=index),
+            f"{round_number}-{index}", text(0, PERIOD + 16 + index), replace(params, seed=index),
             speculation=SpeculationOptions(enabled=is_drafted),
         )
         for index in range(count)
@@ -93,8 +93,8 @@ async def _ask(address: str, requests: Sequence[Request]) -> None:
     finally:
         await link.close()
     for request, answer in zip(requests, result.answers, strict=True):
-        start = len(request.prompt_ids) + int(request.id.rpartition("-")[2])
-        if list(answer.token_ids) != text(start, len(answer.token_ids)).tolist():
+        expected = text(len(request.prompt_ids), len(answer.token_ids))
+        if list(answer.token_ids) != expected.tolist():
             raise RuntimeError("a text differs from the target's")
 
 
