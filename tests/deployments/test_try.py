@@ -225,11 +225,14 @@ def test_a_server_that_is_not_there_or_refuses_is_named_with_the_remedy() -> Non
 def test_a_real_server_gives_the_same_text_both_ways(
     served: Served, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Of so many tokens some are drafted in time, even where other work keeps the drafters waiting.
     words = ["--prompt", "abc abc abc", "--max-tokens", "200", "--temperature", "0.7"]
-    assert main(["try", f"{served.http}/v1", *words]) == 0
-    text = capsys.readouterr().out
-    assert "both answers are the same text" in text
+    # No step waits for a drafter: on a busy machine an answer may be over before it was heard.
+    for _ in range(10):
+        assert main(["try", f"{served.http}/v1", *words]) == 0
+        text = capsys.readouterr().out
+        assert "both answers are the same text" in text
+        if "tokens per step with drafts" in text:
+            break
     assert "tokens per step with drafts" in text
     assert "[" in text
     num_tokens = int(re.findall(r"the (\d+) tokens of the text:", text)[0])
