@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from cluster.beam_spec import BeamEnd, BeamSpec
-from cluster.grammar_spec import GrammarSpec
 from cluster.records import record
+from cluster.requests.beam_spec import BeamEnd, BeamSpec
+from cluster.requests.grammar_spec import GrammarSpec
 
 TokenArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -117,7 +117,7 @@ class Request:
 
     output_ids: tokens already emitted, which the output continues.
     was_admitted: a coordinator that is gone had let it in; it need not queue again.
-    tenant: `cluster.tenant`; only its own earlier texts may help.
+    tenant: `cluster.requests.tenant`; only its own earlier texts may help.
     adapter: what the target runs with, as an `AdapterList` has it or by name alone, "" = none.
     """
 

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.rpc.memory import memory_pair
 from cluster.worker.build import build_drafter, build_target

@@ -15,9 +15,9 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from cluster.config import Config
-from cluster.config_file import load
-from cluster.config_rules import check_in_pool
+from cluster.config.file import load
+from cluster.config.rules import check_in_pool
+from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ConfigError, DrafthouseError, NotFoundError, ProtocolError
 from cluster.rpc.channel import connect_drafter, connect_target

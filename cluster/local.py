@@ -19,10 +19,8 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from cluster.beam_texts import beam_event
-from cluster.completion import Completion, PendingCompletion
-from cluster.config import Config
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.coordinator.stream import EventStream
 from cluster.core import (
@@ -35,9 +33,11 @@ from cluster.core import (
 from cluster.errors import ConfigError, RequestError, WorkerError, error_from_code
 from cluster.in_process import InProcessCluster
 from cluster.models.resolve import resolve
-from cluster.seeds import asked_seed, draw_seed
-from cluster.tenant import tenant_of
+from cluster.requests.seeds import asked_seed, draw_seed
+from cluster.requests.tenant import tenant_of
+from cluster.text.beam_texts import beam_event
 from cluster.text.chat import read_template
+from cluster.text.completion import Completion, PendingCompletion
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer

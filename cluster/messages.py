@@ -13,7 +13,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from cluster.beam_spec import BeamEnd
 from cluster.core import (
     Commit,
     Completion,
@@ -28,8 +27,9 @@ from cluster.core import (
     TokenLogprob,
     TokenTree,
 )
-from cluster.made_for import MadeFor
+from cluster.models.made_for import MadeFor
 from cluster.records import record
+from cluster.requests.beam_spec import BeamEnd
 
 # Frames between peers carry this number; peers with another one refuse each other in Describe.
 PROTOCOL_VERSION = 5

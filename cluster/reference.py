@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster import metrics
-from cluster.config import Config, DrafterConfig
-from cluster.config_rules import RANGES
+from cluster.config.live import TargetUserConfig
+from cluster.config.rules import RANGES
+from cluster.config.schema import Config, DrafterConfig
 from cluster.draft.registry import KINDS
-from cluster.live_config import TargetUserConfig
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

@@ -14,8 +14,8 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from cluster.config import Config
-from cluster.config_file import TARGET, parse_arguments
+from cluster.config.file import TARGET, parse_arguments
+from cluster.config.schema import Config
 from cluster.models.resolve import absolute
 from deployments.coordinator import CoordinatorDeployment
 from deployments.drafter import DrafterDeployment

@@ -15,11 +15,17 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import NoReturn
 
-from cluster import config_file
-from cluster.config_file import ServeFile
+from cluster.config import file as config_file
+from cluster.config.file import ServeFile
 from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError
-from deployments.models import check_models, engines, fetch_model, fetch_models, models_table
+from deployments.configured_models import (
+    check_models,
+    engines,
+    fetch_model,
+    fetch_models,
+    models_table,
+)
 from deployments.preflight import inspect
 from deployments.supervisor import supervised
 

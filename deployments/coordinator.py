@@ -7,7 +7,7 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ProtocolError
 from cluster.messages import (

@@ -6,12 +6,12 @@ import asyncio
 import logging
 from typing import Any
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.draft import registry
 from cluster.errors import ConfigError, WorkerError
 from cluster.rpc.server import serve_drafter
 from cluster.worker.build import build_drafter
-from cluster.worker.draft import DraftWorker
+from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
 from deployments.endpoints import REFUSAL_KEY
 from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.messages import WorkerDescription
 from cluster.models.cache import cache_folder
 

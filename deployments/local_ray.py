@@ -15,7 +15,7 @@ import ray
 from ray import serve
 from ray.exceptions import AuthenticationError
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import is_loopback
 from deployments.ingress.deployment import DRAIN_MARGIN_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from cluster.config import Config, PlacementConfig
+from cluster.config.schema import Config, PlacementConfig
 from cluster.errors import ConfigError
 
 

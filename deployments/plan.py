@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cluster.config import Config, EngineConfig, PlacementConfig
-from deployments.models import engines
+from cluster.config.schema import Config, EngineConfig, PlacementConfig
+from deployments.configured_models import engines
 from deployments.placement import total_resources
 from deployments.preflight import TARGET, Inspected
 

@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from deployments.addresses import is_everywhere
 

@@ -13,20 +13,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.config import Config, EngineConfig
+from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.draft.head_options import HEAD_KINDS
 from cluster.draft.own_layers_options import EarlyExitOptions, LayerSkipOptions
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
-from cluster.fingerprint import difference, load_pretrained_tokenizer, token_strings, tokenizer_hash
+from cluster.models.fingerprint import (
+    difference,
+    load_pretrained_tokenizer,
+    token_strings,
+    tokenizer_hash,
+)
 from cluster.models.names import source_of
 from cluster.models.published import published
 from cluster.models.resolve import check_convertible, find
 from cluster.models.sources import FolderSource
 from cluster.text.chat import read_template
 from cluster.text.generation_config import load_sampling_defaults
-from deployments.models import engines
+from deployments.configured_models import engines
 from deployments.placement import check_gpus, local_labels, rank_bundle, total_resources
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.config import TargetConfig
+from cluster.config.schema import TargetConfig
 from cluster.errors import WorkerError
 from cluster.worker.priority import pin_to_cores
 from deployments.addresses import LOOPBACK

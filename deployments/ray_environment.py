@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.errors import WorkerError
 from deployments.addresses import from_here, joined
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import ray
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.messages import WorkerDescription
 from cluster.rpc.server import RunningServer

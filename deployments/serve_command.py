@@ -20,14 +20,14 @@ from typing import Any, TextIO
 from ray import serve
 from ray.serve.schema import ApplicationStatus, LoggingConfig
 
-from cluster.config import Config
-from cluster.config_file import ServeFile
+from cluster.config.file import ServeFile
+from cluster.config.schema import Config
 from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import from_here, joined
 from deployments.app import build_with
+from deployments.configured_models import has_chat_template
 from deployments.console_log import following
 from deployments.local_ray import JoinedRay, LocalRay
-from deployments.models import has_chat_template
 from deployments.readiness import base_url, engine_line, health, wait_until_connected
 
 _POLL_S = 0.25

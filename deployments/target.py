@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 from typing import TYPE_CHECKING, Any
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.errors import WorkerError
 from cluster.rpc.server import serve_target
 from cluster.worker.build import build_target

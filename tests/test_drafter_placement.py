@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config
-from cluster.config_file import parse_arguments
-from cluster.config_rules import check_in_pool
+from cluster.config.file import parse_arguments
+from cluster.config.rules import check_in_pool
+from cluster.config.schema import Config
 from cluster.errors import ConfigError, NotFoundError
 from cluster.worker.priority import pin_to_cores
 from deployments.app import build

@@ -26,14 +26,14 @@ def modules_after_importing(name: str) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "forbidden"),
     [
-        ("cluster.config_file", {"torch", "ray", "grpc", "transformers"}),
+        ("cluster.config.file", {"torch", "ray", "grpc", "transformers"}),
         ("cluster.draft.registry", {"torch", "ray", "grpc", "transformers"}),
         ("cluster.coordinator.coordinator", {"torch", "ray", "grpc", "transformers"}),
         ("cluster.rpc.server", {"torch", "ray", "transformers"}),
         ("cluster.client", {"torch", "ray", "transformers"}),
         ("cluster.engine.engine", {"ray", "grpc"}),
         ("cluster.worker.target", {"ray"}),
-        ("cluster.worker.draft", {"ray"}),
+        ("cluster.worker.draft_worker", {"ray"}),
     ],
 )
 def test_a_module_loads_nothing_that_its_layer_forbids(name: str, forbidden: set[str]) -> None:

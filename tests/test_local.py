@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import (
     Commit,
     DraftTask,
@@ -25,7 +25,7 @@ from cluster.core import (
 from cluster.draft.base import DrafterContext
 from cluster.errors import NotFoundError, RequestError, WorkerError
 from cluster.local import LLM
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 from tests.support.checkpoints import noisy_copy
 from tests.support.local_models import (
     PROMPTS,

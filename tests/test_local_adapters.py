@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import Config, CoordinatorConfig
+from cluster.config.schema import Config, CoordinatorConfig
 from cluster.core import SamplingParams, SpeculationOptions, token_array
 from cluster.errors import NotFoundError
 from cluster.local import LLM

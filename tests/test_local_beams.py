@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.beam_spec import BeamSpec, EarlyStopping
-from cluster.config import Config, CoordinatorConfig
+from cluster.config.schema import Config, CoordinatorConfig
 from cluster.core import SamplingParams, token_array
 from cluster.errors import RequestError
-from cluster.grammar_spec import GrammarSpec
 from cluster.local import LLM
+from cluster.requests.beam_spec import BeamSpec, EarlyStopping
+from cluster.requests.grammar_spec import GrammarSpec
 from tests.engine.test_beam_search import expected
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.local_models import PROMPTS, drafters, hf_greedy, target

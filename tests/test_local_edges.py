@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import Config, CoordinatorConfig
+from cluster.config.schema import Config, CoordinatorConfig
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
 from tests.support.checkpoints import noisy_copy

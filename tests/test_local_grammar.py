@@ -10,12 +10,18 @@ from typing import Any, cast
 import jsonschema
 import pytest
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig, EngineConfig, TargetConfig
-from cluster.config_answers import AnswersConfig
+from cluster.config.answers import AnswersConfig
+from cluster.config.schema import (
+    Config,
+    CoordinatorConfig,
+    DrafterConfig,
+    EngineConfig,
+    TargetConfig,
+)
 from cluster.core import FinishReason, SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
-from cluster.grammar_spec import GrammarSpec
 from cluster.local import LLM
+from cluster.requests.grammar_spec import GrammarSpec
 from tests.support.grammar.backends import BACKENDS, FOLDER, SCHEMA, SPECS
 
 pytestmark = pytest.mark.usefixtures("tireless_residents")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig, TargetConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig, TargetConfig
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
 from tests.support.draft.heads import (

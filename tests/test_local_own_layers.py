@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig, DrafterPlacement
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig, DrafterPlacement
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.local import LLM
 from tests.support.local_models import PROMPTS, has_misses, hf_greedy, metrics_once, target

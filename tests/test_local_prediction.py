@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig, DrafterPlacement
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig, DrafterPlacement
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
 from cluster.local import LLM, Completion

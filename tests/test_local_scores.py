@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import FinishReason, SamplingParams, SpeculationOptions, TokenLogprob
 from cluster.errors import RequestError
 from cluster.local import LLM, Completion

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.local import LLM
-from cluster.tenant import DEFAULT_TENANT, tenant_of
+from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from tests.support.draft.recorder import Recorder
 from tests.support.local_models import target
 

@@ -25,7 +25,7 @@ from benchmarks.clients.running import rows_of
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, ROOT
 from benchmarks.support.serving import running
-from cluster.config_file import load
+from cluster.config.file import load
 from cluster.models.resolve import resolve
 
 

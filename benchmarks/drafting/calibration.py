@@ -28,8 +28,8 @@ from benchmarks.support.by_hand import Ours, Setup
 from benchmarks.support.options import add_hand_options, parser_of
 from benchmarks.support.prompts import KINDS, prompts
 from benchmarks.support.record import OUT, show_report
-from cluster.config import Config
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import Config
 
 _MAX_ERROR = 0.05
 

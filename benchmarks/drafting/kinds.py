@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks.drafting.steps import prepare
 from benchmarks.drafting.texts import KINDS, asks
-from cluster.config_file import load
+from cluster.config.file import load
 from cluster.core import SamplingParams
 
 

@@ -29,8 +29,8 @@ from tqdm import tqdm
 
 from benchmarks.drafting.texts import Ask, asks, edited
 from benchmarks.support.record import OUT, show_report
-from cluster.config import Config, DrafterPlacement
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import Config, DrafterPlacement
 from cluster.core import SamplingParams
 from cluster.local import LLM
 

@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.spec_bench import questions as spec_bench
 from benchmarks.structured.schemas import tasks
 from benchmarks.support.record import ROOT
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 
 # Beside the categories of Spec-Bench.
 KINDS = ("code", "json", "edit", "agent turns")

@@ -8,8 +8,8 @@ from typing import Any
 
 from benchmarks.spec_bench.questions import limit, load
 from benchmarks.support.serving import heldout
-from cluster.config import Config
-from cluster.config_file import load as load_config
+from cluster.config.file import load as load_config
+from cluster.config.schema import Config
 from cluster.models.resolve import resolve
 
 _LEN_RANGE = (5, 1500)  # tokens of the held-out prompts

@@ -37,7 +37,7 @@ from benchmarks.gpu.speed import WARM_UP_ROUNDS, Decoder, speculative_row
 from benchmarks.grown.layers import SHAPES, Shape
 from benchmarks.support.options import DEMO_DRAFT, DEMO_TARGET, parser_of
 from benchmarks.support.record import OUT, ROOT
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_options import LMOptions

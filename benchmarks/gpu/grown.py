@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.grown.layers import Grower, Shape, Weights, shape_of
 from benchmarks.support.options import DEMO_TARGET
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.attention import seam
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.loading.probe import probe_layers

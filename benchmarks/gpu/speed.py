@@ -20,8 +20,8 @@ from cluster.core import EMPTY_TREE, Commit, DraftTask, SamplingParams, TokenTre
 from cluster.draft.base import Drafter
 from cluster.engine.engine import Engine
 from cluster.engine.work import Work
+from cluster.spec.token_log import prefix_hash
 from cluster.spec.verify import walk_draws
-from cluster.token_log import prefix_hash
 
 # Warm-up: kernels are compiled, caches filled and clocks raised.
 WARM_UP_ROUNDS = 4

@@ -43,7 +43,7 @@ from benchmarks.support.by_hand import Ours, Setup
 from benchmarks.support.options import DEMO_TARGET, add_config_options, numbers, parser_of, words
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, Record
-from cluster.config_file import load
+from cluster.config.file import load
 
 KINDS = ("code", "prose", "random")
 STACKS = ("normal", "random", "sleeper", "fixed-2", "fixed-4", "fixed-8")

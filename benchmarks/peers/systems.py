@@ -18,7 +18,7 @@ from benchmarks.support.answers import Acceptance, Answer, Law, Result
 from benchmarks.support.by_hand import Ours, Setup
 from benchmarks.support.processes import PinnedProcess, check_idle
 from benchmarks.support.prompts import Prompt
-from cluster.config_file import load
+from cluster.config.file import load
 
 TRANSFORMERS_MODES = ("plain", "assisted", "lookup")
 

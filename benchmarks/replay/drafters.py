@@ -29,8 +29,8 @@ from tqdm import tqdm
 from benchmarks.replay.record import write_texts
 from benchmarks.spec_bench import questions as spec_bench
 from benchmarks.support.record import OUT, show_report
-from cluster.config import Config
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import Config
 from cluster.core import Proposal, Request
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext

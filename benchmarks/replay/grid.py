@@ -19,7 +19,7 @@ from benchmarks.replay.world import (
     recorded,
     silent_source,
 )
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 
 MACHINES = {machine.name: machine for machine in (CPU, GPU)}
 SIZES = (1, 4, 16, 32, 64)

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from benchmarks.replay.texts import RecordedText, RecordedTrees, save
 from benchmarks.spec_bench import questions as spec_bench
-from cluster.config import Config
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import Config
 from cluster.core import (
     EMPTY_FLOATS,
     EMPTY_TREE,
@@ -34,7 +34,7 @@ from cluster.core import (
 from cluster.draft import registry
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.local import LLM
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 
 # No loop has any use for more nodes of one sequence in one step.
 _MAX_NODES = 32

@@ -13,15 +13,15 @@ import numpy as np
 
 from benchmarks.replay.texts import RecordedText
 from benchmarks.replay.world import Growing, Machine, Offer, Pool
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.core import EMPTY_TREE, TokenTree
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import HeldTree, Text
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.throttle import State
+from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import walk
-from cluster.token_log import TokenLog
 
 _JITTER = 0.03
 

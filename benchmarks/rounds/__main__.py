@@ -36,7 +36,7 @@ from benchmarks.support.by_hand import Ours, Setup
 from benchmarks.support.options import add_hand_options, numbers, parser_of, words
 from benchmarks.support.prompts import Prompt, prompts
 from benchmarks.support.record import OUT, show_report
-from cluster.config_file import load
+from cluster.config.file import load
 from cluster.core import token_array
 from cluster.rpc.codec_target import VERDICT
 from cluster.text.stream import TextStream

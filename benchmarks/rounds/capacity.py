@@ -26,7 +26,7 @@ from benchmarks.rounds.null_workers import (
     OwnTime,
     text,
 )
-from cluster.config import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import Request, SamplingParams
 from cluster.messages import EventFrame, SubmitFrame, VerdictFrame

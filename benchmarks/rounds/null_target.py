@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from benchmarks.rounds.null_engine import VOCAB_SIZE, NullEngine, asleep, spinning
-from cluster.breaker import CircuitBreaker
-from cluster.config import CoordinatorConfig, DrafterConfig
+from cluster.config.schema import CoordinatorConfig, DrafterConfig
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
+from cluster.draft.breaker import CircuitBreaker
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.plan.controller import Controller
 from cluster.rpc.server import serve_target

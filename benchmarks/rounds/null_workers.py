@@ -31,7 +31,7 @@ from cluster.messages import (
 from cluster.plan.texts import NO_SOURCES
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 
 VOCABULARY = 1023  # a multiple of the period
 NUM_NODES = 8

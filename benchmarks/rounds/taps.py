@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.support.record import OUT, show_report
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenTree, token_array
 from cluster.engine.cpu.threads import configure_threads
 from cluster.engine.engine import Engine, Work

@@ -36,7 +36,7 @@ from benchmarks.spec_bench.summary import summarise
 from benchmarks.support.options import laws, numbers, parser_of, words
 from benchmarks.support.processes import exit_on_sigterm
 from benchmarks.support.record import OUT, Record, reason_of
-from cluster.config_file import load as load_config
+from cluster.config.file import load as load_config
 from cluster.errors import ConfigError
 from cluster.models.resolve import resolve
 

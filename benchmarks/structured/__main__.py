@@ -24,11 +24,11 @@ import jsonschema
 
 from benchmarks.structured.schemas import Task, tasks
 from benchmarks.support.record import OUT, show_report
-from cluster.config import Config
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import Config
 from cluster.core import FinishReason, SamplingParams, SpeculationOptions
-from cluster.grammar_spec import GrammarSpec
 from cluster.local import LLM, Completion
+from cluster.requests.grammar_spec import GrammarSpec
 
 _PLAIN = SpeculationOptions(enabled=False)
 # A prompt with its schema, its answer, and as much again for the prefix cache.

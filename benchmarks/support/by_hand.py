@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.support.answers import Acceptance, Answer, Law, Result
 from benchmarks.support.processes import PinnedProcess
 from benchmarks.support.prompts import Prompt
-from cluster.config_file import load
+from cluster.config.file import load
 from cluster.core import (
     FinishReason,
     Request,

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from cluster import metrics
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.coordinator.activity import ActivityLog
 from cluster.coordinator.adapters import ADAPTERS, AdapterNews
 from cluster.coordinator.drafters import DrafterPool, share_devices

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from cluster import metrics
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.idle import Availability
 from cluster.coordinator.pool_scores import PoolScores
 from cluster.coordinator.pool_trees import PoolTrees

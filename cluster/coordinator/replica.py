@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from cluster import metrics
-from cluster.breaker import CircuitBreaker
 from cluster.core import Commit, Request
+from cluster.draft.breaker import CircuitBreaker
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.metrics import Recorder
 from cluster.rpc.link import Link
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 
 DrafterLink = Link[CommitFrame, ProposalFrame]
 

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from cluster import metrics
-from cluster.breaker import BreakerBook
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.engines import forget_engines, record_engines
 from cluster.coordinator.idle import Availability
 from cluster.coordinator.replica import DrafterLink, DrafterReplica
+from cluster.draft.breaker import BreakerBook
+from cluster.draft.once_a_minute import OnceAMinute
 from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
-from cluster.once_a_minute import OnceAMinute
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from cluster.coordinator.statistics import RequestStatistics
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenArray, TokenEvent
 from cluster.messages import Open, PlainWhy, PoolTree, TextVerdict
 from cluster.plan.texts import MAX_DRAFTERS, Text
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 
 Deliver = Callable[[TokenEvent], None]
 

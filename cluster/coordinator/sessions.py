@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from cluster import metrics
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.coordinator.admission import WaitingLine, check_request
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.idle import IdleReason, idle_reason

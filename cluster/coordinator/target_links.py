@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.adapters import AdapterNews
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.liveness import Liveness

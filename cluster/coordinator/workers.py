@@ -6,12 +6,12 @@ import logging
 from collections.abc import Awaitable, Iterable
 
 from cluster import metrics
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.coordinator.session import Limits
 from cluster.errors import ProtocolError, WorkerError
-from cluster.made_for import MadeFor
 from cluster.messages import PROTOCOL_VERSION, WorkerDescription
 from cluster.metrics import Recorder
+from cluster.models.made_for import MadeFor
 
 log = logging.getLogger(__name__)
 

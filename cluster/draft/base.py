@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.grammar.text import ConstrainedText
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)

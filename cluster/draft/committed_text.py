@@ -14,7 +14,7 @@ import numpy as np
 
 from cluster.core import Commit, DraftTask, Observation, SamplingParams
 from cluster.draft.base import DrafterContext
-from cluster.token_log import PREFIX_HASH_MULTIPLIER, HashArray, TokenLog
+from cluster.spec.token_log import PREFIX_HASH_MULTIPLIER, HashArray, TokenLog
 
 
 def gram_keys(text: TokenLog, size: int, start: int) -> HashArray:

@@ -29,7 +29,7 @@ from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.tree_request import TreeRequest, expand_nodes
 from cluster.draft.vocabulary import written_vocabulary
 from cluster.engine.types import LayerSpec
-from cluster.made_for import MadeFor, folder_made_for
+from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.models.resolve import resolve_head
 
 

@@ -15,7 +15,7 @@ from cluster.core import TokenArray
 from cluster.draft.committed_text import gram_keys
 from cluster.draft.count_tree import Continuations
 from cluster.errors import ConfigError
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 
 # Matches are compared backwards no further than this: evidence beyond it teaches nothing.
 LONGEST_MATCH = 32

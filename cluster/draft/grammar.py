@@ -15,7 +15,7 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.plugin import Draft, RequestState, TextDrafter
 from cluster.errors import ConfigError, RequestError
 from cluster.grammar.text import ConstrainedText
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)

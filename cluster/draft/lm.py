@@ -29,7 +29,7 @@ from cluster.draft.vocabulary import load_draft_vocabulary, readable_vocabulary
 from cluster.engine.cpu.growth import Growing, GrowthRules
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
-from cluster.made_for import folder_made_for
+from cluster.models.made_for import folder_made_for
 from cluster.models.resolve import resolve
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.errors import ConfigError
 
 

@@ -15,7 +15,7 @@ from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.cpu.growth import Growing, Grown
 from cluster.engine.work import Output, Work
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 
 # The native code prefills at most this many missing tokens; the engine's scheduler does more.
 _MAX_NATIVE_DELTA = 16

@@ -17,7 +17,7 @@ from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.product import ProductDrafter
 from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import written_vocabulary
-from cluster.made_for import folder_made_for
+from cluster.models.made_for import folder_made_for
 from cluster.models.resolve import resolve_head
 
 

@@ -14,7 +14,7 @@ from cluster.draft.heads import mtp
 from cluster.draft.heads.load import target_shape
 from cluster.draft.inside import Host
 from cluster.engine.types import LayerSpec
-from cluster.made_for import MadeFor
+from cluster.models.made_for import MadeFor
 from cluster.models.resolve import resolve
 
 

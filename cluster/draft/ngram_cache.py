@@ -13,7 +13,7 @@ from cluster.draft.committed_text import gram_keys
 from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.count_tree import Continuations
 from cluster.draft.gram_index import check_at_least, check_ngrams
-from cluster.token_log import TokenLog, prefix_hash
+from cluster.spec.token_log import TokenLog, prefix_hash
 
 
 @dataclass(frozen=True, slots=True)

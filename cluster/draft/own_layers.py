@@ -27,7 +27,7 @@ from cluster.draft.tree_request import learn_draws
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
 from cluster.errors import ConfigError
-from cluster.made_for import folder_made_for
+from cluster.models.made_for import folder_made_for
 from cluster.models.resolve import resolve_head
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.errors import ConfigError
-from cluster.made_for import MadeFor
+from cluster.models.made_for import MadeFor
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ from cluster.draft.committed_text import (
     RequestTable,
     common_len,
 )
+from cluster.spec.token_log import TokenLog, prefix_hash
 from cluster.spec.tree import RerootResult, prune, reroot
-from cluster.token_log import TokenLog, prefix_hash
 
 __all__ = [
     "Commit",

@@ -21,8 +21,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from cluster.config import DrafterConfig
-from cluster.config_parse import parse, unknown_key
+from cluster.config.parse import parse, unknown_key
+from cluster.config.schema import DrafterConfig
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.plugin import TextDrafter
 from cluster.errors import ConfigError, DrafthouseError
@@ -95,7 +95,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             "cluster.draft.medusa:MedusaDrafter", "cluster.draft.head_options:MedusaOptions"
         ),
         "block": Kind(
-            "cluster.draft.block:BlockDrafter", "cluster.draft.head_options:BlockOptions"
+            "cluster.draft.block_drafter:BlockDrafter", "cluster.draft.head_options:BlockOptions"
         ),
         "mtp": Kind("cluster.draft.mtp:MtpDrafter", "cluster.draft.head_options:MtpOptions"),
         "grammar": Kind(

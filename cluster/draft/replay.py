@@ -23,9 +23,9 @@ from cluster.core import (
 from cluster.draft.base import Drafter
 from cluster.draft.root_counts import RootCounts
 from cluster.errors import ProtocolError
+from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import walk
 from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
-from cluster.token_log import prefix_hash
 
 # A drafter that still grows after this many slices of one round is broken.
 _MAX_SLICES = 10_000

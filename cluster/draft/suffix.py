@@ -28,7 +28,7 @@ from cluster.draft.gram_index import (
     match_of,
 )
 from cluster.draft.prompt_lookup import LookupDrafter, LookupState
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 
 _END = token_array([SEPARATOR])
 

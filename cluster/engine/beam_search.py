@@ -18,9 +18,9 @@ from typing import Protocol
 
 import numpy as np
 
-from cluster.beam_spec import BeamSpec
 from cluster.core import TokenArray, TokenTree, token_array
 from cluster.engine.work import Output, Work
+from cluster.requests.beam_spec import BeamSpec
 from cluster.spec.beam_search import Beam, BeamSearch, Hypothesis
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenArray
 from cluster.engine import commands, parallel
 from cluster.engine.adapters import Adapters
@@ -34,9 +34,9 @@ from cluster.engine.loading.identity import identify
 from cluster.engine.loading.model import ExtraLayers, LoadedModel, load_model
 from cluster.engine.loading.profile import profile_steps
 from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages
 from cluster.engine.memory.reach import layer_groups
-from cluster.engine.memory.residency import Residency
 from cluster.engine.memory.sequence import Pending
 from cluster.engine.parallel import RankGroup
 from cluster.engine.schedule.batch import Pick, tapped
@@ -97,8 +97,8 @@ class Engine:
         self.last_step = StepSummary()
         self.model = model
         self.cache = KVCache(layers, num_pages, config.page_size)
-        self.residency = Residency(self.cache, config)
-        self._scheduler = Scheduler(self.residency, config)
+        self.page_owners = PageOwners(self.cache, config)
+        self._scheduler = Scheduler(self.page_owners, config)
         self.forward = Forward(config, model, self.cache, None if group is None else group.all)
         self._clock = clock
         # The sequences with a pending work, in order of submission.
@@ -116,7 +116,7 @@ class Engine:
         if group is None and model.native is not None and model.native.grows_on(self.cache):
             grower = TreeGrower(model.native, self.max_context_len)
             own_group = self.cache.group_of[0]  # that of all the model's layers
-            self._growth = ResidentGrowth(self.residency, grower, self.vocab_size, own_group)
+            self._growth = ResidentGrowth(self.page_owners, grower, self.vocab_size, own_group)
         # Set last: during the self-check every rank calls for itself.
         self._group = group
 
@@ -144,7 +144,7 @@ class Engine:
     def drop_unused_adapters(self) -> None:
         """Free what `model.adapters` serves no more and no request runs with."""
         if self.adapters.dropped:
-            self.model.adapters.drop_unused(self.residency.adapters_in_use())
+            self.model.adapters.drop_unused(self.page_owners.adapters_in_use())
 
     @property
     def uses_graphs(self) -> bool:
@@ -166,32 +166,32 @@ class Engine:
     @property
     def pages_in_use(self) -> int:
         """Pages that requests hold, in the pools of all groups of layers as below."""
-        return sum(pool.num_held for pool in self.residency.pools)
+        return sum(pool.num_held for pool in self.page_owners.pools)
 
     @property
     def pages_total(self) -> int:
-        return sum(pool.num_pages for pool in self.residency.pools)
+        return sum(pool.num_pages for pool in self.page_owners.pools)
 
     @property
     def pages_cached(self) -> int:
         """Pages that only the prefix cache keeps; they are given up when needed."""
-        return sum(pool.num_idle for pool in self.residency.pools)
+        return sum(pool.num_idle for pool in self.page_owners.pools)
 
     def cached_len(self, request_id: str) -> int:
         """Committed tokens of the request in the cache, 0 if it is unknown."""
-        sequence = self.residency.sequences.get(request_id)
+        sequence = self.page_owners.sequences.get(request_id)
         return 0 if sequence is None else sequence.cached_len
 
     def context_ids(self, request_id: str) -> TokenArray:
         """Those tokens: int32[cached_len], a copy."""
-        sequence = self.residency.sequences.get(request_id)
+        sequence = self.page_owners.sequences.get(request_id)
         return EMPTY_TOKENS if sequence is None else sequence.tokens.copy()
 
     def slots(self, request_id: str, layer: int = -1) -> npt.NDArray[np.int64]:
         """Where in that layer of `cache` each position of the request lies, its tokens' and then
         its nodes': int64[tokens + nodes], a copy that holds until the next call on the request or
         the next step.  Rows that left the window lie in the scratch page."""
-        sequence = self.residency.sequences.get(request_id)
+        sequence = self.page_owners.sequences.get(request_id)
         if sequence is None:
             return np.empty(0, np.int64)
         table = sequence.tables[self.cache.group_of[layer]]
@@ -205,7 +205,7 @@ class Engine:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache of pages that no request holds."""
-        self.residency.forget_prefixes()
+        self.page_owners.forget_prefixes()
         self._tell(commands.ForgetPrefixes())
 
     def submit(self, work: Work) -> None:
@@ -219,7 +219,7 @@ class Engine:
         if error is not None:
             self._refused[work.request_id] = Output(work.request_id, error=error)
             return
-        sequence = self.residency.enter(work.request_id)
+        sequence = self.page_owners.enter(work.request_id)
         sequence.pending = Pending(work)
         self._waiting[work.request_id] = None
 
@@ -241,7 +241,7 @@ class Engine:
         wanted = self.model.resolve_taps(taps)
         if self._group is not None and self._group.leads:
             self._group.send(commands.RunStep())
-        sequences = self.residency.sequences
+        sequences = self.page_owners.sequences
         schedule = self._scheduler.schedule([sequences[name] for name in self._waiting])
         outputs = [*self._refused.values(), *schedule.answers]
         self._refused.clear()
@@ -249,7 +249,7 @@ class Engine:
         # Shares of similar length stand side by side, so that a backend can serve them together.
         picks = sorted(schedule.picks, key=lambda pick: pick.sequence.cached_len)
         if self._group is not None:
-            digest = step_digest(schedule, picks, self.residency.pools)
+            digest = step_digest(schedule, picks, self.page_owners.pools)
             self._group.agree(digest, "what this step is to run")
         forward_start = self._clock()
         found = self.forward(picks, wanted)
@@ -286,7 +286,7 @@ class Engine:
         for pick in picks:
             sequence = pick.sequence
             if pick.num_delta:
-                self.residency.commit(sequence, pick.delta())
+                self.page_owners.commit(sequence, pick.delta())
             if not pick.completes:
                 continue
             num_cached, sequence.pending = sequence.num_adopted, None
@@ -307,13 +307,13 @@ class Engine:
         A request that is unknown or has lost its cache is left alone: its next work is answered
         with have_len.
         """
-        sequence = self.residency.sequences.get(request_id)
+        sequence = self.page_owners.sequences.get(request_id)
         if sequence is None or not sequence.num_pages:
             return
         if sequence.pending is not None:
             raise ProtocolError(f"request {request_id!r} has a pending work; retain before submit")
         path, keep = tuple(path), tuple(keep)
-        self.residency.retain(sequence, path, keep)
+        self.page_owners.retain(sequence, path, keep)
         self._blocked = False
         self._tell(commands.Retain(request_id, path, keep))
 
@@ -321,13 +321,13 @@ class Engine:
         """Forget a request and its pending work; an unknown one is no error."""
         self._waiting.pop(request_id, None)
         self._refused.pop(request_id, None)
-        self.residency.leave(request_id)
+        self.page_owners.leave(request_id)
         self._blocked = False
         self._tell(commands.Release(request_id))
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless every page is accounted for."""
-        self.residency.check_integrity()
+        self.page_owners.check_integrity()
 
     def follow(self) -> None:
         """Ranks other than 0: repeat rank 0's calls until it closes its engine.

@@ -47,7 +47,7 @@ class FirstLayers:
         self.max_context_len = whole.max_context_len
         self.tokenizer_hash = whole.tokenizer_hash
         self.cache = whole.cache.first(len(model.layers))
-        self._residency = whole.residency
+        self._pages = whole.page_owners
         self._forward = whole.forward.of_part(model, self.cache)
         self._sequences: dict[str, _Continued] = {}
         self._pending: dict[str, Work] = {}
@@ -74,13 +74,13 @@ class FirstLayers:
 
     def prepare(self, request_id: str, text_len: int, num_nodes: int) -> bool:
         """Whether the whole holds a text but for its last token; makes room for so many nodes."""
-        held = self._residency.sequences.get(request_id)
+        held = self._pages.sequences.get(request_id)
         # Where the whole has nodes of its own behind the text, they must not be written over.
         if held is None or held.cached_len != text_len - 1 or len(held.tree):
             return False
-        if not self._residency.has_room(held, text_len + num_nodes):
+        if not self._pages.has_room(held, text_len + num_nodes):
             return False
-        self._residency.reserve(held, text_len + num_nodes)
+        self._pages.reserve(held, text_len + num_nodes)
         return True
 
     def cached_len(self, request_id: str) -> int:
@@ -136,7 +136,7 @@ class FirstLayers:
 
     def _opened(self, work: Work) -> _Continued | None:
         """The request as the work presumes it; None where it is not."""
-        held = self._residency.sequences.get(work.request_id)
+        held = self._pages.sequences.get(work.request_id)
         if held is None or held.cached_len != work.context_len - 1:
             return None
         sequence = self._sequences.get(work.request_id)

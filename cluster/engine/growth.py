@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.engine.cpu.growth import Growing, Grown, GrowthRules, TreeGrower
-from cluster.engine.memory.residency import Residency
+from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.work import Output, Work
 from cluster.errors import ProtocolError
 
@@ -14,19 +14,19 @@ class ResidentGrowth:
     """Makes room for trees, lets `grower` expand them and records what it has written."""
 
     def __init__(
-        self, residency: Residency, grower: TreeGrower, vocab_size: int, group: int
+        self, page_owners: PageOwners, grower: TreeGrower, vocab_size: int, group: int
     ) -> None:
         """group: of the model's layers, which is one where they all run in native code."""
         self.grower = grower
         self._group = group
-        self._residency = residency
+        self._pages = page_owners
         self._vocab_size = vocab_size
 
     def grow(self, trees: Sequence[Growing], rules: GrowthRules) -> list[Output | Grown | None]:
         """See `Engine.grow`; none of the requests has a pending work."""
         answers = [self._open(tree) for tree in trees]
         ready = [tree for tree, answer in zip(trees, answers, strict=True) if answer is True]
-        sequences = [self._residency.sequences[tree.request_id] for tree in ready]
+        sequences = [self._pages.sequences[tree.request_id] for tree in ready]
         grown: dict[str, Grown] = {}
         if ready:
             tables = [sequence.tables[self._group] for sequence in sequences]
@@ -39,7 +39,7 @@ class ResidentGrowth:
             ):
                 if len(tree.delta):
                     start = sequence.cached_len - tree.base_len
-                    self._residency.commit(sequence, tree.delta[start:])
+                    self._pages.commit(sequence, tree.delta[start:])
                 sequence.tree = each.tree
                 grown[tree.request_id] = each
         return [
@@ -56,17 +56,17 @@ class ResidentGrowth:
                 f"request {tree.request_id!r}: the delta holds token ids outside the vocabulary "
                 f"0..{self._vocab_size - 1}"
             )
-        residency = self._residency
-        sequence = residency.enter(tree.request_id)
+        page_owners = self._pages
+        sequence = page_owners.enter(tree.request_id)
         work = Work(
             tree.request_id, tree.base_len, tree.delta, tree.tree, len(tree.tree), tree.prefix_hash,
             tree.tenant,
         )  # fmt: skip
-        have_len = residency.open(work, sequence)
+        have_len = page_owners.open(work, sequence)
         if have_len is not None:
             return Output(tree.request_id, have_len=have_len)
         length = tree.base_len + len(tree.delta) + tree.max_slots
-        if not residency.has_room(sequence, length):
+        if not page_owners.has_room(sequence, length):
             return False
-        residency.reserve(sequence, length)
+        page_owners.reserve(sequence, length)
         return True

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.loading.sizes import check_sizes
 from cluster.engine.memory.reach import LayerGroup, Reach
 from cluster.engine.work import Work

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 
 # One bit per token of the vocabulary, the lowest bit first: uint32[words] is a row of a mask.
 MaskRow = npt.NDArray[np.uint32]

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from cluster.config_answers import AnswersConfig
+from cluster.config.answers import AnswersConfig
 from cluster.errors import ConfigError, DrafthouseError, RequestError
-from cluster.fingerprint import load_pretrained_tokenizer
 from cluster.grammar.base import Backend, Grammar
-from cluster.grammar_spec import GrammarSpec
+from cluster.models.fingerprint import load_pretrained_tokenizer
+from cluster.requests.grammar_spec import GrammarSpec
 
 # Compiled grammars that are kept; those of requests that run stay alive beside them.
 _MAX_KEPT = 128

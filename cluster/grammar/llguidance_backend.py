@@ -11,7 +11,7 @@ import llguidance
 from cluster.errors import RequestError
 from cluster.grammar.base import MaskRow
 from cluster.grammar.lark import JSON_LAYOUT, structural_tag_to_lark
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 
 # Without the grammar's source and the parser's state, which are long and may be secrets.
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)

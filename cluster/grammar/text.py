@@ -9,7 +9,7 @@ import numpy as np
 
 from cluster.core import TokenTree
 from cluster.grammar.base import Grammar, MaskRow
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 
 
 class ConstrainedText:

@@ -10,7 +10,7 @@ import numpy as np
 
 from cluster.errors import ConfigError, RequestError
 from cluster.grammar.base import MaskRow
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 
 _CACHE_BYTES = 64 * 1024 * 1024
 _MAX_REASON_CHARS = 300

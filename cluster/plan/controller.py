@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from cluster import metrics
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.plan import step_choice
 from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.load import Load, TargetModel

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
 from cluster.spec.budget import NO_DRAFTS, Ask, DraftLengthValues

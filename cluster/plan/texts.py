@@ -17,8 +17,8 @@ from cluster.spec import evidence
 from cluster.spec.acceptance import Group, Seen
 from cluster.spec.forest import Forest, Indices
 from cluster.spec.step_cost import DRAFT_LENGTHS, MAX_COMMIT
+from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import below, walk
-from cluster.token_log import TokenLog
 
 # Bits over the drafters of a text: node by node, whose it is.
 SourceBits = npt.NDArray[np.uint32]

@@ -25,9 +25,9 @@ from cluster.core import (
     TokenTree,
 )
 from cluster.errors import ProtocolError
-from cluster.grammar_spec import GrammarSpec
-from cluster.made_for import MadeFor
 from cluster.messages import Refusal, WorkerDescription
+from cluster.models.made_for import MadeFor
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.codec_beams import decode_beam_spec, encode_beam_spec
 from cluster.rpc.codec_engine import decode_engine, encode_engine
 

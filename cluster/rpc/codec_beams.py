@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cluster.beam_spec import BeamEnd, BeamSpec, EarlyStopping
 from cluster.client.generated import common_pb2 as pb
 from cluster.core import TokenArray
 from cluster.errors import ProtocolError
+from cluster.requests.beam_spec import BeamEnd, BeamSpec, EarlyStopping
 
 _STOPPING: dict[EarlyStopping, pb.EarlyStopping] = {
     False: pb.EARLY_STOPPING_UNSPECIFIED,

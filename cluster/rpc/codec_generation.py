@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.beam_spec import BeamSpec
 from cluster.client.generated import generation_pb2
 from cluster.core import SpeculationOptions, SpeculationStats
 from cluster.errors import ProtocolError, RequestError
+from cluster.requests.beam_spec import BeamSpec
 from cluster.rpc.codec import (
     decode_grammar,
     encode_draft_sources,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.beam_spec import BeamSpec
 from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
@@ -17,7 +16,8 @@ from cluster.core import (
     TokenArray,
     TokenLogprob,
 )
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.beam_spec import BeamSpec
+from cluster.requests.grammar_spec import GrammarSpec
 
 
 @dataclass(frozen=True, slots=True)

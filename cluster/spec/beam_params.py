@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from cluster.beam_spec import MAX_BEAMS
 from cluster.core import SamplingParams
 from cluster.errors import RequestError
+from cluster.requests.beam_spec import MAX_BEAMS
 
 # Of any length: a text's score is divided by its length to this power, which must stay a number.
 MAX_LENGTH_PENALTY = 8.0

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.beam_spec import BeamSpec
 from cluster.core import FloatArray, TokenArray, TokenLogprob
+from cluster.requests.beam_spec import BeamSpec
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 from cluster.core import FloatArray, Proposal, TokenTree
 from cluster.errors import ProtocolError
 from cluster.spec.native import trees as native
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 
 # The vocabulary of a peer that does not know the target's: ids are then bounded by their 32 bits.
 ANY_VOCABULARY = 0

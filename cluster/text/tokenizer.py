@@ -16,7 +16,7 @@ from tokenizers import decoders
 
 from cluster.core import TokenArray
 from cluster.errors import ConfigError, RequestError
-from cluster.fingerprint import load_pretrained_tokenizer, token_strings, tokenizer_hash
+from cluster.models.fingerprint import load_pretrained_tokenizer, token_strings, tokenizer_hash
 from cluster.text.chat import ChatTemplate, read_template
 from cluster.text.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from cluster.text.generation_config import AUTO, load_eos_token_ids

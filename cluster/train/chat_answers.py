@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
-from cluster.fingerprint import load_pretrained_tokenizer
+from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.train.generate import Sampling, write_with
 from cluster.train.processes import processes
 

@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
-from cluster.fingerprint import folder_tokenizer_hash
-from cluster.made_for import write_made_for
+from cluster.models.fingerprint import folder_tokenizer_hash
 from cluster.models.int8 import save_int8
+from cluster.models.made_for import write_made_for
 from cluster.models.resolve import resolve
 from cluster.train.acceptance import mean_acceptance_len
 from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, known_and_held_out

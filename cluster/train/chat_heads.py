@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from cluster.errors import ConfigError
-from cluster.made_for import MadeFor
+from cluster.models.made_for import MadeFor
 from cluster.train.chat_answers import Answer, AnswerSettings
 from cluster.train.chat_order import ConversationOrder
 

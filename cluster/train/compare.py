@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from cluster.config import (
+from cluster.config.schema import (
     Config,
     CoordinatorConfig,
     DrafterConfig,
@@ -27,7 +27,7 @@ from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.load import format_of
 from cluster.errors import ConfigError
 from cluster.local import LLM
-from cluster.made_for import folder_made_for
+from cluster.models.made_for import folder_made_for
 from cluster.train.made_for import target_of
 from cluster.train.processes import processes
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from cluster.errors import ConfigError
-from cluster.train.chat import conversations
+from cluster.train.conversations import conversations
 from cluster.train.corpus import KINDS, Corpus, Document
 from cluster.train.tokenizer import END_OF_TEXT, save_tokenizer
 

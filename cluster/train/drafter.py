@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.engine.device import computes
 from cluster.errors import ConfigError
-from cluster.made_for import write_made_for
+from cluster.models.made_for import write_made_for
 from cluster.train.corpus import KINDS
 from cluster.train.dataset import STREAMS, Mixture, mix_streams, read_streams, read_tokenizer
 from cluster.train.distill import DistillationLoss, Loss

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from cluster.draft.heads.eagle3 import Eagle3Head, Eagle3Spec
-from cluster.made_for import MadeFor
+from cluster.models.made_for import MadeFor
 from cluster.train.chat_heads import HeadBatch, Learner
 
 # Keys of the target's configuration that its draft layer shares.

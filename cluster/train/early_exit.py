@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from cluster.draft.heads.exit import ARCHITECTURE, ExitHead
 from cluster.errors import ConfigError
-from cluster.made_for import MadeFor
+from cluster.models.made_for import MadeFor
 from cluster.train.chat_heads import HeadBatch, Learner
 
 

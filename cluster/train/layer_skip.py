@@ -17,14 +17,14 @@ import torch
 import yaml
 from tqdm import tqdm
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import TokenTree, token_array
 from cluster.engine.engine import Engine
 from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.loading.part import part_of
 from cluster.engine.work import Work
-from cluster.fingerprint import load_pretrained_tokenizer
-from cluster.made_for import MadeFor
+from cluster.models.fingerprint import load_pretrained_tokenizer
+from cluster.models.made_for import MadeFor
 from cluster.models.resolve import resolve
 from cluster.train.chat_answers import Answer, AnswerSettings, ChatModel, context_len
 from cluster.train.made_for import target_of

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.fingerprint import model_hash
-from cluster.made_for import MadeFor
+from cluster.models.fingerprint import model_hash
+from cluster.models.made_for import MadeFor
 from cluster.models.names import served_name
 from cluster.models.resolve import resolve
 

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from cluster.draft.heads.medusa import MedusaHead, MedusaSpec
-from cluster.made_for import MadeFor
+from cluster.models.made_for import MadeFor
 from cluster.train.chat_heads import HeadBatch, Learner
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from cluster.config import Config
+from cluster.config.live import changed
+from cluster.config.schema import Config
 from cluster.engine.engine import Engine
 from cluster.engine.loading.peft_folder import read_adapters
 from cluster.errors import ConfigError
-from cluster.live_config import changed
 from cluster.messages import AdapterList
 
 log = logging.getLogger(__name__)

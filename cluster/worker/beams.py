@@ -10,12 +10,12 @@ from typing import Protocol
 
 import numpy as np
 
-from cluster.beam_spec import BeamEnd
 from cluster.core import TokenLogprob, Verdict, VerifyItem, token_array
 from cluster.engine.beam_search import BeamRun, Retaining
 from cluster.engine.limits import Limits
 from cluster.engine.work import Output, Work
 from cluster.errors import ProtocolError, RequestError
+from cluster.requests.beam_spec import BeamEnd
 from cluster.spec.beam_search import Hypothesis
 
 # Tokens of all beams beyond what they share: a step looks at each pair of them, on the host too.

@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from cluster.breaker import CircuitBreaker
-from cluster.config import Config, DrafterConfig, EngineConfig
-from cluster.config_parse import parse
+from cluster.config.parse import parse
+from cluster.config.schema import Config, DrafterConfig, EngineConfig
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
+from cluster.draft.breaker import CircuitBreaker
 from cluster.errors import ConfigError
 from cluster.grammar.compiler import create_compiler
-from cluster.made_for import MadeFor
 from cluster.messages import AdapterList, EngineState, WorkerDescription
+from cluster.models.made_for import MadeFor
 from cluster.models.resolve import resolve
 from cluster.spec.step_profile import DraftTime
 from cluster.worker.devices import devices_of, native_build
-from cluster.worker.draft import DraftWorker
+from cluster.worker.draft_worker import DraftWorker
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine

@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.config import Config, EngineConfig
-from cluster.config_file import load
-from cluster.config_rules import check_in_pool
+from cluster.config.file import load
+from cluster.config.rules import check_in_pool
+from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError, NotFoundError
 from cluster.rpc.server import serve_drafter, serve_target

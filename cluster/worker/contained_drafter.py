@@ -17,9 +17,9 @@ import numpy.typing as npt
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree
 from cluster.draft.base import Drafter, Interruptible
 from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows, StepWants
+from cluster.draft.once_a_minute import OnceAMinute
 from cluster.errors import CapacityError, DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import Refusal
-from cluster.once_a_minute import OnceAMinute
 from cluster.spec.tree_check import ANY_VOCABULARY, problems_of_proposals
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ import numpy as np
 
 from cluster.core import EMPTY_TREE, SamplingParams, VerifyItem, token_array
 from cluster.spec.step_profile import DraftTime
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 from cluster.worker.resident import ResidentText
 from cluster.worker.residents import Residents
 from cluster.worker.step_verifier import StepVerifier

@@ -9,8 +9,8 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from cluster.core import VerifyItem
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.grammar.text import ConstrainedText
-from cluster.grammar_spec import GrammarSpec
 from cluster.messages import Open
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.worker.grammar_hook import GrammarHook
 
 

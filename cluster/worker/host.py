@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cluster.config import Config, EngineConfig
+from cluster.config.schema import Config, EngineConfig
 from cluster.core import TokenArray
 from cluster.draft import registry
 from cluster.draft.inside import IndexArray, kv_layers_of

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from cluster import metrics
-from cluster.breaker import CircuitBreaker
 from cluster.core import (
     Commit,
     DraftTask,
@@ -21,14 +20,15 @@ from cluster.core import (
     token_array,
 )
 from cluster.draft.base import Drafter
+from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.inside import WANTS_NOTHING, StepRows, StepWants
 from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
-from cluster.made_for import MadeFor
 from cluster.messages import Refusal
+from cluster.models.made_for import MadeFor
 from cluster.plan.samples import Samples
 from cluster.spec.step_cost import MAX_COMMIT
+from cluster.spec.token_log import TokenLog
 from cluster.spec.tree_check import problem_in_text
-from cluster.token_log import TokenLog
 from cluster.worker.contained_drafter import ContainedDrafter
 from cluster.worker.stall_debt import StallDebt, has_stalled
 

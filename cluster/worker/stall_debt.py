@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from cluster.once_a_minute import OnceAMinute
+from cluster.draft.once_a_minute import OnceAMinute
 
 log = logging.getLogger(__name__)
 

@@ -19,8 +19,8 @@ from cluster.spec.logits_hook import LogitsHook, TokenMask, forbid
 from cluster.spec.noise_torch import NoiseRows
 from cluster.spec.penalties import Counts, PenalisedRows, TokenBias, ban, penalise
 from cluster.spec.sampling import is_truncated, pack
+from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import depths
-from cluster.token_log import TokenLog
 
 
 class TargetSequence:

@@ -20,7 +20,7 @@ from cluster.plan.in_flight import PLAIN, InFlight
 from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
 from cluster.spec.credit import counts, owners
 from cluster.spec.ending import cut
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 from cluster.worker.resident import ResidentText
 from cluster.worker.target_stream import TargetStream
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from cluster.beam_spec import BeamSpec, EarlyStopping
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
+from cluster.requests.beam_spec import BeamSpec, EarlyStopping
 from cluster.spec.beam_params import MAX_LENGTH_PENALTY
 from deployments.ingress.fields import Fields, shown
 from deployments.ingress.spec import GenerationSpec

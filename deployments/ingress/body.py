@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from cluster.config import IngressConfig
+from cluster.config.schema import IngressConfig
 from cluster.errors import RequestError, TooLargeError, TooSlowError
 from cluster.text.json_text import parse_json
 from deployments.ingress.fields import json_kind

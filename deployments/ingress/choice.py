@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cluster.beam_texts import beam_event
 from cluster.core import (
     EMPTY_TOKENS,
     FinishReason,
@@ -15,6 +14,7 @@ from cluster.core import (
     TokenEvent,
     TokenLogprob,
 )
+from cluster.text.beam_texts import beam_event
 from cluster.text.stream import TextStream
 from cluster.text.tool_calls.base import CallPiece, Part
 from deployments.ingress.reading import Reading

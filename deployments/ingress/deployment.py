@@ -9,10 +9,11 @@ from typing import Any
 
 from ray import serve
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.core import SamplingParams
 from cluster.text.generation_config import load_sampling_defaults
 from cluster.text.tokenizer import Tokenizer
+from deployments.configured_models import tokenizer_folder
 from deployments.endpoints import ServeEndpoints
 from deployments.exporter import Exporter
 from deployments.ingress.draining import LAST_WORDS_S
@@ -22,7 +23,6 @@ from deployments.ingress.http import create_app
 from deployments.ingress.http_listener import HttpListener
 from deployments.ingress.ingress import Ingress
 from deployments.ingress.metrics_page import AskOthers, nobody
-from deployments.models import tokenizer_folder
 from deployments.replica import configure_logging, process_id, where
 
 # Whoever listens waits until every request is over (`Ingress.drain`), and so much longer.

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from cluster.core import EMPTY_TOKENS, Request, SpeculationStats, TokenArray, TokenEvent
 from cluster.errors import DeadlineError, DrafthouseError, RequestError
-from cluster.seeds import draw_seed
+from cluster.requests.seeds import draw_seed
 from cluster.text.dialect import Dialect
 from cluster.text.stream import TextStream
 from cluster.text.tokenizer import Tokenizer

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from cluster.config_answers import AnswersConfig
+from cluster.config.answers import AnswersConfig
 from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler, check_size
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 
 # A grammar that never ends occupies one of them.
 _NUM_THREADS = 2

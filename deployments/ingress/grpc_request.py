@@ -11,7 +11,7 @@ import numpy as np
 
 from cluster.core import TokenArray
 from cluster.errors import RequestError
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.generation import ChatMessage, GenerationRequest, ResumedChoice
 from cluster.text.json_text import parse_json
 from deployments.ingress.beams import read_beams, with_beams

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cluster import metrics
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.core import SamplingParams, TokenArray
 from cluster.errors import DrafthouseError, UnavailableError
 from cluster.grammar.compiler import create_compiler

@@ -7,8 +7,8 @@ from typing import Any
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
-from cluster.seeds import asked_seed
-from cluster.tenant import DEFAULT_TENANT, tenant_of
+from cluster.requests.seeds import asked_seed
+from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from deployments.ingress.api.table import (
     MAX_LOGIT_BIAS,
     MAX_METADATA,

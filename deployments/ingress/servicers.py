@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2
 
 from cluster.client.generated import generation_pb2
-from cluster.config import IngressConfig
+from cluster.config.schema import IngressConfig
 
 GENERATION = generation_pb2.DESCRIPTOR.services_by_name["GenerationService"].full_name
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.core import SamplingParams, SpeculationOptions, TokenArray
-from cluster.tenant import DEFAULT_TENANT
+from cluster.requests.tenant import DEFAULT_TENANT
 from cluster.text.dialect import Dialect
 from deployments.ingress.api.contract import Compatibility
 from deployments.ingress.names import Names

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from cluster.errors import RequestError
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.json_text import parse_json
 from deployments.ingress.fields import Fields, encodable, encodable_json, json_kind, shown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.adapters import ADAPTERS, AdapterNews
 from cluster.messages import AdapterList, WorkerDescription
 from tests.support.coordinator.house import house, request

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import (
     FinishReason,

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.beam_spec import BeamEnd, BeamSpec
-from cluster.beam_texts import beam_event
 from cluster.core import FinishReason, Verdict, VerifyItem, token_array
 from cluster.errors import RequestError
 from cluster.messages import TextName, VerdictFrame
+from cluster.requests.beam_spec import BeamEnd, BeamSpec
+from cluster.text.beam_texts import beam_event
 from cluster.worker.verifier import Answer, Stepped
 from tests.support.coordinator.house import GREEDY, collect, house, request
 from tests.support.coordinator.toy_target import ToyVerifier

@@ -11,7 +11,7 @@ from cluster.coordinator.pool_scores import PoolScores
 from cluster.core import TokenTree, token_array
 from cluster.plan.texts import Text
 from cluster.spec.acceptance import Seen
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 
 GROUP = ("default", False)
 

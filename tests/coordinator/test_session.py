@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.breaker import CircuitBreaker
 from cluster.coordinator.session import Limits, Session
 from cluster.core import SamplingParams, token_array
+from cluster.draft.breaker import CircuitBreaker
 from tests.support.coordinator.house import request
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.config import IngressConfig
+from cluster.config.schema import IngressConfig
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 from tests.support.engine.adapters import write_adapter
 

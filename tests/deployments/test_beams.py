@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cluster.beam_spec import BeamSpec
 from cluster.core import VerifyItem, token_array
 from cluster.errors import RequestError
 from cluster.messages import Refusal
+from cluster.requests.beam_spec import BeamSpec
 from cluster.rpc.generation import GenerationRequest, ResumedChoice, SamplingOptions
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.coordinators import Coordinators

@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.beam_spec import BeamSpec
 from cluster.client import Client, GenerateRequest, SamplingOptions, TokenIds
 from cluster.core import token_array
+from cluster.requests.beam_spec import BeamSpec
 from cluster.rpc.codec_beams import encode_beam_spec
 from tests.deployments.conftest import MODEL, Served, wait_until
 from tests.engine.test_beam_search import expected

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from cluster.config import IngressConfig
+from cluster.config.schema import IngressConfig
 from cluster.errors import TooLargeError, TooSlowError
 from deployments.ingress.body import read_object
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cluster.config import Config, DrafterConfig, EngineConfig, TargetConfig
+from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
 from cluster.draft.heads.checkpoint import TargetShape, read_shapes
 from cluster.draft.heads.load import load_draft_head
 from cluster.errors import ConfigError

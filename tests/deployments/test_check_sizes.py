@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import EngineConfig
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import EngineConfig
 from cluster.engine.loading.inspection import describe
 from cluster.engine.loading.planned import Planned, planned
 from cluster.errors import ConfigError

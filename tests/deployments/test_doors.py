@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.config import Config, NetworkConfig
+from cluster.config.schema import Config, NetworkConfig
 from cluster.errors import ConfigError
 from deployments.addresses import from_here, is_loopback, joined
 from deployments.cli import main

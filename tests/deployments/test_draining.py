@@ -16,7 +16,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cluster.client.generated import generation_pb2
-from cluster.config import Config, GrpcConfig, IngressConfig
+from cluster.config.schema import Config, GrpcConfig, IngressConfig
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_api import GrpcApi

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cluster.errors import RequestError
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.generation import ChatMessage, GenerationRequest, SamplingOptions
 from deployments.ingress.grpc_request import prompt_of, to_spec
 from deployments.ingress.names import Names

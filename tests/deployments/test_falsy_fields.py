@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import RequestError
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
 from deployments.ingress.api.messages import parse_messages_request
 from deployments.ingress.api.response_request import parse_response

@@ -6,8 +6,8 @@ import pytest
 
 from cluster.core import token_array
 from cluster.errors import RequestError
+from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from cluster.rpc.generation import GenerationRequest, ResumedChoice
-from cluster.tenant import DEFAULT_TENANT, tenant_of
 from deployments.ingress.grpc_request import request_name, to_spec
 from tests.deployments.test_openai_request import LIMITS
 

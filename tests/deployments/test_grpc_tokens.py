@@ -23,7 +23,7 @@ from cluster.client import (
     SamplingOptions,
     TokenizeRequest,
 )
-from cluster.config import GrpcConfig
+from cluster.config.schema import GrpcConfig
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from tests.deployments.conftest import free_port

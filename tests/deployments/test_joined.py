@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.config import Config
-from cluster.config_api import GrpcConfig, HttpConfig
+from cluster.config.api import GrpcConfig, HttpConfig
+from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from deployments import local_ray
 from deployments.local_ray import JoinedRay

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import Config, DrafterConfig
+from cluster.config.schema import Config, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.messages import WorkerDescription
 from deployments import learned

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 
 from cluster.client import Client, GenerateRequest, SamplingOptions, TokenIds
-from cluster.config import Config
+from cluster.config.schema import Config
 from tests.support.deployments.scripted import scripted
 from tests.support.rpc.generation_messages import encode_request
 from tests.support.rpc.generation_strategy import public_requests

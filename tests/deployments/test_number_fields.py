@@ -15,7 +15,7 @@ import pytest
 
 from cluster.client import Client, GenerateRequest, InvalidRequestError, SamplingOptions
 from cluster.client.generated.common_pb2 import BeamSearch
-from cluster.config import GrpcConfig
+from cluster.config.schema import GrpcConfig
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from tests.deployments.conftest import free_port

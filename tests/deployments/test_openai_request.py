@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerFast
 
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.errors import RequestError
+from cluster.requests.tenant import DEFAULT_TENANT, tenant_of
 from cluster.rpc.generation import GenerationRequest
-from cluster.tenant import DEFAULT_TENANT, tenant_of
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import parse_chat, parse_completion

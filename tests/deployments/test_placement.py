@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import PlacementConfig
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import PlacementConfig
 from cluster.errors import ConfigError
 from deployments.placement import (
     group_options,

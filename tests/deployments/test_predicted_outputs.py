@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from cluster.config import DrafterConfig, DrafterPlacement
+from cluster.config.schema import DrafterConfig, DrafterPlacement
 from cluster.spec.params import MAX_PREDICTION_TOKENS
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config
 

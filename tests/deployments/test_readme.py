@@ -25,7 +25,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.config_file import load
+from cluster.config.file import load
 from tests.deployments.conftest import DEADLINE_S, free_ports
 
 ROOT = Path(__file__).resolve().parents[2]

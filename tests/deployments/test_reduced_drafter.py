@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from transformers import AutoModelForCausalLM
 
-from cluster.config import Config, DrafterConfig, EngineConfig, TargetConfig
+from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
 from cluster.draft.vocabulary import DraftVocabulary
 from cluster.errors import ConfigError
-from cluster.fingerprint import folder_tokenizer_hash
+from cluster.models.fingerprint import folder_tokenizer_hash
 from cluster.train.chat_drafter import save_drafter, smaller_copy
 from deployments.preflight import inspect
 

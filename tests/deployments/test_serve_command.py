@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config
-from cluster.config_file import ServeFile
+from cluster.config.file import ServeFile
+from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from deployments.serve_command import _Signals, _Stop, logging_options, refuse_unserved_keys
 

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.config import Config, CoordinatorConfig
+from cluster.config.schema import Config, CoordinatorConfig
 from tests.support.deployments import slow_readers
 from tests.support.deployments.scripted import Scripted, scripted
 from tests.support.text.tokenizers_for_tests import byte_level_folder

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cluster.config_answers import AnswersConfig
+from cluster.config.answers import AnswersConfig
 from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.rpc.codec_generation import decode_request
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
 from deployments.ingress.grammar_check import GrammarCheck

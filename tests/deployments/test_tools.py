@@ -10,7 +10,7 @@ import pytest
 
 from cluster.core import FinishReason, token_array
 from cluster.errors import RequestError
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.text.dialect import Dialect
 from cluster.text.reasoning import ReasoningMarkers
 from cluster.text.tool_calls.base import CallPiece, Said

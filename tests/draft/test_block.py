@@ -195,7 +195,7 @@ def test_another_kind_of_head_is_refused_by_name(llama_folder: Path, tmp_path: P
 
 
 def test_outside_of_a_target_it_says_where_it_belongs(dflash: Path) -> None:
-    from cluster.draft.block import BlockDrafter
+    from cluster.draft.block_drafter import BlockDrafter
 
     with pytest.raises(ConfigError, match=r"drafters\.head\.placement: .* \{with: target\}"):
         BlockDrafter(DrafterContext("head", 8, 8), BlockOptions(model=str(dflash)))

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cluster.core import Commit, token_array
 from cluster.draft.committed_text import RequestState, RequestTable, common_len, gram_keys
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 from tests.support.draft.author import GREEDY, Author
 
 tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=60)

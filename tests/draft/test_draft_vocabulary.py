@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import RowContext, rank_rows

@@ -116,10 +116,10 @@ def test_a_text_that_the_target_does_not_hold_is_left_alone(llama_folder: Path) 
     inside.verifier.submit([session.item()])
     session.take(inside.verifier.step().verdicts[0])
     assert len(inside.tree(session, 4)) > 0
-    held = inside.engine.residency.sequences["a"]
+    held = inside.engine.page_owners.sequences["a"]
     held.tree = TokenTree.of([7], [-1])
     assert not inside.drafter.engine.prepare("a", held.cached_len + 1, 4)  # its rows stay
     held.tree = EMPTY_TREE
-    inside.engine.residency.evacuate(held)
+    inside.engine.page_owners.evacuate(held)
     session.tokens.append(5)
     assert len(inside.tree(session, 4)) == 0

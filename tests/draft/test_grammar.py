@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.config import DrafterConfig, DrafterPlacement
+from cluster.config.schema import DrafterConfig, DrafterPlacement
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.grammar import GrammarDrafter, GrammarOptions
 from cluster.draft.registry import create
 from cluster.errors import ConfigError
 from cluster.grammar.text import ConstrainedText
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from tests.support.draft.author import Author, write
 from tests.support.grammar.backends import BACKENDS, SPECS, eos, ids_of, open_text, tokenizer
 

@@ -49,7 +49,7 @@ def test_no_prefix_of_another_tenant_is_used(llama_folder: Path, prompt_len: int
     for name, tenant in (("first", b"a"), ("other", b"b"), ("own", b"a")):
         author = Author(PROMPT[:prompt_len], request_id=name, tenant=tenant)
         drafts[name] = write(drafter, author, [])
-        pages = {entry.pages[0] for entry in engine.residency.sequences[name].shared}
+        pages = {entry.pages[0] for entry in engine.page_owners.sequences[name].shared}
         drafts[name, "pages"] = pages
     assert drafts["first", "pages"]
     assert not drafts["first", "pages"] & drafts["other", "pages"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm import LMDrafter

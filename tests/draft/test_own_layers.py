@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config, DrafterConfig
+from cluster.config.schema import Config, DrafterConfig
 from cluster.core import token_array
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext

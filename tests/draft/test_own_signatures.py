@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import DrafterConfig
+from cluster.config.schema import DrafterConfig
 from cluster.core import DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.plugin import Draft, RequestState, TextDrafter

@@ -163,7 +163,7 @@ def test_the_other_kind_of_head_is_refused_with_its_name(
      ({"context": 0}, "context: 0 is below 1")],
 )  # fmt: skip
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
-    from cluster.config import DrafterConfig
+    from cluster.config.schema import DrafterConfig
 
     given = {"model": "x", **options} if options else {}
     with pytest.raises(ConfigError, match=rf"drafters\.head\.options\.{said}"):

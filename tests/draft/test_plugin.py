@@ -14,8 +14,14 @@ import yaml
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig, EngineConfig, TargetConfig
-from cluster.config_parse import parse
+from cluster.config.parse import parse
+from cluster.config.schema import (
+    Config,
+    CoordinatorConfig,
+    DrafterConfig,
+    EngineConfig,
+    TargetConfig,
+)
 from cluster.core import SamplingParams, SpeculationOptions
 from cluster.draft import plugin
 from cluster.draft.base import Drafter, DrafterContext

@@ -12,8 +12,8 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.gram_index import GramIndex
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.draft.replay import Recording, replay
+from cluster.spec.token_log import TokenLog
 from cluster.spec.tree_check import check_tree
-from cluster.token_log import TokenLog
 from tests.support.draft.author import GREEDY, Author, grow, write
 
 

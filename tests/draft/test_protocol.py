@@ -21,8 +21,8 @@ from cluster.draft.prediction import PredictionDrafter, PredictionOptions
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
+from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree_check import check_tree
-from cluster.token_log import prefix_hash
 from tests.support.draft.author import Author, grow, lm_drafter, write
 
 VOCAB = 288

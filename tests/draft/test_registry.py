@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cluster.config import DrafterConfig
+from cluster.config.schema import DrafterConfig
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm_options import LMOptions
@@ -105,7 +105,7 @@ def test_a_new_drafter_is_one_class_and_one_line() -> None:
 def test_checking_and_count_based_drafting_need_no_torch() -> None:
     program = (
         "import sys\n"
-        "from cluster.config import DrafterConfig\n"
+        "from cluster.config.schema import DrafterConfig\n"
         "from cluster.draft.base import DrafterContext\n"
         "from cluster.draft.registry import KINDS, check, create\n"
         f"required = {REQUIRED}\n"

@@ -27,7 +27,7 @@ class KnowsTheText:
         self.released: list[str] = []
 
     def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
-        from cluster.token_log import prefix_hash
+        from cluster.spec.token_log import prefix_hash
 
         (commit,) = commits
         self.have = commit.base_len + len(commit.token_ids)

@@ -10,8 +10,8 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.replay import Recording, replay
 from cluster.draft.suffix import PastOutputs, SuffixDrafter, SuffixOptions
 from cluster.errors import ConfigError
+from cluster.spec.token_log import TokenLog
 from cluster.spec.tree_check import check_tree
-from cluster.token_log import TokenLog
 from tests.support.draft.author import GREEDY, Author, write
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from peft import PeftModel
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.engine import Engine, Work
 from cluster.engine.loading.peft_folder import AdapterFolder, read_adapters
 from cluster.errors import ConfigError, NotFoundError

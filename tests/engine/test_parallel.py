@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from tests.support.draft.heads import random_eagle3

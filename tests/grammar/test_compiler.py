@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from cluster.config_answers import AnswersConfig
+from cluster.config.answers import AnswersConfig
 from cluster.errors import RequestError
 from cluster.grammar.base import Backend
 from cluster.grammar.compiler import GrammarCompiler, create_compiler
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from tests.support.grammar.backends import BACKENDS, FOLDER, SPECS, compiler
 
 BAD = {

@@ -14,7 +14,7 @@ import pytest
 from cluster.core import TokenTree
 from cluster.grammar.base import mask_words
 from cluster.grammar.text import ConstrainedText
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from tests.support.grammar.backends import (
     BACKENDS,
     SCHEMA,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.config_file import ServeFile, load
+from cluster.config.file import ServeFile, load
 from tests.support.manifests import (
     MANIFESTS,
     REPOSITORY,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import Config
 from tests.support.manifests import (
     REPOSITORY,
     NodeShape,

@@ -6,7 +6,7 @@ import json
 import tomllib
 from typing import Any
 
-from cluster.config_file import ServeFile, load
+from cluster.config.file import ServeFile, load
 from deployments.ingress.servicers import MESSAGE_LIMIT, message_limit
 from tests.support.manifests import (
     MANIFESTS,

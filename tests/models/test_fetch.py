@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import Config, DrafterConfig, EngineConfig, TargetConfig
+from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
 from cluster.errors import ConfigError
-from cluster.fingerprint import model_hash
+from cluster.models.fingerprint import model_hash
 from cluster.models.resolve import fetch, find, resolve
 from deployments.cli import main
-from deployments.models import fetch_models
+from deployments.configured_models import fetch_models
 from tests.support.models.wheels import NAME, look_only_in, make_known, write_wheel
 
 RESOLVE = "import sys; from cluster.models.resolve import resolve; print(resolve(sys.argv[1]))"

@@ -11,11 +11,11 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.core import SamplingParams
 from cluster.errors import ConfigError
-from cluster.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.local import LLM
+from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 from cluster.models.gguf import convert
 from cluster.models.resolve import resolve
 from cluster.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.loading.model import load_model
 from cluster.errors import ConfigError
 from cluster.models.int8 import load_int8, save_int8

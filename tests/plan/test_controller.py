@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.core import TokenTree, token_array
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Plan, Round
@@ -18,7 +18,7 @@ from cluster.spec.budget import Ask
 from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.throttle import State
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 
 GROUP = ("default", False)
 STEP_S = 0.010

@@ -14,7 +14,7 @@ from cluster.plan.in_flight import PLAIN
 from cluster.plan.offers import gather, in_flight_of, look_at
 from cluster.plan.texts import POOL, HeldTree, Text
 from cluster.spec.acceptance import AcceptanceModel
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 from tests.support.spec.trees import paths, token_trees
 
 NAMES = ("pool-a", "resident", "pool-b", "look-up")

@@ -10,7 +10,7 @@ from cluster.plan.offers import gather, in_flight_of
 from cluster.plan.texts import HeldTree, Text
 from cluster.spec.acceptance import AcceptanceModel, Seen
 from cluster.spec.credit import owners
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 
 GROUP = ("default", False)
 TREE = TokenTree.chain([7, 8])

@@ -18,7 +18,6 @@ from cluster.core import (
     TokenTree,
     token_array,
 )
-from cluster.made_for import MadeFor
 from cluster.messages import (
     EventFrame,
     PoolTree,
@@ -26,6 +25,7 @@ from cluster.messages import (
     StepFrame,
     WorkerDescription,
 )
+from cluster.models.made_for import MadeFor
 from cluster.rpc import codec
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL

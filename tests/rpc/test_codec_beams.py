@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.beam_spec import BeamEnd, BeamSpec
 from cluster.client import GenerateRequest, SamplingOptions
 from cluster.client.generated import common_pb2
 from cluster.client.generated import generation_pb2 as pb
@@ -12,6 +11,7 @@ from cluster.core import SamplingParams, TokenEvent, TokenLogprob, token_array
 from cluster.errors import RequestError
 from cluster.messages import EventFrame, Refusal, TextVerdict, VerdictFrame
 from cluster.plan.texts import NO_SOURCES
+from cluster.requests.beam_spec import BeamEnd, BeamSpec
 from cluster.rpc.codec import decode_params, encode_params
 from cluster.rpc.codec_beams import encode_beam_spec
 from cluster.rpc.codec_coordinator import EVENT

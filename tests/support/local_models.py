@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from cluster.config import DrafterConfig, DrafterPlacement, EngineConfig, TargetConfig
+from cluster.config.schema import DrafterConfig, DrafterPlacement, EngineConfig, TargetConfig
 from cluster.local import LLM
 
 PROMPTS: list[list[int]] = [

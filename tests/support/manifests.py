@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import yaml
 
-from cluster.config import Config, PlacementConfig
+from cluster.config.schema import Config, PlacementConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCHEMAS = REPOSITORY.parent / "shared" / "schemas"

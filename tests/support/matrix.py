@@ -8,7 +8,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig, EngineConfig, TargetConfig
+from cluster.config.schema import (
+    Config,
+    CoordinatorConfig,
+    DrafterConfig,
+    EngineConfig,
+    TargetConfig,
+)
 from cluster.core import FinishReason, Request, SamplingParams, SpeculationOptions
 from cluster.local import LLM, Completion
 from deployments.ingress.openai_request import parse_chat

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from cluster.errors import ConfigError, RequestError
-from cluster.fingerprint import folder_tokenizer_hash, token_strings, tokenizer_hash
+from cluster.models.fingerprint import folder_tokenizer_hash, token_strings, tokenizer_hash
 from cluster.text.tokenizer import Tokenizer
 
 SAMPLES = (

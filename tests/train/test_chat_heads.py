@@ -16,7 +16,7 @@ from cluster.draft.heads.eagle3 import Eagle3Head
 from cluster.draft.heads.load import load_draft_head
 from cluster.draft.vocabulary import load_draft_vocabulary
 from cluster.errors import ConfigError
-from cluster.made_for import MadeFor, folder_made_for
+from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.train import heads
 from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_heads import (

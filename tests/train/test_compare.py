@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import DrafterConfig
+from cluster.config.schema import DrafterConfig
 from cluster.core import SpeculationStats
 from cluster.errors import ConfigError
-from cluster.made_for import MadeFor, write_made_for
+from cluster.models.made_for import MadeFor, write_made_for
 from cluster.train.compare import Acceptance, compare, drafters_of, read_questions, table
 from cluster.train.compare_cli import add_evaluate, questions_of, show_comparison
 from cluster.train.made_for import target_of

@@ -12,10 +12,10 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM
 
-from cluster.config import DrafterConfig
+from cluster.config.schema import DrafterConfig
 from cluster.draft import registry
 from cluster.draft.own_layers_options import LayerSkipOptions
-from cluster.made_for import MadeFor
+from cluster.models.made_for import MadeFor
 from cluster.train.cli import configure, run
 from cluster.train.layer_skip import Found, as_yaml, search, table
 

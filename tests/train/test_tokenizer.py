@@ -8,7 +8,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cluster.train.chat import conversations, render_turn
+from cluster.train.conversations import conversations, render_turn
 from cluster.train.corpus import Document
 from cluster.train.dataset import encode_documents
 from cluster.train.tokenizer import SPECIAL_TOKENS, save_tokenizer, train_tokenizer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import Config, EngineConfig, TargetConfig
+from cluster.config.schema import Config, EngineConfig, TargetConfig
 from cluster.core import EMPTY_TREE, SamplingParams, VerifyItem
 from cluster.engine.engine import Engine
 from cluster.errors import NotFoundError

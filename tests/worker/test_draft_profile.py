@@ -11,7 +11,7 @@ from cluster.core import Commit, DraftTask, Observation, Proposal, SamplingParam
 from cluster.draft.base import Drafter
 from cluster.plan.samples import Tally
 from cluster.spec.step_profile import DraftTime
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 from cluster.worker.draft_profile import profile_drafting
 from cluster.worker.resident import ResidentText
 from cluster.worker.residents import Residents

@@ -12,7 +12,7 @@ from cluster.core import Completion, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.engine.engine import Engine
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
 from tests.support.draft.author import lm_drafter
 from tests.support.worker.draft_peer import TEXT, CountingDrafter, extension, house, lookup, opening

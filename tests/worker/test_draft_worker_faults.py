@@ -12,7 +12,7 @@ from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
 from tests.support.rpc.faulty import FaultPlan, FaultyLink
 from tests.support.worker.draft_peer import (

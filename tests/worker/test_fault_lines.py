@@ -12,8 +12,8 @@ import pytest
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.inside import StepRows, StepWants
 from cluster.errors import ProtocolError, RequestError
+from cluster.spec.token_log import TokenLog
 from cluster.spec.tree_check import ANY_VOCABULARY
-from cluster.token_log import TokenLog
 from cluster.worker.contained_drafter import ContainedDrafter
 from deployments.console_log import is_wanted
 from tests.support.coordinator.house import FakeClock

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from cluster.core import SamplingParams, TokenTree
-from cluster.grammar_spec import GrammarSpec
 from cluster.messages import Refusal
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.spec.logits_hook import _forbidden, clear_bits
 from cluster.worker.grammars import Grammars
 from cluster.worker.verifier import Verifier

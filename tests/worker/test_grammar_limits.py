@@ -8,8 +8,8 @@ from cluster.core import EMPTY_TREE, SamplingParams, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.grammar import GrammarDrafter, GrammarOptions
 from cluster.errors import RequestError
-from cluster.grammar_spec import GrammarSpec
 from cluster.messages import Refusal
+from cluster.requests.grammar_spec import GrammarSpec
 from tests.support.draft.author import Author, write
 from tests.support.grammar.backends import ids_of, open_text
 from tests.support.worker.rounds import Session

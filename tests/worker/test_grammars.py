@@ -13,8 +13,8 @@ import pytest
 from cluster.core import EMPTY_TREE, VerifyItem, token_array
 from cluster.errors import CapacityError, RequestError
 from cluster.grammar.compiler import GrammarCompiler
-from cluster.grammar_spec import GrammarSpec
 from cluster.messages import Open, StepFrame, TextName
+from cluster.requests.grammar_spec import GrammarSpec
 from cluster.worker.grammars import Grammars
 from tests.support.worker.stage import Stage, stage, worker_of
 from tests.support.worker.texts import GREEDY, opened, plain

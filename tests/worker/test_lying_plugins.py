@@ -16,7 +16,7 @@ from cluster.errors import ProtocolError
 from cluster.rpc.channel import connect_drafter
 from cluster.rpc.memory import memory_pair
 from cluster.rpc.server import serve_drafter
-from cluster.worker.draft import DraftWorker
+from cluster.worker.draft_worker import DraftWorker
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, request, text_of
 from tests.support.coordinator.house import house as coordinator_house
 from tests.support.coordinator.toys import ToyTarget, drafter_description, plain_text

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.config import Config, DrafterConfig, EngineConfig, TargetConfig
+from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
 from cluster.core import SamplingParams, TokenTree, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepReader, StepRows, StepWants, host_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.cpu import kernels
 from cluster.engine.device import num_cores, resolve_device
 

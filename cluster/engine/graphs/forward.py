@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.attention.seam import AttentionBackend, AttentionPlan, Step
 from cluster.engine.graphs.capture import Capture, CudaCapture, Replay, Staging, Words
 from cluster.engine.loading.model import LoadedModel

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.errors import ConfigError
-from cluster.fingerprint import folder_tokenizer_hash, model_hash
+from cluster.models.fingerprint import folder_tokenizer_hash, model_hash
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """model_hash and tokenizer_hash as in `cluster.fingerprint`; tokenizer_hash is "" for a model
-    folder without a tokenizer."""
+    """model_hash and tokenizer_hash as in `cluster.models.fingerprint`; the latter is "" for a
+    model folder without a tokenizer."""
 
     model_hash: str
     tokenizer_hash: str

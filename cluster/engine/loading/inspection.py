@@ -13,7 +13,7 @@ import torch
 from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.quantizers.auto import AutoQuantizationConfig, get_hf_quantizer
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.attention.backends import check_name
 from cluster.engine.device import resolve_device
 from cluster.engine.loading.model_config import check_buildable, read_model_config

@@ -14,7 +14,7 @@ import transformers
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.adapters import AdapterShelf
 from cluster.engine.attention import seam
 from cluster.engine.cpu.causal_lm import NativeForward, native_forward

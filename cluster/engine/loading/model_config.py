@@ -13,7 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.errors import ConfigError
 from cluster.models.weights import header_of, safetensors_of
 

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.errors import ConfigError
 
 _SETTINGS = "adapter_config.json"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.device import resolve_device, resolve_dtype
 from cluster.engine.graphs.forward import ACTIVATIONS
 from cluster.engine.loading.inspection import Description

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.attention.seam import IMPLEMENTATION, layer_index
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError

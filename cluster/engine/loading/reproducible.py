@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.cpu import kernels
 from cluster.engine.cpu.packed_linear import is_native
 from cluster.engine.types import LayerSpec

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.errors import ConfigError
 
 # Slots of the cache, positions, and rows of one step.

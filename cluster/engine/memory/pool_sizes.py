@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.device import free_cpu_bytes
 from cluster.engine.memory.reach import LayerGroup, layer_groups
 from cluster.engine.types import LayerSpec

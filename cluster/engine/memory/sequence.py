@@ -8,7 +8,7 @@ from cluster.core import EMPTY_TREE, TokenArray, TokenTree
 from cluster.engine.memory.page_table import PageTable
 from cluster.engine.memory.prefix_cache import CachedPage, Parent
 from cluster.engine.work import Work
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 
 _INITIAL_CAPACITY = 256
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.config import EngineConfig
-from cluster.engine.memory.residency import Residency, common_prefix_len
+from cluster.config.schema import EngineConfig
+from cluster.engine.memory.page_owners import PageOwners, common_prefix_len
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.schedule.batch import Pick
 from cluster.engine.taps import Taps
@@ -49,8 +49,8 @@ class Schedule:
 class Scheduler:
     """Deterministic: equal calls in equal order give equal schedules, on every rank."""
 
-    def __init__(self, residency: Residency, config: EngineConfig) -> None:
-        self._residency = residency
+    def __init__(self, page_owners: PageOwners, config: EngineConfig) -> None:
+        self._pages = page_owners
         self._max_rows = config.max_batch_tokens
         self._page_size = config.page_size
         # Prefills get at least so many rows of every step, or decoding would starve them.
@@ -88,7 +88,7 @@ class Scheduler:
         if pending is None:  # preempted for an earlier one of this step
             return False
         if not pending.opened:
-            have_len = self._residency.open(pending.work, sequence)
+            have_len = self._pages.open(pending.work, sequence)
             if have_len is not None:
                 sequence.pending = None
                 schedule.answers.append(Output(sequence.request_id, have_len=have_len))
@@ -117,7 +117,7 @@ class Scheduler:
         assert pending is not None
         if _num_delta_left(sequence) > self._page_size:
             start = sequence.cached_len - pending.work.base_len
-            num_adopted = self._residency.adopt_prefix(sequence, pending.work.delta[start:])
+            num_adopted = self._pages.adopt_prefix(sequence, pending.work.delta[start:])
             pending.num_adopted += num_adopted
             schedule.num_prefix_hit_tokens += num_adopted
             if self._waits_for_prefix(sequence, schedule):
@@ -129,7 +129,7 @@ class Scheduler:
         is_prefill = self._is_prefill(sequence)
         length = sequence.cached_len + num_delta + (len(pending.work.tree) if completes else 0)
         if self._find_pages(sequence, length, schedule):
-            self._residency.reserve(sequence, length)
+            self._pages.reserve(sequence, length)
             pick = Pick(sequence, pending.work, num_delta, completes, is_prefill)
             schedule.picks.append(pick)
             schedule.num_rows += pick.num_rows
@@ -141,7 +141,7 @@ class Scheduler:
         """
         assert sequence.pending is not None
         work = sequence.pending.work
-        if work.base_len or not self._residency.shares_prefixes:
+        if work.base_len or not self._pages.shares_prefixes:
             return False
         worthwhile = max(self._page_size, _num_delta_left(sequence) // 2)
         for pick in schedule.picks:
@@ -158,30 +158,30 @@ class Scheduler:
 
     def _find_place(self, sequence: Sequence, schedule: Schedule) -> bool:
         """Whether the sequence may hold pages; the youngest of younger ones makes way for it."""
-        if self._residency.has_place(sequence):
+        if self._pages.has_place(sequence):
             return True
-        victims = self._residency.younger_holders(sequence.arrival)
+        victims = self._pages.younger_holders(sequence.arrival)
         if victims:
             self._preempt(victims[0], schedule)
         return bool(victims)
 
     def _find_pages(self, sequence: Sequence, length: int, schedule: Schedule) -> bool:
         """Make enough pages available, at the cost of younger requests where that suffices."""
-        residency = self._residency
-        if residency.num_pages_missing(sequence, length) <= residency.num_available:
+        page_owners = self._pages
+        if page_owners.num_pages_missing(sequence, length) <= page_owners.num_available:
             return True
-        victims = residency.younger_holders(sequence.arrival)
-        missing = residency.num_pages_missing(sequence, length, victims)
-        if missing > residency.num_available_without(victims):
+        victims = page_owners.younger_holders(sequence.arrival)
+        missing = page_owners.num_pages_missing(sequence, length, victims)
+        if missing > page_owners.num_available_without(victims):
             return False
         for victim in victims:
             self._preempt(victim, schedule)
-            if residency.num_pages_missing(sequence, length) <= residency.num_available:
+            if page_owners.num_pages_missing(sequence, length) <= page_owners.num_available:
                 break
         return True
 
     def _preempt(self, victim: Sequence, schedule: Schedule) -> None:
-        self._residency.evacuate(victim)
+        self._pages.evacuate(victim)
         schedule.num_preempted += 1
         for pick in schedule.picks:
             if pick.sequence is victim:

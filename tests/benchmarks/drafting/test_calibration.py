@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from benchmarks.drafting.calibration import errors_of, kinds_of, missed, summary
 from benchmarks.support.record import ROOT
-from cluster.config_file import load
+from cluster.config.file import load
 
 TEXT = """\
 # TYPE drafthouse_survival_calibration_error gauge

@@ -18,7 +18,7 @@ from benchmarks.gpu.grown import load_grown
 from benchmarks.gpu.kernels import Problem, attention_row, draw_row, tolerance
 from benchmarks.support.options import DEMO_TARGET
 from benchmarks.support.record import ROOT
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.attention import seam
 
 CPU = torch.device("cpu")

@@ -21,8 +21,8 @@ from benchmarks.support.answers import Answer, Law, Result
 from benchmarks.support.processes import PinnedProcess
 from benchmarks.support.prompts import Prompt
 from benchmarks.support.record import Record
-from cluster.config import DrafterConfig
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import DrafterConfig
 from cluster.core import SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.registry import create

@@ -17,7 +17,7 @@ from benchmarks.support.answers import Acceptance, Law
 from benchmarks.support.by_hand import complete
 from benchmarks.support.processes import PinnedProcess, check_idle, is_alive
 from benchmarks.support.prompts import Prompt
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import Request, SamplingParams
 from cluster.rpc.memory import memory_pair

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.structured.__main__ import is_valid
 from benchmarks.structured.schemas import FAMILIES, Task, tasks
-from cluster.grammar_spec import GrammarSpec
+from cluster.requests.grammar_spec import GrammarSpec
 from tests.support.grammar.backends import BACKENDS, compiler
 
 

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.attention.backends import create_backend
 from cluster.engine.cpu import kernels
 from cluster.engine.cpu.narrow import can_widen

@@ -15,14 +15,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine import device
 from cluster.engine.cpu import kernels, threads
 from cluster.engine.cpu.threads import configure_threads
 from cluster.engine.device import num_cores, resolve_device
 from cluster.engine.engine import Engine, Work
 from cluster.errors import ConfigError
-from cluster.fingerprint import folder_tokenizer_hash
+from cluster.models.fingerprint import folder_tokenizer_hash
 from tests.support.checkpoints import EOS_TOKEN_ID, MAX_POSITIONS
 from tests.support.engine.driver import last_logits, load_engine, load_oracle, prompt, rows, run
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.engine import Engine
 from cluster.engine.loading.model import LoadedModel, load_model

@@ -9,7 +9,7 @@ import pytest
 import transformers
 from transformers.models.auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.loading.model import load_model
 from cluster.engine.loading.refusals import check_servable, context_limit
 from cluster.errors import ConfigError

@@ -12,7 +12,7 @@ import torch
 from cluster.core import EMPTY_TOKENS, TokenTree
 from cluster.engine.engine import Engine, Work
 from cluster.errors import ProtocolError
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 from tests.support.engine.driver import (
     expected_rows,
     last_logits,

@@ -52,7 +52,7 @@ class Head:
             tokens = context[each.first_position : end].tolist()
             positions = list(range(each.first_position, end))
             # The new nodes are the last ones of the live tree.
-            sequence = self.engine.residency.sequences[each.request_id]
+            sequence = self.engine.page_owners.sequences[each.request_id]
             num_nodes = each.stop - each.start - each.num_context
             first = len(sequence.tree) - num_nodes
             depths: list[int] = []
@@ -63,7 +63,7 @@ class Head:
             where = [*range(each.first_position, end), *range(end + first, end + first + num_nodes)]
             self._write(slots[where], tokens, positions)
             self.num_rows += len(where)
-        for name in self.engine.residency.sequences:
+        for name in self.engine.page_owners.sequences:
             self.check(name)
         return outputs
 
@@ -77,7 +77,7 @@ class Head:
 
     def num_released(self, name: str) -> int:
         """Pages of its layers."""
-        tables = self.engine.residency.sequences[name].tables
+        tables = self.engine.page_owners.sequences[name].tables
         return tables[self.engine.cache.group_of[-1]].num_released
 
     def check(self, name: str) -> int:

@@ -59,11 +59,11 @@ def most_pages(num_rows: int) -> int:
 
 
 def held(engine: Engine) -> tuple[int, ...]:
-    return tuple(pool.num_held for pool in engine.residency.pools)
+    return tuple(pool.num_held for pool in engine.page_owners.pools)
 
 
 def pages(engine: Engine) -> tuple[int, ...]:
-    return tuple(pool.num_pages for pool in engine.residency.pools)
+    return tuple(pool.num_pages for pool in engine.page_owners.pools)
 
 
 def watch(engine: Engine) -> list[tuple[int, ...]]:
@@ -252,7 +252,7 @@ def test_a_live_tree_grows_on_behind_released_pages(
     found = rows(run(engine, Work("a", 42, token_array([]), grown, num_cached_nodes=2)))
     expected = expected_rows(oracle, context, grown, first_node=2)
     torch.testing.assert_close(found, expected, **CLOSE)
-    full, windowed = engine.residency.sequences["a"].tables
+    full, windowed = engine.page_owners.sequences["a"].tables
     assert windowed.num_released > 0 == full.num_released
     assert all(own != other for own, other in zip(full.pages, windowed.pages, strict=True))
 
@@ -267,7 +267,7 @@ def test_a_rollback_into_a_shared_page_copies_it_in_both_kinds(
     # Takes the page that "b" computed and gave up for that of "a": a copy is to go elsewhere.
     run(engine, Work("c", 0, prompt(9, seed=8)))
     changed = np.concatenate((text[:42], prompt(3, seed=6)))
-    tables = [engine.residency.sequences[name].tables for name in "ab"]
+    tables = [engine.page_owners.sequences[name].tables for name in "ab"]
     assert all(own.pages[10] == other.pages[10] for own, other in zip(*tables, strict=True))
     found = rows(run(engine, Work("b", 42, changed[42:], TREE)))
     torch.testing.assert_close(found, expected_rows(oracle, changed, TREE), **CLOSE)

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import token_array
 from cluster.engine.memory import pool_sizes
 from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pool_sizes import derive_num_pages
 from cluster.engine.memory.reach import layer_groups
-from cluster.engine.memory.residency import Residency
 from cluster.engine.types import LayerSpec
 from cluster.errors import ConfigError
 
@@ -39,16 +39,16 @@ def in_layers(num_pages: tuple[int, ...], layers: list[LayerSpec]) -> int:
 def num_texts(layers: list[LayerSpec], settings: EngineConfig, length: int) -> int:
     """How many texts of that length are in the cache before one has to wait."""
     num_pages = derive_num_pages(settings, layers, length, 0)
-    residency = Residency(KVCache(layers, num_pages, PAGE_SIZE), settings)
+    page_owners = PageOwners(KVCache(layers, num_pages, PAGE_SIZE), settings)
     for count in range(1000):
-        sequence = residency.enter(str(count))
+        sequence = page_owners.enter(str(count))
         while sequence.cached_len < length:
             stop = min(sequence.cached_len + settings.max_batch_tokens, length)
-            if not residency.has_room(sequence, stop):
+            if not page_owners.has_room(sequence, stop):
                 return count
-            residency.reserve(sequence, stop)
+            page_owners.reserve(sequence, stop)
             tokens = range(sequence.cached_len, stop)
-            residency.commit(sequence, token_array([1 + count, *tokens][: len(tokens)]))
+            page_owners.commit(sequence, token_array([1 + count, *tokens][: len(tokens)]))
     raise AssertionError("there is no end of pages")
 
 

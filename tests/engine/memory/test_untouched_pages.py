@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.engine.memory import pool_sizes
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.pool_sizes import cpu_bytes, derive_num_pages

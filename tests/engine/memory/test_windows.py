@@ -13,7 +13,7 @@ import torch
 from cluster.core import TokenArray, TokenTree, token_array
 from cluster.engine.cpu import kernels
 from cluster.engine.engine import Engine, Output, Work
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 from tests.support.checkpoints import SLIDING_WINDOW
 from tests.support.engine.driver import (
     GreedyDecoder,

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import token_array
 from cluster.engine.memory.kv_cache import KVCache
-from cluster.engine.memory.residency import Residency
+from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.schedule.batch import Pick
 from cluster.engine.schedule.digest import step_digest
 from cluster.engine.schedule.scheduler import Schedule
@@ -24,16 +24,18 @@ PAGE_SIZE = 4
 
 def _digest(*, taken: int | None = None, num_pages: tuple[int, int] = (16, 16)) -> int:
     """Of one rank's step.  taken: the group whose first page somebody else holds there."""
-    residency = Residency(KVCache(LAYERS, num_pages, PAGE_SIZE), EngineConfig(prefix_cache=False))
+    page_owners = PageOwners(
+        KVCache(LAYERS, num_pages, PAGE_SIZE), EngineConfig(prefix_cache=False)
+    )
     if taken is not None:
-        residency.pools[taken].allocate()
-    sequence = residency.enter("a")
-    residency.reserve(sequence, 6)
+        page_owners.pools[taken].allocate()
+    sequence = page_owners.enter("a")
+    page_owners.reserve(sequence, 6)
     if taken is not None:
         # The pools count alike again: the step's slots alone differ.
-        residency.pools[taken].drop(0)
+        page_owners.pools[taken].drop(0)
     pick = Pick(sequence, Work("a", 0, token_array(range(6))), 6, completes=True)
-    return step_digest(Schedule([pick], num_rows=6), [pick], residency.pools)
+    return step_digest(Schedule([pick], num_rows=6), [pick], page_owners.pools)
 
 
 def test_equal_ranks_agree() -> None:

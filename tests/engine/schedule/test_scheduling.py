@@ -90,7 +90,7 @@ def test_an_older_request_takes_the_place_of_the_youngest(llama_folder: Path) ->
     engine.release("b")
     assert [output.request_id for output in engine.step()] == ["c"]
     engine.retain("old", [])
-    engine.residency.evacuate(engine.residency.sequences["old"])
+    engine.page_owners.evacuate(engine.page_owners.sequences["old"])
     engine.submit(Work("old", 0, prompt(5)))
     engine.submit(Work("d", 0, prompt(5)))
     assert [output.request_id for output in engine.step()] == ["old"]

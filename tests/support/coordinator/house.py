@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.config import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import (
     Request,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cluster.core import SamplingParams, TokenTree
 from cluster.messages import Heartbeat, Open, PoolTree, StepFrame, TextName
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 from tests.support.coordinator.toys import VOCAB_SIZE
 
 # Of its own texts, and of those that honest coordinators run.

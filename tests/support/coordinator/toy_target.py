@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.core import VerifyItem
 from cluster.engine.work import Output
 from cluster.errors import WorkerError

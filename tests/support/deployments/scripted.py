@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvicorn
 
-from cluster.config import Config
+from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.core import EMPTY_TOKENS, SamplingParams, Verdict, VerifyItem, token_array
 from cluster.draft.inside import StepRows

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import (
     EMPTY_TREE,
     Commit,
@@ -23,7 +23,7 @@ from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_options import LMOptions
 from cluster.engine.engine import Engine
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=1000)

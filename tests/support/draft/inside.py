@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from cluster.config import Config, DrafterConfig, DrafterPlacement, EngineConfig, TargetConfig
+from cluster.config.schema import (
+    Config,
+    DrafterConfig,
+    DrafterPlacement,
+    EngineConfig,
+    TargetConfig,
+)
 from cluster.core import (
     EMPTY_TREE,
     Commit,

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TREE, TokenArray, TokenTree, token_array
 from cluster.engine.engine import Engine, Output, Work
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 
 
 def load_engine(folder: Path, **settings: Any) -> Engine:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import TokenTree
 from cluster.engine.engine import Engine
 from cluster.engine.loading.model import load_model

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import SamplingParams, TokenTree, token_array
 from cluster.engine import parallel
 from cluster.engine.engine import Engine, Work

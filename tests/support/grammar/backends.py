@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from cluster.config_answers import AnswersConfig
-from cluster.fingerprint import load_pretrained_tokenizer
+from cluster.config.answers import AnswersConfig
 from cluster.grammar.base import MaskRow, mask_words
 from cluster.grammar.compiler import GrammarCompiler, create_compiler
 from cluster.grammar.text import ConstrainedText
-from cluster.grammar_spec import GrammarSpec
+from cluster.models.fingerprint import load_pretrained_tokenizer
+from cluster.requests.grammar_spec import GrammarSpec
 
 FOLDER = Path(__file__).resolve().parents[3] / "models" / "demo-target"
 BACKENDS = ("llguidance", "xgrammar")

@@ -10,10 +10,10 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 from cluster import core, messages
-from cluster.grammar_spec import GrammarSpec
 from cluster.messages import EventFrame, SubmitFrame
+from cluster.requests.grammar_spec import GrammarSpec
+from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree import monotone
-from cluster.token_log import prefix_hash
 from tests.support.spec.trees import token_trees
 
 _MAX32 = 2**31 - 1

@@ -15,8 +15,8 @@ from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.rpc.memory import MemoryLink, memory_pair
-from cluster.token_log import prefix_hash
-from cluster.worker.draft import DraftWorker
+from cluster.spec.token_log import prefix_hash
+from cluster.worker.draft_worker import DraftWorker
 from tests.support.draft.author import GREEDY
 
 TEXT = [5, 6, 7, 8, 9, 5, 6, 7]

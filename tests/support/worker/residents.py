@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from cluster.breaker import CircuitBreaker
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, token_array
 from cluster.draft.base import Drafter
+from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.committed_text import RequestState, RequestTable, common_len
-from cluster.token_log import TokenLog
+from cluster.spec.token_log import TokenLog
 from cluster.worker.resident import ResidentDrafter, ResidentText
 from tests.support.worker.texts import GREEDY, VOCAB_SIZE
 from tests.support.worker.toy_engine import hashed_law

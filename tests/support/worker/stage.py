@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.draft.base import Drafter
 from cluster.messages import Open, StepFrame, VerdictFrame, WorkerDescription
 from cluster.plan.controller import Controller

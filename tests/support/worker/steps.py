@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cluster import metrics
-from cluster.config import CoordinatorConfig
+from cluster.config.schema import CoordinatorConfig
 from cluster.engine.engine import Engine
 from cluster.messages import Open, PoolTree, StepFrame, TextName, VerdictFrame
 from cluster.plan.controller import Controller

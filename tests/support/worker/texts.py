@@ -12,7 +12,7 @@ import pytest
 
 from cluster.core import FinishReason, SamplingParams, TokenTree, token_array
 from cluster.messages import Open, PoolTree, Refusal, TextVerdict, VerdictFrame
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 from cluster.worker.verifier import Verifier
 from tests.support.worker.rounds import decode
 from tests.support.worker.toy_engine import ToyEngine, hashed_law

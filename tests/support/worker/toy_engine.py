@@ -16,7 +16,7 @@ from cluster.core import TokenTree
 from cluster.engine.adapters import Adapter, Adapters
 from cluster.engine.work import Output, StepSummary, Work
 from cluster.errors import RequestError
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 from tests.support.spec.trees import path_to
 
 Law = Callable[[Sequence[int]], np.ndarray]

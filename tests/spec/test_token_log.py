@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import token_array
-from cluster.token_log import TokenLog, prefix_hash, prefix_hashes
+from cluster.spec.token_log import TokenLog, prefix_hash, prefix_hashes
 
 # Other languages implement poly64 from the wire contract; these vectors are what they test against.
 PREFIX_HASH_VECTORS = [

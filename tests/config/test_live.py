@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.config import Config, EngineConfig, TargetConfig
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.live import changed
+from cluster.config.schema import Config, EngineConfig, TargetConfig
 from cluster.errors import ConfigError
-from cluster.live_config import changed
 
 CONFIG = Config(
     model_name="m", target=TargetConfig(engine=EngineConfig(model="m", adapters={"a": "/old"}))

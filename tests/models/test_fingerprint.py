@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.fingerprint import model_hash, token_strings, tokenizer_hash
+from cluster.models.fingerprint import model_hash, token_strings, tokenizer_hash
 
 
 def test_strings_are_listed_by_id_with_gaps_left_empty() -> None:

@@ -31,7 +31,7 @@ from cluster.draft.sharpness import conditionals
 from cluster.draft.tree_request import TreeRequest
 from cluster.draft.vocabulary import written_vocabulary
 from cluster.engine.types import LayerSpec
-from cluster.made_for import folder_made_for
+from cluster.models.made_for import folder_made_for
 from cluster.models.resolve import resolve_head
 
 Array = npt.NDArray[np.float64]

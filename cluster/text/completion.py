@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.beam_spec import BeamEnd
 from cluster.core import (
     FinishReason,
     SamplingParams,
@@ -12,6 +11,7 @@ from cluster.core import (
     TokenEvent,
     TokenLogprob,
 )
+from cluster.requests.beam_spec import BeamEnd
 from cluster.text.stream import TextStream
 
 

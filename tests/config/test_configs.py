@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from ray.serve.schema import ServeDeploySchema
 
-from cluster.config import Config, CoordinatorConfig
-from cluster.config_file import load
+from cluster.config.file import load
+from cluster.config.schema import Config, CoordinatorConfig
 from cluster.core import SamplingParams
 from cluster.draft import registry
 from cluster.local import LLM
@@ -18,7 +18,7 @@ from deployments.placement import total_resources
 from deployments.preflight import inspect
 from tests.support.checkpoints import MAX_POSITIONS
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+REPOSITORY = Path(__file__).resolve().parents[2]
 FILES = sorted((REPOSITORY / "configs").glob("*.yaml"))
 
 

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import CoordinatorConfig
-from cluster.config_file import load, parse_arguments
+from cluster.config.file import load, parse_arguments
+from cluster.config.schema import CoordinatorConfig
 from cluster.errors import ConfigError
 
 DOCUMENT = """

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.config import Config, EngineConfig
-from cluster.config_parse import parse
+from cluster.config.parse import parse
+from cluster.config.schema import Config, EngineConfig
 from cluster.errors import ConfigError
 from cluster.models.catalogue import KNOWN
 from cluster.models.names import source_of

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from cluster.config_answers import AnswersConfig
-from cluster.config_api import ApiConfig, GrpcConfig, HttpConfig
+from cluster.config.answers import AnswersConfig
+from cluster.config.api import ApiConfig, GrpcConfig, HttpConfig
 
 
 @dataclass(frozen=True, slots=True)

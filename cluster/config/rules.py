@@ -1,6 +1,6 @@
 """What a configuration must obey beyond its types: ranges, and references between its parts.
 
-Types and key names are checked while parsing (`cluster.config`); these rules need the whole.
+Types and key names are checked while parsing (`cluster.config.schema`); these rules need the whole.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cluster.config import (
+from cluster.config.answers import AnswersConfig
+from cluster.config.api import ApiConfig, GrpcConfig, HttpConfig
+from cluster.config.schema import (
     Config,
     CoordinatorConfig,
     DashboardConfig,
@@ -23,8 +25,6 @@ from cluster.config import (
     PlacementConfig,
     TargetConfig,
 )
-from cluster.config_answers import AnswersConfig
-from cluster.config_api import ApiConfig, GrpcConfig, HttpConfig
 from cluster.errors import ConfigError, NotFoundError
 
 Range = tuple[float, float]

@@ -14,12 +14,12 @@ from typing import Any
 
 import yaml
 
-from cluster.config import Config
-from cluster.config_api import HttpConfig
-from cluster.config_parse import parse, unknown_key
-from cluster.config_rules import check_ports, check_rules
+from cluster.config.api import HttpConfig
+from cluster.config.live import changed
+from cluster.config.parse import parse, unknown_key
+from cluster.config.rules import check_ports, check_rules
+from cluster.config.schema import Config
 from cluster.errors import ConfigError
-from cluster.live_config import changed
 from cluster.models.names import served_name
 
 # The keys of Ray Serve's ServeDeploySchema and ServeApplicationSchema that we let through.

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cluster.config import Config
-from cluster.config_parse import parse
-from cluster.config_rules import check_rules
+from cluster.config.parse import parse
+from cluster.config.rules import check_rules
+from cluster.config.schema import Config
 from cluster.errors import ConfigError
 
 

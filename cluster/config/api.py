@@ -1,4 +1,4 @@
-"""What an operator can set of the public endpoints: sections of `cluster.config`."""
+"""What an operator can set of the public endpoints: sections of `cluster.config.schema`."""
 
 from __future__ import annotations
 

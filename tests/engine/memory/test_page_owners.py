@@ -11,16 +11,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import EMPTY_TOKENS, TokenTree, token_array
 from cluster.engine.memory.kv_cache import KVCache
+from cluster.engine.memory.page_owners import PageOwners
 from cluster.engine.memory.pages import PagePool
 from cluster.engine.memory.prefix_cache import PrefixCache
-from cluster.engine.memory.residency import Residency
 from cluster.engine.memory.sequence import Sequence
 from cluster.engine.types import LayerSpec
 from cluster.engine.work import Work
-from cluster.token_log import prefix_hash
+from cluster.spec.token_log import prefix_hash
 
 NUM_PAGES, PAGE_SIZE = 16, 2
 NAMES = ("a", "b", "c", "d")
@@ -54,7 +54,7 @@ class Residents(RuleBasedStateMachine):
         self.cache = KVCache(layers, num_pages, PAGE_SIZE)
         self.num_pages = num_pages
         self.window = window
-        self.residency = Residency(self.cache, EngineConfig(prefix_cache=prefix_cache))
+        self.page_owners = PageOwners(self.cache, EngineConfig(prefix_cache=prefix_cache))
         self.tokens: dict[str, list[int]] = {}
 
     @rule(
@@ -69,8 +69,8 @@ class Residents(RuleBasedStateMachine):
         base_len = max(0, len(known) - back)
         tree = _tree(parents)
         work = Work(name, base_len, token_array(delta), tree, 0, prefix_hash(known[:base_len]))
-        sequence = self.residency.enter(name)
-        have_len = self.residency.open(work, sequence)
+        sequence = self.page_owners.enter(name)
+        have_len = self.page_owners.open(work, sequence)
         if have_len is not None:
             assert (have_len, sequence.num_pages) == (0, 0)
             assert self.window is not None
@@ -82,21 +82,21 @@ class Residents(RuleBasedStateMachine):
         self.tokens[name] = context[: sequence.cached_len]
         left = token_array(context[sequence.cached_len :])
         if len(left) > 1:
-            self.residency.adopt_prefix(sequence, left)
+            self.page_owners.adopt_prefix(sequence, left)
             assert sequence.cached_len < len(context)
         length = len(context) + len(tree)
-        missing = self.residency.num_pages_missing(sequence, length)
+        missing = self.page_owners.num_pages_missing(sequence, length)
         self.tokens[name] = context[: sequence.cached_len]
-        available = [pool.num_available for pool in self.residency.pools]
-        if missing > self.residency.num_available:
+        available = [pool.num_available for pool in self.page_owners.pools]
+        if missing > self.page_owners.num_available:
             return
-        self.residency.reserve(sequence, length)
-        left_over = [pool.num_available for pool in self.residency.pools]
+        self.page_owners.reserve(sequence, length)
+        left_over = [pool.num_available for pool in self.page_owners.pools]
         assert left_over[0] == available[0] - missing
         # Of a page that is copied, others may have let go already where a window slid past it.
         assert all(now >= then - missing for now, then in zip(left_over, available, strict=True))
         self._write(sequence, context, tree)
-        self.residency.commit(sequence, token_array(context[sequence.cached_len :]))
+        self.page_owners.commit(sequence, token_array(context[sequence.cached_len :]))
         sequence.tree = tree
         self.tokens[name] = context
 
@@ -107,10 +107,10 @@ class Residents(RuleBasedStateMachine):
             slots = _slots(sequence, group)[start : start + len(values)]
             layer[slots] = torch.tensor(values, dtype=torch.float32).view(-1, 1, 1, 1)
 
-    @precondition(lambda self: any(len(s.tree) for s in self.residency.sequences.values()))
+    @precondition(lambda self: any(len(s.tree) for s in self.page_owners.sequences.values()))
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
-        grown = [s for s in self.residency.sequences.values() if len(s.tree)]
+        grown = [s for s in self.page_owners.sequences.values() if len(s.tree)]
         sequence = data.draw(st.sampled_from(grown))
         tree, tip = sequence.tree, -1
         path: list[int] = []
@@ -124,7 +124,7 @@ class Residents(RuleBasedStateMachine):
         for node, parent in enumerate(tree.parents.tolist()):
             if (parent == tip or parent in keep) and node not in path and data.draw(st.booleans()):
                 keep.append(node)
-        self.residency.retain(sequence, path, keep)
+        self.page_owners.retain(sequence, path, keep)
         self.tokens[sequence.request_id] += tree.token_ids[path].tolist()
         assert sequence.tree.token_ids.tolist() == tree.token_ids[keep].tolist()
 
@@ -132,26 +132,26 @@ class Residents(RuleBasedStateMachine):
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.tokens)))
-        self.residency.leave(name)
+        self.page_owners.leave(name)
         del self.tokens[name]
 
     @precondition(lambda self: self.tokens)
     @rule(data=st.data())
     def preempt(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.tokens)))
-        self.residency.evacuate(self.residency.enter(name))
+        self.page_owners.evacuate(self.page_owners.enter(name))
         self.tokens[name] = []
 
     @invariant()
     def the_books_balance(self) -> None:
-        for pool, num_pages in zip(self.residency.pools, self.num_pages, strict=True):
+        for pool, num_pages in zip(self.page_owners.pools, self.num_pages, strict=True):
             assert pool.num_free + pool.num_idle + pool.num_held == num_pages
-        self.residency.check_integrity()
+        self.page_owners.check_integrity()
 
     @invariant()
     def every_slot_holds_its_token(self) -> None:
         for name, tokens in self.tokens.items():
-            sequence = self.residency.enter(name)
+            sequence = self.page_owners.enter(name)
             assert sequence.tokens.tolist() == tokens
             assert sequence.hash_at(len(tokens)) == prefix_hash(tokens)
             expected = [*tokens, *sequence.tree.token_ids.tolist()]
@@ -164,7 +164,7 @@ class Residents(RuleBasedStateMachine):
     @invariant()
     def what_left_the_window_is_not_held(self) -> None:
         if self.window is not None:
-            for sequence in self.residency.sequences.values():
+            for sequence in self.page_owners.sequences.values():
                 beyond = sequence.num_pages * PAGE_SIZE - sequence.cached_len
                 most = -(-(max(self.window, PAGE_SIZE) + beyond) // PAGE_SIZE) + 2
                 assert len(sequence.tables[-1].held_pages) <= most
@@ -173,11 +173,11 @@ class Residents(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for name in NAMES:
-            self.residency.leave(name)
-        assert not any(pool.num_held for pool in self.residency.pools)
-        self.residency.forget_prefixes()
-        assert [pool.num_free for pool in self.residency.pools] == self.num_pages
-        assert len(self.residency._prefixes) == 0
+            self.page_owners.leave(name)
+        assert not any(pool.num_held for pool in self.page_owners.pools)
+        self.page_owners.forget_prefixes()
+        assert [pool.num_free for pool in self.page_owners.pools] == self.num_pages
+        assert len(self.page_owners._prefixes) == 0
 
 
 def _slots(sequence: Sequence, group: int) -> torch.Tensor:
@@ -209,68 +209,68 @@ def test_a_hit_compares_tokens_and_their_whole_prefix() -> None:
 
 def test_the_least_recently_used_page_goes_first_and_children_before_parents() -> None:
     cache = KVCache([LAYER], [4], 1)
-    residency = Residency(cache, EngineConfig())
+    page_owners = PageOwners(cache, EngineConfig())
     for name, tokens in (("old", [1, 2]), ("new", [3, 4])):
-        sequence = residency.enter(name)
-        residency.reserve(sequence, 2)
-        residency.commit(sequence, token_array(tokens))
-        residency.leave(name)
-    taken = residency.enter("taker")
-    residency.reserve(taken, 1)
-    probe = residency.enter("probe")
-    assert residency.adopt_prefix(probe, token_array([1, 2, 9])) == 1
-    residency.leave("probe")
-    probe = residency.enter("probe")
-    assert residency.adopt_prefix(probe, token_array([3, 4, 9])) == 2
+        sequence = page_owners.enter(name)
+        page_owners.reserve(sequence, 2)
+        page_owners.commit(sequence, token_array(tokens))
+        page_owners.leave(name)
+    taken = page_owners.enter("taker")
+    page_owners.reserve(taken, 1)
+    probe = page_owners.enter("probe")
+    assert page_owners.adopt_prefix(probe, token_array([1, 2, 9])) == 1
+    page_owners.leave("probe")
+    probe = page_owners.enter("probe")
+    assert page_owners.adopt_prefix(probe, token_array([3, 4, 9])) == 2
 
 
 def test_evicted_pages_before_the_window_hinder_no_hit() -> None:
-    residency = Residency(KVCache([replace(LAYER, window=2)], [6], 1), EngineConfig())
+    page_owners = PageOwners(KVCache([replace(LAYER, window=2)], [6], 1), EngineConfig())
     text = token_array(range(10))
-    writer = residency.enter("writer")
+    writer = page_owners.enter("writer")
     for token in text:
-        residency.reserve(writer, writer.cached_len + 1)
-        residency.commit(writer, token_array([int(token)]))
-    residency.leave("writer")
-    reader = residency.enter("reader")
-    assert residency.adopt_prefix(reader, token_array([*text, 99])) == 10
+        page_owners.reserve(writer, writer.cached_len + 1)
+        page_owners.commit(writer, token_array([int(token)]))
+    page_owners.leave("writer")
+    reader = page_owners.enter("reader")
+    assert page_owners.adopt_prefix(reader, token_array([*text, 99])) == 10
     assert len(reader.tables[0].held_pages) == 2
-    residency.check_integrity()
+    page_owners.check_integrity()
     # Where a page of the window itself is gone, nothing can be continued from there.
-    residency.leave("reader")
-    taker = residency.enter("taker")
-    residency.reserve(taker, 5)
-    probe = residency.enter("probe")
-    assert residency.adopt_prefix(probe, token_array([*text, 99])) == 0
-    residency.check_integrity()
+    page_owners.leave("reader")
+    taker = page_owners.enter("taker")
+    page_owners.reserve(taker, 5)
+    probe = page_owners.enter("probe")
+    assert page_owners.adopt_prefix(probe, token_array([*text, 99])) == 0
+    page_owners.check_integrity()
 
 
 def test_an_entry_gets_its_page_back_from_who_computes_it_again() -> None:
-    residency = Residency(KVCache([replace(LAYER, window=2)], [4], 1), EngineConfig())
+    page_owners = PageOwners(KVCache([replace(LAYER, window=2)], [4], 1), EngineConfig())
     text = token_array(range(8))
     for name in ("first", "second"):
-        sequence = residency.enter(name)
+        sequence = page_owners.enter(name)
         for token in text:
-            residency.reserve(sequence, sequence.cached_len + 1)
-            residency.commit(sequence, token_array([int(token)]))
-            residency.check_integrity()
-        residency.leave(name)
-    assert residency.pools[0].num_idle == 4
+            page_owners.reserve(sequence, sequence.cached_len + 1)
+            page_owners.commit(sequence, token_array([int(token)]))
+            page_owners.check_integrity()
+        page_owners.leave(name)
+    assert page_owners.pools[0].num_idle == 4
 
 
 def test_a_rollback_keeps_what_the_next_page_stands_below() -> None:
     """In a window smaller than a page, and with the entries before it evicted."""
-    residency = Residency(KVCache([replace(LAYER, window=1)], [6], 2), EngineConfig())
-    sequence = residency.enter("a")
+    page_owners = PageOwners(KVCache([replace(LAYER, window=1)], [6], 2), EngineConfig())
+    sequence = page_owners.enter("a")
     for token in range(7):
-        residency.reserve(sequence, sequence.cached_len + 1)
-        residency.commit(sequence, token_array([token]))
-    residency.reserve(residency.enter("taker"), 2 * residency.num_available)
-    residency.leave("taker")
-    residency.truncate(sequence, 5)
-    residency.reserve(sequence, 6)
-    residency.commit(sequence, token_array([99]))
-    residency.check_integrity()
+        page_owners.reserve(sequence, sequence.cached_len + 1)
+        page_owners.commit(sequence, token_array([token]))
+    page_owners.reserve(page_owners.enter("taker"), 2 * page_owners.num_available)
+    page_owners.leave("taker")
+    page_owners.truncate(sequence, 5)
+    page_owners.reserve(sequence, 6)
+    page_owners.commit(sequence, token_array([99]))
+    page_owners.check_integrity()
 
 
 def test_a_sequence_gets_neighbouring_pages_where_it_can() -> None:

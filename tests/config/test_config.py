@@ -2,15 +2,15 @@ import dataclasses
 
 import pytest
 
-from cluster.config import (
+from cluster.config.parse import parse
+from cluster.config.rules import RANGES, check_ports, check_rules
+from cluster.config.schema import (
     Config,
     CoordinatorConfig,
     DrafterConfig,
     EngineConfig,
     PlacementConfig,
 )
-from cluster.config_parse import parse
-from cluster.config_rules import RANGES, check_ports, check_rules
 from cluster.errors import ConfigError
 
 MINIMAL = {"target": {"engine": {"model": "somewhere"}}}

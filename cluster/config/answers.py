@@ -1,6 +1,6 @@
 """The section `answers` of the configuration: what answers may be held to, and how they are read.
 
-Below `cluster.config`, which has all the other sections.
+Below `cluster.config.schema`, which has all the other sections.
 """
 
 from __future__ import annotations

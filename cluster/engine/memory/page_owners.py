@@ -15,7 +15,7 @@ from collections.abc import Sequence as Indices
 
 import numpy as np
 
-from cluster.config import EngineConfig
+from cluster.config.schema import EngineConfig
 from cluster.core import TokenArray, TokenTree
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.memory.live_nodes import check_retained, starts_with
@@ -25,7 +25,7 @@ from cluster.engine.memory.sequence import Sequence
 from cluster.engine.work import Work
 
 
-class Residency:
+class PageOwners:
     """Owns the sequences and every change to their pages."""
 
     def __init__(self, cache: KVCache, config: EngineConfig) -> None:

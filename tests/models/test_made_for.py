@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from cluster import metrics
-from cluster.config import Config, DrafterConfig, TargetConfig
+from cluster.config.schema import Config, DrafterConfig, TargetConfig
 from cluster.coordinator.workers import note_foreign
-from cluster.fingerprint import model_hash
 from cluster.local import LLM
-from cluster.made_for import MadeFor, folder_made_for, read_made_for, write_made_for
 from cluster.messages import WorkerDescription
 from cluster.metrics import Recorder
+from cluster.models.fingerprint import model_hash
+from cluster.models.made_for import MadeFor, folder_made_for, read_made_for, write_made_for
 from tests.support.draft.heads import random_eagle3
 from tests.support.local_models import engine
 
-MODELS = Path(__file__).parents[1] / "models"
+MODELS = Path(__file__).parents[2] / "models"
 ONE, OTHER = MadeFor("org/one", "aa" * 32), MadeFor("one", "bb" * 32)
 
 
