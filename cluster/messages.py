@@ -82,9 +82,12 @@ class PlainWhy(enum.IntEnum):
     """Why a step verified no drafts for a text."""
 
     NONE = 0  # it verified some, or none were wanted
-    PAUSED = 1  # drafts had cost more than they brought, so none were asked for
+    GUARD = 1  # drafts have cost more than they brought, as much as they may
     NO_DRAFTS = 2  # none were at hand
     NOT_WORTH_IT = 3  # to verify those at hand, or to make some, would not have paid
+    TIMED = 4  # now and then a plain step is timed, to know what drafts bring
+    UNMEASURED = 5  # it is not known yet what steps take
+    FAULT = 6  # the choice of nodes failed, or a step with drafts did
 
 
 @record(frozen=True, slots=True, eq=False)

@@ -84,11 +84,12 @@ DEFICIT = Metric(
     "Time that speculation has cost, against plain decoding, and not yet saved again.",
     ("target",),
 )
-GUARD_REFUSALS = Metric(
-    "drafthouse_guard_refusals",
+PLAIN_STEPS = Metric(
+    "drafthouse_plain_steps",
     "counter",
-    "Steps that verified fewer draft tokens than seemed best, because of coordinator.max_slowdown.",
-    ("target",),
+    "Steps without drafts of texts that could have had some.  why: guard (they have cost what they "
+    "may), no_drafts, not_worth_it, timed (to know what drafts bring), unmeasured, fault.",
+    ("why",),
 )
 BOOKKEEPING_FAULTS = Metric(
     "drafthouse_bookkeeping_faults",

@@ -48,7 +48,7 @@ class Cell:
 class Found:
     """Tokens per second of virtual time.  best_nodes: of the best fixed budget, 0 = plain.
 
-    states: rounds by what the throttle said; whys: by what came of them.
+    whys: rounds by why they verified nothing.
     """
 
     cell: Cell
@@ -56,7 +56,6 @@ class Found:
     best: float
     best_nodes: int
     adaptive: float
-    states: dict[str, int]
     whys: dict[str, int]
 
     @property
@@ -72,7 +71,7 @@ class Found:
             **asdict(self.cell), "plain": self.plain, "best_fixed": self.best,
             "best_nodes": self.best_nodes, "adaptive": self.adaptive,
             "of_plain": self.of_plain, "of_best_fixed": self.of_best,
-            "states": self.states, "whys": self.whys,
+            "whys": self.whys,
         }  # fmt: skip
 
 
@@ -128,8 +127,7 @@ class Bench:
         pool = pool_of(cell, self._drafters, self._models)
         policy = Adaptive(machine, pool, config)
         outcome = self._simulation(cell, machine, pool).run(policy, self._num_tokens(cell))
-        states = {state.value: count for state, count in policy.states.items() if count}
-        return Found(cell, plain, best, best_nodes, outcome.rate, states, policy.whys)
+        return Found(cell, plain, best, best_nodes, outcome.rate, policy.whys)
 
     def _fixed_of(self, cell: Cell, machine: Machine) -> tuple[float, float, int]:
         """(plain, the best fixed budget's rate, its nodes), for good drafters; else plain."""

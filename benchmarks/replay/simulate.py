@@ -19,7 +19,6 @@ from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Round
 from cluster.plan.texts import HeldTree, Text
 from cluster.spec.budget import NO_DRAFTS, Ask
-from cluster.spec.throttle import State
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import walk
 
@@ -72,7 +71,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """tokens: in time_s of virtual time.  states: rounds by what the throttle said."""
+    """tokens: in time_s of virtual time."""
 
     tokens: int
     time_s: float
@@ -212,7 +211,6 @@ class Adaptive:
             self._controller.restore(learned)
         self._pool = pool
         self._kinds = tuple(sorted({name in pool.models for name in pool.sources}))
-        self.states: dict[State, int] = dict.fromkeys(State, 0)
         self.whys: dict[str, int] = {}
 
     @property
@@ -227,9 +225,8 @@ class Adaptive:
             self._offer(own, now, is_pool=is_pool)
         moment = Moment(now, () if is_pool else self._kinds)
         plan = controller.plan(texts, [own.remaining - 1 for own in batch], None, moment)
-        state = controller.state(len(batch), now, is_sampled=texts[0].is_sampled)
-        self.states[state] += 1
-        self.whys[plan.why] = self.whys.get(plan.why, 0) + 1
+        why = plan.why.name.lower()
+        self.whys[why] = self.whys.get(why, 0) + 1
         return Step([item.tree for item in plan.in_flight], plan.ask)
 
     def learn(
@@ -244,7 +241,7 @@ class Adaptive:
         step_s, draft_s = times
         num_nodes = sum(len(tree) for tree in step.trees)
         done = Round(texts, num_tokens, num_nodes, texts[0].is_sampled, step_s, step.ask, draft_s)
-        controller.learn(done, now)
+        controller.learn(done)
         controller.score([own.text for own in batch if own.remaining])
         controller.score([own.text for own in batch if not own.remaining], ends=True)
 

@@ -65,8 +65,10 @@ class Availability:
 
 _REASONS = {
     PlainWhy.NO_DRAFTS: IdleReason.NO_DRAFTS,
-    PlainWhy.PAUSED: IdleReason.PAUSED,
+    PlainWhy.GUARD: IdleReason.PAUSED,
     PlainWhy.NOT_WORTH_IT: IdleReason.NOT_WORTH_IT,
+    PlainWhy.UNMEASURED: IdleReason.WARMING_UP,
+    PlainWhy.FAULT: IdleReason.DRAFTERS_DOWN,
 }
 
 

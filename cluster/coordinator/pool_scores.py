@@ -7,7 +7,6 @@ from typing import Any
 
 from cluster.plan.controller import record_scores, score_texts
 from cluster.plan.samples import Samples
-from cluster.plan.step_choice import LOOK_INTERVAL
 from cluster.plan.texts import Text
 from cluster.spec.acceptance import AcceptanceModel
 
@@ -15,8 +14,10 @@ from cluster.spec.acceptance import AcceptanceModel
 # more often go on behind the next commit; but the coordinator reads all of it.
 _POOL_NODES = 64
 _POOL_NODES_OF_ALL = 512
+# Steps without a verified draft after which a drafter is told less.
+_UNUSED_STEPS = 8
 _MAX_LAG = 64  # tokens that a pool drafter may lack: they are read in one commit later
-_STATE_VERSION = 4  # of what `export` gives
+_STATE_VERSION = 5  # of what `export` gives
 
 
 class PoolScores:
@@ -42,12 +43,12 @@ class PoolScores:
         Reading its trees costs time, in a crowd above all.  is_shared: it drafts on target's cores.
         """
         num_unused = text.num_unused(drafter)
-        if not self._is_adaptive or num_unused < LOOK_INTERVAL:
+        if not self._is_adaptive or num_unused < _UNUSED_STEPS:
             return 1
         # On the target's cores a commit costs as much as some tokens: fewer and fewer are sent.
         if is_shared:
             return min(num_unused, _MAX_LAG)
-        return min(max(num_texts // 2, 1), LOOK_INTERVAL)
+        return min(max(num_texts // 2, 1), _UNUSED_STEPS)
 
     def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
         """Score the trees of `texts` whose fate is known by now; ends: nothing more follows."""

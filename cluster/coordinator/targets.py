@@ -112,7 +112,7 @@ class TargetSeat:
             "sessions": len(self.sessions),
             "seats": self.seats,
             "period_s": self.period_s,
-            **{name: self.state[name] for name in ("scores", "throttles") if name in self.state},
+            **{name: self.state[name] for name in ("scores", "loads") if name in self.state},
         }
 
     def faults(self) -> dict[str, dict[str, int]]:

@@ -4,9 +4,9 @@
     learn()  after a step: what it took and what it brought
     score()  beside one: what the trees at hand would have been worth
 
-Three things can turn drafting off: the throttle (it does not pay), the guard (it has lost what it
-may lose), and a drafter's circuit breaker (it fails).  Everything else is the budget's choice, by
-one price: see `cluster.spec.budget`.  No clock, no randomness, no I/O; `now` is an argument.
+Everything is bought at one price (`cluster.spec.budget`, `cluster.plan.arms`).  Two things can turn
+drafting off beside it: the guard (it has lost what it may lose), and a drafter's circuit breaker
+(it fails).  No clock, no randomness, no I/O; `now` is an argument.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 
 from cluster import metrics
 from cluster.config.schema import CoordinatorConfig
+from cluster.messages import PlainWhy
 from cluster.plan import step_choice
 from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.load import Load, TargetModel
@@ -26,15 +27,14 @@ from cluster.plan.samples import Samples
 from cluster.plan.step_choice import StepChoice
 from cluster.plan.texts import Text
 from cluster.spec import evidence, merge_trees
-from cluster.spec.acceptance import AcceptanceModel, law_name
+from cluster.spec.acceptance import AcceptanceModel, Fate, law_name
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import depths, ranked
 from cluster.spec.step_profile import DraftTime, StepProfile
-from cluster.spec.throttle import State
 
 # Trees scored per step: evidence, not all there is.
 _MAX_SEEN = 16
-_STATE_VERSION = 4  # of what `export` gives
+_STATE_VERSION = 5  # of what `export` gives
 
 
 class Controller:
@@ -53,17 +53,14 @@ class Controller:
         self.acceptance = AcceptanceModel()
         merge_trees.prepare()
 
-    def state(self, num_sequences: int, now: float, *, is_sampled: bool) -> State:
-        """Whether batches of that law and size are speculated on at present."""
-        return self._load(num_sequences, is_sampled=is_sampled).throttle.state(now)
+    def states(self) -> list[dict[str, object]]:
+        """What pays at each load, for status reports."""
+        return self._target.states()
 
-    def states(self, now: float) -> list[dict[str, object]]:
-        """The state of every throttle, for status reports."""
-        return self._target.states(now)
-
-    def take_account(self) -> tuple[float, int]:
-        """(deficit in seconds, refusals of the guard since this was last asked)."""
-        return self._target.take_account()
+    @property
+    def deficit_s(self) -> float:
+        """Seconds that speculation has lost and not regained, over all loads."""
+        return self._target.deficit_s
 
     def plan(
         self,
@@ -81,45 +78,24 @@ class Controller:
                 zip(texts, max_depths, strict=True)]  # fmt: skip
         if max_nodes is not None and sum(caps) > max_nodes:
             caps = [min(cap, max_nodes // len(texts)) for cap in caps]
+        offers = self._offers(texts, max_depths)
+        self._num_looks += 1
+        look_at(texts, _MAX_SEEN, self._num_looks)
         if self._config.budget == "fixed":
-            return self._plan_fixed(texts, max_depths, caps, moment)
+            return _plan_fixed(texts, offers, caps, moment)
         load = self._load(len(texts), is_sampled=any_sampled(texts))
-        load.num_rounds += 1
         num_new = sum(text.num_steps <= 1 for text in texts)  # the prompt's own step was one
         load.num_new += evidence.RECENT * (num_new - load.num_new)
-        state = load.throttle.state(moment.now)
-        if state is State.PAUSE or not any(caps):
+        if not any(caps):
             load.asked = NO_DRAFTS
-            return Plan(plain_items(texts), why=state.value)
+            return Plan(plain_items(texts))
         choice = StepChoice.of(self._target, load, texts, caps, moment)
-        if choice is None:
-            return Plan(plain_items(texts), why="unmeasured")  # the first steps tell what one takes
-        is_looking = state is not State.PLAIN or load.num_rounds % step_choice.LOOK_INTERVAL == 0
-        is_looking = is_looking or load.asked.num_nodes > 0
-        offers = self._offers(texts, max_depths) if is_looking else None
-        plan = choice.plan(offers, self.acceptance)
-        if is_looking:
-            self._look_at(texts)
+        if choice is None:  # the first steps tell what one takes
+            return Plan(plain_items(texts), why=PlainWhy.UNMEASURED)
+        plan = choice.plan(offers)
         load.asked = plan.ask
         plan.note_asked(texts)
         return plan
-
-    def _plan_fixed(
-        self, texts: Sequence[Text], max_depths: Sequence[int], caps: list[int], moment: Moment
-    ) -> Plan:
-        offers = self._offers(texts, max_depths)
-        self._look_at(texts)
-        drafted = Ask(max(caps)) if moment.residents else NO_DRAFTS
-        if offers is None:
-            return Plan(plain_items(texts), drafted, why="no drafts")
-        forest = offers.forest
-        nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
-        chosen = nodes[ranks < np.array(caps, dtype=np.int64)[forest.owners]]
-        return Plan(in_flight_of(texts, offers, chosen), drafted, why="fixed")
-
-    def _look_at(self, texts: Sequence[Text]) -> None:
-        self._num_looks += 1
-        look_at(texts, _MAX_SEEN, self._num_looks)
 
     def _offers(self, texts: Sequence[Text], max_depths: Sequence[int]) -> Offers | None:
         offers = gather(texts, self.acceptance)
@@ -134,19 +110,18 @@ class Controller:
         if self._config.budget == "fixed":
             return Ask(text.max_draft_tokens)
         load = self._load(num_sequences, is_sampled=text.is_sampled)
-        is_overdrawn = load.guard.max_extra_s(1.0) <= 0.0
-        if is_overdrawn or load.throttle.state(now) in (State.PLAIN, State.PAUSE):
+        if load.guard.max_extra_s(1.0) <= 0.0:
             return NO_DRAFTS
         ask, target = load.best, self._target
-        if load.num_rounds == 0:  # nobody knows: of models one text now and then
+        if ask is None:  # nobody knows: of models one text now and then
             ask = Ask(step_choice.FIRST_NODES, target.first.is_due(now, target.read_s))
         if ask.num_nodes and ask.with_models:
             target.first.take(now)
             text.asked_len = len(text.tokens)
         return ask
 
-    def learn(self, done: Round, now: float) -> None:
-        """Enter a finished step into costs, rate, guard and throttle."""
+    def learn(self, done: Round) -> None:
+        """Enter a finished step into costs, rate and guard."""
         size = len(done.texts)
         if size == 0:
             return
@@ -165,8 +140,6 @@ class Controller:
             if done.num_nodes:
                 promised, trust = load.promised
                 trust.learn(promised, sum(done.num_tokens) - size)
-            if not is_plain:
-                load.throttle.settle(now, time_s, credited_s)
             weighted = sum(
                 text.weight / text.tokens_per_step * num_tokens
                 for text, num_tokens in zip(done.texts, done.num_tokens, strict=True)
@@ -211,9 +184,11 @@ class Controller:
 
 def score_texts(acceptance: AcceptanceModel, texts: Sequence[Text], *, ends: bool) -> None:
     """Enter the trees of `texts` whose fate is known by now; ends: nothing more follows."""
-    for text in texts:
-        for seen, followed in text.due(ends=ends):
-            acceptance.learn(seen, followed, text.next_steps(seen.drafter))
+    acceptance.learn_all([
+        Fate(seen, followed, text.next_steps(seen.drafter))
+        for text in texts
+        for seen, followed in text.due(ends=ends)
+    ])  # fmt: skip
 
 
 def record_scores(acceptance: AcceptanceModel, samples: Samples) -> None:
@@ -223,6 +198,19 @@ def record_scores(acceptance: AcceptanceModel, samples: Samples) -> None:
             labels = {"drafter": drafter, "task": task, "law": law_name(is_sampled=is_sampled)}
             samples.set(metrics.CALIBRATION_ERROR, score.calibrator.expected_error(), **labels)
             samples.set(metrics.EXPECTED_ACCEPTED, score.accepted_of_few(), **labels)
+
+
+def _plan_fixed(
+    texts: Sequence[Text], offers: Offers | None, caps: Sequence[int], moment: Moment
+) -> Plan:
+    """As many of the best nodes as each text may have, whatever they cost."""
+    drafted = Ask(max(caps)) if moment.residents else NO_DRAFTS
+    if offers is None:
+        return Plan(plain_items(texts), drafted, PlainWhy.NO_DRAFTS)
+    forest = offers.forest
+    nodes, ranks = ranked(offers.survival, forest.owners, forest.starts)
+    chosen = nodes[ranks < np.array(caps, dtype=np.int64)[forest.owners]]
+    return Plan(in_flight_of(texts, offers, chosen), drafted)
 
 
 def any_sampled(batch: Sequence[Text]) -> bool:

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.core import EMPTY_TREE, TokenTree
+from cluster.messages import PlainWhy
 from cluster.plan.texts import NO_SOURCES, SourceBits, Text
 from cluster.records import record
 from cluster.spec.budget import NO_DRAFTS, Ask
-
-# Why a step has no drafts: to verify or to make some would not have paid.
-NOT_WORTH_IT = "not worth it"
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -44,12 +42,12 @@ class Plan:
     """What to do next: verify `in_flight`, one per text.
 
     ask: what residents are to draft for each text after the step.
-    why: in a word, why it is so, for the log and for statistics.
+    why: there is nothing to verify, if there is nothing.
     """
 
     in_flight: list[InFlight]
     ask: Ask = NO_DRAFTS
-    why: str = ""
+    why: PlainWhy = PlainWhy.NONE
 
     def note_asked(self, texts: Sequence[Text]) -> None:
         """Models are about to read what they lack of these."""

@@ -7,17 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from cluster.config.schema import CoordinatorConfig
+from cluster.plan.arms import SIZES, ArmWorth
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
-from cluster.spec.budget import NO_DRAFTS, Ask, DraftLengthValues
+from cluster.spec.budget import NO_DRAFTS, Ask
+from cluster.spec.forest import Floats
 from cluster.spec.guard import DeficitGuard
-from cluster.spec.step_cost import CostTable, bucket, draft_shape, step_shape
+from cluster.spec.step_cost import NODE_EDGES, CostTable, bucket, draft_shape, step_shape
 from cluster.spec.step_profile import DraftTime, StepProfile
-from cluster.spec.throttle import Throttle
 
-# Share of the time that each kind of exploration may take: plain steps, steps of other sizes, and
-# trees larger than what pays.
+# Share of the time that each kind of exploration may take: plain steps, and trees other than those
+# that pay.
 _EXPLORED_SHARE = 0.003
 # Of the first ones of each kind: they are spread over a text, whose first words tell little of the
 # rest.
@@ -31,12 +34,9 @@ class Turn:
     done_at: float = -math.inf
     num_done: int = 0
 
-    def is_due(self, now: float, cost_s: float, num_first: int = 0) -> bool:
-        """Whether what it costs is within its share of the time since it was last done.
-
-        num_first: how many are first ones, 0 = as usual."""
-        is_first = self.num_done < (num_first or evidence.FIRST_TRIES)
-        share = _FIRST_SHARE if is_first else _EXPLORED_SHARE
+    def is_due(self, now: float, cost_s: float) -> bool:
+        """True where what it costs is within its share of the time since it was last done."""
+        share = _FIRST_SHARE if self.num_done < evidence.FIRST_TRIES else _EXPLORED_SHARE
         return now - self.done_at >= cost_s / share
 
     def take(self, now: float) -> None:
@@ -70,35 +70,38 @@ ByModels = tuple[Each, Each]
 
 
 @dataclass(slots=True, eq=False)
+class Law:
+    """What drafts are worth under one law, whatever the load.
+
+    worth, trusts: of look-ups, and with models.  tried: trees other than those that pay.
+    """
+
+    worth: ByModels[ArmWorth] = field(default_factory=lambda: (ArmWorth(), ArmWorth()))
+    trusts: ByModels[Trust] = field(default_factory=lambda: (Trust(), Trust()))
+    tried: ByModels[Turn] = field(default_factory=lambda: (Turn(), Turn()))
+
+
+@dataclass(slots=True, eq=False)
 class Load:
     """Batches of one law and of about so many sequences.
 
     tokens, time_s: weighted ones and the time they took, of late: their ratio is the rate.
-    asked: what residents were asked for after the last step.  best: what pays.  is_longer: that was
-    more, to see what it would be worth.  lengths, longer: of look-ups, and with models.
+    asked: what residents were asked for after the last step.  best: what pays.
     num_new: texts that begin in a round, running mean.
     verify_s: what steps with drafts take longer than plain ones, running mean.  promised: tokens
-    that the step under way is expected to accept, and whose trees say so.  trusts: in those of
-    look-ups, and with models.
+    that the step under way is expected to accept, and whose trees say so.
     """
 
+    law: Law
     guard: DeficitGuard
-    throttle: Throttle
-    lengths: ByModels[DraftLengthValues]
-    longer: ByModels[Turn]
     tokens: float = 0.0
     time_s: float = 0.0
-    num_rounds: int = 0
-    num_refusals: int = 0
     verify_s: float = 0.0
     promised: tuple[float, Trust] = field(default_factory=lambda: (0.0, Trust()))
-    trusts: ByModels[Trust] = field(default_factory=lambda: (Trust(), Trust()))
     asked: Ask = NO_DRAFTS
-    best: Ask = NO_DRAFTS
-    is_longer: bool = False
+    best: Ask | None = None
     num_new: float = 0.0
     plain: Turn = field(default_factory=Turn)
-    sizes: Turn = field(default_factory=Turn)
 
     def add(self, tokens: float, time_s: float) -> None:
         """A round has brought so many weighted tokens."""
@@ -108,7 +111,7 @@ class Load:
     @property
     def trust(self) -> Trust:
         """In the trees at hand, which were asked for after the last step."""
-        return self.trusts[self.asked.num_nodes > 0 and self.asked.with_models]
+        return self.law.trusts[self.asked.num_nodes > 0 and self.asked.with_models]
 
     def rate(self, plain_rate: float) -> float:
         """Weighted tokens per second of late, at least plain decoding's."""
@@ -124,8 +127,8 @@ class TargetModel:
         self.drafting: ByModels[CostTable] = (CostTable(draft_shape), CostTable(draft_shape))
         self.read_s = 0.0  # what models take to read a text before they draft, running mean
         self.first = Turn()  # models' reading of a prompt at a load that is new
+        self.laws: ByModels[Law] = (Law(), Law())  # greedy, sampled
         self.loads: dict[tuple[bool, int], Load] = {}
-        self._lengths: dict[tuple[bool, int], ByModels[DraftLengthValues]] = {}  # of former loads
         for each in draft_times:
             ask = Ask(each.num_nodes, each.with_models)
             self.measured_drafting(each.num_sequences, ask, each.time_s, each.num_read)
@@ -139,13 +142,19 @@ class TargetModel:
             # The luck of n sequences together is their root as large, in steps, as that of one.
             slack_steps = config.slowdown_slack / math.sqrt(max(size, 1))
             guard = DeficitGuard(config.max_slowdown, slack_steps)
-            name = f"law={law_name(is_sampled=is_sampled)} sequences={size}"
-            former = self._lengths.pop((is_sampled, size), None)
-            lengths = former or (DraftLengthValues(), DraftLengthValues())
-            look_ups, models = (Turn(num_done=each.num_learned) for each in lengths)
-            longer = (look_ups, models)
-            found = self.loads[is_sampled, size] = Load(guard, Throttle(name), lengths, longer)
+            found = self.loads[is_sampled, size] = Load(self.laws[is_sampled], guard)
         return found
+
+    def draft_s(self, num_sequences: int, num_new: float) -> ByModels[Floats | None]:
+        """What each arm takes for trees of SIZES, models' reading of new texts included; None
+        where it was never measured."""
+        found: list[Floats | None] = []
+        for table, read_s in zip(self.drafting, (0.0, self.read_s), strict=True):
+            times_s = table.at_edges(num_sequences)
+            if times_s is not None:
+                times_s = np.interp(SIZES, NODE_EDGES, times_s) + num_new * read_s
+            found.append(times_s)
+        return found[0], found[1]
 
     def measured(self, num_sequences: int, num_nodes: int, step_time_s: float) -> None:
         """A step took so long; 0 = not measured."""
@@ -171,37 +180,34 @@ class TargetModel:
 
     def export(self) -> list[Any]:
         """What was measured and learned of this target, as plain values."""
-        known = self._lengths | {key: load.lengths for key, load in self.loads.items()}
-        lengths = [[*key, [each.export() for each in values]] for key, values in known.items()]
-        return [self.steps.export(), [each.export() for each in self.drafting], lengths]
+        worth = [[each.export() for each in law.worth] for law in self.laws]
+        return [self.steps.export(), [each.export() for each in self.drafting], worth]
 
     def restore(self, state: Sequence[Any]) -> None:
         """Go on from what `export` gave; ValueError where it is of another form."""
-        steps, drafting, lengths = state
+        steps, drafting, worth = state
         self.steps.restore(steps)
         for table, found in zip(self.drafting, drafting, strict=True):
             table.restore(found)
-        for is_sampled, size, values in lengths:
-            both = self._lengths[bool(is_sampled), int(size)] = (
-                DraftLengthValues(), DraftLengthValues(),
-            )  # fmt: skip
-            for own, former in zip(both, values, strict=True):
+        for law, values in zip(self.laws, worth, strict=True):
+            for own, turn, former in zip(law.worth, law.tried, values, strict=True):
                 own.restore(former)
+                turn.num_done = own.num_turns
 
-    def states(self, now: float) -> list[dict[str, object]]:
-        """The state of each throttle."""
+    def states(self) -> list[dict[str, object]]:
+        """What pays at each load that there was, for status reports."""
         return [
             {
                 "law": law_name(is_sampled=is_sampled),
                 "sequences": size,
-                "state": load.throttle.state(now).value,
+                "draft_nodes": 0 if load.best is None else load.best.num_nodes,
+                "with_models": load.best is not None and load.best.with_models,
+                "deficit_s": load.guard.deficit_s,
             }
             for (is_sampled, size), load in self.loads.items()
         ]
 
-    def take_account(self) -> tuple[float, int]:
-        """(deficit in seconds, refusals of the guard since this was last asked)."""
-        num_refusals = sum(load.num_refusals for load in self.loads.values())
-        for load in self.loads.values():
-            load.num_refusals = 0
-        return sum(load.guard.deficit_s for load in self.loads.values()), num_refusals
+    @property
+    def deficit_s(self) -> float:
+        """Seconds that speculation has lost and not regained, over all loads."""
+        return sum(load.guard.deficit_s for load in self.loads.values())

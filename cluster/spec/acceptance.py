@@ -21,6 +21,7 @@ from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec import evidence
 from cluster.spec.forest import Floats, Indices, Mask
+from cluster.spec.native import trees as native
 from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator, claimed_conditionals
 from cluster.spec.tree import depths, walk
@@ -29,6 +30,7 @@ Group = tuple[str, bool]  # task class; sampled, or greedy
 
 # Trees that count; older ones by halves.  Drafters learn, and what clients ask changes.
 _HALF_LIFE = 1000.0
+TREE_DECAY = 0.5 ** (1.0 / _HALF_LIFE)
 # Trees of doubt in a score: what little was seen moves no weight by much.
 _PRIOR_TREES = 8.0
 # A drafter's weight where drafters are merged goes by so many of its best nodes, ...
@@ -59,6 +61,15 @@ class Seen:
     ) -> Seen:
         depth = int(depths(tree.parents).max(initial=0))
         return cls(drafter, group, base_len, tree, claimed, depth)
+
+
+@record(frozen=True, slots=True, eq=False)
+class Fate:
+    """A tree, and what followed it: see `AcceptanceModel.learn`."""
+
+    seen: Seen
+    followed: TokenArray
+    next_steps: Indices | None = None
 
 
 @record(frozen=True, slots=True, eq=False)
@@ -93,9 +104,10 @@ class Score:
 
     def __init__(self) -> None:
         self.calibrator = Calibrator()
-        self._num_trees = 0.0
-        # By number of best nodes: places where a step would have begun, accepted nodes, squares.
-        self._sums = np.zeros((3, len(DRAFT_LENGTHS)))
+        # Trees; then, by number of best nodes, places where a step would have begun, accepted
+        # nodes, and their squares.  Native code writes it in place.
+        self.sums = np.zeros(1 + 3 * len(DRAFT_LENGTHS))
+        self._by_length = self.sums[1:].reshape(3, len(DRAFT_LENGTHS))
 
     def add(
         self, tree: TokenTree, claimed: FloatArray, followed: TokenArray, begins: Mask | None = None
@@ -115,19 +127,18 @@ class Score:
         self.calibrator.observe(outcome.conditionals, outcome.accepted)
         found = outcome.accepted_of_best.astype(np.float64)
         counts = np.ones(len(DRAFT_LENGTHS)) if begins is None else begins.astype(np.float64)
-        kept = 0.5 ** (1.0 / _HALF_LIFE)
-        self._num_trees = kept * self._num_trees + 1.0
-        self._sums *= kept
-        self._sums += counts * (np.ones(len(DRAFT_LENGTHS)), found, found**2)
+        self.sums *= TREE_DECAY
+        self.sums[0] += 1.0
+        self._by_length[:] += counts * (np.ones(len(DRAFT_LENGTHS)), found, found**2)
 
     @property
     def num_trees(self) -> float:
         """Trees in effect: forgotten ones do not count."""
-        return self._num_trees
+        return float(self.sums[0])
 
     def expected(self, rank_index: int) -> tuple[float, float]:
         """(accepted tokens of the best DRAFT_LENGTHS[rank_index] nodes, standard error)."""
-        count, total, squares = self._sums[:, rank_index].tolist()
+        count, total, squares = self._by_length[:, rank_index].tolist()
         if count < 1.0:
             return 0.0, math.inf
         mean = total / count
@@ -139,24 +150,22 @@ class Score:
 
     def weight(self) -> float:
         """Trust in this drafter beside others: the tokens that its best nodes bring."""
-        count, total, _ = self._sums[:, _WEIGHED_RANK].tolist()
+        count, total, _ = self._by_length[:, _WEIGHED_RANK].tolist()
         return float((total + _PRIOR_TREES * 0.5) / (count + _PRIOR_TREES)) + _LEAST_WEIGHT
 
     def export(self) -> dict[str, Any]:
         return {
-            "trees": self._num_trees,
-            "sums": self._sums.tolist(),
+            "sums": self.sums.tolist(),
             "calibrator": self.calibrator.export(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what `export` gave; ValueError where it is of another form."""
         sums = np.array(state["sums"], dtype=np.float64)
-        num_trees = float(state["trees"])
-        if sums.shape != self._sums.shape or not np.isfinite([*sums.flat, num_trees]).all():
+        if sums.shape != self.sums.shape or not np.isfinite(sums).all():
             raise ValueError("scores of another form")
         self.calibrator.restore(state["calibrator"])
-        self._sums, self._num_trees = sums, num_trees
+        self.sums[:] = sums
 
 
 class AcceptanceModel:
@@ -182,6 +191,18 @@ class AcceptanceModel:
             found = self._scores[key] = Score()
         return found
 
+    def learn_all(self, fates: Sequence[Fate]) -> None:
+        """Enter trees of which it is known what followed."""
+        fates = [fate for fate in fates if len(fate.followed)]
+        if not native.is_available():
+            for fate in fates:
+                self.learn(fate.seen, fate.followed, fate.next_steps)
+        elif fates:
+            scores = [self._scores_of(fate.seen) for fate in fates]
+            native.score_trees(fates, scores, DRAFT_LENGTHS, TREE_DECAY)
+            for score in {id(each): each for both in scores for each in both}.values():
+                score.calibrator.fit_if_due()
+
     def learn(self, seen: Seen, followed: TokenArray, next_steps: Indices | None = None) -> None:
         """followed: the tokens behind the tree's root, as many as are committed by now.
 
@@ -191,12 +212,16 @@ class AcceptanceModel:
         if len(followed) == 0:
             return
         begins = None if next_steps is None else seen.base_len >= next_steps
-        for_all = self._of_all_tasks.setdefault((seen.drafter, seen.group[1]), Score())
         outcome = outcome_of(seen.tree, seen.claimed, followed)
-        for score in (self.score(seen.drafter, seen.group), for_all):
+        for score in self._scores_of(seen):
             score.enter(outcome, begins)
         if next_steps is not None:
             next_steps[begins] = seen.base_len + outcome.accepted_of_best[begins] + 1
+
+    def _scores_of(self, seen: Seen) -> tuple[Score, Score]:
+        """Of its group, and of all tasks."""
+        for_all = self._of_all_tasks.setdefault((seen.drafter, seen.group[1]), Score())
+        return self.score(seen.drafter, seen.group), for_all
 
     def __iter__(self) -> Iterator[tuple[str, Group, Score]]:
         for (drafter, group), score in self._scores.items():

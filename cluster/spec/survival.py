@@ -73,14 +73,13 @@ def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) ->
     above = np.where(parents < 0, 1.0, values[parents])
     ratios = np.zeros(len(values))
     np.divide(values, above, out=ratios, where=above > 0.0)
-    result: Floats = np.fmax(np.fmin(ratios, 1.0), 0.0)  # NaN becomes 0
-    return result
+    return np.where(ratios > 0.0, np.minimum(ratios, 1.0), 0.0)  # NaN becomes 0
 
 
-_NUM_BINS = 24
-_NUM_FORECAST_BINS = 10
+NUM_BINS = 24
+NUM_FORECAST_BINS = 10
 _MAX_LOGIT = 6.0
-_CENTRES = (np.arange(_NUM_BINS) + 0.5) * (2.0 * _MAX_LOGIT / _NUM_BINS) - _MAX_LOGIT
+_CENTRES = (np.arange(NUM_BINS) + 0.5) * (2.0 * _MAX_LOGIT / NUM_BINS) - _MAX_LOGIT
 # A fit is due after so many new outcomes, and after so large a share of those it rests on.
 _REFIT_EVERY = 32
 _REFIT_SHARE = 0.05
@@ -103,22 +102,25 @@ class Calibrator:
     """
 
     def __init__(self, half_life: float = 2000.0, prior: float = 20.0) -> None:
-        """half_life: in observed nodes."""
-        self._decay = 0.5 ** (1.0 / half_life)
+        """half_life: in observed nodes.
+
+        sums, curve: its evidence and its fit, as native code reads and writes them in place."""
+        self.decay = 0.5 ** (1.0 / half_life)
         self._prior = prior
-        self._num = np.zeros(_NUM_BINS)
-        self._accepted = np.zeros(_NUM_BINS)
-        self._claims = np.zeros(_NUM_BINS)  # sum of claimed logits
+        self.sums = np.zeros(3 * (NUM_BINS + NUM_FORECAST_BINS) + 1)
+        bins = self.sums[: 3 * NUM_BINS].reshape(3, NUM_BINS)
+        self._num, self._accepted, self._claims = bins  # the last: sum of claimed logits
         # By bins of what was predicted before the outcome was known: count, sum of predictions,
         # sum of outcomes.
-        self._forecasts = np.zeros((3, _NUM_FORECAST_BINS))
-        self._unfitted = 0
+        self._forecasts = self.sums[3 * NUM_BINS : -1].reshape(3, NUM_FORECAST_BINS)
+        self._unfitted = self.sums[-1:]  # nodes that the fit does not know yet
         self.slope = 1.0
         self.offset = 0.0
         # The shifts at these claimed logits, ascending; linear between them.
         self._knots = _CENTRES
-        self._shifts = np.zeros(_NUM_BINS)
-        self.curve = self._packed()
+        self._shifts = np.zeros(NUM_BINS)
+        self.curve = np.zeros(2 + 2 * NUM_BINS)
+        self._pack()
 
     @property
     def num_observed(self) -> float:
@@ -143,7 +145,7 @@ class Calibrator:
         logits = np.atleast_1d(_logit(claimed))
         if len(logits) == 0:
             return
-        bins, decay = _bins(logits), self._decay ** len(logits)
+        bins, decay = _bins(logits), self.decay ** len(logits)
         outcomes = np.atleast_1d(np.asarray(accepted, dtype=np.float64))
         self._judge(self._fitted(logits), outcomes, decay)
         for sums, values in (
@@ -152,9 +154,13 @@ class Calibrator:
             (self._claims, logits),
         ):
             sums *= decay
-            sums += np.bincount(bins, weights=values, minlength=_NUM_BINS)
+            sums += np.bincount(bins, weights=values, minlength=NUM_BINS)
         self._unfitted += len(logits)
-        if self._unfitted >= max(_REFIT_EVERY, _REFIT_SHARE * self.num_observed):
+        self.fit_if_due()
+
+    def fit_if_due(self) -> None:
+        """Fit anew where enough was observed since the last time."""
+        if self._unfitted[0] >= max(_REFIT_EVERY, _REFIT_SHARE * self.num_observed):
             self._fit()
 
     def expected_error(self) -> float:
@@ -175,20 +181,19 @@ class Calibrator:
     def restore(self, state: Sequence[Sequence[float]]) -> None:
         """Go on from what `export` gave; ValueError where it is of another form."""
         arrays = [np.array(each, dtype=np.float64) for each in state]
-        lengths = [_NUM_BINS] * 3 + [_NUM_FORECAST_BINS] * 3
+        lengths = [NUM_BINS] * 3 + [NUM_FORECAST_BINS] * 3
         if [each.shape for each in arrays] != [(length,) for length in lengths]:
             raise ValueError("a calibration of another form")
         if not all(np.isfinite(each).all() for each in arrays):
             raise ValueError("a calibration with numbers that are none")
-        self._num, self._accepted, self._claims = arrays[:3]
-        self._forecasts = np.array(arrays[3:])
+        self.sums[:-1] = np.concatenate(arrays)
         self._fit()
 
     def _judge(self, predicted: Floats, outcomes: Floats, decay: float) -> None:
-        bins = np.minimum((predicted * _NUM_FORECAST_BINS).astype(np.int64), _NUM_FORECAST_BINS - 1)
+        bins = np.minimum((predicted * NUM_FORECAST_BINS).astype(np.int64), NUM_FORECAST_BINS - 1)
         self._forecasts *= decay
         for sums, values in zip(self._forecasts, (None, predicted, outcomes), strict=True):
-            sums += np.bincount(bins, weights=values, minlength=_NUM_FORECAST_BINS)
+            sums += np.bincount(bins, weights=values, minlength=NUM_FORECAST_BINS)
 
     def _fit(self) -> None:
         """Penalised maximum likelihood over the bins, by Newton steps along one axis at a time.
@@ -196,9 +201,9 @@ class Calibrator:
         The likelihood is concave, so this converges within the bounds too.  A slope below zero
         would turn the drafter's ranking around.
         """
-        self._unfitted = 0
+        self._unfitted[:] = 0.0
         means = self._claims / np.maximum(self._num, 1e-12)
-        features = (means, np.ones(_NUM_BINS))
+        features = (means, np.ones(NUM_BINS))
         weights, identity = [self.slope, self.offset], (1.0, 0.0)
         for _ in range(6):
             for axis, (low, high) in ((1, _OFFSETS), (0, _SLOPES)):
@@ -221,11 +226,11 @@ class Calibrator:
             ((self._accepted + prior * _sigmoid(fitted)) / weights).tolist(), weights.tolist()
         )
         self._knots, self._shifts = knots, _logit(rates) - fitted
-        self.curve = self._packed()
+        self._pack()
 
-    def _packed(self) -> Floats:
+    def _pack(self) -> None:
         """The fit as native code takes it: slope, offset, knots, and the shifts at these."""
-        return np.concatenate(([self.slope, self.offset], self._knots, self._shifts))
+        self.curve[:] = np.concatenate(([self.slope, self.offset], self._knots, self._shifts))
 
     def _fitted(self, logits: Floats) -> Floats:
         """Calibrated probabilities of claimed logits."""
@@ -258,5 +263,5 @@ def _sigmoid(logits: Floats) -> Floats:
 
 
 def _bins(logits: Floats) -> npt.NDArray[np.int64]:
-    scaled = (logits + _MAX_LOGIT) * (_NUM_BINS / (2.0 * _MAX_LOGIT))
-    return np.clip(scaled.astype(np.int64), 0, _NUM_BINS - 1)
+    scaled = (logits + _MAX_LOGIT) * (NUM_BINS / (2.0 * _MAX_LOGIT))
+    return np.clip(scaled.astype(np.int64), 0, NUM_BINS - 1)

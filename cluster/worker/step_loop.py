@@ -31,10 +31,9 @@ from cluster.messages import (
 )
 from cluster.plan.controller import Controller, any_sampled
 from cluster.plan.fence import Fence
-from cluster.plan.in_flight import NOT_WORTH_IT, PLAIN, InFlight, Moment, Plan, Round
+from cluster.plan.in_flight import PLAIN, InFlight, Moment, Plan, Round
 from cluster.plan.samples import Tally
 from cluster.spec.budget import NO_DRAFTS, Ask
-from cluster.spec.throttle import State
 from cluster.worker.containment import Containment
 from cluster.worker.mailbox import Mail, Mailbox
 from cluster.worker.residents import NOTHING_DRAFTED, Residents
@@ -45,12 +44,6 @@ from cluster.worker.texts import TargetText, TextTable
 from cluster.worker.verifier import Stepped
 
 log = logging.getLogger(__name__)
-
-_WHY = {
-    State.PAUSE.value: PlainWhy.PAUSED,
-    State.PLAIN.value: PlainWhy.PAUSED,
-    NOT_WORTH_IT: PlainWhy.NOT_WORTH_IT,
-}
 
 
 class StepLoop:
@@ -153,7 +146,7 @@ class StepLoop:
             return
         self._faults.went_well()
         report = replace(stepped.report, period_s=period_s, draft_time_s=self._drafted.time_s)
-        answered = self._commit(stepped, report, _WHY.get(plan.why, PlainWhy.NO_DRAFTS))
+        answered = self._commit(stepped, report, plan.why)
         posted_at = self._clock()
         self._note_round(decoding, plan, answered, report, posted_at - began_at)
         self._draft(decoding, plan.ask, answered, report)
@@ -192,7 +185,7 @@ class StepLoop:
         # Whichever tree it failed on is not tried again, and this step is a plain one.
         for text in decoding:
             text.held.clear()
-        return Plan([PLAIN] * len(decoding))
+        return Plan([PLAIN] * len(decoding), why=PlainWhy.FAULT)
 
     def _submit(self, batch: Sequence[TargetText]) -> bool:
         """Hand the batch to the engine; False where that failed."""
@@ -223,6 +216,8 @@ class StepLoop:
                 continue
             said, num_tokens = text.take(verdict, why)
             frames.setdefault(text.stream, []).append(said)
+            if said.why:
+                self._tally.add(metrics.PLAIN_STEPS, why=said.why.name.lower())
             text.answered_at = self._began_at
             answered.append((text, num_tokens, said.finish_reason))
         for stream, verdicts in frames.items():
@@ -298,7 +293,7 @@ class StepLoop:
             num_read=drafted.num_read,
         )
         with self._learning:
-            self._controller.learn(done, self._clock())
+            self._controller.learn(done)
 
     # Reports
 
@@ -307,12 +302,9 @@ class StepLoop:
         samples, state = self._tally, dict[str, Any]()
         with self._scoring:
             self._controller.record(samples)
-            deficit_s, num_refusals = self._controller.take_account()
-            samples.set(metrics.DEFICIT, deficit_s, target=self._worker_id)
-            if num_refusals:
-                samples.add(metrics.GUARD_REFUSALS, num_refusals, target=self._worker_id)
+            samples.set(metrics.DEFICIT, self._controller.deficit_s, target=self._worker_id)
             state["scores"] = self._controller.acceptance.table()
-            state["throttles"] = self._controller.states(self._clock())
+            state["loads"] = self._controller.states()
         state["residents"] = self._residents.states()
         state["faults"] = self._residents.faults()
         self._residents.record(samples, self._worker_id)

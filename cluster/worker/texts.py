@@ -115,14 +115,19 @@ class TargetText(Text):
 
     def take(self, verdict: Verdict, why: PlainWhy) -> tuple[TextVerdict, int]:
         """A step has answered.  Returns what the coordinator is told, and the plain steps that the
-        tokens would have taken.  why: the step was plain, if it was."""
+        tokens would have taken.  why: nothing was chosen for anybody, if nothing was."""
         in_flight, self.in_flight = self.in_flight or PLAIN, None
+        if self.suspect:
+            why = PlainWhy.FAULT
+        elif not why:
+            why = PlainWhy.NOT_WORTH_IT if self.held else PlainWhy.NO_DRAFTS
         self.suspect, self.num_misses = False, 0
         self.num_steps += 1
         if self.num_cached is None:
             self.num_cached = min(verdict.num_cached, self.prompt_len)
         # Before a text's last token there is nothing to draft, and its prompt's step drafts none.
-        could_draft = self.was_decoding and self.max_draft_tokens > 0 and self.remaining > 1
+        could_draft = self.was_decoding or why is PlainWhy.FAULT
+        could_draft = could_draft and self.max_draft_tokens > 0 and self.remaining > 1
         path = verdict.path
         reason: FinishReason | None = FinishReason.STOP
         num_kept = len(verdict.token_ids)

@@ -15,12 +15,12 @@ from cluster.coordinator.statistics import Attribution, RequestStatistics
 from cluster.coordinator.step_log import StepLog
 from cluster.messages import StepReport, VerdictFrame
 from cluster.metrics import Recorder
+from cluster.plan.arms import ArmWorth
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.spec.acceptance import AcceptanceModel
 from cluster.spec.guard import DeficitGuard
 from cluster.spec.survival import Calibrator
-from cluster.spec.throttle import Throttle
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_in_a_crowd, plain_text
 from tests.support.worker.residents import GreedyOracle, resident
@@ -28,9 +28,8 @@ from tests.support.worker.residents import GreedyOracle, resident
 # At the target, and at the coordinator.
 PARTS = [
     (Controller, "plan"), (Controller, "learn"), (Controller, "score"), (Controller, "first_ask"),
-    (Controller, "record"), (Controller, "take_account"),
-    (AcceptanceModel, "learn"), (Throttle, "settle"), (Throttle, "state"),
-    (Calibrator, "observe"), (DeficitGuard, "settle"),
+    (Controller, "record"), (ArmWorth, "learn"),
+    (AcceptanceModel, "learn_all"), (Calibrator, "fit_if_due"), (DeficitGuard, "settle"),
     (RequestStatistics, "record_step"), (Attribution, "add"), (PoolScores, "score"),
     (PoolScores, "ask"), (PoolScores, "commit_lag"), (PoolTrees, "_send"),
     (StepLog, "_enter_answers"), (StepLog, "_enter_report"),
@@ -77,7 +76,7 @@ async def test_what_failed_is_counted_and_the_drafts_go_on(
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Calibrator, "observe", fail)
+    monkeypatch.setattr(AcceptanceModel, "learn_all", fail)
     async with house(budget="fixed") as stage:
         stage.add_target(ToyTarget())
         stage.add_drafter(ToyDrafter("a", oracle_in_a_crowd(1)))

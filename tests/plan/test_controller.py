@@ -10,14 +10,15 @@ import pytest
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.core import TokenTree, token_array
+from cluster.messages import PlainWhy
+from cluster.plan.arms import SIZES
 from cluster.plan.controller import Controller
 from cluster.plan.in_flight import Moment, Plan, Round
 from cluster.plan.texts import HeldTree, Text
 from cluster.spec.acceptance import Seen
-from cluster.spec.budget import Ask
-from cluster.spec.step_cost import DRAFT_LENGTHS
+from cluster.spec.budget import Ask, Prices
+from cluster.spec.step_cost import EDGES
 from cluster.spec.step_profile import DraftTime, StepProfile
-from cluster.spec.throttle import State
 from cluster.spec.token_log import TokenLog
 
 GROUP = ("default", False)
@@ -53,7 +54,7 @@ class Played:
         spent_s = self.spent_s(plan.ask, draft_s) if plan.ask.num_nodes else 0.0
         self.now += STEP_S + spent_s
         done = Round([self.text], [num_tokens], num_nodes, False, STEP_S, plan.ask, spent_s)
-        self.controller.learn(done, self.now)
+        self.controller.learn(done)
         self.controller.score([self.text])
         return plan
 
@@ -96,7 +97,7 @@ def test_look_ups_draft_alone_where_a_model_takes_longer_than_it_brings() -> Non
     asked = Counter(plan.ask.with_models for plan in plans if plan.ask.num_nodes)
     assert asked[False] > 0.9 * len(plans)
     assert asked[True] < 0.02 * len(plans)
-    assert sum(plan.why == "verify" for plan in plans) > 0.9 * len(plans)
+    assert sum(plan.why is PlainWhy.NONE for plan in plans) > 0.9 * len(plans)
 
 
 def test_a_model_drafts_beside_look_ups_where_it_brings_more_than_they() -> None:
@@ -105,19 +106,24 @@ def test_a_model_drafts_beside_look_ups_where_it_brings_more_than_they() -> None
     assert asked[True] > 0.9 * len(plans)
 
 
+def worth(controller: Controller, *, with_models: bool) -> float:
+    """Tokens that a free tree of four nodes brings."""
+    free = Prices(1.0, np.zeros(len(EDGES)), 1.0)
+    known = controller._target.laws[False].worth[with_models]
+    return float(known.values(np.ones(1), 1.0, free)[SIZES.index(4)])
+
+
 def test_what_a_tree_of_a_model_is_worth_is_not_put_down_to_look_ups() -> None:
     played = TwoKinds(is_right=True)
     played.run(300, draft_s=0.2 * STEP_S)
-    lengths = played.controller._load(1, is_sampled=False).lengths
-    free = np.zeros(len(DRAFT_LENGTHS))
-    (one, worth_one), (four, worth_four) = (each.choose(free, 1.0, 8) for each in lengths)
-    assert (one, four) == (1, 4)
-    assert worth_four > 1.5 * worth_one
+    look_ups, models = (worth(played.controller, with_models=each) for each in (False, True))
+    assert 0.5 < look_ups <= 1.0
+    assert models > 1.5 * look_ups
 
 
 def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round() -> None:
     plans = Played(is_right=True).run(300)
-    verified = [plan for plan in plans if plan.why == "verify"]
+    verified = [plan for plan in plans if plan.why is PlainWhy.NONE]
     assert len(verified) > 0.95 * len(plans)
     asked = [plan for plan in plans[1:] if plan.ask.num_nodes]
     assert len(asked) > 0.97 * len(plans)  # now and then a plain step is timed
@@ -126,9 +132,9 @@ def test_residents_that_are_right_draft_and_are_verified_in_nearly_every_round()
 def test_a_step_beside_which_residents_drafted_is_no_plain_one() -> None:
     played = Played(is_right=False)
     steps = played.controller._target.steps
-    played.controller.learn(Round([played.text], [1], 0, False, STEP_S, Ask(4), 0.001), 0.0)
+    played.controller.learn(Round([played.text], [1], 0, False, STEP_S, Ask(4), 0.001))
     assert steps.num_recorded == 0
-    played.controller.learn(Round([played.text], [1], 0, False, STEP_S), 0.1)
+    played.controller.learn(Round([played.text], [1], 0, False, STEP_S))
     assert steps.num_recorded == 1
 
 
@@ -138,7 +144,7 @@ def test_what_models_read_first_is_no_drafting_and_counts_where_they_are_tried()
     drafting = [Round([played.text], [1], 0, False, STEP_S, Ask(4), s, num_read=int(s > 0.01))
                 for s in (0.002, 0.052)]  # fmt: skip
     for done in drafting:
-        played.controller.learn(done, 0.0)
+        played.controller.learn(done)
     assert target.drafting[True].num_recorded == 1
     assert target.read_s == pytest.approx(0.050)
 
@@ -182,7 +188,7 @@ def test_the_first_drafts_of_a_text_are_what_pays_and_no_try() -> None:
     else:
         pytest.fail("models were never tried")
     overdrawn = Round([played.text], [1], 4, False, 100 * STEP_S)
-    played.controller.learn(overdrawn, played.now)
+    played.controller.learn(overdrawn)
     assert played.controller.first_ask(1, played.text, played.now).num_nodes == 0
 
 
@@ -222,9 +228,7 @@ def test_drafts_for_a_part_of_a_crowd_tell_what_they_would_be_worth_for_all() ->
             if text.is_read:
                 text.held["lm"] = HeldTree(100, 100, CHAIN, CLAIMED, is_resident=True)
         controller.plan(texts, [100] * 16, None, moment)
-        lengths = controller._target.load(CoordinatorConfig(), 16, is_sampled=False).lengths[True]
-        assert lengths.num_learned == 1
-        values.append(lengths.value(4))
+        values.append(worth(controller, with_models=True))
     assert values[1] == pytest.approx(values[0], rel=0.2)
     assert values[0] > 1.0
 
@@ -235,20 +239,19 @@ def test_residents_that_are_wrong_cost_a_small_share_and_are_still_scored() -> N
     plans = played.run(1000)
     drafted = sum(plan.ask.num_nodes > 0 for plan in plans)
     assert 0 < drafted < 0.1 * len(plans)
-    assert played.controller.state(1, played.now, is_sampled=False) is not State.SPECULATE
 
 
 def test_drafts_that_pay_by_fours_and_not_alone_are_made_by_fours() -> None:
     """A model's first node takes nearly as long as its fourth: to have tried one tells nothing bad
     of four."""
     plans = Played(is_right=True).run(400, draft_s=1.2 * STEP_S)
-    assert sum(plan.why == "verify" for plan in plans) > 0.8 * len(plans)
+    assert sum(plan.why is PlainWhy.NONE for plan in plans) > 0.8 * len(plans)
 
 
 def test_dear_drafts_are_not_drafted_though_they_are_right() -> None:
     plans = Played(is_right=True).run(400, draft_s=5 * STEP_S)[100:]
     assert sum(plan.ask.num_nodes > 0 for plan in plans) < 20
-    assert sum(plan.why in ("not worth it", "plain") for plan in plans) > 0.9 * len(plans)
+    assert sum(plan.why is PlainWhy.NOT_WORTH_IT for plan in plans) > 0.9 * len(plans)
 
 
 def test_a_shadow_is_scored_and_never_verified() -> None:
@@ -271,11 +274,11 @@ def test_what_was_learned_outlives_a_restart() -> None:
     after = Played(is_right=False)
     after.controller = Controller(CoordinatorConfig(max_draft_tokens=8))
     after.controller.restore(state)
-    load, known = (
-        [each.export() for each in played.controller._load(1, is_sampled=False).lengths]
+    learned, known = (
+        [each.export() for each in played.controller._target.laws[False].worth]
         for played in (before, after)
     )
-    assert known == load
+    assert known == learned
     fresh = Played(is_right=False)
     wasted = [sum(len(plan.in_flight[0].tree) for plan in each.run(20)) for each in (after, fresh)]
     assert wasted[0] < wasted[1]

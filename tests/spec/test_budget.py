@@ -1,4 +1,4 @@
-"""One price decides how much is verified, drafted and waited for."""
+"""One price decides how much is verified."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from cluster.spec.budget import (
-    DRAFT_LENGTHS,
-    DraftLengthValues,
     Prices,
     choose_nodes,
     ranking,
@@ -58,38 +56,9 @@ def test_every_beginning_of_the_ranking_is_closed_under_parents() -> None:
         assert parents[node] < 0 or parents[node] in nodes[:place]
 
 
-def test_residents_draft_as_many_nodes_as_are_worth_their_time() -> None:
-    values = DraftLengthValues()
-    for _ in range(20):
-        # What trees of 1, 2, 3, 4, 6 and 8 nodes bring: ever less with every node.
-        values.learn(np.array([0.5, 0.8, 1.0, 1.1, 1.15, 1.16]))
-    draft_s = NODE_S * DRAFT_LENGTHS
-    assert values.choose(draft_s, rate=1.0, max_nodes=32)[0] == 8  # what was never tried is nothing
-    assert values.choose(draft_s, rate=150.0, max_nodes=32)[0] == 3
-    assert values.choose(draft_s, rate=150.0, max_nodes=2)[0] == 2
-    assert values.choose(draft_s, rate=600.0, max_nodes=32)[0] == 0
-
-
-def test_larger_trees_keep_their_lead_when_texts_change() -> None:
-    """Only a few batches tell of eight nodes; when all get worse, so do these."""
-    values = DraftLengthValues()
-    values.learn(np.array([1.0, 1.0, 1.0, 1.0, 1.0, 1.5]))
-    for _ in range(200):
-        values.learn(np.array([0.0, 0.0, 0.0]))
-    best, value = values.choose(NODE_S * DRAFT_LENGTHS, rate=1.0, max_nodes=32)
-    assert best == 8
-    assert value == pytest.approx(0.5, abs=0.02)
-
-
 def test_nodes_that_are_not_admitted_or_hopeless_are_not_ranked() -> None:
     survival = np.array([0.5, 0.0, 0.9, 0.7], dtype=np.float32)
     admitted = np.array([True, True, False, True])
     nodes, gains = ranking(survival, np.ones(4), admitted)
     assert nodes.tolist() == [3, 0]
     assert gains.tolist() == pytest.approx([0.7, 0.5])
-
-
-@pytest.mark.parametrize("state", [[[1.0]], [[math.nan] * len(DRAFT_LENGTHS)] * 2, []])
-def test_values_of_another_form_are_refused(state: list[list[float]]) -> None:
-    with pytest.raises(ValueError, match="another form"):
-        DraftLengthValues().restore(state)

@@ -235,7 +235,7 @@ async def test_one_coordinator_counts_the_targets_own_metrics_and_another_after_
     assert metrics.DEFICIT.name in {sample.metric for sample in counted.samples}
     assert counted.report is not None
     assert counted.report.pages_total == 1000
-    assert json.loads(counted.status).keys() == {"scores", "throttles", "residents", "faults"}
+    assert json.loads(counted.status).keys() == {"scores", "loads", "residents", "faults"}
     await second.until(lambda: any(frame.heartbeat for frame in second.frames[1:]))
     assert not any(frame.samples or frame.status for frame in second.frames)
     await first.link.close()
@@ -295,7 +295,7 @@ async def test_what_was_learned_is_exported_and_restored() -> None:
         assert json.loads(json.dumps(await built.worker.export_learned())) != state
 
 
-@pytest.mark.parametrize("state", [{}, {"version": 0}, {"version": 4, "scores": 3}, {"version": 4}])
+@pytest.mark.parametrize("state", [{}, {"version": 0}, {"version": 5, "scores": 3}, {"version": 5}])
 async def test_what_is_of_another_form_is_left_aside(state: dict[str, Any]) -> None:
     worker = worker_of({})
     worker.restore_learned(state)

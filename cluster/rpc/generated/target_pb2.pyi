@@ -11,13 +11,19 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class PlainWhy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     PLAIN_WHY_UNSPECIFIED: _ClassVar[PlainWhy]
-    PLAIN_WHY_PAUSED: _ClassVar[PlainWhy]
+    PLAIN_WHY_GUARD: _ClassVar[PlainWhy]
     PLAIN_WHY_NO_DRAFTS: _ClassVar[PlainWhy]
     PLAIN_WHY_NOT_WORTH_IT: _ClassVar[PlainWhy]
+    PLAIN_WHY_TIMED: _ClassVar[PlainWhy]
+    PLAIN_WHY_UNMEASURED: _ClassVar[PlainWhy]
+    PLAIN_WHY_FAULT: _ClassVar[PlainWhy]
 PLAIN_WHY_UNSPECIFIED: PlainWhy
-PLAIN_WHY_PAUSED: PlainWhy
+PLAIN_WHY_GUARD: PlainWhy
 PLAIN_WHY_NO_DRAFTS: PlainWhy
 PLAIN_WHY_NOT_WORTH_IT: PlainWhy
+PLAIN_WHY_TIMED: PlainWhy
+PLAIN_WHY_UNMEASURED: PlainWhy
+PLAIN_WHY_FAULT: PlainWhy
 
 class StepFrame(_message.Message):
     __slots__ = ("opens", "cancels", "trees", "serial", "acknowledged", "heartbeat")

@@ -7,12 +7,12 @@
 #include <cstring>
 #include <vector>
 
+#include "calibration.h"
 #include "trees.h"
 
 namespace {
 
 const float MIN_REACHED = 1e-6f;
-const double MAX_LOGIT = 6.0;
 
 /* Where the committed tokens lead: -1 = nowhere yet, -2 = out of the tree. */
 int64_t walk(const int32_t *tokens, const int32_t *parents, int64_t count, const int32_t *committed, int64_t length) {
@@ -26,21 +26,6 @@ int64_t walk(const int32_t *tokens, const int32_t *parents, int64_t count, const
     return at;
 }
 
-double interpolated(double x, const double *knots, const double *values, int64_t count) {
-    if (!(x > knots[0])) return values[0];
-    if (x >= knots[count - 1]) return values[count - 1];
-    const int64_t high = std::upper_bound(knots, knots + count, x) - knots, low = high - 1;
-    return values[low] + (x - knots[low]) * (values[high] - values[low]) / (knots[high] - knots[low]);
-}
-
-double calibrated(double claimed, const double *fit, int64_t num_knots) {
-    const double bound = 1.0 / (1.0 + std::exp(MAX_LOGIT));
-    const double value = std::min(std::max(claimed, bound), 1.0 - bound);
-    const double logit = std::log(value) - std::log1p(-value);
-    const double shift = interpolated(logit, fit + 2, fit + 2 + num_knots, num_knots);
-    return 1.0 / (1.0 + std::exp(-(fit[0] * logit + fit[1] + shift)));
-}
-
 /* Survivals from claims; parents are local, -1 = the context. */
 void calibrate(const int64_t *parents, int64_t first, int64_t count, const float *claimed, float *found,
                const double *fit, int64_t num_knots) {
@@ -50,7 +35,7 @@ void calibrate(const int64_t *parents, int64_t first, int64_t count, const float
         const double above = parent < 0 ? 1.0 : claimed[parent];
         double ratio = above > 0.0 ? claimed[i] / above : 0.0;
         ratio = ratio > 0.0 ? std::min(ratio, 1.0) : 0.0; /* false for what is no number */
-        shares[i] = calibrated(ratio, fit, num_knots);
+        shares[i] = fitted(logit(ratio), fit, num_knots);
         totals[parent + 1] += shares[i];
     }
     std::vector<double> products(count);
@@ -180,5 +165,6 @@ extern "C" int64_t struct_size(const char *name) {
     if (!strcmp(name, "Held")) return sizeof(Held);
     if (!strcmp(name, "Merged")) return sizeof(Merged);
     if (!strcmp(name, "Checked")) return sizeof(Checked);
+    if (!strcmp(name, "Scored")) return sizeof(Scored);
     return -1;
 }

@@ -31,3 +31,15 @@ struct Checked {
     const float *survivals;                          /* null = without */
     double max_survival, growth_factor, growth;
 };
+
+/* Trees whose fate is known.  scores: two of each tree, by their place in the three lists behind it. */
+struct Scored {
+    int64_t num_trees, num_lengths, num_bins, num_forecast_bins, num_knots;
+    const int64_t *counts, *followed_counts, *base_lens, *scores, *lengths;
+    const int32_t *tokens, *parents, *followed;
+    const float *claimed;
+    int64_t *const *next_steps;                      /* of each tree, null = a step begins everywhere */
+    double *const *sums, *const *calibrators;
+    const double *const *fits;
+    double tree_decay, node_decay;
+};

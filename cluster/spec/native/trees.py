@@ -1,4 +1,4 @@
-"""The native ways of `cluster.spec.merge_trees` and `cluster.spec.tree_check`: see the sources."""
+"""The native ways of `cluster.spec.{merge_trees,tree_check,acceptance}`: see the sources."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,10 @@ from cluster import cpp
 from cluster.core import FloatArray, TokenTree
 from cluster.spec.forest import Forest
 from cluster.spec.held_trees import HeldTrees, MergedTrees
+from cluster.spec.survival import NUM_BINS, NUM_FORECAST_BINS
+
+if TYPE_CHECKING:
+    from cluster.spec.acceptance import Fate, Score
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
@@ -51,6 +55,19 @@ class _Checked(ctypes.Structure):
     )
 
 
+class _Scored(ctypes.Structure):
+    """trees.h's Scored."""
+
+    _fields_ = (
+        *((name, _INT64) for name in ("num_trees", "num_lengths", "num_bins")),
+        *((name, _INT64) for name in ("num_forecast_bins", "num_knots")),
+        *((name, _POINTER) for name in ("counts", "followed_counts", "base_lens", "scores")),
+        *((name, _POINTER) for name in ("lengths", "tokens", "parents", "followed", "claimed")),
+        *((name, _POINTER) for name in ("next_steps", "sums", "calibrators", "fits")),
+        *((name, ctypes.c_double) for name in ("tree_decay", "node_decay")),
+    )
+
+
 class _Columns:
     """Arrays of one dtype, side by side in one block of memory: one allocation, one address."""
 
@@ -75,13 +92,17 @@ def _flat(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArr
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    sources = ("trees.h", "merge_trees.cpp", "check_trees.cpp")
-    structures = {"Held": _Held, "Merged": _Merged, "Checked": _Checked}
+    sources = (
+        "trees.h", "calibration.h", "merge_trees.cpp", "check_trees.cpp", "score_trees.cpp",
+    )  # fmt: skip
+    structures = {"Held": _Held, "Merged": _Merged, "Checked": _Checked, "Scored": _Scored}
     native = cpp.load(Path(__file__).parent, sources, structures)
     if native is None:
         return None
     native.library.merge_trees.argtypes = [_POINTER, _POINTER]
     native.library.merge_trees.restype = None
+    native.library.score_trees.argtypes = [_POINTER]
+    native.library.score_trees.restype = None
     native.library.are_sound.argtypes = [_POINTER]
     native.library.are_sound.restype = _INT64
     return native.library
@@ -173,3 +194,53 @@ def merge_trees(held: HeldTrees) -> MergedTrees:
         roots, left, floats.arrays[0][:num_left], floats.arrays[1][:num_left],
         merged, floats.arrays[2][:num_merged], places[:num_left],
     )  # fmt: skip
+
+
+def score_trees(
+    fates: Sequence[Fate],
+    scores: Sequence[tuple[Score, Score]],
+    lengths: npt.NDArray[np.int64],
+    tree_decay: float,
+) -> None:
+    """Enter each of `fates` into its two scores, as `Score.enter` does one by one.
+
+    Calibrators are not fitted anew.  lengths, tree_decay: of `cluster.spec.acceptance`.
+    """
+    library = _library()
+    assert library is not None, "ask is_available first"
+    seen = [fate.seen for fate in fates]
+    distinct = {id(each): each for both in scores for each in both}
+    place_of = {known: place for place, known in enumerate(distinct)}
+    calibrators = [each.calibrator for each in distinct.values()]
+    numbers = np.array(
+        [
+            [len(each.tree.token_ids) for each in seen],
+            [len(fate.followed) for fate in fates],
+            [each.base_len for each in seen],
+            [0 if fate.next_steps is None else fate.next_steps.ctypes.data for fate in fates],
+        ],
+        dtype=np.int64,
+    )
+    both = np.array([[place_of[id(one)], place_of[id(other)]] for one, other in scores], np.int64)
+    tokens = _flat([each.tree.token_ids for each in seen], np.int32)
+    parents = _flat([each.tree.parents for each in seen], np.int32)
+    followed = _flat([fate.followed for fate in fates], np.int32)
+    claimed = _flat([each.claimed for each in seen], np.float32)
+    addresses = np.array(
+        [
+            [each.sums.ctypes.data for each in distinct.values()],
+            [each.sums.ctypes.data for each in calibrators],
+            [each.curve.ctypes.data for each in calibrators],
+        ],
+        dtype=np.int64,
+    )
+    rows, row, columns = numbers.ctypes.data, 8 * len(fates), addresses.ctypes.data
+    num_knots = (len(calibrators[0].curve) - 2) // 2
+    given = _Scored(
+        len(fates), len(lengths), NUM_BINS, NUM_FORECAST_BINS, num_knots,
+        rows, rows + row, rows + 2 * row, both.ctypes.data, lengths.ctypes.data,
+        tokens.ctypes.data, parents.ctypes.data, followed.ctypes.data, claimed.ctypes.data,
+        rows + 3 * row, *(columns + 8 * len(distinct) * place for place in range(3)),
+        tree_decay, calibrators[0].decay,
+    )  # fmt: skip
+    library.score_trees(ctypes.byref(given))

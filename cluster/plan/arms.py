@@ -1,0 +1,95 @@
+"""The worth of drafting: what residents' nodes add to the trees that are at hand without them.
+
+Residents draft in two arms, look-ups alone or models beside them, and in four sizes.  Of each arm
+it is learned how often its r-th best node of a text survives with which probability, whatever
+nodes cost at the moment.  From that follows what a size is worth at any price:
+
+    value(m) = max over s of  tokens of the nodes with a survival of at least s among the best m
+                              - rate * (T_v(B, their number) - T_v(B, 0))
+
+A mean survival would not do: drafts are worth much in few places and little in all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cluster.spec import evidence
+from cluster.spec.budget import Prices
+from cluster.spec.forest import Floats, Indices
+from cluster.spec.step_cost import NODE_EDGES
+
+# Nodes of each text that residents may be asked for.
+SIZES = (2, 4, 8, 16)
+_NUM_BINS = 20
+# Weight of the newest turn: what drafts bring changes with the passage.
+_RECENT = 0.1
+_FIRST_RANKS = np.array((0, *SIZES[:-1]))  # of the groups of ranks that each size adds
+
+
+class ArmWorth:
+    """What one arm has added, by rank and survival; the latest turns count most."""
+
+    def __init__(self) -> None:
+        # Per text and turn, by size and by bin of survival, the greatest survivals first.
+        self._nodes = np.zeros((len(SIZES), _NUM_BINS))
+        self._tokens = np.zeros((len(SIZES), _NUM_BINS))
+        self._turns = np.zeros(len(SIZES), dtype=np.int64)
+
+    def learn(self, ranks: Indices, survival: Floats, num_texts: int, size: int) -> None:
+        """A turn in which so many texts were asked for trees of `size` nodes.
+
+        ranks, survival: of the nodes that only this arm has proposed, within each text.
+        """
+        groups = np.searchsorted(SIZES, ranks, side="right")
+        is_counted = groups < len(SIZES)
+        groups, survival = groups[is_counted], survival[is_counted]
+        bins = np.minimum(((1.0 - survival) * _NUM_BINS).astype(np.int64), _NUM_BINS - 1)
+        cells, shape = groups * _NUM_BINS + bins, self._nodes.shape
+        count = shape[0] * shape[1]
+        known = size > _FIRST_RANKS
+        self._turns += known
+        share = (known * np.maximum(1.0 / np.maximum(self._turns, 1), _RECENT))[:, None]
+        for sums, weights in ((self._nodes, None), (self._tokens, survival)):
+            found = np.bincount(cells, weights=weights, minlength=count).reshape(shape) / num_texts
+            sums += share * (found - sums)
+
+    def is_known(self, size: int) -> bool:
+        """True once such trees have been seen a few times."""
+        return bool(self._turns[SIZES.index(size)] >= evidence.FIRST_TRIES)
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that it has learned from."""
+        return int(self._turns[0])
+
+    def values(self, weights: Floats, trust: float, prices: Prices) -> Floats:
+        """Weighted tokens that each of SIZES brings beyond a plain step, less the price of
+        verifying: float64[SIZES], 0 where nothing is known.
+
+        weights: of each text's tokens.  trust: the share of what survivals promise that is kept.
+        """
+        nodes = len(weights) * self._nodes.cumsum(axis=0).cumsum(axis=1)
+        tokens = trust * float(weights.sum()) * self._tokens.cumsum(axis=0).cumsum(axis=1)
+        extra_s = np.interp(nodes, NODE_EDGES, prices.extra_s)
+        values: Floats = np.maximum((tokens - prices.rate * extra_s).max(axis=1), 0.0)
+        return np.where(self._turns > 0, values, 0.0)
+
+    def export(self) -> list[list[float]]:
+        """What was learned, as plain values."""
+        return [
+            self._nodes.ravel().tolist(), self._tokens.ravel().tolist(),
+            self._turns.astype(np.float64).tolist(),
+        ]  # fmt: skip
+
+    def restore(self, state: Sequence[Sequence[float]]) -> None:
+        """Go on from what `export` gave; ValueError where it is of another form."""
+        nodes, tokens, turns = (np.array(each, dtype=np.float64) for each in state)
+        shape = self._nodes.shape
+        is_sound = nodes.size == tokens.size == self._nodes.size and turns.size == len(SIZES)
+        if not is_sound or not all(np.isfinite(each).all() for each in (nodes, tokens, turns)):
+            raise ValueError("the worth of drafting in another form")
+        self._nodes, self._tokens = nodes.reshape(shape), tokens.reshape(shape)
+        self._turns = turns.astype(np.int64)
