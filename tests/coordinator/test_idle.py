@@ -44,7 +44,7 @@ def test_with_drafters_it_is_what_happened_in_most_steps(
     steps = Counter(
         {
             PlainWhy.NONE: 100,
-            PlainWhy.PAUSED: paused,
+            PlainWhy.GUARD: paused,
             PlainWhy.NOT_WORTH_IT: not_worth_it,
             PlainWhy.NO_DRAFTS: no_drafts,
         }
@@ -58,5 +58,5 @@ def test_every_reason_has_a_meaning_of_its_own() -> None:
 
 
 def test_a_request_that_wants_no_drafts_has_none_for_that_reason_alone() -> None:
-    steps = Counter({PlainWhy.PAUSED: 5})
+    steps = Counter({PlainWhy.GUARD: 5})
     assert idle_reason(is_enabled=False, drafters=Availability(), steps=steps) == "disabled"

@@ -70,7 +70,7 @@ BESIDE: dict[str, Lie] = {
         verdict, sources=np.full(len(verdict.sources), 2**32 - 1, np.uint32)
     ),
     "no verified drafts": lambda verdict: replace(verdict, verified=()),
-    "a reason for drafts": lambda verdict: replace(verdict, why=PlainWhy.PAUSED),
+    "a reason for drafts": lambda verdict: replace(verdict, why=PlainWhy.GUARD),
     "cached tokens": lambda verdict: replace(verdict, num_cached=2**31),
 }
 
