@@ -34,7 +34,8 @@ MEANINGS: Mapping[str, str] = MappingProxyType(
         "faults; see /health and the server's log",
         IdleReason.WARMING_UP: "the server has just started, and its drafters still load",
         IdleReason.NO_DRAFTS: "its drafters had no draft for this text, or none in time",
-        IdleReason.PAUSED: "drafts have cost more time than they saved of late, as much as they may",
+        IdleReason.PAUSED: "drafts have cost more time than they saved of late, as much as they "
+        "may",
         IdleReason.NOT_WORTH_IT: "making or verifying drafts would have cost more than it saves",
         IdleReason.TOO_SHORT: "the answer was over before a step could have had drafts",
     }

@@ -180,7 +180,7 @@ class AcceptanceModel:
         own = self.score(drafter, group)
         if own.num_trees >= evidence.FEW:
             return own
-        return self._of_all_tasks.setdefault((drafter, group[1]), Score())
+        return self._of_all(drafter, group[1])
 
     def score(self, drafter: str, group: Group) -> Score:
         key = (drafter, group)
@@ -220,8 +220,13 @@ class AcceptanceModel:
 
     def _scores_of(self, seen: Seen) -> tuple[Score, Score]:
         """Of its group, and of all tasks."""
-        for_all = self._of_all_tasks.setdefault((seen.drafter, seen.group[1]), Score())
-        return self.score(seen.drafter, seen.group), for_all
+        return self.score(seen.drafter, seen.group), self._of_all(seen.drafter, seen.group[1])
+
+    def _of_all(self, drafter: str, is_sampled: bool) -> Score:
+        found = self._of_all_tasks.get((drafter, is_sampled))
+        if found is None:
+            found = self._of_all_tasks[drafter, is_sampled] = Score()
+        return found
 
     def __iter__(self) -> Iterator[tuple[str, Group, Score]]:
         for (drafter, group), score in self._scores.items():
@@ -255,7 +260,7 @@ class AcceptanceModel:
     def restore(self, state: Sequence[Any]) -> None:
         for drafter, task, is_sampled, score in state:
             if task is None:
-                found = self._of_all_tasks.setdefault((str(drafter), bool(is_sampled)), Score())
+                found = self._of_all(str(drafter), bool(is_sampled))
             else:
                 found = self.score(str(drafter), (str(task), bool(is_sampled)))
             found.restore(score)

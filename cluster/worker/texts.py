@@ -135,13 +135,13 @@ class TargetText(Text):
             num_kept, reason = self._append(verdict.token_ids, len(path))
         # The chain of a given output was no draft.
         num_nodes = 0 if self.is_scored else len(in_flight.tree)
-        sources, order, num_names = in_flight.sources, self.by_weight(), len(self.names)
-        owned = owners(sources.tolist(), order) if num_nodes else []
+        sources, num_names = in_flight.sources, len(self.names)
+        owned = owners(sources.tolist(), self.by_weight()) if num_nodes else []
         said = TextVerdict(
             self.opened.request_id, self.opened.generation, verdict.context_len,
             verdict.token_ids[:num_kept],
-            sources[path] if num_nodes else NO_SOURCES,
-            tuple(owned[node] for node in path.tolist()) if num_nodes else (),
+            sources[path] if len(path) and num_nodes else NO_SOURCES,
+            tuple([owned[node] for node in path.tolist()]) if num_nodes else (),
             num_nodes,
             _verified(sources, num_names) if num_nodes else (),
             counts(owned, num_names) if num_nodes else (),
