@@ -9,8 +9,11 @@ from dataclasses import asdict, dataclass
 from benchmarks.replay.simulate import Adaptive, Fixed, Simulation
 from benchmarks.replay.texts import RecordedText
 from benchmarks.replay.world import (
+    AMX,
     CPU,
+    FLAT,
     GPU,
+    STEEP,
     Machine,
     Pool,
     Source,
@@ -21,7 +24,7 @@ from benchmarks.replay.world import (
 )
 from cluster.config.schema import CoordinatorConfig
 
-MACHINES = {machine.name: machine for machine in (CPU, GPU)}
+MACHINES = {machine.name: machine for machine in (CPU, FLAT, STEEP, AMX, GPU)}
 SIZES = (1, 4, 16, 32, 64)
 LAWS = {"greedy": False, "sampled": True}
 BEHAVIOURS = ("good", "mixed", "random", "sleeping")
@@ -31,8 +34,8 @@ PLACES: dict[str, float | None] = {
 }  # fmt: skip
 # Numbers of nodes per text that a fixed budget is tried with.
 FIXED = (1, 2, 3, 4, 6, 8, 12, 16)
-# Tokens per cell: a request's first minutes, and of a crowd as much as shows its rates.
-_TOKENS = {1: 4000, 4: 8000, 16: 16000, 32: 24000, 64: 32000}
+# Virtual seconds of a cell, from a cold start.
+SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +49,16 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Tokens per second of virtual time.  best_nodes: of the best fixed budget, 0 = plain.
+    """Speeds in plain decoding's.  best: of fixed budgets, with so many nodes, 0 = plain.
 
     whys: rounds by why they verified nothing.
     """
 
     cell: Cell
-    plain: float
     best: float
     best_nodes: int
     adaptive: float
     whys: dict[str, int]
-
-    @property
-    def of_plain(self) -> float:
-        return self.adaptive / self.plain
 
     @property
     def of_best(self) -> float:
@@ -68,10 +66,8 @@ class Found:
 
     def record(self) -> dict[str, object]:
         return {
-            **asdict(self.cell), "plain": self.plain, "best_fixed": self.best,
-            "best_nodes": self.best_nodes, "adaptive": self.adaptive,
-            "of_plain": self.of_plain, "of_best_fixed": self.of_best,
-            "whys": self.whys,
+            **asdict(self.cell), "best_fixed": self.best, "best_nodes": self.best_nodes,
+            "adaptive": self.adaptive, "of_best_fixed": self.of_best, "whys": self.whys,
         }  # fmt: skip
 
 
@@ -105,10 +101,10 @@ class Bench:
     def __init__(
         self,
         texts: Sequence[RecordedText],
-        tokens: dict[int, int] | None = None,
+        seconds: float = SECONDS,
         models: frozenset[str] = frozenset(),
     ) -> None:
-        """tokens: of a cell, by its requests.  models: recorded drafters that are no look-ups."""
+        """seconds: of virtual time in each cell.  models: recorded ones that are no look-ups."""
         self._texts = {
             law: [text for text in texts if text.is_sampled is sampled and len(text.token_ids) > 1]
             for law, sampled in LAWS.items()
@@ -118,39 +114,33 @@ class Bench:
         look_ups = tuple(name for name in self._drafters if name not in models)
         # What a fixed budget may ask: all of them, or look-ups alone.
         self._merged = {len(names): merged(names) for names in (self._drafters, look_ups) if names}
-        self._tokens = tokens or _TOKENS
-        self._fixed: dict[tuple[str, str, str, int], tuple[float, float, int]] = {}
+        self._seconds = seconds
+        self._fixed: dict[tuple[str, str, str, int], tuple[float, int]] = {}
 
     def run(self, cell: Cell, config: CoordinatorConfig | None = None) -> Found:
         machine = MACHINES[cell.machine]
-        plain, best, best_nodes = self._fixed_of(cell, machine)
+        best, best_nodes = self._fixed_of(cell, machine)
         pool = pool_of(cell, self._drafters, self._models)
         policy = Adaptive(machine, pool, config)
-        outcome = self._simulation(cell, machine, pool).run(policy, self._num_tokens(cell))
-        return Found(cell, plain, best, best_nodes, outcome.rate, policy.whys)
+        outcome = self._simulation(cell, machine, pool).run(policy, self._seconds)
+        return Found(cell, best, best_nodes, outcome.speed, policy.whys)
 
-    def _fixed_of(self, cell: Cell, machine: Machine) -> tuple[float, float, int]:
-        """(plain, the best fixed budget's rate, its nodes), for good drafters; else plain."""
+    def _fixed_of(self, cell: Cell, machine: Machine) -> tuple[float, int]:
+        """(the best fixed budget's speed, its nodes), for good drafters; else plain."""
+        if cell.behaviour in ("random", "sleeping"):
+            return 1.0, 0
         key = (cell.machine, cell.place, cell.law, cell.num_sequences)
         if key not in self._fixed:
-            rates: dict[tuple[int, int], float] = {}
+            speeds = {0: 1.0}
             for num_drafters, source in self._merged.items():
                 own = self._models if num_drafters == len(self._drafters) else frozenset()
                 pool = Pool(cell.place, {"merged": source}, own, PLACES[cell.place])
-                for count in (0, *FIXED):
-                    outcome = self._simulation(cell, machine, pool).run(
-                        Fixed(count), self._num_tokens(cell)
-                    )
-                    rates[count, num_drafters] = outcome.rate
-            best = max(rates, key=lambda each: rates[each])
-            self._fixed[key] = rates[0, len(self._drafters)], rates[best], best[0]
-        plain, best_rate, best_nodes = self._fixed[key]
-        if cell.behaviour in ("random", "sleeping"):
-            return plain, plain, 0
-        return plain, best_rate, best_nodes
+                for count in FIXED:
+                    outcome = self._simulation(cell, machine, pool).run(Fixed(count), self._seconds)
+                    speeds[count] = max(outcome.speed, speeds.get(count, 0.0))
+            best = max(speeds, key=lambda each: speeds[each])
+            self._fixed[key] = speeds[best], best
+        return self._fixed[key]
 
     def _simulation(self, cell: Cell, machine: Machine, pool: Pool) -> Simulation:
         return Simulation(self._texts[cell.law], machine, pool, cell.num_sequences)
-
-    def _num_tokens(self, cell: Cell) -> int:
-        return self._tokens[cell.num_sequences]

@@ -23,14 +23,21 @@ from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import walk
 
 _JITTER = 0.03
+# Rows of a step, as engines have them by default.
+_MAX_ROWS = 512
 
 
 @dataclass(slots=True, eq=False)
 class Playing:
-    """A text that is being written.  offers: what residents have drafted after the last step."""
+    """A text that is being written.
+
+    prompt_rows: of the step that reads its prompt, 0 = it is read.  offers: what residents have
+    drafted after the last step.
+    """
 
     recorded: RecordedText
     text: Text
+    prompt_rows: int
     position: int = 0
     growing: dict[str, Growing] = field(default_factory=dict)
     offers: dict[str, Offer] = field(default_factory=dict)
@@ -52,36 +59,49 @@ class Step:
     ask: Ask = NO_DRAFTS
 
 
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seconds of a step and of drafting.  is_clean: it read no prompts."""
+
+    step_s: float
+    draft_s: float
+    is_clean: bool
+
+
 class Policy(Protocol):
     """Decides about drafts."""
 
-    def plan(self, batch: Sequence[Playing], now: float) -> Step: ...
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step: ...
+
+    def first_ask(self, own: Playing, now: float) -> Ask:
+        """What residents draft for a text whose prompt is read."""
+        ...
 
     def learn(
-        self,
-        batch: Sequence[Playing],
-        step: Step,
-        num_tokens: Sequence[int],
-        times: tuple[float, float],
-        now: float,
+        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
     ) -> None:
-        """times: of the step and of drafting; texts have moved on by num_tokens."""
+        """Texts have moved on by num_tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """tokens: in time_s of virtual time."""
+    """tokens: in time_s of virtual time, of which plain decoding would have taken plain_s.
+
+    plain_s counts what was read and written, so that it does not matter where the time ends.
+    """
 
     tokens: int
     time_s: float
+    plain_s: float
     rounds: int
     nodes: int
     drafted: int
 
     @property
-    def rate(self) -> float:
-        return self.tokens / self.time_s
+    def speed(self) -> float:
+        """In plain decoding's."""
+        return self.plain_s / self.time_s
 
 
 class Simulation:
@@ -95,45 +115,71 @@ class Simulation:
         self._pool = pool
         self._num_sequences = num_sequences
 
-    def run(self, policy: Policy, num_tokens: int, seed: int = 0) -> Outcome:
+    def run(self, policy: Policy, seconds: float, seed: int = 0) -> Outcome:
+        """For so much virtual time."""
         generator = np.random.default_rng(seed)
         order = generator.permutation(len(self._texts)).tolist()
         turns = list(range(self._num_sequences))
-        now, tokens, rounds, nodes, drafted = 0.0, 0, 0, 0, 0
+        now, plain_s, tokens, rounds, nodes, drafted = 0.0, 0.0, 0, 0, 0, 0
         batch = [self._open(order, place, turns, now) for place in range(self._num_sequences)]
-        while tokens < num_tokens:
-            step = policy.plan(batch, now)
+        while now < seconds:
+            new = [own for own in batch if own.prompt_rows]
+            decoding = [own for own in batch if not own.prompt_rows]
+            prompt_rows = sum(_chunks(new, _MAX_ROWS - len(decoding)))
+            step = policy.plan(decoding, now, prompt_rows) if decoding else Step([])
             size = sum(len(tree) for tree in step.trees)
             jitter = float(np.exp(_JITTER * generator.standard_normal()))
-            step_s = self._machine.step_s(len(batch), size) * jitter
-            draft_s = 0.0
-            if self._pool.nodes_per_s is None:
-                has_models = bool(self._pool.models)
-                draft_s = self._machine.draft_s(len(batch), step.ask, has_models=has_models)
+            chunks = _chunks(new, _MAX_ROWS - len(decoding) - size)
+            num_rows = len(decoding) + size + sum(chunks)
+            step_s = self._machine.step_s(num_rows, len(batch)) * jitter
+            # A prompt's last row draws a token, as a row of a decoding text does.
+            running = [*decoding, *(own for own, rows in zip(new, chunks, strict=True)
+                                    if rows == own.prompt_rows)]  # fmt: skip
+            only_step_s = self._machine.step_s(len(running), len(batch))
+            read_s = self._machine.step_s(num_rows - size, len(batch)) - only_step_s
+            plain_s += read_s * jitter
             emitted = [
                 min(walk(tree, own.recorded.token_ids[own.position :])[1] + 1, own.remaining)
-                for tree, own in zip(step.trees, batch, strict=True)
+                for tree, own in zip(step.trees, decoding, strict=True)
             ]
             now += step_s
-            for own, count in zip(batch, emitted, strict=True):
+            draft_s = self._draft_s(step.ask, len(decoding))
+            for own, count in zip(decoding, emitted, strict=True):
                 self._commit(own, count, now, step.ask)
+            num_read = 0
+            for own, chunk in zip(new, chunks, strict=True):
+                own.prompt_rows -= chunk
+                if own.prompt_rows:
+                    continue
+                num_read += 1
+                ask = policy.first_ask(own, now)
+                draft_s += self._draft_s(ask, 1)
+                self._commit(own, 1, now, ask)
             now += draft_s
-            policy.learn(batch, step, emitted, (step_s, draft_s), now)
-            tokens += sum(emitted)
+            policy.learn(decoding, step, emitted, Times(step_s, draft_s, not new))
+            tokens += sum(emitted) + num_read
+            plain_s += (
+                (sum(emitted) + num_read) / len(running) * only_step_s * jitter if running else 0.0
+            )
             rounds += 1
             nodes += size
             drafted += step.ask.num_nodes * len(batch)
             for place, own in enumerate(batch):
                 if own.remaining == 0:
                     batch[place] = self._open(order, place, turns, now)
-        return Outcome(tokens, now, rounds, nodes, drafted)
+        return Outcome(tokens, now, plain_s, rounds, nodes, drafted)
+
+    def _draft_s(self, ask: Ask, num_sequences: int) -> float:
+        if self._pool.nodes_per_s is not None or not num_sequences:
+            return 0.0
+        return self._machine.draft_s(num_sequences, ask, has_models=bool(self._pool.models))
 
     def _open(self, order: list[int], place: int, turns: list[int], now: float) -> Playing:
         recorded = self._texts[order[turns[place] % len(order)]]
         turns[place] += self._num_sequences
         text = Text(f"{place}", (recorded.task, recorded.is_sampled), TokenLog())
         text.names = tuple(self._pool.sources)
-        playing = Playing(recorded, text)
+        playing = Playing(recorded, text, recorded.prompt_len)
         if self._pool.nodes_per_s is not None:
             share = min(1.0, self._pool.crowd / self._num_sequences)
             rate = self._pool.nodes_per_s * share
@@ -160,13 +206,21 @@ class Simulation:
             }
 
 
+def _chunks(new: Sequence[Playing], room: int) -> list[int]:
+    """Rows of each prompt that a step reads, the first ones first."""
+    chunks = []
+    for own in new:
+        chunks.append(min(own.prompt_rows, max(room - sum(chunks), 0)))
+    return chunks
+
+
 class Fixed:
     """Always the best num_nodes nodes of each text."""
 
     def __init__(self, num_nodes: int) -> None:
         self._num_nodes = num_nodes
 
-    def plan(self, batch: Sequence[Playing], now: float) -> Step:
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
         trees = []
         for own in batch:
             tree = EMPTY_TREE
@@ -181,13 +235,11 @@ class Fixed:
             trees.append(tree)
         return Step(trees, Ask(self._num_nodes))
 
+    def first_ask(self, own: Playing, now: float) -> Ask:
+        return Ask(self._num_nodes)
+
     def learn(
-        self,
-        batch: Sequence[Playing],
-        step: Step,
-        num_tokens: Sequence[int],
-        times: tuple[float, float],
-        now: float,
+        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
     ) -> None:
         pass
 
@@ -217,31 +269,36 @@ class Adaptive:
     def controller(self) -> Controller:
         return self._controller
 
-    def plan(self, batch: Sequence[Playing], now: float) -> Step:
+    def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step:
         controller, texts = self._controller, [own.text for own in batch]
         is_pool = self._pool.nodes_per_s is not None
         for own in batch:
             own.text.max_draft_tokens = self._config.max_draft_tokens
             self._offer(own, now, is_pool=is_pool)
-        moment = Moment(now, () if is_pool else self._kinds)
+        moment = Moment(now, () if is_pool else self._kinds, prompt_rows)
         plan = controller.plan(texts, [own.remaining - 1 for own in batch], None, moment)
         why = plan.why.name.lower()
         self.whys[why] = self.whys.get(why, 0) + 1
         return Step([item.tree for item in plan.in_flight], plan.ask)
 
+    def first_ask(self, own: Playing, now: float) -> Ask:
+        if self._pool.nodes_per_s is not None:
+            return NO_DRAFTS
+        return self._controller.first_ask(own.text, now)
+
     def learn(
-        self,
-        batch: Sequence[Playing],
-        step: Step,
-        num_tokens: Sequence[int],
-        times: tuple[float, float],
-        now: float,
+        self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
     ) -> None:
         controller, texts = self._controller, [own.text for own in batch]
-        step_s, draft_s = times
+        for text in texts:
+            text.num_steps += 1
         num_nodes = sum(len(tree) for tree in step.trees)
-        done = Round(texts, num_tokens, num_nodes, texts[0].is_sampled, step_s, step.ask, draft_s)
-        controller.learn(done)
+        if texts:
+            controller.learn(Round(
+                texts, num_tokens, num_nodes, texts[0].is_sampled,
+                times.step_s if times.is_clean else None,
+                step.ask if times.is_clean else NO_DRAFTS, times.draft_s,
+            ))  # fmt: skip
         controller.score([own.text for own in batch if own.remaining])
         controller.score([own.text for own in batch if not own.remaining], ends=True)
 

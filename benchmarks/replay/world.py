@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -25,9 +25,9 @@ NOTHING: Offer = (EMPTY_TREE, EMPTY_FLOATS)
 class Machine:
     """A target's cost curves, all in seconds.
 
-    rows, times_s: of a step, as its profile says.  look_up_s: what look-ups take for a round, and
-    for every node of it; model_s: a model beside them.  round_s, sequence_s: what a round takes
-    outside the step, and for every sequence of it.
+    rows, times_s: of a step.  told_s: what its profile says of these, None = the same.
+    look_up_s: what look-ups take for a round, and for every node of it; model_s: a model beside
+    them.  round_s, sequence_s: what a round takes outside the step, and for every sequence of it.
     """
 
     name: str
@@ -35,19 +35,19 @@ class Machine:
     times_s: tuple[float, ...]
     look_up_s: tuple[float, float]
     model_s: tuple[float, float]
+    told_s: tuple[float, ...] | None = None
     round_s: float = 0.0008
     sequence_s: float = 0.00001
 
     @property
     def profile(self) -> StepProfile:
-        found = StepProfile.of(self.rows, self.times_s)
-        assert found is not None
-        return found
+        """What the target has measured before it served."""
+        return _profile(self.rows, self.told_s or self.times_s)
 
-    def step_s(self, num_sequences: int, num_nodes: int) -> float:
-        """A round without drafting and waiting."""
+    def step_s(self, num_rows: int, num_sequences: int) -> float:
+        """A round without drafting."""
         outside_s = self.round_s + self.sequence_s * num_sequences
-        return float(self.profile.at([num_sequences + num_nodes])[0]) + outside_s
+        return float(_profile(self.rows, self.times_s).at([num_rows])[0]) + outside_s
 
     def draft_times(self, *, has_models: bool) -> list[DraftTime]:
         """What its residents took before it served."""
@@ -71,13 +71,27 @@ class Machine:
         return sum(once_s + node_s * ask.num_nodes * num_sequences for once_s, node_s in kinds)
 
 
+def _profile(rows: tuple[int, ...], times_s: tuple[float, ...]) -> StepProfile:
+    found = StepProfile.of(rows, times_s)
+    assert found is not None
+    return found
+
+
 # SmolLM2-135M-Instruct on two cores: rows and times as its engine has profiled them; its distilled
 # LM is the model.
 CPU = Machine(
     "cpu",
     (1, 2, 4, 8, 12, 16, 32, 64, 128, 256),
     (0.0066, 0.0066, 0.0067, 0.0068, 0.0069, 0.0082, 0.0126, 0.0214, 0.039, 0.0742),
-    look_up_s=(0.0001, 0.000005), model_s=(0.0034, 0.000055),
+    look_up_s=(0.0001, 0.0000005), model_s=(0.0034, 0.000055),
+)  # fmt: skip
+# The same with profiles that are wrong in shape: one knows of no knee, one of an early one.
+FLAT = replace(CPU, name="cpu-flat", told_s=tuple(0.0066 + 0.00001 * rows for rows in CPU.rows))
+STEEP = replace(CPU, name="cpu-steep", told_s=tuple(0.0066 + 0.00060 * rows for rows in CPU.rows))
+# The same model on two cores of a Xeon whose products run in AMX's tiles.
+AMX = Machine(
+    "amx", (1, 4, 16, 64), (0.0130, 0.0142, 0.0187, 0.0330),
+    look_up_s=(0.0001, 0.0000005), model_s=(0.0060, 0.000055),
 )  # fmt: skip
 # Reading the weights takes 10 ms, and computing catches up with that at 256 rows; a small model
 # as resident, whose passes are as memory-bound.
@@ -152,7 +166,7 @@ class Pool:
     models: frozenset[str] = frozenset()
     nodes_per_s: float | None = None
     crowd: int = 8
-    latency_s: float = 0.0005
+    latency_s: float = 0.002
 
 
 @dataclass(slots=True, eq=False)

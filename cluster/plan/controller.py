@@ -84,6 +84,7 @@ class Controller:
         if self._config.budget == "fixed":
             return _plan_fixed(texts, offers, caps, moment)
         load = self._load(len(texts), is_sampled=any_sampled(texts))
+        load.law.load = load
         num_new = sum(text.num_steps <= 1 for text in texts)  # the prompt's own step was one
         load.num_new += evidence.RECENT * (num_new - load.num_new)
         if not any(caps):
@@ -105,14 +106,15 @@ class Controller:
         is_within = depths(offers.forest.parents) <= limits
         return offers if is_within.all() else offers.keep(is_within)
 
-    def first_ask(self, num_sequences: int, text: Text, now: float) -> Ask:
+    def first_ask(self, text: Text, now: float) -> Ask:
         """What residents draft for a text whose prompt is read: as for those that run."""
         if self._config.budget == "fixed":
             return Ask(text.max_draft_tokens)
-        load = self._load(num_sequences, is_sampled=text.is_sampled)
-        if load.guard.max_extra_s(1.0) <= 0.0:
+        target = self._target
+        load = target.laws[text.is_sampled].load
+        if load is not None and load.guard.max_extra_s(1.0) <= 0.0:
             return NO_DRAFTS
-        ask, target = load.best, self._target
+        ask = None if load is None else load.best
         if ask is None:  # nobody knows: of models one text now and then
             ask = Ask(step_choice.FIRST_NODES, target.first.is_due(now, target.read_s))
         if ask.num_nodes and ask.with_models:

@@ -31,10 +31,12 @@ class Moment:
     """When a batch is planned.
 
     residents: which of the target's may be asked, by `Ask.with_models`; none = it has none.
+    prompt_rows: of the same step.
     """
 
     now: float
     residents: tuple[bool, ...] = ()
+    prompt_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -73,12 +73,14 @@ ByModels = tuple[Each, Each]
 class Law:
     """What drafts are worth under one law, whatever the load.
 
-    worth, trusts: of look-ups, and with models.  tried: trees other than those that pay.
+    worth, trusts: of look-ups, and with models.  tried: trees other than those that pay.  load: of
+    the batch that was planned last.
     """
 
     worth: ByModels[ArmWorth] = field(default_factory=lambda: (ArmWorth(), ArmWorth()))
     trusts: ByModels[Trust] = field(default_factory=lambda: (Trust(), Trust()))
     tried: ByModels[Turn] = field(default_factory=lambda: (Turn(), Turn()))
+    load: Load | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -64,7 +64,10 @@ class StepChoice:
         plain_s = float(times_s[0])
         weights = np.array([text.weight / text.tokens_per_step for text in texts])
         rate = load.rate(float(weights.sum()) / plain_s)
-        prices = Prices(rate, times_s - plain_s, load.guard.max_extra_s(plain_s))
+        if moment.prompt_rows:
+            times_s = target.steps.at_edges(len(texts), moment.prompt_rows)
+            assert times_s is not None
+        prices = Prices(rate, times_s - times_s[0], load.guard.max_extra_s(plain_s))
         return cls(
             target, load, texts, np.array(caps), moment, weights, plain_s, prices,
             target.draft_s(len(texts), load.num_new),

@@ -104,11 +104,18 @@ class CostTable:
         cell.recorded_at = self.num_recorded
         self._known.clear()
 
-    def at_edges(self, num_sequences: int) -> Floats | None:
-        """Seconds for each number of nodes in EDGES, ascending; None while nothing is known."""
+    def at_edges(self, num_sequences: int, num_others: int = 0) -> Floats | None:
+        """Seconds for each number of nodes in EDGES, ascending; None while nothing is known.
+
+        num_others: rows beside them, of prompts.
+        """
         if num_sequences not in self._known:
             self._known[num_sequences] = self._at_edges(num_sequences)
-        return self._known[num_sequences]
+        known = self._known[num_sequences]
+        if known is None or not num_others:
+            return known
+        speed = known[0] / self._shape(num_sequences)[0]
+        return np.asarray(speed * self._shape(num_sequences + num_others))
 
     def of_lengths(self, num_sequences: int) -> Floats | None:
         """Seconds for each of DRAFT_LENGTHS; None while nothing is known."""

@@ -249,7 +249,7 @@ class StepLoop:
             else:  # its prompt has been read
                 own = NO_DRAFTS
                 with self._planning:
-                    own = self._controller.first_ask(len(self._keeper), text, now)
+                    own = self._controller.first_ask(text, now)
             nodes = 0 if text.is_scored else min(own.num_nodes, text.max_draft_tokens)
             text.resident.draft_nodes, text.resident.only_look_ups = nodes, not own.with_models
             texts.append(text)
