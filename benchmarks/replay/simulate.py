@@ -61,11 +61,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of a step and of drafting.  is_clean: it read no prompts."""
+    """Seconds of a step and of drafting.  prompt_rows: of the step."""
 
     step_s: float
     draft_s: float
-    is_clean: bool
+    prompt_rows: int
 
 
 class Policy(Protocol):
@@ -156,7 +156,7 @@ class Simulation:
                 draft_s += self._draft_s(ask, 1)
                 self._commit(own, 1, now, ask)
             now += draft_s
-            policy.learn(decoding, step, emitted, Times(step_s, draft_s, not new))
+            policy.learn(decoding, step, emitted, Times(step_s, draft_s, sum(chunks)))
             tokens += sum(emitted) + num_read
             plain_s += (
                 (sum(emitted) + num_read) / len(running) * only_step_s * jitter if running else 0.0
@@ -296,8 +296,8 @@ class Adaptive:
         if texts:
             controller.learn(Round(
                 texts, num_tokens, num_nodes, texts[0].is_sampled,
-                times.step_s if times.is_clean else None,
-                step.ask if times.is_clean else NO_DRAFTS, times.draft_s,
+                times.step_s, NO_DRAFTS if times.prompt_rows else step.ask, times.draft_s,
+                prompt_rows=times.prompt_rows,
             ))  # fmt: skip
         controller.score([own.text for own in batch if own.remaining])
         controller.score([own.text for own in batch if not own.remaining], ends=True)

@@ -131,7 +131,9 @@ class Controller:
         load = self._load(size, is_sampled=done.is_sampled)
         plain_s = target.steps.estimate(size, 0)
         step_s = done.step_time_s
-        if step_s is None:
+        if done.prompt_rows and step_s is not None:
+            target.steps.record_rows(size, done.num_nodes + done.prompt_rows, step_s)
+        if step_s is None or done.prompt_rows:
             step_s = target.steps.estimate(size, done.num_nodes)
         if plain_s is not None and step_s is not None:
             is_plain = not (done.num_nodes or done.draft_time_s)
@@ -149,6 +151,8 @@ class Controller:
             load.add(weighted, time_s)
         for text, num_tokens in zip(done.texts, done.num_tokens, strict=True):
             text.emitted(num_tokens)
+        if done.prompt_rows:
+            return
         if done.num_nodes or not (done.asked.num_nodes or done.draft_time_s):
             # Beside drafts that nobody verifies a step takes longer than a plain one.
             target.measured(size, done.num_nodes, done.step_time_s or 0.0)

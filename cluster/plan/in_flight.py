@@ -66,7 +66,8 @@ class Round:
     texts, num_tokens: parallel; plain steps that the tokens of each would have taken.  asked: what
     residents were to draft, in draft_time_s; nothing where that time tells nothing.  num_read:
     texts that models have read in it.
-    step_time_s: the round without what residents drafted; None = not measured.
+    step_time_s: the round without what residents drafted; None = not measured.  prompt_rows: that
+    it had beside these texts'; drafting is not timed then.
     """
 
     texts: Sequence[Text]
@@ -77,3 +78,4 @@ class Round:
     asked: Ask = NO_DRAFTS
     draft_time_s: float = 0.0
     num_read: int = 0
+    prompt_rows: int = 0

@@ -11,12 +11,13 @@ import numpy as np
 
 from cluster.config.schema import CoordinatorConfig
 from cluster.plan.arms import SIZES, ArmWorth
+from cluster.plan.costs import RoundTimes, draft_parts, step_parts
 from cluster.spec import evidence
 from cluster.spec.acceptance import law_name
 from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import Floats
 from cluster.spec.guard import DeficitGuard
-from cluster.spec.step_cost import NODE_EDGES, CostTable, bucket, draft_shape, step_shape
+from cluster.spec.step_cost import NODE_EDGES, bucket
 from cluster.spec.step_profile import DraftTime, StepProfile
 
 # Share of the time that each kind of exploration may take: plain steps, and trees other than those
@@ -125,8 +126,8 @@ class TargetModel:
 
     def __init__(self, profile: StepProfile | None, draft_times: Sequence[DraftTime] = ()) -> None:
         """profile: of its steps, None = it has not measured any.  draft_times: of its residents."""
-        self.steps = CostTable(step_shape(profile), is_in_seconds=profile is not None)
-        self.drafting: ByModels[CostTable] = (CostTable(draft_shape), CostTable(draft_shape))
+        self.steps = RoundTimes(step_parts(profile), is_in_seconds=profile is not None)
+        self.drafting: ByModels[RoundTimes] = (RoundTimes(draft_parts), RoundTimes(draft_parts))
         self.read_s = 0.0  # what models take to read a text before they draft, running mean
         self.first = Turn()  # models' reading of a prompt at a load that is new
         self.laws: ByModels[Law] = (Law(), Law())  # greedy, sampled

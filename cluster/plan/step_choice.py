@@ -123,7 +123,7 @@ class StepChoice:
         """True where a plain step is to be timed now, at the price of cost_s: the last one was more
         than least_age steps ago."""
         plain, now = self.load.plain, self.moment.now
-        age = self.target.steps.age(len(self.texts), 0)
+        age = self.target.steps.age
         if age <= least_age or not plain.is_due(now, cost_s):
             return False
         plain.take(now)

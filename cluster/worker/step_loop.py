@@ -179,7 +179,13 @@ class StepLoop:
         room = max(self._max_rows - len(decoding), 0)
         # A path of k accepted nodes emits k + 1 tokens.
         max_depths = [text.remaining - 1 for text in decoding]
-        moment = Moment(self._clock(), self._residents.kinds)
+        lacking = sum(
+            len(text.tokens) - text.held_len
+            for text in self._keeper
+            if text.in_flight is not None or _is_ready(text)
+        )
+        prompt_rows = min(lacking - len(decoding), room)
+        moment = Moment(self._clock(), self._residents.kinds, max(prompt_rows, 0))
         with self._planning:
             return self._controller.plan(decoding, max_depths, room, moment)
         # Whichever tree it failed on is not tried again, and this step is a plain one.
@@ -279,18 +285,20 @@ class StepLoop:
         if not texts:
             return
         is_whole = len(texts) == len(answered) == len(decoding)
-        # Beside prompts, and after a drafter that has stalled, it tells nothing of other steps.
-        is_clean = is_whole and report.num_prefill_tokens == 0 and not drafted.stalled
+        # After a drafter that has stalled it tells nothing, and beside prompts little.
+        is_timed = not drafted.stalled and (is_whole or report.num_prefill_tokens > 0)
+        is_clean = is_timed and report.num_prefill_tokens == 0
         done = Round(
             texts,
             [tokens_of[text.id] for text in texts],
             num_nodes=sum(len(in_flight.tree) for in_flight in plan.in_flight),
             is_sampled=any_sampled(texts),
-            step_time_s=step_s + self._settled_s if is_clean else None,
+            step_time_s=step_s + self._settled_s if is_timed else None,
             # What reading prompts takes, too, says nothing of drafting.
             asked=asked if is_clean else NO_DRAFTS,
             draft_time_s=drafted.time_s if asked.num_nodes else 0.0,
             num_read=drafted.num_read,
+            prompt_rows=report.num_prefill_tokens,
         )
         with self._learning:
             self._controller.learn(done)

@@ -70,4 +70,4 @@ def test_what_was_learned_makes_a_restart_start_well() -> None:
     again = Adaptive(CPU, pool, learned=first.controller.export())
     fresh = Adaptive(CPU, pool)
     # A fresh one is lucky here: it drafts much before it knows what that takes: little.
-    assert simulation.run(again, 1.0).rate >= 0.98 * simulation.run(fresh, 1.0).rate
+    assert simulation.run(again, 1.0).speed >= 0.98 * simulation.run(fresh, 1.0).speed

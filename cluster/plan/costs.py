@@ -1,0 +1,147 @@
+"""What a round takes: a sum of parts, each with a factor that is learned.
+
+A step is a plain step and the rows beyond it, as the profile says, times the machine's present
+speed and a row's price.  Drafting is a call, its texts and their nodes.  Whatever is measured tells
+of all sizes at once, and a slower hour is no loss of speculation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cluster.spec.forest import Floats
+from cluster.spec.step_cost import NODE_EDGES
+from cluster.spec.step_profile import StepProfile
+
+# Rounds after which what was measured counts a third.
+_MEMORY = 64.0
+# What is believed at first counts as so many rounds.
+_PRIOR_ROUNDS = 2.0
+# A round that takes so many times what was expected was slow for another reason.
+_STRAY = 2.0
+# Rows at which computing costs as much as reading the weights, of a target that says nothing.
+_KNEE_ROWS = 32.0
+# Nodes that take as long as drafting at all, until it is measured: on two cores SmolLM2's residents
+# take 3.6 ms for 1 node and 4.5 ms for 16.
+_DRAFT_BASE = 16.0
+
+# Of so many sequences, beside so many other rows, with so many nodes: float64[nodes, parts].
+Parts = Callable[[int, int, Floats], Floats]
+
+
+def step_parts(profile: StepProfile | None) -> Parts:
+    """(a plain step, what the nodes' rows add), as the target has profiled it."""
+
+    def parts(num_sequences: int, num_others: int, num_nodes: Floats) -> Floats:
+        rows = num_sequences + num_others + np.concatenate(([0.0], num_nodes))
+        times = 1.0 + rows / _KNEE_ROWS if profile is None else profile.at(rows)
+        return np.stack((np.full(len(num_nodes), times[0]), times[1:] - times[0]), axis=1)
+
+    return parts
+
+
+def draft_parts(num_sequences: int, num_others: int, num_nodes: Floats) -> Floats:
+    """(the call, its texts, its passes, their nodes); num_nodes: of each text."""
+    share = num_sequences / _KNEE_ROWS
+    base = _DRAFT_BASE * (num_nodes > 0)
+    return np.stack((base, share * base, num_nodes, share * num_nodes), axis=1)
+
+
+class RoundTimes:
+    """Seconds by numbers of sequences and nodes: least squares over the latest rounds.
+
+    num_recorded: rounds so far.
+    """
+
+    def __init__(self, parts: Parts, *, is_in_seconds: bool = False) -> None:
+        """is_in_seconds: the parts may be believed where nothing is measured at all."""
+        self._parts = parts
+        self._prior = np.ones(parts(1, 0, np.ones(1)).shape[1])
+        self._factors: Floats | None = self._prior if is_in_seconds else None
+        size = len(self._prior)
+        # Sums over rounds, each in units of what was expected of it.
+        self._products, self._times = np.zeros((size, size)), np.zeros(size)
+        self.num_recorded = 0
+        self._plain_at = 0
+
+    def record(self, num_sequences: int, num_nodes: int, time_s: float) -> None:
+        """One round took so long."""
+        parts = self._parts(num_sequences, 0, np.array([float(num_nodes)]))[0]
+        if self._factors is None:
+            self._prior = np.full(len(parts), time_s / float(parts.sum()))
+            self._factors = self._prior
+        expected_s = float(parts @ self._factors)
+        scaled = parts / expected_s
+        self.num_recorded += 1
+        if num_nodes == 0:
+            self._plain_at = self.num_recorded
+        self._learn(scaled, time_s / expected_s)
+
+    def record_rows(self, num_sequences: int, num_rows: int, time_s: float) -> None:
+        """A step with so many rows beside its sequences', of prompts, took so long.
+
+        They are no nodes; but until nodes were measured, they tell best what a row takes.
+        """
+        if self._factors is None or num_rows < _KNEE_ROWS:
+            return
+        plain, extra = self._parts(num_sequences, 0, np.array([float(num_rows)]))[0].tolist()
+        price = max(time_s - float(self._factors[0]) * plain, 0.0) / extra if extra > 0.0 else 1.0
+        self._prior = np.array([self._prior[0], 0.5 * (self._prior[1] + price)])
+        self._fit()
+
+    def _learn(self, scaled: Floats, ratio: float) -> None:
+        self._products += np.outer(scaled, scaled) - self._products / _MEMORY
+        self._times += scaled * min(ratio, _STRAY) - self._times / _MEMORY
+        self._fit()
+
+    def _fit(self) -> None:
+        # What is believed counts as rounds like those that were seen.
+        num_rounds = max(min(self.num_recorded, _MEMORY), 1.0)
+        beliefs = _PRIOR_ROUNDS / num_rounds * self._products.diagonal() + 1e-12
+        self._factors = np.linalg.solve(
+            self._products + np.diag(beliefs), self._times + beliefs * self._prior
+        )
+        self._factors = np.maximum(self._factors, 0.0)
+
+    def at_edges(self, num_sequences: int, num_others: int = 0) -> Floats | None:
+        """Seconds for each number of nodes in EDGES, ascending; None while nothing is known.
+
+        num_others: rows beside them, of prompts.
+        """
+        return self._at(num_sequences, num_others, NODE_EDGES.astype(np.float64))
+
+    def estimate(self, num_sequences: int, num_nodes: int) -> float | None:
+        found = self._at(num_sequences, 0, np.array([float(num_nodes)]))
+        return None if found is None else float(found[0])
+
+    def _at(self, num_sequences: int, num_others: int, num_nodes: Floats) -> Floats | None:
+        if self._factors is None:
+            return None
+        found: Floats = self._parts(num_sequences, num_others, num_nodes) @ self._factors
+        return found
+
+    @property
+    def age(self) -> int:
+        """Rounds since the last plain one."""
+        return self.num_recorded - self._plain_at
+
+    def export(self) -> list[list[float]]:
+        """What was measured, as plain values."""
+        factors = [] if self._factors is None else self._factors.tolist()
+        return [factors, self._products.ravel().tolist(), self._times.tolist()]
+
+    def restore(self, state: Sequence[Sequence[float]]) -> None:
+        """Go on from what `export` gave; ValueError where it is of another form."""
+        factors, products, times = (np.array(each, dtype=np.float64) for each in state)
+        size = len(self._prior)
+        if not (products.size == size**2 and times.size == size and factors.size in (0, size)):
+            raise ValueError("times of rounds in another form")
+        if not all(np.isfinite(each).all() for each in (factors, products, times)):
+            raise ValueError("times of rounds that are none")
+        if factors.size:
+            self._factors = self._prior = factors
+        self._products, self._times = products.reshape(size, size), times
+        self.num_recorded = math.ceil(float(products[0])) if factors.size else 0
