@@ -19,7 +19,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from benchmarks.replay.grid import BEHAVIOURS, LAWS, MACHINES, PLACES, SIZES, Bench, Found, cells
-from benchmarks.replay.sensitivity import CONSTANTS, changed
+from benchmarks.replay.sensitivity import changed, constants
 from benchmarks.replay.texts import load
 
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.json.write_text(json.dumps([each.record() for each in found], indent=1))
     if options.sensitivity:
         print("\n| constant | usual | halved | doubled |\n|---|---|---|---|")
-        for constant in tqdm(CONSTANTS, file=sys.stderr):
+        for constant in tqdm(constants(), file=sys.stderr):
             worst = [changed(bench, found, constant, factor) for factor in (0.5, 2.0)]
             print(f"| {constant.name} | {constant.value:g} | {worst[0]:+.1%} | {worst[1]:+.1%} |")
     return 0

@@ -1,12 +1,27 @@
-"""What becomes of the cells when a constant of the loop is halved or doubled."""
+"""What becomes of the cells when a constant of the loop is halved or doubled.
+
+The constants are those that the sources of the loop define: numbers bound to names in capitals at
+the top of a module.
+"""
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from benchmarks.replay.grid import Bench, Found
+
+# The loop that is played, and what it stands on.
+_SOURCES = (
+    "cluster/plan/*.py", "cluster/spec/acceptance.py", "cluster/spec/survival.py",
+    "cluster/spec/evidence.py",
+)  # fmt: skip
+# Versions of records, numbers of bins and widths of formats are no choices.
+_NO_CHOICES = ("VERSION", "BINS", "MAX_DRAFTERS")
+_REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,48 +30,36 @@ class Constant:
 
     module: str
     attribute: str
+    value: float
 
     @property
     def name(self) -> str:
-        return f"{self.module.rsplit('.', 1)[1]}.{self.attribute}"
-
-    @property
-    def value(self) -> float:
-        return float(getattr(importlib.import_module(self.module), self.attribute))
+        return f"{self.module.removeprefix('cluster.')}.{self.attribute}"
 
 
-_BY_MODULE = {
-    "cluster.spec.step_cost": (
-        "_NUM_SAMPLES", "_NEIGHBOUR", "_HALF_LIFE", "_KNEE_ROWS", "_DRAFT_BASE",
-    ),
-    "cluster.spec.acceptance": (
-        "_HALF_LIFE", "_PRIOR_TREES", "_WEIGHED_RANK", "_LEAST_WEIGHT",
-    ),
-    "cluster.spec.evidence": ("RECENT", "FEW", "FIRST_TRIES"),
-    "cluster.spec.throttle": (
-        "_FIRST_BACKOFF_S", "_LAST_BACKOFF_S", "_BEYOND_DOUBT", "_MOST_ROUNDS",
-    ),
-    "cluster.plan.load": ("_EXPLORED_SHARE", "_FIRST_SHARE"),
-    "cluster.plan.step_choice": (
-        "_TIMID_SHARE", "_MARGIN", "_HOPELESS", "LOOK_INTERVAL", "_STALE_STEPS", "_PLAIN_COST",
-        "FIRST_NODES",
-    ),
-    "cluster.plan.controller": ("_MAX_SEEN",),
-    "cluster.plan.texts": ("_MAX_SEEN",),
-}  # fmt: skip
-CONSTANTS = [
-    Constant(module, attribute)
-    for module, attributes in _BY_MODULE.items()
-    for attribute in attributes
-]
+def constants() -> list[Constant]:
+    """All tuned numbers of the loop."""
+    paths = [path for pattern in _SOURCES for path in sorted(_REPOSITORY.glob(pattern))]
+    return [each for path in paths for each in _in_source(path)]
+
+
+def _in_source(path: Path) -> Iterator[Constant]:
+    module = ".".join(path.relative_to(_REPOSITORY).with_suffix("").parts)
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
+            continue
+        name, value = node.targets[0].id, node.value
+        is_number = isinstance(value, ast.Constant) and type(value.value) in (int, float)
+        if is_number and name.isupper() and not any(each in name for each in _NO_CHOICES):
+            assert isinstance(value, ast.Constant)
+            yield Constant(module, name, float(value.value))  # type: ignore[arg-type]
 
 
 def changed(bench: Bench, usual: Sequence[Found], constant: Constant, factor: float) -> float:
     """The greatest relative change of any cell, signed, with the constant times `factor`."""
     module = importlib.import_module(constant.module)
     former = getattr(module, constant.attribute)
-    value = former * factor
-    setattr(module, constant.attribute, type(former)(value))
+    setattr(module, constant.attribute, type(former)(former * factor))
     try:
         changes = [bench.run(found.cell).adaptive / found.adaptive - 1.0 for found in usual]
     finally:

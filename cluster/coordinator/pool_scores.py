@@ -10,9 +10,9 @@ from cluster.plan.samples import Samples
 from cluster.plan.texts import Text
 from cluster.spec.acceptance import AcceptanceModel
 
-# Nodes that a pool drafter is asked for, of one text and of all texts of a target: broader trees
-# more often go on behind the next commit; but the coordinator reads all of it.
-_POOL_NODES = 64
+# Nodes that a pool drafter is asked for (and a target sent), of one text and of all of a target:
+# broader trees more often go on behind the next commits; but the coordinator reads all of it.
+POOL_NODES = 64
 _POOL_NODES_OF_ALL = 512
 # Steps without a verified draft after which a drafter is told less.
 _UNUSED_STEPS = 8
@@ -32,7 +32,7 @@ class PoolScores:
 
         is_model: it keeps what it has grown; look-ups would build a broad tree anew each time.
         """
-        most = _POOL_NODES if text.max_draft_tokens else 0
+        most = POOL_NODES if text.max_draft_tokens else 0
         if is_model or not self._is_adaptive:
             return most  # beyond what a step takes, for the rest survives the re-rooting
         return min(max(_POOL_NODES_OF_ALL // max(num_texts, 1), 1), most)

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from cluster.coordinator.pool_scores import PoolScores
+from cluster.coordinator.pool_scores import POOL_NODES, PoolScores
 from cluster.coordinator.session import Session
 from cluster.messages import PoolTree
 from cluster.plan.fence import Fence
 from cluster.plan.offers import gather, look_at
 from cluster.spec.tree import prune
-
-# Nodes of a text that are sent: several steps' worth, since the target walks them on by itself.
-_MAX_NODES = 64
-# Trees looked at per merge, to be scored: evidence, not all there is.
-_MAX_SEEN = 16
 
 
 class PoolTrees:
@@ -41,7 +36,7 @@ class PoolTrees:
     def _send(self, sessions: list[Session]) -> None:
         offers = gather(sessions, self._scores.acceptance)
         self._num_merges += 1
-        look_at(sessions, _MAX_SEEN, self._num_merges)
+        look_at(sessions, self._num_merges)
         if offers is None:
             return
         bounds = offers.forest.starts.tolist()
@@ -50,7 +45,7 @@ class PoolTrees:
         ):
             if start == stop or session.target is None:
                 continue
-            kept, survival, places = prune(tree, offers.survival[start:stop], _MAX_NODES)
+            kept, survival, places = prune(tree, offers.survival[start:stop], POOL_NODES)
             tokens = session.tokens
             session.target.tell(
                 PoolTree(

@@ -32,8 +32,6 @@ from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import depths, ranked
 from cluster.spec.step_profile import DraftTime, StepProfile
 
-# Trees scored per step: evidence, not all there is.
-_MAX_SEEN = 16
 _STATE_VERSION = 5  # of what `export` gives
 
 
@@ -80,7 +78,7 @@ class Controller:
             caps = [min(cap, max_nodes // len(texts)) for cap in caps]
         offers = self._offers(texts, max_depths)
         self._num_looks += 1
-        look_at(texts, _MAX_SEEN, self._num_looks)
+        look_at(texts, self._num_looks)
         if self._config.budget == "fixed":
             return _plan_fixed(texts, offers, caps, moment)
         load = self._load(len(texts), is_sampled=any_sampled(texts))

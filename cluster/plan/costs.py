@@ -59,7 +59,7 @@ class RoundTimes:
     def __init__(self, parts: Parts, *, is_in_seconds: bool = False) -> None:
         """is_in_seconds: the parts may be believed where nothing is measured at all."""
         self._parts = parts
-        self._prior = np.ones(parts(1, 0, np.ones(1)).shape[1])
+        self._prior: Floats = np.ones(parts(1, 0, np.ones(1)).shape[1])
         self._factors: Floats | None = self._prior if is_in_seconds else None
         size = len(self._prior)
         # Sums over rounds, each in units of what was expected of it.
@@ -71,7 +71,7 @@ class RoundTimes:
         """One round took so long."""
         parts = self._parts(num_sequences, 0, np.array([float(num_nodes)]))[0]
         if self._factors is None:
-            self._prior = np.full(len(parts), time_s / float(parts.sum()))
+            self._prior = self._prior * (time_s / float(parts.sum()))
             self._factors = self._prior
         expected_s = float(parts @ self._factors)
         scaled = parts / expected_s
@@ -101,10 +101,10 @@ class RoundTimes:
         # What is believed counts as rounds like those that were seen.
         num_rounds = max(min(self.num_recorded, _MEMORY), 1.0)
         beliefs = _PRIOR_ROUNDS / num_rounds * self._products.diagonal() + 1e-12
-        self._factors = np.linalg.solve(
+        found: Floats = np.linalg.solve(
             self._products + np.diag(beliefs), self._times + beliefs * self._prior
         )
-        self._factors = np.maximum(self._factors, 0.0)
+        self._factors = np.maximum(found, 0.0)
 
     def at_edges(self, num_sequences: int, num_others: int = 0) -> Floats | None:
         """Seconds for each number of nodes in EDGES, ascending; None while nothing is known.

@@ -18,6 +18,9 @@ from cluster.spec.held_trees import HeldTrees, MergedTrees
 from cluster.spec.merge_trees import merge_trees
 from cluster.spec.tree import below
 
+# Trees that are scored of one step or merge: evidence, not all there is.
+_MAX_LOOKED_AT = 16
+
 
 @record(frozen=True, slots=True, eq=False)
 class Offers:
@@ -83,13 +86,13 @@ def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
     )  # fmt: skip
 
 
-def look_at(batch: Sequence[Text], max_trees: int, turn: int) -> None:
+def look_at(batch: Sequence[Text], turn: int) -> None:
     """Remember some of the trees at hand, to be scored by the text that follows.
 
-    Of more than max_trees another part each time, by `turn`.  Shadow trees are looked at too.
+    Of many another part each time, by `turn`.  Shadow trees are looked at too.
     """
     held = [(text, name, tree) for text in batch for name, tree in text.held.items()]
-    stride = -(-len(held) // max_trees) if held else 1
+    stride = -(-len(held) // _MAX_LOOKED_AT) if held else 1
     for text, name, tree in held[turn % stride :: stride]:
         if tree.place is not None:
             tree.settle()

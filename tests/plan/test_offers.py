@@ -155,5 +155,5 @@ def test_a_shadow_is_looked_at_and_not_offered(is_shadow: bool) -> None:
     own = text()
     hold(own, "resident", TokenTree.chain([1, 2]), is_resident=True, is_shadow=is_shadow)
     assert offered(own) == [{} if is_shadow else {(1,): RESIDENT, (1, 2): RESIDENT}]
-    look_at([own], 16, 0)
+    look_at([own], 0)
     assert [seen.drafter for seen in own.seen] == ["resident"]
