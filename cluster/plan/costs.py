@@ -71,7 +71,7 @@ class RoundTimes:
         """One round took so long."""
         parts = self._parts(num_sequences, 0, np.array([float(num_nodes)]))[0]
         if self._factors is None:
-            self._prior = self._prior * (time_s / float(parts.sum()))
+            self._prior *= time_s / float(parts.sum())
             self._factors = self._prior
         expected_s = float(parts @ self._factors)
         scaled = parts / expected_s
@@ -101,9 +101,9 @@ class RoundTimes:
         # What is believed counts as rounds like those that were seen.
         num_rounds = max(min(self.num_recorded, _MEMORY), 1.0)
         beliefs = _PRIOR_ROUNDS / num_rounds * self._products.diagonal() + 1e-12
-        found: Floats = np.linalg.solve(
-            self._products + np.diag(beliefs), self._times + beliefs * self._prior
-        )
+        evidence: Floats = self._products + np.diag(beliefs)
+        times: Floats = self._times + beliefs * self._prior
+        found: Floats = np.asarray(np.linalg.solve(evidence, times), dtype=np.float64)
         self._factors = np.maximum(found, 0.0)
 
     def at_edges(self, num_sequences: int, num_others: int = 0) -> Floats | None:

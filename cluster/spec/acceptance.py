@@ -21,6 +21,7 @@ from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
 from cluster.spec import evidence
 from cluster.spec.forest import Floats, Indices, Mask
+from cluster.spec.held_trees import KnownTrees
 from cluster.spec.native import trees as native
 from cluster.spec.step_cost import DRAFT_LENGTHS
 from cluster.spec.survival import Calibrator, claimed_conditionals
@@ -198,10 +199,20 @@ class AcceptanceModel:
             for fate in fates:
                 self.learn(fate.seen, fate.followed, fate.next_steps)
         elif fates:
-            scores = [self._scores_of(fate.seen) for fate in fates]
-            native.score_trees(fates, scores, DRAFT_LENGTHS, TREE_DECAY)
-            for score in {id(each): each for both in scores for each in both}.values():
-                score.calibrator.fit_if_due()
+            both = [self._scores_of(fate.seen) for fate in fates]
+            scores = list({id(each): each for pair in both for each in pair}.values())
+            places = {id(score): place for place, score in enumerate(scores)}
+            seen, calibrators = [fate.seen for fate in fates], [each.calibrator for each in scores]
+            known = KnownTrees(
+                [each.tree for each in seen], [each.claimed for each in seen],
+                [each.base_len for each in seen], [fate.followed for fate in fates],
+                [fate.next_steps for fate in fates],
+                [(places[id(own)], places[id(for_all)]) for own, for_all in both],
+                [score.sums for score in scores], calibrators,
+            )  # fmt: skip
+            native.score_trees(known, DRAFT_LENGTHS, TREE_DECAY)
+            for calibrator in calibrators:
+                calibrator.fit_if_due()
 
     def learn(self, seen: Seen, followed: TokenArray, next_steps: Indices | None = None) -> None:
         """followed: the tokens behind the tree's root, as many as are committed by now.

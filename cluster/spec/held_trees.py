@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from cluster.core import FloatArray, TokenArray, TokenTree
 from cluster.records import record
-from cluster.spec.forest import Forest, Indices
+from cluster.spec.forest import Floats, Forest, Indices
 from cluster.spec.survival import Calibrator
 
 
@@ -32,6 +32,25 @@ class HeldTrees:
     def distinct_calibrators(self) -> list[Calibrator]:
         """Each once, in the order of their first trees."""
         return list({id(each): each for each in self.calibrators}.values())
+
+
+@record(frozen=True, slots=True, eq=False)
+class KnownTrees:
+    """Trees of which it is known what followed them, and where that is entered; parallel lists.
+
+    base_lens: of the text at each tree's root.  followed: the tokens behind it.  next_steps: see
+    `AcceptanceModel.learn`, None = everywhere.  scores: two of each tree, by their place in sums
+    and calibrators, which native code writes.
+    """
+
+    trees: Sequence[TokenTree]
+    claimed: Sequence[FloatArray]
+    base_lens: Sequence[int]
+    followed: Sequence[TokenArray]
+    next_steps: Sequence[Indices | None]
+    scores: Sequence[tuple[int, int]]
+    sums: Sequence[Floats]
+    calibrators: Sequence[Calibrator]
 
 
 @record(frozen=True, slots=True, eq=False)

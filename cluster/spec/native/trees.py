@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,8 @@ import numpy.typing as npt
 from cluster import cpp
 from cluster.core import FloatArray, TokenTree
 from cluster.spec.forest import Forest
-from cluster.spec.held_trees import HeldTrees, MergedTrees
+from cluster.spec.held_trees import HeldTrees, KnownTrees, MergedTrees
 from cluster.spec.survival import NUM_BINS, NUM_FORECAST_BINS
-
-if TYPE_CHECKING:
-    from cluster.spec.acceptance import Fate, Score
 
 _POINTER, _INT64 = ctypes.c_void_p, ctypes.c_int64
 
@@ -196,51 +193,42 @@ def merge_trees(held: HeldTrees) -> MergedTrees:
     )  # fmt: skip
 
 
-def score_trees(
-    fates: Sequence[Fate],
-    scores: Sequence[tuple[Score, Score]],
-    lengths: npt.NDArray[np.int64],
-    tree_decay: float,
-) -> None:
-    """Enter each of `fates` into its two scores, as `Score.enter` does one by one.
+def score_trees(known: KnownTrees, lengths: npt.NDArray[np.int64], tree_decay: float) -> None:
+    """Enter each tree into its two scores, as `Score.enter` does one by one.
 
     Calibrators are not fitted anew.  lengths, tree_decay: of `cluster.spec.acceptance`.
     """
     library = _library()
     assert library is not None, "ask is_available first"
-    seen = [fate.seen for fate in fates]
-    distinct = {id(each): each for both in scores for each in both}
-    place_of = {known: place for place, known in enumerate(distinct)}
-    calibrators = [each.calibrator for each in distinct.values()]
     numbers = np.array(
         [
-            [len(each.tree.token_ids) for each in seen],
-            [len(fate.followed) for fate in fates],
-            [each.base_len for each in seen],
-            [0 if fate.next_steps is None else fate.next_steps.ctypes.data for fate in fates],
+            [len(tree.token_ids) for tree in known.trees],
+            [len(followed) for followed in known.followed],
+            known.base_lens,
+            [0 if steps is None else steps.ctypes.data for steps in known.next_steps],
         ],
         dtype=np.int64,
     )
-    both = np.array([[place_of[id(one)], place_of[id(other)]] for one, other in scores], np.int64)
-    tokens = _flat([each.tree.token_ids for each in seen], np.int32)
-    parents = _flat([each.tree.parents for each in seen], np.int32)
-    followed = _flat([fate.followed for fate in fates], np.int32)
-    claimed = _flat([each.claimed for each in seen], np.float32)
+    scores = np.array(known.scores, dtype=np.int64)
+    tokens = _flat([tree.token_ids for tree in known.trees], np.int32)
+    parents = _flat([tree.parents for tree in known.trees], np.int32)
+    followed = _flat(known.followed, np.int32)
+    claimed = _flat(known.claimed, np.float32)
     addresses = np.array(
         [
-            [each.sums.ctypes.data for each in distinct.values()],
-            [each.sums.ctypes.data for each in calibrators],
-            [each.curve.ctypes.data for each in calibrators],
+            [sums.ctypes.data for sums in known.sums],
+            [each.sums.ctypes.data for each in known.calibrators],
+            [each.curve.ctypes.data for each in known.calibrators],
         ],
         dtype=np.int64,
     )
-    rows, row, columns = numbers.ctypes.data, 8 * len(fates), addresses.ctypes.data
-    num_knots = (len(calibrators[0].curve) - 2) // 2
+    rows, row, columns = numbers.ctypes.data, 8 * len(known.trees), addresses.ctypes.data
+    first = known.calibrators[0]
     given = _Scored(
-        len(fates), len(lengths), NUM_BINS, NUM_FORECAST_BINS, num_knots,
-        rows, rows + row, rows + 2 * row, both.ctypes.data, lengths.ctypes.data,
+        len(known.trees), len(lengths), NUM_BINS, NUM_FORECAST_BINS, (len(first.curve) - 2) // 2,
+        rows, rows + row, rows + 2 * row, scores.ctypes.data, lengths.ctypes.data,
         tokens.ctypes.data, parents.ctypes.data, followed.ctypes.data, claimed.ctypes.data,
-        rows + 3 * row, *(columns + 8 * len(distinct) * place for place in range(3)),
-        tree_decay, calibrators[0].decay,
+        rows + 3 * row, *(columns + 8 * len(known.sums) * place for place in range(3)),
+        tree_decay, first.decay,
     )  # fmt: skip
     library.score_trees(ctypes.byref(given))
