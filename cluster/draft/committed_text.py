@@ -14,19 +14,7 @@ import numpy as np
 
 from cluster.core import Commit, DraftTask, Observation, SamplingParams
 from cluster.draft.base import DrafterContext
-from cluster.spec.token_log import PREFIX_HASH_MULTIPLIER, HashArray, TokenLog
-
-
-def gram_keys(text: TokenLog, size: int, start: int) -> HashArray:
-    """Keys of the `size`-grams that end at start, start + 1, ... len - 1 (inclusive ends).
-
-    start >= size - 1.  Returns uint64[len - start].  Equal n-grams have equal keys; a collision
-    only causes a wrong draft.
-    """
-    hashes = text.hashes
-    power = np.uint64(pow(PREFIX_HASH_MULTIPLIER, size, 1 << 64))
-    keys: HashArray = hashes[start + 1 :] - hashes[start + 1 - size : len(hashes) - size] * power
-    return keys
+from cluster.spec.token_log import TokenLog
 
 
 @dataclass(slots=True, eq=False)
@@ -189,6 +177,8 @@ class CommittedTextDrafter(ABC, Generic[State]):
 
 def common_len(text: TokenLog, commit: Commit) -> int:
     """How many tokens of `text` remain when `commit`, already admitted, is applied."""
+    if commit.base_len == len(text):
+        return commit.base_len
     held = text.token_ids[commit.base_len :]
     shared = min(len(held), len(commit.token_ids))
     differing = np.flatnonzero(held[:shared] != commit.token_ids[:shared])

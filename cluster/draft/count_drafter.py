@@ -1,122 +1,136 @@
 """The common part of count-based drafters: observe, propose, release.
 
-A subclass defines how it learns from text and which tokens followed a context.  No tokenizer and no
-torch: such a drafter serves any vocabulary and answers within one call.
+A subclass says what it looks up.  No tokenizer and no torch: such a drafter serves any vocabulary
+and answers within one call.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from cluster.core import Commit, DraftTask, Proposal, TokenArray
+from cluster.core import Commit, DraftTask, FloatArray, Observation, Proposal, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.committed_text import CommittedTextDrafter, RequestState, common_len
-from cluster.draft.count_tree import (
-    NO_COUNT_TREE,
-    Continuations,
-    CountTree,
-    GrowthLimits,
-    grow_count_tree,
-)
 from cluster.draft.hit_rates import HitRates
-
-Context = TypeVar("Context")
+from cluster.draft.lookups import REFERENCE, Change, Ways, Wish
 
 
 @dataclass(slots=True, eq=False)
 class CountState(RequestState):
-    """One request: its newest tree, and the max_nodes it was grown with (-1 = none)."""
+    """One request.
 
-    grown: CountTree = NO_COUNT_TREE
+    counted: its text as `Ways` follow it.  grown_max_nodes: that the newest tree was grown with,
+    -1 = there is none.  rates: those of that tree.
+    """
+
+    counted: Any = None
     grown_max_nodes: int = -1
+    rates: HitRates = field(default_factory=HitRates)
 
 
 State = TypeVar("State", bound=CountState)
 
 
-class CountDrafter(CommittedTextDrafter[State], Generic[State, Context]):
+class CountDrafter(CommittedTextDrafter[State]):
     """Proposes one complete tree per commit."""
 
     is_look_up = True  # see `Drafter`
 
     def __init__(
-        self, context: DrafterContext, min_survival: float, open_request: Callable[[Commit], State]
+        self,
+        context: DrafterContext,
+        min_survival: float,
+        open_request: Callable[[Commit], State],
+        ways: Ways = REFERENCE,
+        sizes: Sequence[int] = (),
     ) -> None:
-        super().__init__(context, open_request)
+        """sizes: of the n-grams that are indexed in each text, the longest first."""
+
+        def opened(commit: Commit) -> State:
+            state = open_request(commit)
+            state.counted = ways.open_text(sizes)
+            state.renewed = True
+            return state
+
+        super().__init__(context, opened)
         self._min_survival = min_survival
+        self._ways = ways
         # Greedy and sampled requests of a task class have separate hit rates.
         self._rates: Bounded[HitRates] = Bounded(HitRates)
+        self._changes: list[Change] = []
 
     @abstractmethod
-    def _learn(self, state: State, start: int) -> None:
-        """Learn the tokens of state.text from `start` on."""
+    def _source(self, state: State) -> Any:
+        """The `Source` of this request, of the kind that the drafter's `Ways` read; None = none."""
 
-    @abstractmethod
-    def _unlearn(self, state: State, length: int) -> None:
-        """Undo the tokens after `length`; called before the text is cut to `length` tokens."""
+    def _room(self, state: State, max_nodes: int) -> int:
+        """How many of the nodes grow from the source."""
+        return max_nodes
 
-    @abstractmethod
-    def _root(self, state: State) -> Context:
-        """The context at the end of the committed text."""
+    def _completed(
+        self, state: State, tree: TokenTree, survival: FloatArray
+    ) -> tuple[TokenTree, FloatArray]:
+        """The tree with what else the drafter has."""
+        return tree, survival
 
-    @abstractmethod
-    def _continuations(self, state: State, context: Context) -> Continuations[Context] | None:
-        """The tokens that followed `context` so far; None if there are none."""
+    def observe(self, commits: Sequence[Commit]) -> Sequence[Observation]:
+        """See `Drafter.observe`."""
+        observations = super().observe(commits)
+        if self._changes:
+            changes, self._changes = self._changes, []
+            self._ways.advance(changes)
+        return observations
 
     def _forget_tree(self, state: State) -> None:
-        state.grown, state.grown_max_nodes = NO_COUNT_TREE, -1
+        state.grown_max_nodes = -1
+        state.counted.set_law(state.params)
 
     def _advance(self, state: State, commit: Commit) -> None:
         """Amortised cost: O(committed tokens)."""
-        kept = common_len(state.text, commit)
-        if kept < len(state.text):
-            self._unlearn(state, kept)
-            state.text.truncate(kept)
-        else:
-            self._score(state, commit.token_ids[kept - commit.base_len :])
-        self._forget_tree(state)
-        state.text.append(commit.token_ids[kept - commit.base_len :])
-        self._learn(state, kept)
-
-    def _score(self, state: State, token_ids: TokenArray) -> None:
-        lessons = state.grown.lessons(token_ids.tolist())
-        if lessons:
-            rates = self._rates.of((state.task, state.params.temperature == 0.0))
-            for evidence, hit in lessons:
-                rates.record(evidence, hit=hit)
+        text, token_ids = state.text, commit.token_ids
+        kept_len = common_len(text, commit)
+        is_lesson = kept_len == len(text) and state.grown_max_nodes >= 0
+        if kept_len != commit.base_len:
+            token_ids = token_ids[kept_len - commit.base_len :]
+        text.truncate(kept_len)
+        text.append(token_ids)
+        state.grown_max_nodes = -1
+        change = Change(state.counted, state.rates, is_lesson, kept_len, token_ids)
+        self._changes.append(change)
 
     def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
         """See `Drafter.propose`.  A tree is grown completely at once and proposed once."""
-        proposals = (self._propose(task) for task in tasks)
-        return [proposal for proposal in proposals if proposal is not None]
+        states: list[State] = []
+        wishes: list[Wish] = []
+        for task in tasks:
+            state = self._requests.get(task.request_id, task.generation)
+            max_nodes = min(task.max_nodes, self._max_nodes)
+            if state is None or state.grown_max_nodes >= max_nodes or state.next_position < 0:
+                continue
+            state.grown_max_nodes = max_nodes
+            source = self._source(state)
+            if source is None:
+                continue
+            state.rates = self._rates.of((state.task, state.params.temperature == 0.0))
+            states.append(state)
+            wishes.append(
+                Wish(
+                    state.counted, source, state.rates, state.next_position,
+                    self._room(state, max_nodes),
+                )
+            )  # fmt: skip
+        trees = self._ways.grow(wishes, self._min_survival) if wishes else ()
+        proposals = map(self._proposal, states, trees)
+        return [proposal for proposal in proposals if len(proposal.tree.token_ids)]
 
-    def _propose(self, task: DraftTask) -> Proposal | None:
-        state = self._requests.get(task.request_id, task.generation)
-        max_nodes = min(task.max_nodes, self._max_nodes)
-        if state is None or state.grown_max_nodes >= max_nodes or state.next_position < 0:
-            return None
-        state.grown = grow_count_tree(
-            self._root(state),
-            lambda context: self._continuations(state, context),
-            state.params,
-            state.next_position,
-            self._rates.of((state.task, state.params.temperature == 0.0)),
-            GrowthLimits(max_nodes, self._min_survival),
-        )
-        state.grown_max_nodes = max_nodes
-        if len(state.grown.tree) == 0:
-            return None
+    def _proposal(self, state: State, grown: tuple[TokenTree, FloatArray]) -> Proposal:
+        tree, survival = self._completed(state, *grown)
+        text = state.text
         return Proposal(
-            task.request_id,
-            state.generation,
-            len(state.text),
-            state.text.hash_at(len(state.text)),
-            state.grown.tree,
-            state.grown.survival,
-            self._name,
-            is_complete=True,
-        )
+            state.request_id, state.generation, len(text), text.hash_at(len(text)), tree, survival,
+            self._name, is_complete=True,
+        )  # fmt: skip

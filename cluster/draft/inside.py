@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from cluster.core import TokenArray
 from cluster.errors import ConfigError
+from cluster.spec.token_log import TokenLog
 
 if TYPE_CHECKING:  # drafters of the pool run without torch
     import torch
@@ -79,6 +80,23 @@ class StepRows:
     def text_rows(self) -> IndexArray:
         """The rows whose tokens are text, which stand at first_position and behind it: int64[n]."""
         return np.concatenate((np.arange(self.num_context), self.num_context + self.path))
+
+    def last_words(self, count: int, text: TokenLog | None) -> TokenArray:
+        """The last `count` tokens of the text up to its last row, or so many as are known.
+
+        text: the request's, as the reader knows it."""
+        end = self.first_position + self.num_context
+        if self.num_context < count and text is not None and len(text) >= end:
+            return text.since(max(end - count, 0), end)
+        return self.token_ids[max(self.num_context - count, 0) : self.num_context]
+
+    def paths(self, before: TokenArray, longest: int) -> list[tuple[int, ...]]:
+        """The last words at the text's last row, which are `before`, and at every node."""
+        paths = [tuple(before.tolist())]
+        nodes = self.token_ids[self.num_context :].tolist()
+        for parent, token in zip(self.parents.tolist(), nodes, strict=True):
+            paths.append((*paths[parent + 1], token)[-longest:])
+        return paths
 
     def seen_by(self, wants: StepWants, union: StepWants) -> StepRows:
         """These rows, of which one reader wants `wants` and all together `union`."""

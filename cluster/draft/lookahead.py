@@ -11,19 +11,22 @@ own draw there is guessed at every temperature.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from cluster.core import EMPTY_TREE, Commit, DraftTask, Proposal, SamplingParams, TokenTree
+from cluster.core import Commit, FloatArray, SamplingParams, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.count_tree import Continuations
 from cluster.draft.coupling import gumbel_scalar, is_useful
-from cluster.draft.gram_index import check_at_least
 from cluster.draft.hit_rates import HitRates
+from cluster.draft.indexed_text import SEPARATOR, Match, check_at_least
 from cluster.draft.inside import StepRows, StepWants, host_of
+from cluster.draft.lookups import CountedText
+from cluster.draft.native import lookups as native
 from cluster.spec.params import divisor
 
 # With noise the draw is one of the most probable tokens; with more of them it is hardly ever
@@ -66,37 +69,69 @@ class LookaheadOptions:
 
 
 class GramPool:
-    """What followed words in n-grams, the newest last; bounded."""
+    """What followed words in n-grams of one size, the newest last; bounded.
 
-    def __init__(self, max_contexts: int, max_chains: int) -> None:
+    A `Source`; native/chains.cpp does the same.
+    """
+
+    def __init__(self, max_contexts: int, max_chains: int, ngram: int) -> None:
         self._max_contexts = max_contexts
         self._max_chains = max_chains
+        self._ngram = ngram
+        # Keys -> chains, each with a separator behind it.
         self._after: dict[Words, dict[Words, None]] = {}
 
     def __len__(self) -> int:
         return len(self._after)
 
-    def put(self, gram: Words) -> None:
+    def keep(
+        self, rows: StepRows, before: TokenArray, text: CountedText | None, position: int
+    ) -> list[int]:
+        """Keep the n-grams of a step; returns what the target said at each row, the text's first.
+
+        before: the end of the text.  text: None = it is not known how the target draws.  position:
+        output position of what is said behind the text."""
+        assert rows.top is not None
+        paths = rows.paths(before, self._ngram - 1)
+        depths = [0]
+        for parent in rows.parents.tolist():
+            depths.append(depths[parent + 1] + 1)
+        likely = zip(rows.top.token_ids.tolist(), rows.top.logprobs.tolist(), strict=True)
+        params = None if text is None else text.params
+        said = [
+            _drawn(token_ids, logprobs, params, position + depth)
+            for depth, (token_ids, logprobs) in zip(depths, likely, strict=True)
+        ]
+        for path, token in zip(paths, said, strict=True):
+            if len(path) == self._ngram - 1:
+                self._put((*path, token))
+        return said
+
+    def _put(self, gram: Words) -> None:
         """Keep an n-gram after its first word, and after its first two."""
         for size in range(1, min(_MAX_KEY, len(gram) - 1) + 1):
-            key, chain = gram[:size], gram[size:]
+            key, chain = gram[:size], (*gram[size:], SEPARATOR)
             chains = self._after.pop(key, {})
             self._after[key] = chains  # what is written stands last
             chains.pop(chain, None)
             chains[chain] = None
             if len(chains) > self._max_chains:
                 del chains[next(iter(chains))]
-        while len(self._after) > self._max_contexts:
-            del self._after[next(iter(self._after))]
+            if len(self._after) > self._max_contexts:
+                del self._after[next(iter(self._after))]
 
-    def after(self, key: Words, drafted: Words) -> dict[int, float]:
-        """The words that follow `key` and the drafts behind it, with weights."""
-        found: dict[int, float] = {}
-        depth = len(drafted)
-        for age, chain in enumerate(reversed(self._after.get(key, {}))):
-            if len(chain) > depth and chain[:depth] == drafted:
-                found[chain[depth]] = found.get(chain[depth], 0.0) + _OLDER**age
-        return found
+    def root(self, text: CountedText, position: int) -> Match:
+        """After the last two words, or after the last one where those are not known."""
+        for size in range(min(_MAX_KEY, len(text.tokens)), 0, -1):
+            chains = self._after.get(tuple(text.tokens[-size:]))
+            if chains is not None:
+                weights = [_OLDER**age for age in range(len(chains))]
+                return Match([(chain, 0) for chain in reversed(chains)], weights, size)
+        return Match((), (), 0)
+
+    def continuations(self, text: CountedText, context: Match) -> Continuations[Match] | None:
+        # Deeper in a chain more of it has been right: that is evidence too.
+        return context.continuations()
 
 
 @dataclass(slots=True, eq=False)
@@ -108,19 +143,17 @@ class LookaheadState(CountState):
     drafted: list[int] = field(default_factory=list)
 
 
-# The words that are looked up, and the drafts behind them.
-Context = tuple[Words, Words]
-
-
-class LookaheadDrafter(CountDrafter[LookaheadState, Context]):
+class LookaheadDrafter(CountDrafter[LookaheadState]):
     """Drafts inside the target alone: nobody else sees what it says at its rows."""
 
     def __init__(self, context: DrafterContext, options: LookaheadOptions) -> None:
-        super().__init__(context, options.min_survival, LookaheadState.opened_by)
+        ways, pool = native.fastest(GramPool, native.GramPool)
+        super().__init__(context, options.min_survival, LookaheadState.opened_by, ways)
         host_of(context.target, context.name, "lookahead")
         self._options = options
         self._pools = Bounded(
-            lambda: GramPool(options.max_contexts, options.max_chains), options.max_stores
+            lambda: pool(options.max_contexts, options.max_chains, options.ngram),
+            options.max_stores,
         )
         # How often a guess is right where those before it are.
         self._guess_rates: Bounded[HitRates] = Bounded(HitRates)
@@ -129,50 +162,27 @@ class LookaheadDrafter(CountDrafter[LookaheadState, Context]):
     def read(self, rows: Sequence[StepRows]) -> None:
         """See `StepReader`: n-grams of all rows, and the next guesses of the window."""
         for each in rows:
-            if each.top is not None:
-                self._read(each)
+            if each.top is None:
+                continue
+            state = self._requests.get(each.request_id, each.generation)
+            pool = self._pools.of((each.tenant, each.task))
+            end = each.first_position + each.num_context  # the first draft's position
+            before = each.last_words(self._options.ngram - 1, None if state is None else state.text)
+            if state is None:
+                pool.keep(each, before, None, 0)
+            else:
+                said = pool.keep(each, before, state.counted, end - state.prompt_len)
+                self._guess_on(state, each, end, said)
 
-    def _read(self, rows: StepRows) -> None:
-        top = rows.top
-        assert top is not None
-        state = self._requests.get(rows.request_id, rows.generation)
-        pool = self._pools.of((rows.tenant, rows.task))
-        tokens, last = rows.token_ids.tolist(), rows.num_context - 1
-        nodes, parents = tokens[last + 1 :], rows.parents.tolist()
-        before = self._options.ngram - 1
-        words: list[Words] = [self._text_before(rows, state, before)]
-        depths = [0]
-        for parent, token in zip(parents, nodes, strict=True):
-            words.append((*words[parent + 1], token)[-before:])
-            depths.append(depths[parent + 1] + 1)
-        end = rows.first_position + rows.num_context  # the first draft's position
-        params = None if state is None else state.params
-        first = end - state.prompt_len if state is not None else 0
-        said = [
-            _drawn(top.token_ids[row].tolist(), top.logprobs[row].tolist(), params, first + depth)
-            for row, depth in enumerate(depths)
-        ]
-        for path, token in zip(words, said, strict=True):
-            if len(path) == before:
-                pool.put((*path, token))
-        if state is not None:
-            self._guess_on(state, rows, end, said, nodes, parents)
+    def _source(self, state: LookaheadState) -> Any:
+        return self._pools.of(state.circle)
 
-    def _text_before(self, rows: StepRows, state: LookaheadState | None, count: int) -> Words:
-        """The last words up to the last row of the text, as far as they are known."""
-        end = rows.first_position + rows.num_context
-        if rows.num_context < count and state is not None and len(state.text) >= end:
-            return tuple(state.text.token_ids[max(end - count, 0) : end].tolist())
-        return tuple(rows.token_ids[: rows.num_context].tolist()[-count:])
-
-    def _guess_on(
-        self, state: LookaheadState, rows: StepRows, end: int, said: list[int], nodes: list[int],
-        parents: list[int],
-    ) -> None:  # fmt: skip
+    def _guess_on(self, state: LookaheadState, rows: StepRows, end: int, said: list[int]) -> None:
         """One Jacobi iteration: what the target said at each guess is the next guess behind it."""
+        nodes = rows.token_ids[rows.num_context :].tolist()
         children = {
             (parent, token): node
-            for node, (parent, token) in enumerate(zip(parents, nodes, strict=True))
+            for node, (parent, token) in enumerate(zip(rows.parents.tolist(), nodes, strict=True))
         }
         guesses = state.guesses if state.guessed_at == end else []
         node, seen = -1, [said[0]]
@@ -188,51 +198,20 @@ class LookaheadDrafter(CountDrafter[LookaheadState, Context]):
         state.guesses = seen[num_drawn:]
         state.guessed_at = end + num_drawn
 
-    def _learn(self, state: LookaheadState, start: int) -> None:
-        """The window learns how often it is right; n-grams come from `read`."""
+    def _room(self, state: LookaheadState, max_nodes: int) -> int:
+        """All but those of the window, which takes at most half of them."""
+        state.drafted = self._window(state, max_nodes // 2)
+        return max_nodes - len(state.drafted)
 
-    def _unlearn(self, state: LookaheadState, length: int) -> None:
-        state.guesses = []
-
-    def _root(self, state: LookaheadState) -> Context:
-        pool = self._pools.of(state.circle)
-        words = tuple(state.text.token_ids[-_MAX_KEY:].tolist())
-        for size in range(len(words), 1, -1):
-            if pool.after(words[-size:], ()):
-                return words[-size:], ()
-        return words[-1:], ()
-
-    def _continuations(
-        self, state: LookaheadState, context: Context
-    ) -> Continuations[Context] | None:
-        key, drafted = context
-        found = self._pools.of(state.circle).after(key, drafted)
-        if not found:
-            return None
-        after = [(key, (*drafted, token)) for token in found]
-        # Deeper in a chain more of it has been right: that is evidence too.
-        return Continuations(len(key) + len(drafted), list(found), list(found.values()), after)
-
-    def _propose(self, task: DraftTask) -> Proposal | None:
-        state = self._requests.get(task.request_id, task.generation)
-        if state is None:
-            return None
-        room = min(task.max_nodes, self._max_nodes)
-        if state.grown_max_nodes >= room - room // 2 or state.next_position < 0:
-            return None
-        guesses = self._window(state, room // 2)
-        chains = super()._propose(replace(task, max_nodes=room - len(guesses)))
-        if not guesses:
-            return chains
+    def _completed(
+        self, state: LookaheadState, tree: TokenTree, survival: FloatArray
+    ) -> tuple[TokenTree, FloatArray]:
+        """With the window's guesses."""
+        if not state.drafted:
+            return tree, survival
         rate = self._guess_rates.of((state.task, state.params.temperature == 0.0)).rate(_GUESS)
-        found = EMPTY_TREE if chains is None else chains.tree
-        survival = [] if chains is None else chains.survival.tolist()
-        tree, survival = with_chain(found, survival, guesses, rate)
-        text, state.drafted = state.text, guesses
-        return Proposal(
-            task.request_id, state.generation, len(text), text.hash_at(len(text)), tree,
-            np.array(survival, np.float32), self._name, is_complete=True,
-        )  # fmt: skip
+        tree, found = with_chain(tree, survival.tolist(), state.drafted, rate)
+        return tree, np.array(found, np.float32)
 
     def _window(self, state: LookaheadState, most: int) -> list[int]:
         """The guesses behind the text, made up to the window's length by repeating words of it: any

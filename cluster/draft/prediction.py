@@ -6,15 +6,17 @@ it, leaves it where something is inserted, deleted or replaced, and comes back t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log2
+from typing import Any
 
-import numpy as np
-
-from cluster.core import EMPTY_TOKENS, TokenArray, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.count_tree import Continuations
-from cluster.draft.gram_index import LONGEST_MATCH, SEPARATOR, Match, check_at_least
+from cluster.draft.indexed_text import LONGEST_MATCH, SEPARATOR, Match, agreement, check_at_least
+from cluster.draft.lookups import CountedText
+from cluster.draft.native import lookups as native
 
 # An output that agrees on so many tokens with another place has left the one it was at.
 _SURE = 4
@@ -35,104 +37,91 @@ class PredictionOptions:
         check_at_least(1, max_places=self.max_places)
 
 
-@dataclass(slots=True, eq=False)
-class PredictionState(CountState):
-    """One request.
+class Predicted:
+    """The prediction of one request, and where in it the output has got to; a `Source`.
 
-    predicted: int32[n + 1], the prediction with a separator behind it.  next_index: where the
-    output has got to in it.  read_len: tokens of the text that next_index is after.
+    native/predicted.cpp does the same.
     """
 
-    predicted: TokenArray = field(default_factory=lambda: EMPTY_TOKENS)
-    source: tuple[int, ...] = ()
-    next_index: int = 0
-    read_len: int = 0
+    def __init__(self, token_ids: Sequence[int], max_places: int) -> None:
+        self._tokens = [*token_ids, SEPARATOR]
+        self._max_places = max_places
+        self._next = 0  # index of the token that the output is at
+        self._read_len = 0  # tokens of the text that it is after
+        self._num_cuts = 0  # of the text, when it was read
 
-    def read(self) -> None:
-        """Follow the output up to the end of the text."""
-        if self.source is not self.params.prediction:
-            self.source = self.params.prediction
-            self.predicted = token_array([*self.source, SEPARATOR]) if self.source else EMPTY_TOKENS
-            self.read_len = 0
-        if self.read_len < self.prompt_len:
-            self.next_index, self.read_len = 0, self.prompt_len
-        if not self.source:
-            return
-        for token in self.text.since(self.read_len).tolist():
-            self.next_index += int(self.predicted[self.next_index]) == token
-        self.read_len = max(self.read_len, len(self.text))
-
-    def match(self, max_places: int) -> Match:
-        """The places where the output may be, and move to the best of them where that is sure."""
-        output = self.text.since(self.prompt_len)[-LONGEST_MATCH:]
-        if not self.source:
-            return Match((), (), 0)
-        if not len(output):
-            return Match(((self.predicted, 0),), (1.0,), _EVIDENCE_AT_START)
-        here = self._agreement(self.next_index, output)
+    def root(self, text: CountedText, position: int) -> Match:
+        """The places where the output may be; moves to the best of them where that is sure."""
+        self._read(text, position)
+        output = text.tokens[len(text.tokens) - min(position, LONGEST_MATCH) :]
+        if not output:
+            return Match([(self._tokens, 0)], [1.0], _EVIDENCE_AT_START)
+        here = agreement(output, self._tokens, self._next)
         if here >= _SURE:
-            return Match(((self.predicted, self.next_index),), (1.0,), here)
-        found = self._agreeing(output)
+            return Match([(self._tokens, self._next)], [1.0], here)
         # Where nothing agrees, something was inserted before the next token, or has replaced it.
-        lengths = {self.next_index: here}
-        if here == 0 and self.next_index + 1 < len(self.predicted):
-            lengths[self.next_index + 1] = 0
-        lengths.update(found)
+        lengths = {self._next: here}
+        if here == 0 and self._next + 1 < len(self._tokens):
+            lengths[self._next + 1] = 0
+        lengths.update(self._agreeing(output))
         # A place farther away must agree on more: short words stand everywhere.
         scores = {
-            index: length - 0.5 * float(np.log2(1 + abs(index - self.next_index)))
+            index: length - 0.5 * log2(1 + self._distance(index))
             for index, length in lengths.items()
         }
-        places = sorted(scores, key=lambda index: (-scores[index], abs(index - self.next_index)))
-        places = places[:max_places]
+        places = sorted(scores, key=lambda index: (-scores[index], self._distance(index)))
+        places = places[: self._max_places]
         best = places[0]
         if lengths[best] >= _SURE:
-            self.next_index = best
-        weights = tuple(2.0 ** (scores[index] - scores[best]) for index in places)
-        return Match(
-            tuple((self.predicted, index) for index in places), weights, max(lengths[best], 1)
-        )
+            self._next = best
+        weights = [2.0 ** (scores[index] - scores[best]) for index in places]
+        return Match([(self._tokens, index) for index in places], weights, max(lengths[best], 1))
 
-    def _agreement(self, index: int, output: TokenArray) -> int:
-        """How many tokens before `index` are those that the output ends with."""
-        size = min(index, len(output))
-        before, end = self.predicted[index - size : index], output[len(output) - size :]
-        differing = np.flatnonzero(before != end)
-        return size - 1 - int(differing[-1]) if len(differing) else size
+    def continuations(self, text: CountedText, context: Match) -> Continuations[Match] | None:
+        return context.continuations()
 
-    def _agreeing(self, output: TokenArray) -> dict[int, int]:
+    def _read(self, text: CountedText, position: int) -> None:
+        """Follow the output up to the end of the text; from its beginning after a cut."""
+        start = max(len(text.tokens) - position, self._read_len)
+        if text.num_cuts != self._num_cuts:
+            self._next, start = 0, len(text.tokens) - position
+        for token in text.tokens[start:]:
+            self._next += self._tokens[self._next] == token
+        self._read_len, self._num_cuts = len(text.tokens), text.num_cuts
+
+    def _distance(self, index: int) -> int:
+        return abs(index - self._next)
+
+    def _agreeing(self, output: Sequence[int]) -> dict[int, int]:
         """The places that agree with the end of the output: those that agree longest, and for
         every shorter length those nearest to where the output was.  Place -> length."""
-        places = np.flatnonzero(self.predicted == output[-1]) + 1
+        places = [at + 1 for at, token in enumerate(self._tokens) if token == output[-1]]
         found: dict[int, int] = {}
         for length in range(1, len(output) + 1):
-            if not len(places):
-                break
-            distances = np.abs(places - self.next_index)
-            for index in places[np.argsort(distances, kind="stable")[:2]].tolist():
-                found[index] = length
-            if length < len(output):
-                places = places[places > length]
-                places = places[self.predicted[places - 1 - length] == output[-1 - length]]
+            places = [at for at in places if agreement(output, self._tokens, at) >= length]
+            found.update(dict.fromkeys(sorted(places, key=self._distance)[:2], length))
         return found
 
 
-class PredictionDrafter(CountDrafter[PredictionState, Match]):
+@dataclass(slots=True, eq=False)
+class PredictionState(CountState):
+    """source: None for a request without a prediction."""
+
+    source: Any = None
+
+
+class PredictionDrafter(CountDrafter[PredictionState]):
     """Continues the request's own prediction; drafts nothing for requests without one."""
 
     def __init__(self, context: DrafterContext, options: PredictionOptions) -> None:
-        super().__init__(context, options.min_survival, PredictionState.opened_by)
+        ways, self._predicted = native.fastest(Predicted, native.Predicted)
+        super().__init__(context, options.min_survival, PredictionState.opened_by, ways)
         self._max_places = options.max_places
 
-    def _learn(self, state: PredictionState, start: int) -> None:
-        state.read()
+    def _forget_tree(self, state: PredictionState) -> None:
+        super()._forget_tree(state)
+        predicted = state.params.prediction
+        state.source = self._predicted(predicted, self._max_places) if predicted else None
 
-    def _unlearn(self, state: PredictionState, length: int) -> None:
-        state.read_len = 0
-
-    def _root(self, state: PredictionState) -> Match:
-        state.read()
-        return state.match(self._max_places)
-
-    def _continuations(self, state: PredictionState, context: Match) -> Continuations[Match] | None:
-        return context.continuations()
+    def _source(self, state: PredictionState) -> Any:
+        return state.source

@@ -58,13 +58,11 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
     {
         "lm": Kind("cluster.draft.lm:LMDrafter", "cluster.draft.lm_options:LMOptions"),
         "prompt_lookup": Kind(
-            "cluster.draft.prompt_lookup:PromptLookupDrafter",
-            "cluster.draft.prompt_lookup:PromptLookupOptions",
+            "cluster.draft.suffix:SuffixDrafter", "cluster.draft.suffix:PromptLookupOptions"
         ),
         "suffix": Kind("cluster.draft.suffix:SuffixDrafter", "cluster.draft.suffix:SuffixOptions"),
         "ngram_cache": Kind(
-            "cluster.draft.ngram_cache:NgramCacheDrafter",
-            "cluster.draft.ngram_cache:NgramCacheOptions",
+            "cluster.draft.suffix:SuffixDrafter", "cluster.draft.suffix:NgramCacheOptions"
         ),
         "prediction": Kind(
             "cluster.draft.prediction:PredictionDrafter",

@@ -11,26 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-import numpy as np
-
-from cluster.core import TokenArray, token_array
+from cluster.core import TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
-from cluster.draft.committed_text import gram_keys
-from cluster.draft.gram_index import (
+from cluster.draft.count_drafter import CountDrafter, CountState
+from cluster.draft.count_tree import Continuations
+from cluster.draft.indexed_text import (
     LONGEST_MATCH,
     SEPARATOR,
-    GramIndex,
+    IndexedText,
     Match,
     check_at_least,
     check_ngrams,
     match_of,
 )
-from cluster.draft.prompt_lookup import LookupDrafter, LookupState
-from cluster.spec.token_log import TokenLog
-
-_END = token_array([SEPARATOR])
+from cluster.draft.lookups import CountedText
+from cluster.draft.native import lookups as native
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +37,12 @@ class SuffixOptions:
 
     max_matches: matches in this request's text, and as many in earlier outputs, that are merged
     into one tree, newest first.  max_tokens: tokens of earlier outputs that one store keeps, at
-    about 250 bytes each; when it is full the older half is dropped.  max_stores: number of stores;
-    each tenant and task class has its own, and the one unused for longest is dropped.
+    about 100 bytes each, 0 = none; when it is full the older half is dropped.  max_stores: number
+    of stores; each tenant and task class has its own, and the one unused for longest is dropped.
     min_survival: less likely nodes are left out.
     """
 
-    min_ngram: int = 2
+    min_ngram: int = 1
     max_ngram: int = 8
     max_matches: int = 16
     max_tokens: int = 200_000
@@ -54,82 +52,82 @@ class SuffixOptions:
     def __post_init__(self) -> None:
         check_ngrams(self.min_ngram, self.max_ngram)
         check_at_least(1, max_matches=self.max_matches, max_stores=self.max_stores)
-        check_at_least(2, max_tokens=self.max_tokens)
+        check_at_least(0, max_tokens=self.max_tokens)
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The n-grams that are indexed, the longest first.
 
-class _Shelf:
-    """Outputs one after another in one array, and where their n-grams stand: sizes -> index."""
+        Two suffice: for lengths in between, the tokens before a match are compared."""
+        return tuple(dict.fromkeys((self.max_ngram, self.min_ngram)))
 
-    def __init__(self, sizes: Sequence[int]) -> None:
-        self.text = TokenLog()
-        self.indices = {size: GramIndex(size) for size in sizes}
-
-    def add(self, token_ids: TokenArray) -> None:
-        self.text.append(np.concatenate((token_ids, _END)))
-        for index in self.indices.values():
-            index.extend(self.text)
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Tokens of a store, and matches."""
+        return self.max_tokens, self.max_matches
 
 
 class PastOutputs:
-    """Outputs of one store, at most max_tokens of them.
+    """Outputs of one store, at most max_tokens of them; a `Source`.
 
     They stand on two shelves; when the newer one is full, the older one is cleared and takes its
-    place.  So forgetting costs nothing.
+    place.  So forgetting costs nothing.  native/outputs.cpp does the same.
     """
 
-    def __init__(self, options: SuffixOptions) -> None:
-        self._half = options.max_tokens // 2
-        self._max_matches = options.max_matches
-        self._sizes = (options.max_ngram, options.min_ngram)
-        self._shelves = [_Shelf(self._sizes)]
+    def __init__(self, sizes: Sequence[int], max_tokens: int, max_matches: int) -> None:
+        self._half = max_tokens // 2
+        self._max_matches = max_matches
+        self._sizes = sizes
+        self._shelves = [IndexedText(sizes)]
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(shelf.text) for shelf in self._shelves)
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return sum(len(shelf.tokens) for shelf in self._shelves)
 
-    def add(self, token_ids: TokenArray) -> None:
-        """Keep one output; of one longer than half of the bound, its end.
+    def keep(self, token_ids: TokenArray) -> None:
+        """Keep one output; of one longer than half of the bound, its end."""
+        kept = token_ids[max(len(token_ids) + 1 - self._half, 0) :].tolist()
+        if not kept:
+            return
+        if len(self._shelves[0].tokens) + len(kept) + 1 > self._half:
+            self._shelves = [IndexedText(self._sizes), self._shelves[0]]
+        self._shelves[0].append(chain(kept, (SEPARATOR,)))
 
-        token_ids: int32[n].
-        """
-        token_ids = token_ids[max(len(token_ids) + 1 - self._half, 0) :]
-        if len(self._shelves[0].text) + len(token_ids) + 1 > self._half:
-            self._shelves = [_Shelf(self._sizes), self._shelves[0]]
-        self._shelves[0].add(token_ids)
+    def root(self, text: CountedText, position: int) -> Match:
+        """The newest places of the text's end: those of the longer n-gram where there are any,
+        otherwise those of the shorter one; in the text itself, and apart from it in outputs."""
+        found = (*self._found([text], text.tokens), *self._found(self._shelves, text.tokens))
+        return match_of(text.tokens, found)
 
-    def find(self, text: TokenLog) -> list[tuple[TokenArray, list[int]]]:
-        """The newest places of the text's end, as `match_of` takes them: those of the longer
-        n-gram where there are any, otherwise those of the shorter one."""
+    def continuations(self, text: CountedText, context: Match) -> Continuations[Match] | None:
+        return context.continuations()
+
+    def _found(
+        self, places: Sequence[IndexedText], end: Sequence[int]
+    ) -> list[tuple[list[int], list[int]]]:
         for size in self._sizes:
-            if len(text) < size:
-                continue
-            key = int(gram_keys(text, size, len(text) - 1)[0])
-            found = [
-                (shelf.text.token_ids, shelf.indices[size].places(key, self._max_matches))
-                for shelf in self._shelves
-            ]
-            if any(places for _, places in found):
+            found = [(each.tokens, each.after(size, end, self._max_matches)) for each in places]
+            if any(indices for _, indices in found):
                 return found
         return []
 
 
-class SuffixDrafter(LookupDrafter):
+class SuffixDrafter(CountDrafter[CountState]):
     """Looks the end of the text up in the text itself and in what was written before."""
 
     def __init__(self, context: DrafterContext, options: SuffixOptions) -> None:
-        super().__init__(context, options.min_survival, options.min_ngram, options.max_ngram)
-        self._max_matches = options.max_matches
-        self._outputs = Bounded(lambda: PastOutputs(options), options.max_stores)
+        ways, outputs = native.fastest(PastOutputs, native.PastOutputs)
+        sizes = options.sizes
+        super().__init__(context, options.min_survival, CountState.opened_by, ways, sizes)
+        self._outputs = Bounded(lambda: outputs(sizes, *options.bounds), options.max_stores)
 
     @property
     def num_past_tokens(self) -> int:
         """Tokens of past outputs held over all stores."""
-        return sum(outputs.num_tokens for outputs in self._outputs)
+        return sum(map(len, self._outputs))
 
-    def _root(self, state: LookupState) -> Match:
-        tokens = state.text.token_ids
-        own = (tokens, state.places(self._max_matches))
-        return match_of(tokens, [own, *self._outputs.of(state.circle).find(state.text)])
+    def _source(self, state: CountState) -> object:
+        return self._outputs.of(state.circle)
 
     def release(self, request_ids: Sequence[str]) -> None:
         """See `Drafter.release`.  The output is kept, with the end of the prompt before it."""
@@ -137,4 +135,50 @@ class SuffixDrafter(LookupDrafter):
             state = self._requests.pop(request_id)
             if state is not None and state.next_position > 0:
                 start = max(state.prompt_len - LONGEST_MATCH, 0)
-                self._outputs.of(state.circle).add(state.text.token_ids[start:])
+                self._outputs.of(state.circle).keep(state.text.token_ids[start:])
+
+
+# Former kinds, whose names and options stay.
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLookupOptions(SuffixOptions):
+    """Suffix drafts from the request's own text alone: Saxena, "Prompt lookup decoding" (2023).
+
+    min_ngram, max_ngram: shortest and longest end of the text that is looked up, in tokens.
+    max_matches: earlier occurrences that are merged into one tree, newest first.
+    max_tokens, max_stores: of earlier outputs, as in `suffix`; none are kept by default.
+    min_survival: less likely nodes are left out.
+    """
+
+    max_ngram: int = 5
+    max_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NgramCacheOptions(SuffixOptions):
+    """Suffix drafts for texts that share words rather than passages.
+
+    min_ngram, max_ngram: shortest and longest end of the text that is looked up, in tokens.
+    max_matches, max_tokens, max_stores: as in `suffix`.
+    min_survival: less likely nodes are left out.
+    max_contexts: n-grams that one store keeps, which bounds its tokens too: each of them ends one
+    n-gram of the shortest and one of the longest size.
+    max_continuations: of a context; no more than twice as many matches are merged.
+    """
+
+    max_ngram: int = 4
+    max_contexts: int = 200_000
+    max_continuations: int = 8
+
+    def __post_init__(self) -> None:
+        SuffixOptions.__post_init__(self)
+        check_at_least(1, max_continuations=self.max_continuations)
+        check_at_least(2, max_contexts=self.max_contexts)
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        return (
+            min(self.max_tokens, self.max_contexts // len(self.sizes)),
+            min(self.max_matches, 2 * self.max_continuations),
+        )

@@ -1,29 +1,17 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.core import Commit, token_array
-from cluster.draft.committed_text import RequestState, RequestTable, common_len, gram_keys
+from cluster.draft.committed_text import RequestState, RequestTable, common_len
 from cluster.spec.token_log import TokenLog
 from tests.support.draft.author import GREEDY, Author
-
-tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=60)
 
 
 def text_of(token_ids: list[int]) -> TokenLog:
     text = TokenLog()
     text.append(token_array(token_ids))
     return text
-
-
-@given(st.lists(st.integers(0, 3), min_size=4, max_size=60), st.integers(1, 4))
-def test_equal_grams_and_only_they_have_equal_keys(token_ids: list[int], size: int) -> None:
-    keys = gram_keys(text_of(token_ids), size, size - 1).tolist()
-    grams = [tuple(token_ids[end - size + 1 : end + 1]) for end in range(size - 1, len(token_ids))]
-    assert len(keys) == len(grams)
-    assert len(set(zip(keys, grams, strict=True))) == len(set(keys)) == len(set(grams))
 
 
 def table(max_requests: int = 2) -> RequestTable[RequestState]:

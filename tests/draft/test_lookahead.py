@@ -13,6 +13,7 @@ from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
 from cluster.draft.lookahead import GramPool, LookaheadDrafter, LookaheadOptions, with_chain
+from cluster.draft.lookups import CountedText
 from cluster.errors import ConfigError
 from cluster.spec.logprobs import TopTokens
 from cluster.spec.noise import gumbel
@@ -134,12 +135,15 @@ def test_a_chain_shares_what_the_tree_has() -> None:
 
 
 def test_a_pool_is_bounded_and_forgets_the_oldest() -> None:
-    pool = GramPool(4, 2)
+    pool, text = GramPool(4, 2, 3), CountedText()
     for token in range(9):
-        pool.put((1, token, token))
+        pool.keep(rows([1, token], [token]), token_array([1, token]), None, 0)
     assert len(pool) <= 4
-    assert pool.after((1,), ()).keys() == {7, 8}
-    assert pool.after((1,), ())[8] > pool.after((1,), ())[7]
+    text.append([1])
+    found = pool.continuations(text, pool.root(text, 1))
+    assert found is not None
+    assert found.token_ids == (8, 7)
+    assert found.counts[0] > found.counts[1]
 
 
 def test_text_that_is_cut_or_released_leaves_no_window() -> None:

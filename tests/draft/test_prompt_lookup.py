@@ -1,25 +1,25 @@
+"""Drafts from the request's own text, and the index that finds the places in it."""
+
 from __future__ import annotations
 
 import dataclasses
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.core import SamplingParams, token_array
+from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
-from cluster.draft.gram_index import GramIndex
-from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from cluster.draft.indexed_text import IndexedText
 from cluster.draft.replay import Recording, replay
-from cluster.spec.token_log import TokenLog
+from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter
 from cluster.spec.tree_check import check_tree
 from tests.support.draft.author import GREEDY, Author, grow, write
 
 
-def drafter(max_nodes: int = 16, **options: object) -> PromptLookupDrafter:
-    context = DrafterContext("lookup", max_nodes, 8)
-    return PromptLookupDrafter(context, PromptLookupOptions(**options))  # type: ignore[arg-type]
+def drafter(max_nodes: int = 16, **options: int) -> SuffixDrafter:
+    settings = PromptLookupOptions(**{"min_ngram": 2, **options})
+    return SuffixDrafter(DrafterContext("lookup", max_nodes, 8), settings)
 
 
 def test_the_latest_occurrence_of_the_ngram_is_continued() -> None:
@@ -93,22 +93,17 @@ def test_a_tree_is_proposed_once_and_again_after_a_commit() -> None:
 def test_the_index_after_a_rollback_equals_that_of_a_new_text(
     first: list[int], cut: int, second: list[int], size: int
 ) -> None:
-    text, index = TokenLog(), GramIndex(size)
-    text.append(token_array(first))
-    index.extend(text)
+    text = IndexedText((size,))
+    text.append(first)
     cut = min(cut, len(first))
-    index.truncate(text, cut)
     text.truncate(cut)
-    text.append(token_array(second))
-    index.extend(text)
+    text.append(second)
     whole = first[:cut] + second
     gram = whole[-size:]
     expected = [
-        end
-        for end in range(len(whole) - 2, size - 2, -1)
-        if whole[end - size + 1 : end + 1] == gram
+        end for end in range(len(whole) - 1, size - 1, -1) if whole[end - size : end] == gram
     ]
-    assert index.earlier(1000) == (expected if len(whole) >= size else [])
+    assert text.after(size, whole, 1000) == (expected if len(whole) >= size else [])
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.sampled_from([0.0, 0.7]))
@@ -122,11 +117,3 @@ def test_every_tree_is_well_formed(text: list[int], temperature: float) -> None:
     above = np.where(proposal.tree.parents < 0, 1.0, proposal.survival[proposal.tree.parents])
     assert (proposal.survival <= above).all()
     assert (proposal.survival > 0.0).all()
-
-
-@pytest.mark.parametrize("options", [{"min_ngram": 0}, {"min_ngram": 6}, {"max_matches": 0}])
-def test_meaningless_options_are_refused(options: dict[str, int]) -> None:
-    from cluster.errors import ConfigError
-
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        PromptLookupOptions(**options)

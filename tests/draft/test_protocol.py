@@ -16,10 +16,13 @@ from hypothesis.stateful import (
 from cluster.core import Commit, DraftTask, Proposal, SamplingParams, token_array
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.lm import LMDrafter
-from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
 from cluster.draft.prediction import PredictionDrafter, PredictionOptions
-from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
-from cluster.draft.suffix import SuffixDrafter, SuffixOptions
+from cluster.draft.suffix import (
+    NgramCacheOptions,
+    PromptLookupOptions,
+    SuffixDrafter,
+    SuffixOptions,
+)
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from cluster.spec.tree_check import check_tree
@@ -177,7 +180,7 @@ MANY = settings(FEW, max_examples=60, stateful_step_count=30)
 
 class LookupConversation(Conversation):
     def make(self) -> Drafter:
-        return PromptLookupDrafter(CONTEXT, PromptLookupOptions(min_ngram=1, max_ngram=3))
+        return SuffixDrafter(CONTEXT, PromptLookupOptions(min_ngram=1, max_ngram=3))
 
 
 class PredictionConversation(Conversation):
@@ -187,7 +190,7 @@ class PredictionConversation(Conversation):
 
 class NgramConversation(Conversation):
     def make(self) -> Drafter:
-        return NgramCacheDrafter(CONTEXT, NgramCacheOptions(max_contexts=64))
+        return SuffixDrafter(CONTEXT, NgramCacheOptions(max_contexts=64))
 
 
 class SuffixConversation(Conversation):
@@ -227,9 +230,9 @@ def test_the_lm_drafter_follows_the_protocol(noisy_engine: Engine) -> None:
 
 
 MAKERS = {
-    "prompt_lookup": lambda engine: PromptLookupDrafter(CONTEXT, PromptLookupOptions()),
+    "prompt_lookup": lambda engine: SuffixDrafter(CONTEXT, PromptLookupOptions()),
     "suffix": lambda engine: SuffixDrafter(CONTEXT, SuffixOptions()),
-    "ngram_cache": lambda engine: NgramCacheDrafter(CONTEXT, NgramCacheOptions()),
+    "ngram_cache": lambda engine: SuffixDrafter(CONTEXT, NgramCacheOptions()),
     "lm": lambda engine: lm_drafter(engine, MAX_NODES, MAX_REQUESTS),
 }
 

@@ -11,8 +11,8 @@ from cluster.config.schema import DrafterConfig
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.lm_options import LMOptions
-from cluster.draft.ngram_cache import NgramCacheDrafter
 from cluster.draft.registry import KINDS, Kind, check, create
+from cluster.draft.suffix import SuffixDrafter
 from cluster.errors import ConfigError
 
 CONTEXT = DrafterContext("d", max_nodes=8, max_requests=4)
@@ -70,7 +70,7 @@ def test_every_kind_has_an_options_dataclass() -> None:
 
 def test_create_builds_the_kind_with_its_options() -> None:
     config = DrafterConfig(kind="ngram_cache", options={"max_ngram": 3})
-    assert isinstance(create("x", config, CONTEXT), NgramCacheDrafter)
+    assert isinstance(create("x", config, CONTEXT), SuffixDrafter)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,20 @@ import pytest
 
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
+from cluster.draft.lookups import CountedText
 from cluster.draft.replay import Recording, replay
-from cluster.draft.suffix import PastOutputs, SuffixDrafter, SuffixOptions
+from cluster.draft.suffix import (
+    NgramCacheOptions,
+    PastOutputs,
+    PromptLookupOptions,
+    SuffixDrafter,
+    SuffixOptions,
+)
 from cluster.errors import ConfigError
-from cluster.spec.token_log import TokenLog
 from cluster.spec.tree_check import check_tree
 from tests.support.draft.author import GREEDY, Author, write
+
+CONTEXT = DrafterContext("suffix", 16, 8)
 
 
 def drafter(max_nodes: int = 16, **options: object) -> SuffixDrafter:
@@ -48,7 +56,7 @@ def test_the_same_prompt_gets_the_same_output_from_its_first_token_on() -> None:
 
 
 def test_other_tasks_do_not_see_an_output_and_a_prompt_is_not_one() -> None:
-    suffix = drafter()
+    suffix = drafter(min_ngram=2)
     finish(suffix, Author([7, 8, 9, *range(100, 150), 3], task="code"), [50, 51, 52, 53, 54])
     assert write(suffix, Author([1, 51, 52], task="prose", request_id="other"), []) is None
     assert write(suffix, Author([1, 7, 8], task="code", request_id="same"), []) is None
@@ -107,16 +115,16 @@ def test_texts_that_come_again_are_drafted_almost_whole() -> None:
 
 
 def test_what_is_kept_is_bounded_and_the_newest_stays() -> None:
-    outputs = PastOutputs(SuffixOptions(max_tokens=100))
+    outputs = PastOutputs((8, 2), 100, 16)
     for seed in range(40):
-        outputs.add(text_of(seed, 23))
-        assert outputs.num_tokens <= 100
+        outputs.keep(text_of(seed, 23))
+        assert len(outputs) <= 100
     for seed, is_known in ((39, True), (0, False)):
-        text = TokenLog()
-        text.append(text_of(seed, 23)[:10])
-        assert any(places for _, places in outputs.find(text)) == is_known
-    outputs.add(text_of(41, 5000))
-    assert outputs.num_tokens <= 100
+        text = CountedText((8, 2))
+        text.append(text_of(seed, 23)[:10].tolist())
+        assert bool(outputs.root(text, 0).places) == is_known
+    outputs.keep(text_of(41, 5000))
+    assert len(outputs) <= 100
 
 
 def test_an_output_shorter_than_an_ngram_costs_nothing() -> None:
@@ -150,8 +158,26 @@ def test_every_tree_is_well_formed_while_outputs_gather() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"min_ngram": 0}, {"min_ngram": 9}, {"max_matches": 0}, {"max_tokens": 1}, {"max_stores": 0}],
+    [{"min_ngram": 0}, {"min_ngram": 9}, {"max_matches": 0}, {"max_tokens": -1}, {"max_stores": 0}],
 )
 def test_meaningless_options_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
         SuffixOptions(**options)
+
+
+def test_prompt_lookup_keeps_no_outputs() -> None:
+    lookup = SuffixDrafter(CONTEXT, PromptLookupOptions())
+    finish(lookup, Author([7, 8, 9]), [50, 51, 52])
+    assert lookup.num_past_tokens == 0
+    assert write(lookup, Author([7, 8, 9], request_id="next"), []) is None
+    assert write(lookup, Author([7, 8, 9, 7], request_id="own"), []) is not None
+
+
+def test_ngram_cache_goes_on_after_a_single_word_and_keeps_its_bounds() -> None:
+    cache = SuffixDrafter(CONTEXT, NgramCacheOptions(max_contexts=100, max_continuations=1))
+    for number in range(9):
+        finish(cache, Author([7, 8], request_id=str(number)), [40 + number, *range(60, 80)])
+    assert cache.num_past_tokens <= 50
+    proposal = write(cache, Author([1, 2, 77], request_id="next"), [])
+    assert proposal is not None
+    assert proposal.tree.token_ids.tolist() == [78, 79]

@@ -12,6 +12,7 @@ import pytest
 from cluster.core import SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
+from cluster.draft.lookups import CountedText
 from cluster.draft.token_recycling import (
     Adjacency,
     TokenRecyclingDrafter,
@@ -136,16 +137,14 @@ def test_it_learns_how_often_it_is_right() -> None:
 
 
 def test_a_store_keeps_no_more_than_its_bound_and_drops_the_oldest() -> None:
-    store = Adjacency(3)
-    for word in (1, 2, 3):
-        store.put((word,), b"\0" * 4, b"\0" * 4)
-    store.put((1,), b"\1\0\0\0", b"\0" * 4)
-    store.put((4,), b"\0" * 4, b"\0" * 4)
+    store, text = Adjacency(3, 1), CountedText()
+    for word, likely in ((1, 0), (2, 0), (3, 0), (1, 1), (4, 0)):
+        store.keep(rows([word], [[likely, 8, 9]]), token_array([word]))
     assert len(store) == 3
-    assert store.after((2,)) is None
-    found = store.after((1,))
+    assert store.continuations(text, (2,)) is None
+    found = store.continuations(text, (1,))
     assert found is not None
-    assert found[0] == [1]
+    assert found.token_ids == [1, 8, 9]
 
 
 def test_it_is_refused_outside_of_a_target() -> None:

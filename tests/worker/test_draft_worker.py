@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from cluster.core import Completion, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
-from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.engine.engine import Engine
 from cluster.spec.token_log import prefix_hash
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
@@ -180,12 +180,12 @@ async def test_a_lookup_is_asked_twice_per_commit_and_no_more() -> None:
     """Once for its tree, and once to hear that there is nothing left to grow."""
     counts: list[int] = []
 
-    class Counted(PromptLookupDrafter):
+    class Counted(SuffixDrafter):
         def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
             counts.append(len(tasks))
             return super().propose(tasks)
 
-    drafter = Counted(DrafterContext("lookup", 8, 8), PromptLookupOptions())
+    drafter = Counted(DrafterContext("lookup", 8, 8), SuffixOptions())
     async with house(drafter) as running:
         peer = running.connect()
         text = list(TEXT)

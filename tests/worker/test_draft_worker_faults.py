@@ -10,7 +10,7 @@ import pytest
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft.base import DrafterContext
-from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
+from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 from cluster.errors import CapacityError, ProtocolError, RequestError, WorkerError
 from cluster.spec.token_log import prefix_hash
 from tests.draft.conftest import noisy_engine  # noqa: F401 - a fixture
@@ -146,13 +146,13 @@ async def test_a_drafter_that_answers_too_few_commits_is_refused_its_request() -
 
 
 async def test_after_any_accidents_on_the_link_the_next_full_commit_sets_things_right() -> None:
-    cache = NgramCacheDrafter(DrafterContext("ngram", 8, 8), NgramCacheOptions())
+    drafter = SuffixDrafter(DrafterContext("suffix", 8, 8), SuffixOptions())
 
     async def no_wait(delay_s: float) -> None:
         await asyncio.sleep(0)
 
     for seed in range(8):
-        async with house(cache) as running:
+        async with house(drafter) as running:
             peer = running.connect()
             plan = FaultPlan(seed, drop=0.2, duplicate=0.2, delay=0.1, reorder=0.3)
             faulty = Peer(FaultyLink(peer.link, plan, no_wait))  # type: ignore[arg-type]

@@ -11,8 +11,7 @@ import pytest
 from cluster import metrics
 from cluster.core import SamplingParams
 from cluster.draft.base import Drafter, DrafterContext
-from cluster.draft.ngram_cache import NgramCacheDrafter, NgramCacheOptions
-from cluster.draft.suffix import SuffixDrafter, SuffixOptions
+from cluster.draft.suffix import NgramCacheOptions, SuffixDrafter, SuffixOptions
 from cluster.engine.work import Output
 from cluster.messages import Open, Sample
 from tests.support.coordinator.house import collect, house, request, text_of
@@ -28,7 +27,7 @@ def suffix() -> Drafter:
 
 
 def ngram() -> Drafter:
-    return NgramCacheDrafter(DrafterContext("ngram", 16, 64), NgramCacheOptions())
+    return SuffixDrafter(DrafterContext("ngram", 16, 64), NgramCacheOptions())
 
 
 def several(params: SamplingParams, *names: str) -> list[Open]:

@@ -9,7 +9,7 @@ from benchmarks.replay.record import record_trees
 from benchmarks.replay.texts import RecordedText, load, save
 from cluster.core import Request, SamplingParams, token_array
 from cluster.draft.base import DrafterContext
-from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from cluster.draft.suffix import SuffixDrafter, SuffixOptions
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def text() -> RecordedText:
         "1", token_array([1, 2, 3, 4, 1, 2]), SamplingParams(temperature=0.0), "copy",
         output_ids=token_array([3, 4, 9, 1, 2]),
     )  # fmt: skip
-    drafter = PromptLookupDrafter(DrafterContext("lookup", 32, 4), PromptLookupOptions())
+    drafter = SuffixDrafter(DrafterContext("lookup", 32, 4), SuffixOptions())
     trees = record_trees(drafter, request)
     return RecordedText(6, request.output_ids, "copy", False, {"lookup": trees})
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, token_array
 from cluster.draft.base import Drafter, DrafterContext
-from cluster.draft.prompt_lookup import PromptLookupDrafter, PromptLookupOptions
+from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter
 from cluster.messages import CommitFrame, ProposalFrame, WorkerDescription
 from cluster.rpc.memory import MemoryLink, memory_pair
 from cluster.spec.token_log import prefix_hash
@@ -25,8 +25,8 @@ DESCRIPTION = WorkerDescription("d-1", "drafter", "toy")
 PATIENCE_S = 20.0
 
 
-def lookup(max_requests: int = 8) -> PromptLookupDrafter:
-    return PromptLookupDrafter(DrafterContext("lookup", 8, max_requests), PromptLookupOptions())
+def lookup(max_requests: int = 8) -> SuffixDrafter:
+    return SuffixDrafter(DrafterContext("lookup", 8, max_requests), PromptLookupOptions())
 
 
 def opening(request_id: str, tokens: Sequence[int], max_nodes: int = 8, **fields: Any) -> Commit:
