@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from benchmarks.replay.along import Recording, ReplayStats, replay
 from benchmarks.replay.record import write_texts
 from benchmarks.spec_bench import questions as spec_bench
 from benchmarks.support.record import OUT, show_report
@@ -34,7 +35,6 @@ from cluster.config.schema import Config
 from cluster.core import Proposal, Request
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
-from cluster.draft.replay import Recording, ReplayStats, replay
 
 _MIN_TOKENS_PER_STEP = 2.2
 _MAX_ERROR = 0.05

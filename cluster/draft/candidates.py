@@ -122,7 +122,7 @@ def rank_rows(
 
 
 def are_unprocessed(params: SamplingParams) -> bool:
-    """Whether draws need only temperature, truncation and noise: no logit bias, no penalties."""
+    """True if draws need only temperature, truncation and noise: no logit bias, no penalties."""
     return not (params.logit_bias or params.has_penalties)
 
 

@@ -12,7 +12,15 @@ from typing import Generic, Self, TypeVar
 
 import numpy as np
 
-from cluster.core import Commit, DraftTask, Observation, SamplingParams
+from cluster.core import (
+    Commit,
+    DraftTask,
+    FloatArray,
+    Observation,
+    Proposal,
+    SamplingParams,
+    TokenTree,
+)
 from cluster.draft.base import DrafterContext
 from cluster.spec.token_log import TokenLog
 
@@ -136,7 +144,7 @@ class CommittedTextDrafter(ABC, Generic[State]):
 
     @abstractmethod
     def _forget_tree(self, request: State) -> None:
-        """Whatever was grown behind the text is invalid, though the text may be the same."""
+        """Drop what was grown behind the text: it is invalid, though the text may be the same."""
 
     @abstractmethod
     def _advance(self, request: State, commit: Commit) -> float | None:
@@ -168,6 +176,14 @@ class CommittedTextDrafter(ABC, Generic[State]):
             if request is not None and task.max_nodes > 0:
                 asked[task.request_id] = (request, min(task.max_nodes, self._max_nodes))
         return list(asked.values())
+
+    def _complete(self, request: State, tree: TokenTree, survival: FloatArray) -> Proposal:
+        """The proposal of all that is drafted behind the text."""
+        text = request.text
+        return Proposal(
+            request.request_id, request.generation, len(text), text.hash_at(len(text)), tree,
+            survival, self._name, is_complete=True,
+        )  # fmt: skip
 
     def release(self, request_ids: Sequence[str]) -> None:
         """See `Drafter.release`."""

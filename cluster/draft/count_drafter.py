@@ -123,14 +123,11 @@ class CountDrafter(CommittedTextDrafter[State]):
                     self._room(state, max_nodes),
                 )
             )  # fmt: skip
-        trees = self._ways.grow(wishes, self._min_survival) if wishes else ()
-        proposals = map(self._proposal, states, trees)
+        if not wishes:
+            return []
+        trees = self._ways.grow(wishes, self._min_survival)
+        proposals = [
+            self._complete(state, *self._completed(state, *grown))
+            for state, grown in zip(states, trees, strict=True)
+        ]
         return [proposal for proposal in proposals if len(proposal.tree.token_ids)]
-
-    def _proposal(self, state: State, grown: tuple[TokenTree, FloatArray]) -> Proposal:
-        tree, survival = self._completed(state, *grown)
-        text = state.text
-        return Proposal(
-            state.request_id, state.generation, len(text), text.hash_at(len(text)), tree, survival,
-            self._name, is_complete=True,
-        )  # fmt: skip

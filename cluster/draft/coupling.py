@@ -1,4 +1,4 @@
-"""What a drafter knows about the target's draw: the shared noise, and where the text must end.
+"""The target's draw as a drafter knows it: the shared noise, and where the text must end.
 
 The target emits argmax(log p_i + G[t, i]).  A drafter that ranks its candidates with the same G
 predicts the target's token far more often than one that ranks by probability.
@@ -40,7 +40,7 @@ def gumbel_scalar(seed: int, position: int, token_id: int, stream: int) -> float
 
 
 def is_useful(params: SamplingParams, position: int, token_id: int) -> bool:
-    """Whether a draft of `token_id` at output position `position` can save a step.
+    """True if a draft of `token_id` at output position `position` can save a step.
 
     The parent's draw emits a token that ends the text, whether or not the tree has a node for it.
     """

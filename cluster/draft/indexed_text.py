@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from cluster.draft.count_tree import Continuations
 from cluster.errors import ConfigError
+
+Context = TypeVar("Context")
 
 # Matches are compared backwards no further than this: evidence beyond it teaches nothing.
 LONGEST_MATCH = 32
@@ -78,6 +80,20 @@ class IndexedText:
         return newest[-limit:][::-1]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Continuations(Generic[Context]):
+    """The tokens that followed a context so far.
+
+    evidence: strength of the match.  token_ids: distinct, at least one.  counts: their positive
+    weights.  contexts: the context after each token.
+    """
+
+    evidence: int
+    token_ids: Sequence[int]
+    counts: Sequence[float]
+    contexts: Sequence[Context]
+
+
 @dataclass(frozen=True, slots=True)
 class Match:
     """Places that agree with the end of a request's text and then with `path`.
@@ -92,7 +108,7 @@ class Match:
     path: tuple[int, ...] = ()
 
     def continuations(self) -> Continuations[Match] | None:
-        """What follows at the places; None where none is left."""
+        """The tokens that follow at the places; None where none is left."""
         groups: dict[int, tuple[list[tuple[Sequence[int], int]], list[float]]] = {}
         for (text, index), weight in zip(self.places, self.weights, strict=True):
             # A place near the end of the request's own text runs on into the draft itself; it

@@ -31,7 +31,7 @@ IndexArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StepWants:
-    """What is wanted of each of the target's steps; nothing by default, which costs nothing.
+    """The wishes of a drafter for each of the target's steps; none by default, which costs nothing.
 
     taps: hidden states of all rows, see `cluster.engine.taps`; -1 = after the final norm.
     num_top: most probable tokens of each row that has logits.
@@ -50,7 +50,7 @@ WANTS_NOTHING = StepWants()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRows:
-    """What one step computed for one sequence: first rows of its text, then all nodes of its tree.
+    """One step's rows of one sequence: first those of its text, then all nodes of its tree.
 
     first_position: where in the text the first row's token stands.
     token_ids: int32[rows].  num_context: rows of the text; the nodes follow in the tree's order.

@@ -20,10 +20,9 @@ from cluster.core import Commit, FloatArray, SamplingParams, TokenArray, TokenTr
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.count_drafter import CountDrafter, CountState
-from cluster.draft.count_tree import Continuations
 from cluster.draft.coupling import gumbel_scalar, is_useful
 from cluster.draft.hit_rates import HitRates
-from cluster.draft.indexed_text import SEPARATOR, Match, check_at_least
+from cluster.draft.indexed_text import SEPARATOR, Continuations, Match, check_at_least
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
@@ -69,7 +68,7 @@ class LookaheadOptions:
 
 
 class GramPool:
-    """What followed words in n-grams of one size, the newest last; bounded.
+    """The n-grams of one size by their first words, the newest last; bounded.
 
     A `Source`; native/chains.cpp does the same.
     """

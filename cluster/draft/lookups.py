@@ -6,22 +6,60 @@ what it learns from how texts went on, and how its trees grow.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from cluster.core import FloatArray, SamplingParams, TokenArray, TokenTree
-from cluster.draft.count_tree import (
-    NO_COUNT_TREE,
-    Continuations,
-    CountTree,
-    GrowthLimits,
-    grow_count_tree,
+import numpy as np
+
+from cluster.core import (
+    EMPTY_FLOATS,
+    EMPTY_TREE,
+    FloatArray,
+    SamplingParams,
+    TokenArray,
+    TokenTree,
 )
+from cluster.draft.coupling import count_conditionals, is_useful
 from cluster.draft.hit_rates import HitRates
-from cluster.draft.indexed_text import IndexedText
+from cluster.draft.indexed_text import Continuations, IndexedText
 
 Context = TypeVar("Context")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CountTree:
+    """A finished tree.
+
+    evidence, known: per node, the root last.  evidence: strength of the match there (0 = none).
+    known: all tokens of its continuations, whether or not they became nodes.
+    """
+
+    tree: TokenTree
+    survival: FloatArray
+    evidence: Sequence[int]
+    known: Sequence[frozenset[int]]
+
+    def lessons(self, token_ids: Sequence[int]) -> list[tuple[int, bool]]:
+        """(evidence, hit) of every node on the path of the committed `token_ids`, root first."""
+        children = {
+            (parent, token): node
+            for node, (parent, token) in enumerate(
+                zip(self.tree.parents.tolist(), self.tree.token_ids.tolist(), strict=True)
+            )
+        }
+        lessons: list[tuple[int, bool]] = []
+        node: int | None = -1
+        for token in token_ids:
+            if node is None or self.evidence[node] == 0:
+                break
+            lessons.append((self.evidence[node], token in self.known[node]))
+            node = children.get((node, token))
+        return lessons
+
+
+NO_COUNT_TREE = CountTree(EMPTY_TREE, EMPTY_FLOATS, (0,), (frozenset(),))
 
 
 class CountedText(IndexedText):
@@ -42,7 +80,7 @@ class CountedText(IndexedText):
 
 
 class Source(Protocol[Context]):
-    """What drafters look up."""
+    """Where drafters look up how a text goes on."""
 
     def root(self, text: CountedText, position: int) -> Context:
         """The context at the end of the text.  position: output position of the next token."""
@@ -54,8 +92,10 @@ class Source(Protocol[Context]):
 
 
 class Change(NamedTuple):
-    """Tokens that follow the first `kept_len` ones of a text; what `rates` learn from them if
-    they do learn: whether the newest tree had foreseen them."""
+    """Tokens that follow the first `kept_len` ones of a text.
+
+    is_lesson: `rates` learn how many of them the newest tree had foreseen.
+    """
 
     text: Any
     rates: HitRates
@@ -76,7 +116,7 @@ class Wish(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """One of two ways of doing the same.
+    """The functions that follow texts and grow trees, in Python or native.
 
     open_text: called with the sizes of the n-grams that are indexed.  grow: called with wishes and
     the least survival of a node; it returns as many trees.
@@ -87,7 +127,7 @@ class Ways:
     grow: Callable[[Sequence[Wish], float], Sequence[tuple[TokenTree, FloatArray]]]
 
 
-def advance(changes: Sequence[Change]) -> None:
+def _advance(changes: Sequence[Change]) -> None:
     for text, rates, is_lesson, kept_len, token_ids in changes:
         added = token_ids.tolist()
         if is_lesson:
@@ -99,21 +139,60 @@ def advance(changes: Sequence[Change]) -> None:
         text.append(added)
 
 
-def grow(wishes: Sequence[Wish], min_survival: float) -> Sequence[tuple[TokenTree, FloatArray]]:
-    return [_grown(wish, min_survival) for wish in wishes]
+def _grow(wishes: Sequence[Wish], min_survival: float) -> Sequence[tuple[TokenTree, FloatArray]]:
+    trees = []
+    for wish in wishes:
+        wish.text.grown = found = _grown(wish, min_survival)
+        trees.append((found.tree, found.survival))
+    return trees
 
 
-def _grown(wish: Wish, min_survival: float) -> tuple[TokenTree, FloatArray]:
+def _grown(wish: Wish, min_survival: float) -> CountTree:
+    """The tree whose nodes are the most likely ones, best first.
+
+    Parents come before children, because a child's survival is below its parent's.
+    """
     text, source = wish.text, wish.source
-    text.grown = grow_count_tree(
-        source.root(text, wish.position),
-        lambda context: source.continuations(text, context),
-        text.params,
-        wish.position,
-        wish.rates,
-        GrowthLimits(wish.max_nodes, min_survival),
+    params: SamplingParams = text.params
+    token_ids: list[int] = []
+    parents: list[int] = []
+    survivals: list[float] = []
+    evidence: list[int] = []
+    known: list[frozenset[int]] = []
+    # (-survival, order of discovery, parent, token, depth, context); the order breaks ties.
+    frontier: list[tuple[float, int, int, int, int, Any]] = []
+    discovered = 0
+
+    def expand(node: int, survival: float, depth: int, context: Any) -> None:
+        nonlocal discovered
+        found = source.continuations(text, context)
+        evidence.append(found.evidence if found else 0)
+        known.append(frozenset(found.token_ids) if found else frozenset())
+        if found is None:
+            return
+        position, rate = wish.position + depth, wish.rates.rate(found.evidence)
+        conditionals = count_conditionals(params, position, found.token_ids, found.counts, rate)
+        for token, conditional, after in zip(
+            found.token_ids, conditionals, found.contexts, strict=True
+        ):
+            child = survival * conditional
+            if child >= min_survival and is_useful(params, position, token):
+                discovered += 1
+                heapq.heappush(frontier, (-child, discovered, node, token, depth + 1, after))
+
+    expand(-1, 1.0, 0, source.root(text, wish.position))
+    while frontier and len(token_ids) < wish.max_nodes:
+        negative, _, parent, token, depth, context = heapq.heappop(frontier)
+        token_ids.append(token)
+        parents.append(parent)
+        survivals.append(-negative)
+        expand(len(token_ids) - 1, -negative, depth, context)
+    return CountTree(
+        TokenTree.of(token_ids, parents),
+        np.array(survivals, dtype=np.float32),
+        (*evidence[1:], evidence[0]),
+        (*known[1:], known[0]),
     )
-    return text.grown.tree, text.grown.survival
 
 
-REFERENCE = Ways(CountedText, advance, grow)
+REFERENCE = Ways(CountedText, _advance, _grow)

@@ -121,8 +121,4 @@ class TextDrafter(CommittedTextDrafter[_Request]):
         draft = self.draft(request, max_nodes)
         if draft is None or len(draft.tree) == 0:
             return None
-        text = request.text
-        return Proposal(
-            task.request_id, request.generation, len(text), text.hash_at(len(text)),
-            draft.tree, draft.survival, self._name, is_complete=True,
-        )  # fmt: skip
+        return self._complete(request, draft.tree, draft.survival)

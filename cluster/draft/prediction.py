@@ -13,8 +13,14 @@ from typing import Any
 
 from cluster.draft.base import DrafterContext
 from cluster.draft.count_drafter import CountDrafter, CountState
-from cluster.draft.count_tree import Continuations
-from cluster.draft.indexed_text import LONGEST_MATCH, SEPARATOR, Match, agreement, check_at_least
+from cluster.draft.indexed_text import (
+    LONGEST_MATCH,
+    SEPARATOR,
+    Continuations,
+    Match,
+    agreement,
+    check_at_least,
+)
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
 

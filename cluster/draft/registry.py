@@ -54,51 +54,31 @@ class NoOptions:
     """Settings of an external drafter that has none."""
 
 
+def _kind(module: str, name: str, options: str = "", options_module: str = "") -> Kind:
+    """NAMEDrafter and NAMEOptions, or the options called so, in modules of `cluster.draft`."""
+    return Kind(
+        f"cluster.draft.{module}:{name}Drafter",
+        f"cluster.draft.{options_module or module}:{options or name}Options",
+    )
+
+
 KINDS: Mapping[str, Kind] = MappingProxyType(
     {
-        "lm": Kind("cluster.draft.lm:LMDrafter", "cluster.draft.lm_options:LMOptions"),
-        "prompt_lookup": Kind(
-            "cluster.draft.suffix:SuffixDrafter", "cluster.draft.suffix:PromptLookupOptions"
-        ),
-        "suffix": Kind("cluster.draft.suffix:SuffixDrafter", "cluster.draft.suffix:SuffixOptions"),
-        "ngram_cache": Kind(
-            "cluster.draft.suffix:SuffixDrafter", "cluster.draft.suffix:NgramCacheOptions"
-        ),
-        "prediction": Kind(
-            "cluster.draft.prediction:PredictionDrafter",
-            "cluster.draft.prediction:PredictionOptions",
-        ),
-        "token_recycling": Kind(
-            "cluster.draft.token_recycling:TokenRecyclingDrafter",
-            "cluster.draft.token_recycling:TokenRecyclingOptions",
-        ),
-        "lookahead": Kind(
-            "cluster.draft.lookahead:LookaheadDrafter", "cluster.draft.lookahead:LookaheadOptions"
-        ),
-        "early_exit": Kind(
-            "cluster.draft.own_layers:EarlyExitDrafter",
-            "cluster.draft.own_layers_options:EarlyExitOptions",
-        ),
-        "layer_skip": Kind(
-            "cluster.draft.own_layers:LayerSkipDrafter",
-            "cluster.draft.own_layers_options:LayerSkipOptions",
-        ),
-        "eagle3": Kind(
-            "cluster.draft.eagle3:Eagle3Drafter", "cluster.draft.head_options:Eagle3Options"
-        ),
-        "peagle": Kind(
-            "cluster.draft.peagle:PeagleDrafter", "cluster.draft.head_options:PeagleOptions"
-        ),
-        "medusa": Kind(
-            "cluster.draft.medusa:MedusaDrafter", "cluster.draft.head_options:MedusaOptions"
-        ),
-        "block": Kind(
-            "cluster.draft.block_drafter:BlockDrafter", "cluster.draft.head_options:BlockOptions"
-        ),
-        "mtp": Kind("cluster.draft.mtp:MtpDrafter", "cluster.draft.head_options:MtpOptions"),
-        "grammar": Kind(
-            "cluster.draft.grammar:GrammarDrafter", "cluster.draft.grammar:GrammarOptions"
-        ),
+        "lm": _kind("lm", "LM", options_module="lm_options"),
+        "prompt_lookup": _kind("suffix", "Suffix", "PromptLookup"),
+        "suffix": _kind("suffix", "Suffix"),
+        "ngram_cache": _kind("suffix", "Suffix", "NgramCache"),
+        "prediction": _kind("prediction", "Prediction"),
+        "token_recycling": _kind("token_recycling", "TokenRecycling"),
+        "lookahead": _kind("lookahead", "Lookahead"),
+        "early_exit": _kind("own_layers", "EarlyExit", options_module="own_layers_options"),
+        "layer_skip": _kind("own_layers", "LayerSkip", options_module="own_layers_options"),
+        "eagle3": _kind("eagle3", "Eagle3", options_module="head_options"),
+        "peagle": _kind("peagle", "Peagle", options_module="head_options"),
+        "medusa": _kind("medusa", "Medusa", options_module="head_options"),
+        "block": _kind("block_drafter", "Block", options_module="head_options"),
+        "mtp": _kind("mtp", "Mtp", options_module="head_options"),
+        "grammar": _kind("grammar", "Grammar"),
     }
 )
 

@@ -17,10 +17,10 @@ from cluster.core import TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.count_drafter import CountDrafter, CountState
-from cluster.draft.count_tree import Continuations
 from cluster.draft.indexed_text import (
     LONGEST_MATCH,
     SEPARATOR,
+    Continuations,
     IndexedText,
     Match,
     check_at_least,

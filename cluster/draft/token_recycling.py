@@ -20,8 +20,7 @@ from cluster.core import TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.count_drafter import CountDrafter, CountState
-from cluster.draft.count_tree import Continuations
-from cluster.draft.indexed_text import check_at_least
+from cluster.draft.indexed_text import Continuations, check_at_least
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
@@ -59,7 +58,7 @@ class TokenRecyclingOptions:
 
 
 class Adjacency:
-    """What followed each context last: tokens, the most probable first, and log-probabilities.
+    """The newest most probable tokens behind each context, best first, with log-probabilities.
 
     A `Source`; native/recycled.cpp does the same.
     """

@@ -59,7 +59,7 @@ class TreeRequest(RequestState):
 
     @property
     def can_use_drafts(self) -> bool:
-        """Whether a draft behind the text could still save a step."""
+        """True if a draft behind the text could still save a step."""
         return len(self.text) > 0 and 0 <= self.next_position < self.params.max_tokens - 1
 
     def drop_tree(self) -> None:
@@ -157,7 +157,7 @@ def learn_draws(
 
 
 def _is_news(former: Proposal, tree: TokenTree, survival: FloatArray, is_growing: bool) -> bool:
-    """Whether `tree`, which continues the same text as `former`, is worth a frame."""
+    """True if `tree`, which continues the same text as `former`, is worth a frame."""
     if is_growing and float(survival.sum() - former.survival.sum()) < _MIN_NEWS:
         return False
     return not (

@@ -61,8 +61,9 @@ class DraftVocabulary:
         return self.target_ids.ctypes.data
 
     def read(self, target_ids: TokenArray) -> TokenArray:
-        """What the model reads in place of the target's tokens; those beyond its vocabulary, for
-        which nothing is drafted, as the last one."""
+        """The draft ids that the model reads in place of the target's tokens.
+
+        A token beyond its vocabulary, for which nothing is drafted, is read as the last one."""
         ids: TokenArray = self.draft_ids[target_ids.clip(0, len(self.draft_ids) - 1)]
         return ids
 
@@ -105,10 +106,11 @@ def load_draft_vocabulary(folder: Path) -> DraftVocabulary | None:
 def written_vocabulary(
     target_ids: Ids, vocab_size: int
 ) -> tuple[DraftVocabulary | None, Ids | None]:
-    """The vocabulary that a head writes whose output i is the target's token target_ids[i].
+    """The draft vocabulary of a head, and the order that its outputs have to be brought into.
 
-    Returns None where that is the target's own, and the order in which the head's outputs have to
-    stand, None = as they do.  A head reads every token of the target's.
+    target_ids: the target's token of each output of the head.  vocab_size: the target's; a head
+    reads all of its tokens.  The vocabulary is None where it is the target's own, and the order is
+    None where the outputs stand right already.
     """
     size = len(target_ids)
     if size == vocab_size and np.array_equal(target_ids, np.arange(size)):

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.replay.along import Recording, replay
 from cluster.core import Proposal, token_array
 from cluster.draft.bounded import Bounded
 from cluster.draft.lm import LMDrafter
-from cluster.draft.replay import Recording, replay
 from cluster.draft.sharpness import Sharpness
 from cluster.engine.engine import Engine
 from tests.support.draft.author import (

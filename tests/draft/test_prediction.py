@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from benchmarks.replay.along import Recording, ReplayStats, replay
 from cluster.core import Proposal, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.prediction import PredictionDrafter, PredictionOptions
-from cluster.draft.replay import Recording, ReplayStats, replay
 from cluster.spec.tree import walk
 from tests.support.draft.author import GREEDY, Author, write
 

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.replay.along import Recording, replay
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.indexed_text import IndexedText
-from cluster.draft.replay import Recording, replay
 from cluster.draft.suffix import PromptLookupOptions, SuffixDrafter
 from cluster.spec.tree_check import check_tree
 from tests.support.draft.author import GREEDY, Author, grow, write

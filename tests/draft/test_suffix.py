@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.replay.along import Recording, replay
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.lookups import CountedText
-from cluster.draft.replay import Recording, replay
 from cluster.draft.suffix import (
     NgramCacheOptions,
     PastOutputs,

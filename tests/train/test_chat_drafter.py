@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from benchmarks.replay.along import Recording, replay
 from cluster.core import token_array
-from cluster.draft.replay import Recording, replay
 from cluster.draft.vocabulary import load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.train import chat_answers, chat_drafter

@@ -1,7 +1,7 @@
 /* Texts, what drafters look up in them, and the trees that grow from it.
  *
- * The same as `cluster.draft.count_tree`, `cluster.draft.gram_index` and the drafters that count, which
- * are the reference and say what the numbers mean.
+ * The same as `cluster.draft.lookups`, `cluster.draft.indexed_text` and the drafters' own sources, which are
+ * the reference and say what the numbers mean.
  */
 #pragma once
 

@@ -17,6 +17,7 @@ from benchmarks.never_slower.drafters import RandomDrafter, SleepingDrafter
 from benchmarks.never_slower.figures import Cell, Interval, summarise
 from benchmarks.never_slower.report import markdown, picture
 from benchmarks.never_slower.runs import PlainAndRival, PromptSets, elapsed_s, measure
+from benchmarks.replay.along import Recording, replay
 from benchmarks.support.answers import Answer, Law, Result
 from benchmarks.support.processes import PinnedProcess
 from benchmarks.support.prompts import Prompt
@@ -26,7 +27,6 @@ from cluster.config.schema import DrafterConfig
 from cluster.core import SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.registry import create
-from cluster.draft.replay import Recording, replay
 
 _LAWS = {"greedy": Law.parse("greedy")}
 

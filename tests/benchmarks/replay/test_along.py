@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from benchmarks.replay.along import Recording, ReplayStats, replay
 from cluster.core import Commit, DraftTask, Observation, Proposal, TokenTree, token_array
-from cluster.draft.replay import Recording, ReplayStats, replay
 from cluster.errors import ProtocolError
 from tests.support.draft.author import GREEDY
 
