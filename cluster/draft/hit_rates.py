@@ -11,7 +11,7 @@ import numpy as np
 
 # Before experience, a match of evidence n is wrong with probability _PRIOR_MISS ** n; the prior
 # weighs as much as _PRIOR_WEIGHT observations, and old ones fade with a memory of _MEMORY.
-_PRIOR_MISS = 0.6
+_PRIOR_MISS = 0.7
 _PRIOR_WEIGHT = 8.0
 _MEMORY = 2000.0
 _STRONGEST = 32

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from cluster.draft.coupling import COUNT_TRUST
 from cluster.errors import ConfigError
 
 Context = TypeVar("Context")
@@ -85,13 +86,14 @@ class Continuations(Generic[Context]):
     """The tokens that followed a context so far.
 
     evidence: strength of the match.  token_ids: distinct, at least one.  counts: their positive
-    weights.  contexts: the context after each token.
+    weights.  contexts: the context after each token.  trust: see `count_conditionals`.
     """
 
     evidence: int
     token_ids: Sequence[int]
     counts: Sequence[float]
     contexts: Sequence[Context]
+    trust: float = COUNT_TRUST
 
 
 @dataclass(frozen=True, slots=True)

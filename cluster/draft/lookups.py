@@ -171,7 +171,9 @@ def _grown(wish: Wish, min_survival: float) -> CountTree:
         if found is None:
             return
         position, rate = wish.position + depth, wish.rates.rate(found.evidence)
-        conditionals = count_conditionals(params, position, found.token_ids, found.counts, rate)
+        conditionals = count_conditionals(
+            params, position, found.token_ids, found.counts, rate, found.trust
+        )
         for token, conditional, after in zip(
             found.token_ids, conditionals, found.contexts, strict=True
         ):

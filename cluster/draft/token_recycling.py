@@ -96,7 +96,7 @@ class Adjacency:
                 # A weight of zero has no logarithm.
                 weights = np.maximum(np.exp(np.array(logprobs) / temperature), 1e-9).tolist()
                 after = [(*context, token)[-self._max_words :] for token in token_ids]
-                return Continuations(length, token_ids, weights, after)
+                return Continuations(length, token_ids, weights, after, trust=1.0)
         return None
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.core import SamplingParams
-from cluster.draft.coupling import count_conditionals, gumbel_scalar, is_useful
+from cluster.draft.coupling import COUNT_TRUST, count_conditionals, gumbel_scalar, is_useful
 from cluster.draft.hit_rates import HitRates
 from cluster.spec.noise import gumbel
 
@@ -26,15 +26,18 @@ def test_greedy_conditionals_share_the_hit_rate_by_counts() -> None:
     assert shares == pytest.approx([0.6, 0.2])
 
 
+@pytest.mark.parametrize(("trust", "error"), [(1.0, 0.02), (COUNT_TRUST, 0.04)])
 @pytest.mark.parametrize("hit_rate", [0.2, 0.7, 0.97])
-def test_sampled_conditionals_average_to_the_hit_rate(hit_rate: float) -> None:
+def test_sampled_conditionals_average_to_the_hit_rate(
+    hit_rate: float, trust: float, error: float
+) -> None:
     params = SamplingParams(temperature=0.8, seed=3)
     sums = [
-        sum(count_conditionals(params, position, [11, 12], [3, 1], hit_rate))
+        sum(count_conditionals(params, position, [11, 12], [3, 1], hit_rate, trust))
         for position in range(4000)
     ]
     assert max(sums) < 1.0
-    assert np.mean(sums) == pytest.approx(hit_rate, abs=0.02)
+    assert np.mean(sums) == pytest.approx(hit_rate, abs=error)
 
 
 def test_sampled_conditionals_prefer_the_candidate_that_the_noise_lifts() -> None:

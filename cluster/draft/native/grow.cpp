@@ -6,7 +6,7 @@
 
 namespace {
 
-const double COPY_MASS = 0.95;
+const double COPY_MASS = 0.95, COUNT_TRUST = 0.4;
 
 /* The probability that each candidate is the target's token: `count_conditionals`. */
 void conditionals(const Law &law, int64_t position, const Found &found, double rate, std::vector<double> &values) {
@@ -24,10 +24,10 @@ void conditionals(const Law &law, int64_t position, const Found &found, double r
         values[i] = std::log(mass * found.counts[i] / total) + gumbel(law.seed, position, found.tokens[i], law.stream);
         best = std::max(best, values[i]);
     }
-    for (double score : values) sum += std::exp(score - best);
+    for (double score : values) sum += std::exp(found.trust * (score - best));
     const double share = rate / mass / sum;
     for (double &value : values)
-        value = share * std::exp(value - best) * std::exp(-(1.0 - mass) * std::exp(-value));
+        value = share * std::exp(found.trust * (value - best)) * std::exp(-(1.0 - mass) * std::exp(-value));
 }
 
 /* A node that may come next. */
@@ -127,6 +127,7 @@ bool PlaceWalk::look_up(int64_t context, const std::vector<int32_t> &path, Found
     }
     if (found.tokens.empty()) return false;
     found.evidence = group.match_len;
+    found.trust = COUNT_TRUST;
     for (size_t which = 0; which < found.tokens.size(); which++) {
         const size_t begin = places.size();
         for (size_t i = group.begin; i < group.end; i++) {

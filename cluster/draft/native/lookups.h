@@ -84,6 +84,7 @@ struct Text {
 /* What followed a context. */
 struct Found {
     int64_t evidence;
+    double trust; /* in the counts, see coupling.py */
     std::vector<int32_t> tokens, contexts; /* contexts: behind each token, as numbers of the walk's own */
     std::vector<double> counts;
 };

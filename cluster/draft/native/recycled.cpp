@@ -46,6 +46,7 @@ class Adjacency : public Source, public Walk {
             const Likely *likely = after.find(key_of(words.data() + words.size(), length));
             if (!likely) continue;
             found.evidence = (int64_t)length;
+            found.trust = 1.0; /* these are probabilities */
             found.tokens = likely->tokens;
             for (size_t i = 0; i < likely->tokens.size(); i++) {
                 /* A weight of zero has no logarithm. */
