@@ -7,28 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Protocol
 
 from cluster.draft.coupling import COUNT_TRUST
 from cluster.errors import ConfigError
-
-Context = TypeVar("Context")
 
 # Matches are compared backwards no further than this: evidence beyond it teaches nothing.
 LONGEST_MATCH = 32
 
 # Stands between the texts of one array; no token is negative.
 SEPARATOR = -1
-
-
-def check_ngrams(min_ngram: int, max_ngram: int) -> None:
-    """Raises ConfigError unless 1 <= min_ngram <= max_ngram."""
-    if not 1 <= min_ngram <= max_ngram:
-        raise ConfigError(
-            f"min_ngram {min_ngram} and max_ngram {max_ngram}: expected "
-            "1 <= min_ngram <= max_ngram",
-            param="min_ngram",
-        )
 
 
 def check_at_least(minimum: int, **values: int) -> None:
@@ -82,7 +70,7 @@ class IndexedText:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Continuations(Generic[Context]):
+class Continuations:
     """The tokens that followed a context so far.
 
     evidence: strength of the match.  token_ids: distinct, at least one.  counts: their positive
@@ -94,6 +82,14 @@ class Continuations(Generic[Context]):
     counts: Sequence[float]
     contexts: Sequence[Context]
     trust: float = COUNT_TRUST
+
+
+class Context(Protocol):
+    """Words that something is known to have followed."""
+
+    def continuations(self) -> Continuations | None:
+        """The tokens that followed so far; None if there are none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +105,7 @@ class Match:
     match_len: int
     path: tuple[int, ...] = ()
 
-    def continuations(self) -> Continuations[Match] | None:
+    def continuations(self) -> Continuations | None:
         """The tokens that follow at the places; None where none is left."""
         groups: dict[int, tuple[list[tuple[Sequence[int], int]], list[float]]] = {}
         for (text, index), weight in zip(self.places, self.weights, strict=True):

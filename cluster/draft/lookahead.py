@@ -22,7 +22,7 @@ from cluster.draft.bounded import Bounded
 from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.coupling import gumbel_scalar, is_useful
 from cluster.draft.hit_rates import HitRates
-from cluster.draft.indexed_text import SEPARATOR, Continuations, Match, check_at_least
+from cluster.draft.indexed_text import SEPARATOR, Match, check_at_least
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
@@ -125,12 +125,9 @@ class GramPool:
             chains = self._after.get(tuple(text.tokens[-size:]))
             if chains is not None:
                 weights = [_OLDER**age for age in range(len(chains))]
+                # Deeper in a chain more of it has been right: that is evidence as `size` is.
                 return Match([(chain, 0) for chain in reversed(chains)], weights, size)
         return Match((), (), 0)
-
-    def continuations(self, text: CountedText, context: Match) -> Continuations[Match] | None:
-        # Deeper in a chain more of it has been right: that is evidence too.
-        return context.continuations()
 
 
 @dataclass(slots=True, eq=False)

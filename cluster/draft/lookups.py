@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,9 +23,7 @@ from cluster.core import (
 )
 from cluster.draft.coupling import count_conditionals, is_useful
 from cluster.draft.hit_rates import HitRates
-from cluster.draft.indexed_text import Continuations, IndexedText
-
-Context = TypeVar("Context")
+from cluster.draft.indexed_text import Context, IndexedText
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,15 +77,11 @@ class CountedText(IndexedText):
         self.params = params
 
 
-class Source(Protocol[Context]):
+class Source(Protocol):
     """Where drafters look up how a text goes on."""
 
     def root(self, text: CountedText, position: int) -> Context:
         """The context at the end of the text.  position: output position of the next token."""
-        ...
-
-    def continuations(self, text: CountedText, context: Context) -> Continuations[Context] | None:
-        """The tokens that followed `context` so far; None if there are none."""
         ...
 
 
@@ -152,20 +146,19 @@ def _grown(wish: Wish, min_survival: float) -> CountTree:
 
     Parents come before children, because a child's survival is below its parent's.
     """
-    text, source = wish.text, wish.source
-    params: SamplingParams = text.params
+    params: SamplingParams = wish.text.params
     token_ids: list[int] = []
     parents: list[int] = []
     survivals: list[float] = []
     evidence: list[int] = []
     known: list[frozenset[int]] = []
     # (-survival, order of discovery, parent, token, depth, context); the order breaks ties.
-    frontier: list[tuple[float, int, int, int, int, Any]] = []
+    frontier: list[tuple[float, int, int, int, int, Context]] = []
     discovered = 0
 
-    def expand(node: int, survival: float, depth: int, context: Any) -> None:
+    def expand(node: int, survival: float, depth: int, context: Context) -> None:
         nonlocal discovered
-        found = source.continuations(text, context)
+        found = context.continuations()
         evidence.append(found.evidence if found else 0)
         known.append(frozenset(found.token_ids) if found else frozenset())
         if found is None:
@@ -182,7 +175,7 @@ def _grown(wish: Wish, min_survival: float) -> CountTree:
                 discovered += 1
                 heapq.heappush(frontier, (-child, discovered, node, token, depth + 1, after))
 
-    expand(-1, 1.0, 0, source.root(text, wish.position))
+    expand(-1, 1.0, 0, wish.source.root(wish.text, wish.position))
     while frontier and len(token_ids) < wish.max_nodes:
         negative, _, parent, token, depth, context = heapq.heappop(frontier)
         token_ids.append(token)

@@ -16,7 +16,6 @@ from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.indexed_text import (
     LONGEST_MATCH,
     SEPARATOR,
-    Continuations,
     Match,
     agreement,
     check_at_least,
@@ -82,9 +81,6 @@ class Predicted:
             self._next = best
         weights = [2.0 ** (scores[index] - scores[best]) for index in places]
         return Match([(self._tokens, index) for index in places], weights, max(lengths[best], 1))
-
-    def continuations(self, text: CountedText, context: Match) -> Continuations[Match] | None:
-        return context.continuations()
 
     def _read(self, text: CountedText, position: int) -> None:
         """Follow the output up to the end of the text; from its beginning after a cut."""

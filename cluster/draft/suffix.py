@@ -20,15 +20,14 @@ from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.indexed_text import (
     LONGEST_MATCH,
     SEPARATOR,
-    Continuations,
     IndexedText,
     Match,
     check_at_least,
-    check_ngrams,
     match_of,
 )
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
+from cluster.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,12 @@ class SuffixOptions:
     min_survival: float = 0.02
 
     def __post_init__(self) -> None:
-        check_ngrams(self.min_ngram, self.max_ngram)
+        if not 1 <= self.min_ngram <= self.max_ngram:
+            raise ConfigError(
+                f"min_ngram {self.min_ngram} and max_ngram {self.max_ngram}: expected "
+                "1 <= min_ngram <= max_ngram",
+                param="min_ngram",
+            )
         check_at_least(1, max_matches=self.max_matches, max_stores=self.max_stores)
         check_at_least(0, max_tokens=self.max_tokens)
 
@@ -98,9 +102,6 @@ class PastOutputs:
         otherwise those of the shorter one; in the text itself, and apart from it in outputs."""
         found = (*self._found([text], text.tokens), *self._found(self._shelves, text.tokens))
         return match_of(text.tokens, found)
-
-    def continuations(self, text: CountedText, context: Match) -> Continuations[Match] | None:
-        return context.continuations()
 
     def _found(
         self, places: Sequence[IndexedText], end: Sequence[int]

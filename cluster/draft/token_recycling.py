@@ -10,8 +10,8 @@ The requests of a tenant and task class share what they keep, as those of the su
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,19 +83,32 @@ class Adjacency:
                 if len(self._after) > self._max_contexts:
                     del self._after[next(iter(self._after))]
 
-    def root(self, text: CountedText, position: int) -> Words:
-        return tuple(text.tokens[-self._max_words :])
+    def root(self, text: CountedText, position: int) -> _Words:
+        longest, temperature = self._max_words, divisor(text.params) or _GREEDY_TEMPERATURE
+        return _Words(self._after, tuple(text.tokens[-longest:]), longest, temperature)
 
-    def continuations(self, text: CountedText, context: Words) -> Continuations[Words] | None:
-        """Those of the longest known end of the context."""
-        temperature = divisor(text.params) or _GREEDY_TEMPERATURE
-        for length in range(len(context), 0, -1):
-            found = self._after.get(context[-length:])
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The end of a text and of what is drafted behind it; `longest` words at most."""
+
+    known: Mapping[Words, tuple[list[int], list[float]]]
+    words: Words
+    longest: int
+    temperature: float
+
+    def continuations(self) -> Continuations | None:
+        """Those of the longest known end."""
+        for length in range(len(self.words), 0, -1):
+            found = self.known.get(self.words[-length:])
             if found is not None:
                 token_ids, logprobs = found
                 # A weight of zero has no logarithm.
-                weights = np.maximum(np.exp(np.array(logprobs) / temperature), 1e-9).tolist()
-                after = [(*context, token)[-self._max_words :] for token in token_ids]
+                weights = np.maximum(np.exp(np.array(logprobs) / self.temperature), 1e-9).tolist()
+                after = [
+                    replace(self, words=(*self.words, token)[-self.longest :])
+                    for token in token_ids
+                ]
                 return Continuations(length, token_ids, weights, after, trust=1.0)
         return None
 

@@ -140,7 +140,7 @@ def test_a_pool_is_bounded_and_forgets_the_oldest() -> None:
         pool.keep(rows([1, token], [token]), token_array([1, token]), None, 0)
     assert len(pool) <= 4
     text.append([1])
-    found = pool.continuations(text, pool.root(text, 1))
+    found = pool.root(text, 1).continuations()
     assert found is not None
     assert found.token_ids == (8, 7)
     assert found.counts[0] > found.counts[1]

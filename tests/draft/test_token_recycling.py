@@ -137,12 +137,14 @@ def test_it_learns_how_often_it_is_right() -> None:
 
 
 def test_a_store_keeps_no_more_than_its_bound_and_drops_the_oldest() -> None:
-    store, text = Adjacency(3, 1), CountedText()
+    store, known, lost = Adjacency(3, 1), CountedText(), CountedText()
     for word, likely in ((1, 0), (2, 0), (3, 0), (1, 1), (4, 0)):
         store.keep(rows([word], [[likely, 8, 9]]), token_array([word]))
     assert len(store) == 3
-    assert store.continuations(text, (2,)) is None
-    found = store.continuations(text, (1,))
+    known.append([1])
+    lost.append([2])
+    assert store.root(lost, 1).continuations() is None
+    found = store.root(known, 1).continuations()
     assert found is not None
     assert found.token_ids == [1, 8, 9]
 
