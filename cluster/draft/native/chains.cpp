@@ -89,7 +89,10 @@ Source *open_pool(int64_t max_contexts, int64_t max_chains, int64_t ngram) {
 }
 
 /* text: null = it is not known how the target draws.  said: int64[rows]. */
-void keep_grams(Source *pool, const Rows *rows, const Text *text, int64_t position, int64_t *said) {
-    static_cast<GramPool *>(pool)->keep(*rows, text ? &text->law : nullptr, position, said);
+void keep_grams(Source *pool, const int32_t *before, int64_t num_before, const int32_t *nodes, const int32_t *parents,
+                int64_t num_nodes, const int32_t *top_tokens, const float *top_logprobs, int64_t num_top,
+                const Text *text, int64_t position, int64_t *said) {
+    const Rows rows{before, num_before, nodes, parents, num_nodes, top_tokens, top_logprobs, num_top};
+    static_cast<GramPool *>(pool)->keep(rows, text ? &text->law : nullptr, position, said);
 }
 }

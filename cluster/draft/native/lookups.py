@@ -23,6 +23,8 @@ _SOURCES = (
     "lookups.h", "texts.cpp", "grow.cpp", "outputs.cpp", "predicted.cpp",
     "steps.h", "recycled.cpp", "chains.cpp",
 )  # fmt: skip
+_BYTES = ctypes.c_char_p
+_ROWS = (_BYTES, _INT64, _BYTES, _BYTES, _INT64, _BYTES, _BYTES, _INT64)
 # Result and arguments.
 _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "open_text": (_POINTER, _POINTER, _INT64),
@@ -36,9 +38,9 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "size_of": (_INT64, _POINTER),
     "keep_output": (None, _POINTER, _POINTER, _INT64),
     "open_adjacency": (_POINTER, _INT64, _INT64),
-    "keep_likely": (None, _POINTER, _POINTER),
+    "keep_likely": (None, _POINTER, *_ROWS),
     "open_pool": (_POINTER, _INT64, _INT64, _INT64),
-    "keep_grams": (None, _POINTER, _POINTER, _POINTER, _INT64, _POINTER),
+    "keep_grams": (None, _POINTER, *_ROWS, _POINTER, _INT64, _POINTER),
 }
 
 
@@ -138,8 +140,7 @@ class Adjacency(_Source):
         super().__init__("open_adjacency", max_contexts, max_words)
 
     def keep(self, rows: StepRows, before: TokenArray) -> None:
-        given = _GivenRows(rows, before)
-        _call("keep_likely", self.address, given.address)
+        _call("keep_likely", self.address, *_given(rows, before))
 
 
 class GramPool(_Source):
@@ -151,32 +152,22 @@ class GramPool(_Source):
     def keep(
         self, rows: StepRows, before: TokenArray, text: CountedText | None, position: int
     ) -> list[int]:
-        given, said = _GivenRows(rows, before), _int64s(bytes(8 * (len(rows.parents) + 1)))
+        said = _int64s(bytes(8 * (len(rows.parents) + 1)))
         known = None if text is None else text.address
-        _call("keep_grams", self.address, given.address, known, position, _at(said))
+        _call("keep_grams", self.address, *_given(rows, before), known, position, _at(said))
         return said.tolist()
 
 
-class _GivenRows:
-    """steps.h's Rows; the address is valid as long as this object lives."""
-
-    def __init__(self, rows: StepRows, before: TokenArray) -> None:
-        top = rows.top
-        assert top is not None
-        nodes = rows.token_ids[rows.num_context :]
-        if not len(rows.parents) == len(nodes) == len(top.token_ids) - 1:
-            raise ValueError("the rows of a step are the last one of the text and its nodes")
-        integers = (before, nodes, rows.parents, top.token_ids)
-        self._arrays = (
-            *(np.ascontiguousarray(each, np.int32) for each in integers),
-            np.ascontiguousarray(top.logprobs, np.float32),
-        )
-        words, drafts, parents, token_ids, logprobs = (each.ctypes.data for each in self._arrays)
-        num_top = top.token_ids.shape[1]
-        self._numbers = _int64s(
-            (words, len(before), drafts, parents, len(nodes), token_ids, logprobs, num_top)
-        )
-        self.address = _at(self._numbers)
+def _given(rows: StepRows, before: TokenArray) -> tuple[Any, ...]:
+    """The arguments of _ROWS: steps.h's Rows."""
+    top, nodes, parents = rows.top, rows.token_ids[rows.num_context :], rows.parents
+    assert top is not None
+    if not len(parents) == len(nodes) == len(top.token_ids) - 1:
+        raise ValueError("the rows of a step are the last one of the text and its nodes")
+    return (
+        before.tobytes(), len(before), nodes.tobytes(), parents.tobytes(), len(nodes),
+        top.token_ids.tobytes(), top.logprobs.tobytes(), top.token_ids.shape[1],
+    )  # fmt: skip
 
 
 def _advance(changes: Sequence[Change]) -> None:

@@ -74,5 +74,10 @@ extern "C" {
 
 Source *open_adjacency(int64_t max_contexts, int64_t max_words) { return new Adjacency(max_contexts, max_words); }
 
-void keep_likely(Source *adjacency, const Rows *rows) { static_cast<Adjacency *>(adjacency)->keep(*rows); }
+void keep_likely(Source *adjacency, const int32_t *before, int64_t num_before, const int32_t *nodes,
+                 const int32_t *parents, int64_t num_nodes, const int32_t *top_tokens, const float *top_logprobs,
+                 int64_t num_top) {
+    static_cast<Adjacency *>(adjacency)->keep(
+        Rows{before, num_before, nodes, parents, num_nodes, top_tokens, top_logprobs, num_top});
+}
 }

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-/* As `StepRows`: rows are the text's last one and those of the nodes.  Python fills in eight int64s. */
+/* As `StepRows`: rows are the text's last one and those of the nodes. */
 struct Rows {
     const int32_t *before; /* the text's last words */
     int64_t num_before;
