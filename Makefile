@@ -104,7 +104,7 @@ stubs: $(VENV)/.dev-installed ## regenerate the gRPC stubs from protos/
 	$(BIN)/python -m cluster.rpc.generate
 
 train: $(VENV)/.serve-installed ## train the demonstration models anew (hours on a CPU)
-	@exec $(BIN)/drafthouse train $(or $(ARGS),all)
+	@exec $(BIN)/drafthouse train $(or $(ARGS),demo --minutes 110)
 
 clean: ## remove the environment and everything that was built
 	rm -rf $(VENV) build dist mutants *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

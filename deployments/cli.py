@@ -249,7 +249,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     _add_question(
         verbs.add_parser("try", help="ask a server one question, with drafts and without")
     )
-    train = verbs.add_parser("train", help="train the demonstration models")
+    train = verbs.add_parser(
+        "train", help="train drafters of a chat model, or the demonstration models"
+    )
     # torch takes seconds to import: only for the verb that needs it.
     if argv and argv[0] == "train":
         _training().configure(train)

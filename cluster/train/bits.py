@@ -46,10 +46,7 @@ def sample_documents(
     if max_bytes is None:
         return chosen
     per_document = max(1, max_bytes // max(1, len(chosen)))
-    return [
-        Document(item.source, item.kind, item.path, item.licence, item.text[:per_document])
-        for item in chosen
-    ]
+    return [Document(item.kind, item.path, item.text[:per_document]) for item in chosen]
 
 
 @torch.no_grad()

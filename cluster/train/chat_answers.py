@@ -22,7 +22,7 @@ from cluster.config.schema import EngineConfig
 from cluster.engine.engine import Engine
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import load_pretrained_tokenizer
-from cluster.train.generate import Sampling, write_with
+from cluster.train.generate import Answer, Sampling, write_with
 from cluster.train.processes import processes
 
 # Stands for the user's words in the template; no template and no question contains it.
@@ -52,22 +52,6 @@ class AnswerSettings:
     max_answer_tokens: int = 320
     follow_up_share: float = 0.3
     taps: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Answer:
-    """A prompt as the template renders it, the model's answer, and its candidates at each place.
-
-    candidates: int32[answer, k], best first; log_probs: float16[answer, k].
-    states: int16[prompt + answer - 1, taps, hidden], the bits of bfloat16 hidden rows; None where
-    none were recorded.
-    """
-
-    prompt: NDArray[np.int32]
-    token_ids: NDArray[np.int32]
-    candidates: NDArray[np.int32]
-    log_probs: NDArray[np.float16]
-    states: NDArray[np.int16] | None = None
 
 
 class ChatModel:
@@ -124,7 +108,7 @@ class ChatModel:
         for messages, drawn in zip(
             opened, write_with(self._engine, prompts, sampling, generator, 1), strict=True
         ):
-            text = self._decode(drawn.token_ids).strip()
+            text = self._decode(drawn.token_ids.tolist()).strip()
             if text:
                 asked.append([*messages[:-1], _user(text)])
         return asked
@@ -139,18 +123,13 @@ class ChatModel:
         texts = [self._render(each, answers=True) for each in asked]
         asked, prompts = self._fitting(asked, texts, settings.max_answer_tokens)
         sampling = Sampling(settings.max_answer_tokens, self._stop_ids, _TEMPERATURES)
-        drawn = write_with(self._engine, prompts, sampling, generator, _NUM_CANDIDATES, self._taps)
-        answers = [
-            Answer(
-                np.array(prompt, np.int32),
-                np.array(each.token_ids, np.int32),
-                each.candidates,
-                each.log_probs,
-                None if each.states is None else each.states.view(torch.int16).numpy(),
-            )
-            for prompt, each in zip(prompts, drawn, strict=True)
+        answers = write_with(
+            self._engine, prompts, sampling, generator, _NUM_CANDIDATES, self._taps
+        )
+        replies = [
+            {"role": "assistant", "content": self._decode(each.token_ids.tolist())}
+            for each in answers
         ]
-        replies = [{"role": "assistant", "content": self._decode(each.token_ids)} for each in drawn]
         return answers, [[*messages, reply] for messages, reply in zip(asked, replies, strict=True)]
 
     def _fitting(

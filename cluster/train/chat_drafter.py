@@ -1,8 +1,7 @@
-"""Distils a small drafter from a chat model's own answers: `drafthouse train drafter --target`.
+"""A small draft model of a chat model: `drafthouse train drafter`.
 
-The drafter has the target's width, some of its layers and the most frequent part of its vocabulary,
-and starts from the target's own weights.  It is trained on what the target said while it answered
-(`cluster.train.chat_answers`), so training needs no forward pass of the target.
+It has the target's width, some of its layers and the most frequent part of its vocabulary, and
+starts from the target's own weights.
 """
 
 from __future__ import annotations
@@ -10,14 +9,10 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from accelerate.utils import send_to_device
-from numpy.typing import NDArray
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
@@ -25,141 +20,45 @@ from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.models.fingerprint import folder_tokenizer_hash
 from cluster.models.int8 import save_int8
-from cluster.models.made_for import write_made_for
-from cluster.models.resolve import resolve
-from cluster.train.acceptance import mean_acceptance_len
-from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, known_and_held_out
-from cluster.train.chat_order import ConversationOrder
-from cluster.train.made_for import target_of
-from cluster.train.optimizer import Rates
+from cluster.models.made_for import MadeFor, write_made_for
+from cluster.train.chat_heads import WEIGHTS, HeadBatch, Learner
+from cluster.train.generate import Answer
 from cluster.train.processes import processes
-from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings
-
-# Lower rates than from scratch: the weights start from good ones.
-_RATES = Rates(muon=0.015, adamw=0.003, warmup=0.03, decay=0.97)
-# Tokens of a conversation that are read, and conversations of a micro-batch and of a step.
-_PHASE = Phase(0.0, length=1024, rows=2)
-_CONVERSATIONS_PER_STEP = 4
-
-# How a drafter is written, the usual way first.
-WEIGHTS = ("bfloat16", "int8", "float32")
 
 
-@dataclass(frozen=True, slots=True)
-class ChatDrafterSettings:
-    """How large the drafter is, and how many tokens of answers it learns from."""
+class DraftModelLearner(Learner):
+    """The draft model that serves.  It reads the text alone, so that one depth is all there is to
+    learn; chains of more are measured."""
 
-    num_layers: int = 2
-    vocab_size: int = 10_240
-    num_answer_tokens: int = 600_000
-    weights: str = WEIGHTS[0]
-    answers: AnswerSettings = field(default_factory=AnswerSettings)
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """The drafter along answers that it did not learn from.
-
-    loss_nats: cross-entropy with the target's law over the draft vocabulary.  agreement: places
-    where the most likely tokens are the same.  chain_len: mean acceptance length of greedy chains
-    of four along greedy answers.  coverage: of the target's law by the draft vocabulary.
-    """
-
-    num_answers: int
-    loss_nats: float
-    agreement: float
-    chain_len: float
-    coverage: float
-
-
-class AnswerBatch(NamedTuple):
-    """Conversations, and what the target thought at each place of an answer.
-
-    token_ids: int64[rows, width], draft ids.  places: int64[n], indices into the flattened rows
-    from which a token of an answer is predicted.  candidates: int64[n, k], draft ids.
-    probs: float32[n, k], of the target's law, 0 for tokens outside the draft vocabulary.
-    """
-
-    token_ids: torch.Tensor
-    places: torch.Tensor
-    candidates: torch.Tensor
-    probs: torch.Tensor
-
-
-class AnswerOrder(ConversationOrder[AnswerBatch]):
-    """What a draft model learns of each conversation."""
+    _draft_ids: torch.Tensor
+    depth = 1
 
     def __init__(
-        self, answers: Sequence[Answer], vocabulary: DraftVocabulary, length: int, seed: int
+        self, network: PreTrainedModel, vocabulary: DraftVocabulary, weights: str = WEIGHTS[0]
     ) -> None:
-        super().__init__(answers, seed)
+        """weights: how it is written, one of WEIGHTS."""
+        super().__init__()
+        self.network = network
         self._vocabulary = vocabulary
-        self._length = length
+        self._weights = weights
+        ids = torch.from_numpy(vocabulary.draft_ids).long()
+        self.register_buffer("_draft_ids", ids, persistent=False)
 
-    def batch(self, answers: Sequence[Answer]) -> AnswerBatch:
-        texts = [self._read(each) for each in answers]
-        width = max(map(len, texts))
-        rows = np.zeros((len(answers), width), np.int64)
-        places: list[NDArray[np.int64]] = []
-        candidates: list[NDArray[np.int32]] = []
-        log_probs: list[NDArray[np.float16]] = []
-        for index, (answer, text) in enumerate(zip(answers, texts, strict=True)):
-            rows[index, : len(text)] = text
-            first = len(answer.prompt) - 1
-            num_known = len(text) - first
-            places.append(index * width + first + np.arange(num_known))
-            candidates.append(answer.candidates[:num_known])
-            log_probs.append(answer.log_probs[:num_known])
-        ids = np.concatenate(candidates)
-        draft_ids = self._vocabulary.draft_ids[ids]
-        is_written = self._vocabulary.target_ids[draft_ids] == ids
-        probs = np.exp(np.concatenate(log_probs).astype(np.float32)) * is_written
-        return AnswerBatch(
-            torch.from_numpy(rows),
-            torch.from_numpy(np.concatenate(places)),
-            torch.from_numpy(draft_ids.astype(np.int64)),
-            torch.from_numpy(probs),
-        )
+    def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
+        """See `Learner`."""
+        read = self._draft_ids[batch.token_ids]
+        rows = self.network.base_model(input_ids=read, use_cache=False).last_hidden_state
+        return [rows[:, first + 1 + ahead :] for ahead in range(self.depth)]
 
-    def _read(self, answer: Answer) -> NDArray[np.int32]:
-        """The conversation without its last token, which predicts nothing."""
-        text = np.concatenate([answer.prompt, answer.token_ids])[: self._length][:-1]
-        return self._vocabulary.read(text)
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Learner`."""
+        found: torch.Tensor = self.network.get_output_embeddings()(hidden)
+        return found
 
-
-def train_chat_drafter(
-    target: str,
-    work: Path,
-    folder: Path,
-    settings: ChatDrafterSettings,
-    budget: Budget,
-    seed: int = 0,
-) -> HeldOut:
-    """Let `target` answer, train its drafter in `work` or resume it, and save it in `folder`.
-
-    Returns how it does along answers that were kept out of training.
-    """
-    source, shards = resolve(target), work / "answers"
-    draw_shards(source, shards, settings.num_answer_tokens, seed, settings.answers)
-    known, held_out = known_and_held_out(shards, _PHASE.length - 1)
-    network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    vocabulary = kept_vocabulary(work, known, network, settings.vocab_size, source)
-    torch.manual_seed(seed)
-    drafter = smaller_copy(network, vocabulary, settings.num_layers)
-    del network
-    order = AnswerOrder(known, vocabulary, _PHASE.length, seed)
-    trainer = Trainer(
-        AnswerLoss(drafter),
-        [order],
-        TrainSettings(budget, (_PHASE,), _PHASE.length * _CONVERSATIONS_PER_STEP, seed, _RATES),
-        checkpoint=work / "drafter.pt",
-    )
-    trainer.resume()
-    trainer.run()
-    if processes().is_main_process:
-        save_drafter(drafter, vocabulary, folder, settings.weights)
-        write_made_for(folder, target_of(target))
-    return evaluate(drafter, AnswerOrder(held_out, vocabulary, _PHASE.length, seed), held_out)
+    def save(self, folder: Path, made_for: MadeFor) -> None:
+        """See `Learner`: a folder of transformers with its draft vocabulary."""
+        save_drafter(self.network, self._vocabulary, folder, self._weights)
+        write_made_for(folder, made_for)
 
 
 def kept_vocabulary(
@@ -253,57 +152,6 @@ def _special_ids(config: PreTrainedConfig) -> list[int]:
     values = [getattr(config, name, None) for name in names]
     listed = [each for value in values for each in (value if isinstance(value, list) else [value])]
     return [each for each in listed if each is not None]
-
-
-class AnswerLoss(nn.Module):
-    """Cross-entropy with the target's law over the draft vocabulary.
-
-    Without the constant entropy of that law, it is the Kullback-Leibler divergence.
-    """
-
-    def __init__(self, network: PreTrainedModel) -> None:
-        super().__init__()
-        self._network = network
-
-    def forward(self, batch: AnswerBatch) -> torch.Tensor:
-        log_probs = self.log_probs(batch)
-        picked = torch.gather(log_probs, 1, batch.candidates)
-        return -(batch.probs * picked).sum() / len(batch.places)
-
-    def log_probs(self, batch: AnswerBatch) -> torch.Tensor:
-        """float32[places, draft vocabulary]."""
-        hidden = self._network.base_model(
-            input_ids=batch.token_ids, use_cache=False
-        ).last_hidden_state
-        logits = self._network.get_output_embeddings()(hidden.flatten(0, 1)[batch.places])
-        return torch.log_softmax(logits.float(), dim=-1)
-
-
-@torch.no_grad()
-def evaluate(network: PreTrainedModel, order: AnswerOrder, answers: Sequence[Answer]) -> HeldOut:
-    """Measure the drafter along answers that it did not learn from."""
-    loss = AnswerLoss(network)
-    losses: list[float] = []
-    matches: list[NDArray[np.bool_]] = []
-    lens: list[float] = []
-    coverages: list[float] = []
-    for answer in answers:
-        batch = send_to_device(order.batch([answer]), network.device)
-        log_probs = loss.log_probs(batch)
-        picked = torch.gather(log_probs, 1, batch.candidates)
-        losses.append(float(-(batch.probs * picked).sum() / len(batch.places)))
-        is_first = log_probs.argmax(dim=-1) == batch.candidates[:, 0]
-        matches.append((is_first & (batch.probs[:, 0] > 0.0)).cpu().numpy())
-        coverages.append(float(batch.probs.sum() / len(batch.places)))
-        if np.array_equal(answer.candidates[:, 0], answer.token_ids):
-            lens.append(mean_acceptance_len(matches[-1]))
-    return HeldOut(
-        len(answers),
-        float(np.mean(losses)),
-        float(np.concatenate(matches).mean()),
-        float(np.nanmean(lens)) if lens else float("nan"),
-        float(np.mean(coverages)),
-    )
 
 
 def save_drafter(

@@ -1,36 +1,43 @@
-"""Trains draft heads on a chat model's own answers: `drafthouse train eagle3`, `medusa` and others.
+"""What drafters learn of a chat model's own answers: order, loss and measure of all their kinds.
 
-The target is frozen and does not run: its hidden rows and its laws were recorded while it answered
-(`cluster.train.chat_answers`).  What is trained is the module that serves, and what is written is
-the public format of its kind.
+The target is frozen and does not run: its laws, and for heads its hidden rows, were recorded while
+it answered (`cluster.train.chat_answers`).  The module that is trained is the one that serves.
 """
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from accelerate.utils import send_to_device
 from numpy.typing import NDArray
+from safetensors.torch import save_file
 from torch import nn
 
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
-from cluster.train.chat_answers import Answer, AnswerSettings
-from cluster.train.chat_order import ConversationOrder
+from cluster.train.chat_answers import AnswerSettings
+from cluster.train.generate import Answer
 
 LOSSES = ("kl", "acceptance")
+# How a draft model is written, the usual way first.
+WEIGHTS = ("bfloat16", "int8", "float32")
+# So many micro-batches are filled from one sorted part of the order.
+_BATCHES_PER_POOL = 16
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
     """depth: drafts in a chain that training looks at.  loss: see `HeadLoss`.
-    exit_layer: of an early exit, the target's layers that run; 0 = half of them."""
+    exit_layer: of an early exit, the target's layers that run; 0 = half of them.
+    num_layers, weights: of a draft model, the layers that it takes of the target and how it is
+    written, one of WEIGHTS."""
 
     depth: int = 4
     vocab_size: int = 8192
@@ -38,12 +45,15 @@ class HeadSettings:
     num_answer_tokens: int = 600_000
     answers: AnswerSettings = field(default_factory=AnswerSettings)
     exit_layer: int = 0
+    num_layers: int = 2
+    weights: str = WEIGHTS[0]
 
 
 class HeadBatch(NamedTuple):
     """Conversations with what the target computed along them.
 
-    token_ids: int64[rows, width], the target's ids.  states: bfloat16[rows, width, taps, hidden].
+    token_ids: int64[rows, width], the target's ids.  states: bfloat16[rows, width, taps, hidden];
+    None where none were recorded.
     candidates: int64[rows, width, k], draft ids, best first, of the law after each token.
     probs: float32[rows, width, k], 0 outside the draft vocabulary and where no law was recorded.
     is_known: bool[rows, width], whether one was.  is_greedy: bool[rows], whether every token of the
@@ -51,15 +61,21 @@ class HeadBatch(NamedTuple):
     """
 
     token_ids: torch.Tensor
-    states: torch.Tensor
+    states: torch.Tensor | None
     candidates: torch.Tensor
     probs: torch.Tensor
     is_known: torch.Tensor
     is_greedy: torch.Tensor
 
+    def tapped(self, columns: int | Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """Columns of the states; raises ConfigError where none were recorded."""
+        if self.states is None:
+            raise ConfigError("the answers were drawn without hidden rows; draw them anew")
+        return self.states[:, :, columns]
+
 
 class Learner(nn.Module, ABC):
-    """A head, what it reads by, and what it drafts along conversations.
+    """A drafter's module, and what it drafts along conversations.
 
     depth: drafts in a chain.
     """
@@ -82,21 +98,23 @@ class Learner(nn.Module, ABC):
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """A head along answers that it did not learn from.
+    """A drafter along answers that it did not learn from.
 
     loss_nats: per depth.  agreement: per depth, places where the most likely tokens are the same,
     given that all drafts before are right.  chain_len: mean acceptance length of greedy chains
-    along greedy answers.
+    along greedy answers.  coverage: of the target's law by the draft vocabulary.
     """
 
     num_answers: int
     loss_nats: list[float]
     agreement: list[float]
     chain_len: float
+    coverage: float
 
 
-class HeadOrder(ConversationOrder[HeadBatch]):
-    """What a head learns of each conversation."""
+class HeadOrder:
+    """An `Order` of whole conversations, fixed by a seed; neighbours are of similar length, to pad
+    little."""
 
     def __init__(
         self,
@@ -107,10 +125,34 @@ class HeadOrder(ConversationOrder[HeadBatch]):
         seed: int,
     ) -> None:
         """target_ids: of the draft vocabulary.  vocab_size: the target's."""
-        super().__init__(answers, seed)
+        self._answers = answers
+        self._seed = seed
+        self._lengths = np.array([len(each.prompt) + len(each.token_ids) for each in answers])
         self._draft_ids = np.full(vocab_size, -1, np.int64)
         self._draft_ids[target_ids] = np.arange(len(target_ids))
         self._length = length
+
+    def read(self, first: int, count: int) -> HeadBatch:
+        """See `Order`."""
+        chosen: list[Answer] = []
+        while len(chosen) < count:
+            epoch, index = divmod(first + len(chosen), len(self._answers))
+            order = self._epoch(epoch, count)[index : index + count - len(chosen)]
+            chosen += [self._answers[each] for each in order]
+        return self.batch(chosen)
+
+    def _epoch(self, epoch: int, count: int) -> NDArray[np.int64]:
+        generator = np.random.default_rng((self._seed, epoch))
+        order = generator.permutation(len(self._answers))
+        pool = _BATCHES_PER_POOL * count
+        pools = [order[start : start + pool] for start in range(0, len(order), pool)]
+        by_length = [each[np.argsort(self._lengths[each], kind="stable")] for each in pools]
+        batches = [
+            each[start : start + count]
+            for each in by_length
+            for start in range(0, len(each), count)
+        ]
+        return np.concatenate([batches[index] for index in generator.permutation(len(batches))])
 
     def batch(self, answers: Sequence[Answer]) -> HeadBatch:
         """Conversations side by side, cut to the order's length and padded to the longest."""
@@ -124,12 +166,11 @@ class HeadOrder(ConversationOrder[HeadBatch]):
         is_greedy = np.zeros(len(answers), np.bool_)
         states: NDArray[np.int16] | None = None
         for row, (answer, length) in enumerate(zip(answers, lens, strict=True)):
-            if answer.states is None:
-                raise ConfigError("the answers were drawn without hidden rows; draw them anew")
-            if states is None:
-                states = np.zeros((*shape, *answer.states.shape[1:]), np.int16)
             token_ids[row, :length] = np.concatenate([answer.prompt, answer.token_ids])[:length]
-            states[row, : min(length, len(answer.states))] = answer.states[:length]
+            if answer.states is not None:
+                if states is None:
+                    states = np.zeros((*shape, *answer.states.shape[1:]), np.int16)
+                states[row, : min(length, len(answer.states))] = answer.states[:length]
             # The answer's first token was drawn by the law after the prompt's last.
             start = len(answer.prompt) - 1
             known = slice(start, length - 1)
@@ -142,12 +183,28 @@ class HeadOrder(ConversationOrder[HeadBatch]):
             is_greedy[row] = np.array_equal(answer.candidates[:, 0], answer.token_ids)
         return HeadBatch(
             torch.from_numpy(token_ids),
-            torch.from_numpy(states).view(torch.bfloat16),
+            None if states is None else torch.from_numpy(states).view(torch.bfloat16),
             torch.from_numpy(candidates),
             torch.from_numpy(probs),
             torch.from_numpy(is_known),
             torch.from_numpy(is_greedy),
         )
+
+
+def save_head(
+    folder: Path, tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any], made_for: MadeFor
+) -> None:
+    """Write a head's folder: model.safetensors, whose weights are rounded to bfloat16, and
+    config.json with the target that it was made for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rounded = {
+        name: (tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in tensors.items()
+    }
+    save_file(rounded, folder / "model.safetensors")
+    noted = made_for.written_into({**config, "torch_dtype": "bfloat16"})
+    text = json.dumps(noted, indent=2, sort_keys=True)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
 
 
 # A draft counts so much less than the one before it: it matters only where that one was right.
@@ -204,16 +261,18 @@ def known_drafts(learner: Learner, batch: HeadBatch) -> list[tuple[torch.Tensor,
 
 @torch.no_grad()
 def evaluate(learner: Learner, order: HeadOrder, answers: Sequence[Answer]) -> HeldOut:
-    """Measure a head along answers that it did not learn from."""
+    """Measure a drafter along answers that it did not learn from."""
     loss = HeadLoss(learner, "kl")
     device = next(learner.parameters()).device
     losses: list[list[float]] = []
     matches: list[list[NDArray[np.bool_]]] = []
     chains: list[float] = []
+    coverages: list[float] = []
     for answer in answers:
         batch = send_to_device(order.batch([answer]), device)
         losses.append([])
         matches.append([])
+        coverages.append(float(batch.probs[batch.is_known].sum(dim=-1).mean()))
         for hidden, known in known_drafts(learner, batch):
             logits = learner.logits(hidden)
             losses[-1].append(float(loss.of(logits, batch, known)))
@@ -228,6 +287,7 @@ def evaluate(learner: Learner, order: HeadOrder, answers: Sequence[Answer]) -> H
         [float(np.mean([each[depth] for each in losses])) for depth in depths],
         [float(np.concatenate([each[depth] for each in matches]).mean()) for depth in depths],
         float(np.mean(chains)) if chains else float("nan"),
+        float(np.mean(coverages)),
     )
 
 

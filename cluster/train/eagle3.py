@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from cluster.draft.heads.eagle3 import Eagle3Head, Eagle3Spec
 from cluster.models.made_for import MadeFor
-from cluster.train.chat_heads import HeadBatch, Learner
+from cluster.train.chat_heads import HeadBatch, Learner, save_head
 
 # Keys of the target's configuration that its draft layer shares.
 _SHARED = (
@@ -44,7 +42,7 @@ class Eagle3Learner(Learner):
         head = self.head
         num_rows, width = batch.token_ids.shape
         width -= 1
-        states = batch.states[:, :width, self._columns].flatten(2)
+        states = batch.tapped(self._columns)[:, :width].flatten(2)
         hidden = head.fuse(states.flatten(0, 1).to(head.fc.weight.dtype))
         positions = torch.arange(width, device=states.device)
         attention = _ChainAttention(num_rows, first)
@@ -157,16 +155,14 @@ def save_eagle3(head: Eagle3Head, folder: Path, made_for: MadeFor) -> None:
     The embedding is left out: it is the target's.
     """
     spec, layer = head.spec, head.spec.layer
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {
-        _file_name(name): tensor.to(torch.bfloat16).contiguous()
+        _file_name(name): tensor
         for name, tensor in head.state_dict().items()
         if name not in _NOT_SAVED
     }
     ids = head.token_map.cpu()
     tensors["d2t"] = ids - torch.arange(len(ids))
     tensors["t2d"] = torch.zeros(layer.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
-    save_file(tensors, folder / "model.safetensors")
     config = {
         **{key: value for key, value in layer.to_diff_dict().items() if not key.startswith("_")},
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -174,14 +170,12 @@ def save_eagle3(head: Eagle3Head, folder: Path, made_for: MadeFor) -> None:
         "num_hidden_layers": 1,
         "draft_vocab_size": spec.draft_vocab_size,
         "target_hidden_size": spec.target_hidden_size,
-        "torch_dtype": "bfloat16",
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": list(spec.taps),
             "use_aux_hidden_state": True,
         },
     }
-    text = json.dumps(made_for.written_into(config), indent=2, sort_keys=True)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    save_head(folder, tensors, config, made_for)
 
 
 def _file_name(name: str) -> str:

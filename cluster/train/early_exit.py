@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
 
 from cluster.draft.heads.exit import ARCHITECTURE, ExitHead
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor
-from cluster.train.chat_heads import HeadBatch, Learner
+from cluster.train.chat_heads import HeadBatch, Learner, save_head
 
 
 class ExitLearner(Learner):
@@ -44,7 +42,8 @@ class ExitLearner(Learner):
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
         """See `Learner`."""
         with torch.no_grad():
-            rows = self._norm(batch.states[:, first + 1 :, self._column].to(self._output.dtype))
+            rows = batch.tapped(self._column)[:, first + 1 :]
+            rows = self._norm(rows.to(self._output.dtype))
         found = self.head(rows)
         return [found[:, ahead:] for ahead in range(self.depth)]
 
@@ -55,21 +54,13 @@ class ExitLearner(Learner):
 
     def save(self, folder: Path, made_for: MadeFor) -> None:
         """See `Learner`: there is no public format; ours is that of `cluster.draft.heads.exit`."""
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {
-            name: tensor.to(torch.bfloat16).contiguous()
-            for name, tensor in self.head.state_dict().items()
-        }
-        save_file(tensors, folder / "model.safetensors")
         config = {
             "architectures": [ARCHITECTURE],
             "exit_layer": self.head.exit_layer,
             "hidden_size": self._output.shape[1],
             "vocab_size": self._vocab_size,
-            "torch_dtype": "bfloat16",
         }
-        text = json.dumps(made_for.written_into(config), indent=2, sort_keys=True)
-        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+        save_head(folder, self.head.state_dict(), config, made_for)
 
 
 def new_exit(network: PreTrainedModel, exit_layer: int) -> ExitHead:

@@ -1,22 +1,18 @@
-"""Generates text with the target, because drafters continue such text when they serve."""
+"""Continues prompts by a target's engine, and notes its laws and its hidden rows meanwhile."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tqdm import tqdm
-from transformers import DynamicCache, LlamaForCausalLM
 
 from cluster.core import token_array
 from cluster.engine.engine import Engine
 from cluster.engine.taps import Taps
 from cluster.engine.work import Work
-from cluster.train.dataset import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,72 +24,20 @@ class Sampling:
     temperatures: tuple[float, ...] = (0.0,)
 
 
-@torch.no_grad()
-def continue_prompts(
-    network: LlamaForCausalLM,
-    prompts: Sequence[Sequence[int]],
-    sampling: Sampling,
-    generator: torch.Generator,
-) -> list[list[int]]:
-    """One continuation per prompt, in one batch; row i uses temperature i modulo their number.
-
-    A continuation ends with its first stop token, which is included.
-    """
-    width = max(len(prompt) for prompt in prompts)
-    rows = torch.zeros((len(prompts), width), dtype=torch.int64)
-    mask = torch.zeros((len(prompts), width), dtype=torch.int64)
-    for index, prompt in enumerate(prompts):
-        rows[index, width - len(prompt) :] = torch.tensor(prompt)
-        mask[index, width - len(prompt) :] = 1
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    count = len(sampling.temperatures)
-    temperatures = torch.tensor(
-        [sampling.temperatures[index % count] for index in range(len(prompts))]
-    )
-    cache = DynamicCache(config=network.config)
-    stopped = torch.zeros(len(prompts), dtype=torch.bool)
-    columns: list[torch.Tensor] = []
-    stop_ids = torch.tensor(sampling.stop_ids)
-    ones = torch.ones((len(prompts), 1), dtype=torch.int64)
-    device = network.device
-    for _ in range(sampling.max_new_tokens):
-        logits = (
-            network(
-                input_ids=rows.to(device),
-                attention_mask=mask.to(device),
-                position_ids=positions.to(device),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            .logits[:, -1]
-            .float()
-            .cpu()
-        )  # [rows, vocab], where the noise is drawn: it is the same for every device
-        rows = _draw(logits, temperatures, generator)[:, None]
-        columns.append(rows)
-        stopped |= torch.isin(rows[:, 0], stop_ids)
-        if bool(stopped.all()):
-            break
-        mask = torch.cat([mask, ones], dim=1)
-        positions = positions[:, -1:] + 1
-    drawn = torch.cat(columns, dim=1).tolist()
-    return [_until_stop(row, sampling.stop_ids) for row in drawn]
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class Continuation:
-    """What a model wrote, and its most probable tokens at each place.
+class Answer:
+    """A prompt, what a model wrote behind it, and its most probable tokens at each place.
 
-    candidates: int32[n, k], best first.  log_probs: float16[n, k], at temperature 1.
-    states: bfloat16[prompt + n - 1, taps, hidden], the hidden rows of all tokens but the last;
-    None where no taps were asked for.
+    candidates: int32[answer, k], best first.  log_probs: float16[answer, k], at temperature 1.
+    states: int16[prompt + answer - 1, taps, hidden], the bits of bfloat16 hidden rows of all tokens
+    but the last; None where no taps were asked for.
     """
 
-    token_ids: list[int]
+    prompt: NDArray[np.int32]
+    token_ids: NDArray[np.int32]
     candidates: NDArray[np.int32]
     log_probs: NDArray[np.float16]
-    states: torch.Tensor | None = None
+    states: NDArray[np.int16] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -115,10 +59,12 @@ def write_with(
     generator: torch.Generator,
     num_candidates: int,
     taps: Sequence[int] = (),
-) -> list[Continuation]:
-    """One continuation per prompt, as `continue_prompts`, by the engine that serves the model.
+) -> list[Answer]:
+    """One continuation per prompt, by the engine that serves the model, up to the first stop token,
+    which is included.
 
-    All prompts run at once; the engine shares what they have in common.  taps: hidden rows to
+    All prompts run at once; the engine shares what they have in common.  Prompt i is continued at
+    temperature i modulo their number.  taps: hidden rows to
     record (`cluster.engine.taps`); the engine must be without a prefix cache then, because rows
     that it finds there have none.
     """
@@ -162,13 +108,16 @@ def write_with(
             engine.submit(Work(output.request_id, each.length, token_array([token])))
             each.length += 1
     return [
-        Continuation(
-            each.token_ids,
+        Answer(
+            np.array(prompt, np.int32),
+            np.array(each.token_ids, np.int32),
             np.stack(each.candidates),
             np.stack(each.log_probs),
-            None if each.states is None else each.states[: each.length].clone(),
+            None
+            if each.states is None
+            else each.states[: each.length].clone().view(torch.int16).numpy(),
         )
-        for each in writing.values()
+        for prompt, each in zip(prompts, writing.values(), strict=True)
     ]
 
 
@@ -190,68 +139,12 @@ def _record(
         each.states[rows.first_position : rows.first_position + len(found)] = found
 
 
-def generate_stream(
-    network: LlamaForCausalLM,
-    prompts: Iterable[Sequence[int]],
-    sampling: Sampling,
-    num_tokens: int,
-    seed: int,
-    batch_size: int = 64,
-) -> Tokens:
-    """Prompts with their continuations, until `num_tokens` tokens or the end of the prompts."""
-    generator = torch.Generator().manual_seed(seed)
-    pieces: list[Tokens] = []
-    total = 0
-    source = iter(prompts)
-    with tqdm(total=num_tokens, unit="token") as bar:
-        while total < num_tokens:
-            batch = list(islice(source, batch_size))
-            if not batch:
-                break
-            for prompt, text in zip(
-                batch, continue_prompts(network, batch, sampling, generator), strict=True
-            ):
-                pieces.append(np.array([*prompt, *text], dtype=np.uint16))
-                total += len(pieces[-1])
-                bar.update(len(pieces[-1]))
-    return np.concatenate(pieces)
-
-
-def corpus_prompts(stream: Tokens, length: int, seed: int) -> Iterator[list[int]]:
-    """Endless random pieces of a stream, all of one length so that batches need no padding."""
-    generator = np.random.default_rng(seed)
-    while True:
-        start = int(generator.integers(len(stream) - length))
-        yield stream[start : start + length].tolist()
-
-
-def chat_prompts(
-    stream: Tokens, assistant_id: int, end_of_text_id: int, seed: int
-) -> Iterator[list[int]]:
-    """Conversations of a stream, in random order, cut where the assistant's turn begins."""
-    ends = np.flatnonzero(stream == end_of_text_id)
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    for index in np.random.default_rng(seed).permutation(len(starts)):
-        conversation = stream[starts[index] : ends[index]].tolist()
-        if assistant_id in conversation:
-            yield conversation[: conversation.index(assistant_id) + 1]
-
-
-def _draw(
-    logits: torch.Tensor, temperatures: torch.Tensor, generator: torch.Generator
-) -> torch.Tensor:
-    """Gumbel-max: adds temperature times noise to the logits, so that 0 gives the maximum."""
-    exponential = torch.empty_like(logits).exponential_(generator=generator)
-    noise = -torch.log(exponential.clamp(min=1e-20))
-    return (logits + temperatures[:, None] * noise).argmax(dim=-1)
-
-
 def _draw_laws(
     logits: torch.Tensor, temperatures: Sequence[float], generator: torch.Generator
 ) -> list[int]:
     """One token a row: the most likely one at temperature 0, else by inversion of the law.
 
-    Noise for every token of the vocabulary, as in `_draw`, would take longer than all else.
+    Noise for every token of the vocabulary would take longer than all else.
     """
     tokens = logits.argmax(dim=-1)
     uniform = torch.rand(len(logits), 1, generator=generator)
@@ -264,10 +157,3 @@ def _draw_laws(
         tokens[sampled] = places.clamp(max=logits.shape[1] - 1)
     drawn: list[int] = tokens.tolist()
     return drawn
-
-
-def _until_stop(row: list[int], stop_ids: tuple[int, ...]) -> list[int]:
-    for index, token in enumerate(row):
-        if token in stop_ids:
-            return row[: index + 1]
-    return row

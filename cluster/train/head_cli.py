@@ -1,11 +1,11 @@
-"""`drafthouse train eagle3 | medusa | early-exit`."""
+"""`drafthouse train drafter | eagle3 | medusa | early-exit`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from cluster.train.chat_heads import LOSSES, HeadSettings
+from cluster.train.chat_heads import LOSSES, WEIGHTS, HeadSettings
 from cluster.train.compare_cli import add_evaluate, questions_of, show_comparison
 from cluster.train.heads import train_head
 from cluster.train.options import (
@@ -18,26 +18,33 @@ from cluster.train.processes import processes, run_together
 from cluster.train.trainer import Budget
 
 HEADS = {
+    "drafter": "distil a small draft model of a chat model from its own answers",
     "eagle3": "train an EAGLE-3 head on a chat model's own answers",
     "medusa": "train Medusa heads on a chat model's own answers",
     "early-exit": "train an exit between a chat model's layers on its own answers",
 }
+# A draft model chooses among more tokens than a head, which is a smaller part of it.
+_DRAFTER_VOCAB_SIZE = 10_240
 
 
 def add_head(parser: argparse.ArgumentParser, kind: str) -> None:
-    """How a draft head of HEADS is trained on a chat model's own answers."""
-    defaults = HeadSettings()
+    """How a drafter of HEADS is trained on a chat model's own answers."""
+    defaults, is_model = HeadSettings(), kind == "drafter"
     add = parser.add_argument
-    add("name", help="the folder of the new head")
+    add("name", help="the folder of the new drafter")
     add(
         "--target",
         required=True,
         help="the chat model: a folder, a hub model or one of `drafthouse models`",
     )
     add("--depth", type=positive_int, default=defaults.depth, help="drafts in a chain, or heads")
+    if is_model:
+        add("--layers", type=positive_int, default=defaults.num_layers, help="of the target")
+        add("--weights", choices=WEIGHTS, default=defaults.weights, help="how they are written")
     if kind == "early-exit":
         add("--exit-layer", type=positive_int, help="layers that run; default: half of them")
-    add("--vocab-size", type=positive_int, default=defaults.vocab_size, help="tokens it drafts")
+    size = _DRAFTER_VOCAB_SIZE if is_model else defaults.vocab_size
+    add("--vocab-size", type=positive_int, default=size, help="tokens it drafts")
     add("--loss", choices=LOSSES, default=defaults.loss)
     add(
         "--answer-tokens",
@@ -51,17 +58,21 @@ def add_head(parser: argparse.ArgumentParser, kind: str) -> None:
 
 
 def run_head(arguments: argparse.Namespace) -> None:
-    questions = questions_of(arguments)
+    """Train a drafter, say how it does, and compare it with others if asked."""
+    questions, kind = questions_of(arguments), arguments.train_verb
+    defaults = HeadSettings()
     settings = HeadSettings(
         arguments.depth, arguments.vocab_size, arguments.loss, arguments.answer_tokens,
         exit_layer=getattr(arguments, "exit_layer", None) or 0,
+        num_layers=getattr(arguments, "layers", defaults.num_layers),
+        weights=getattr(arguments, "weights", defaults.weights),
     )  # fmt: skip
     run_together(
         arguments.processes,
         _train_head,
-        arguments.train_verb,
+        kind,
         arguments.target,
-        arguments.work,
+        arguments.work / arguments.name if kind == "drafter" else arguments.work,
         arguments.models / arguments.name,
         settings,
         budget(arguments),
@@ -88,3 +99,4 @@ def _train_head(
         ):
             print(f"draft {depth}\t{loss:.3f} nats per token\tagreement {agreement:.3f}")
         print(f"mean acceptance length of greedy chains of {settings.depth}\t{found.chain_len:.3f}")
+        print(f"the target's probability inside the draft vocabulary\t{found.coverage:.3f}")

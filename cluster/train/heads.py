@@ -1,7 +1,7 @@
-"""Draft heads of a chat model: `drafthouse train eagle3 | medusa | early-exit`.
+"""Drafters of a chat model: `drafthouse train drafter | eagle3 | medusa | early-exit`.
 
-The target is frozen and runs only to answer questions that it asks itself; its hidden rows are
-recorded meanwhile.
+The target is frozen and runs only to answer questions that it asks itself; what it computes for
+that is recorded.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from cluster.draft.heads.eagle3 import default_taps
+from cluster.draft.vocabulary import DraftVocabulary
 from cluster.models.resolve import resolve
 from cluster.train.chat_answers import draw_shards, known_and_held_out
-from cluster.train.chat_drafter import kept_vocabulary
+from cluster.train.chat_drafter import DraftModelLearner, kept_vocabulary, smaller_copy
 from cluster.train.chat_heads import (
     HeadLoss,
     HeadOrder,
@@ -32,6 +33,7 @@ from cluster.train.optimizer import Rates
 from cluster.train.processes import processes
 from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings
 
+# Lower rates than from scratch: the weights start from good ones.
 _RATES = Rates(muon=0.015, adamw=0.003, warmup=0.03, decay=0.97)
 # Conversations one by one, cut to so many tokens: nothing is padded.
 _PHASE = Phase(0.0, length=768, rows=1)
@@ -47,11 +49,11 @@ def train_head(
     budget: Budget,
     seed: int = 0,
 ) -> HeldOut:
-    """Let `target` answer, train a head in `work` or resume it, and save it in `folder`.
+    """Let `target` answer, train a drafter in `work` or resume it, and save it in `folder`.
 
-    kind: eagle3, medusa or early-exit.  Answers are shared by all heads of one `work`, but for an
-    exit behind a layer that no other head taps.  Returns how the head does along answers that were
-    kept out of training.
+    kind: drafter, eagle3, medusa or early-exit.  Answers are shared by all heads of one `work`, but
+    for an exit behind a layer that no other head taps.  Returns how the drafter does along answers
+    that were kept out of training.
     """
     source = resolve(target)
     network: PreTrainedModel = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
@@ -59,6 +61,8 @@ def train_head(
     taps: tuple[int, ...] = (*default_taps(num_layers), num_layers)
     shards = work / "answers"
     settings = replace(settings, exit_layer=settings.exit_layer or max(num_layers // 2, 1))
+    if kind == "drafter":
+        taps = ()
     if kind == "early-exit" and settings.exit_layer not in taps:
         taps, shards = (settings.exit_layer,), work / f"answers-{settings.exit_layer}"
     drawn = replace(settings.answers, taps=taps)
@@ -66,8 +70,7 @@ def train_head(
     known, held_out = known_and_held_out(shards, _PHASE.length - 2)
     vocabulary = kept_vocabulary(work / kind, known, network, settings.vocab_size, source)
     torch.manual_seed(seed)
-    target_ids = torch.from_numpy(vocabulary.target_ids).long()
-    learner = _learner(kind, network, target_ids, taps, settings)
+    learner = _learner(kind, network, vocabulary, taps, settings)
     orders = [
         HeadOrder(each, vocabulary.target_ids, len(vocabulary.draft_ids), _PHASE.length, seed)
         for each in (known, held_out)
@@ -83,24 +86,26 @@ def train_head(
     trainer.run()
     if processes().is_main_process:
         learner.save(folder, target_of(target))
-    if isinstance(learner, ExitLearner):
-        learner.depth = settings.depth  # chains are measured, one draft is learnt
+    learner.depth = settings.depth  # chains are measured, even where one draft is learnt
     return evaluate(learner, orders[1], held_out)
 
 
 def _learner(
     kind: str,
     network: PreTrainedModel,
-    target_ids: torch.Tensor,
+    vocabulary: DraftVocabulary,
     taps: tuple[int, ...],
     settings: HeadSettings,
 ) -> Learner:
-    depth = settings.depth
+    if kind == "drafter":
+        smaller = smaller_copy(network, vocabulary, settings.num_layers)
+        return DraftModelLearner(smaller, vocabulary, settings.weights)
+    target_ids = torch.from_numpy(vocabulary.target_ids).long()
     if kind == "medusa":
-        return MedusaLearner(new_heads(network, depth), target_ids, len(taps) - 1)
+        return MedusaLearner(new_heads(network, settings.depth), target_ids, len(taps) - 1)
     if kind == "early-exit":
         exit_head = new_exit(network, settings.exit_layer)
         column = taps.index(settings.exit_layer)
         return ExitLearner(exit_head, network, target_ids, column)
     head = new_head(network, taps[:-1], target_ids)
-    return Eagle3Learner(head, depth, tuple(range(len(taps) - 1)))
+    return Eagle3Learner(head, settings.depth, tuple(range(len(taps) - 1)))

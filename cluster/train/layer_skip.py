@@ -26,7 +26,8 @@ from cluster.engine.work import Work
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.made_for import MadeFor
 from cluster.models.resolve import resolve
-from cluster.train.chat_answers import Answer, AnswerSettings, ChatModel, context_len
+from cluster.train.chat_answers import AnswerSettings, ChatModel, context_len
+from cluster.train.generate import Answer
 from cluster.train.made_for import target_of
 
 # Chains of drafts are no longer than that.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
 from cluster.draft.heads.medusa import MedusaHead, MedusaSpec
 from cluster.models.made_for import MadeFor
-from cluster.train.chat_heads import HeadBatch, Learner
+from cluster.train.chat_heads import HeadBatch, Learner, save_head
 
 
 class MedusaLearner(Learner):
@@ -31,7 +29,7 @@ class MedusaLearner(Learner):
 
     def drafts(self, batch: HeadBatch, first: int) -> list[torch.Tensor]:
         """See `Learner`."""
-        rows = batch.states[:, first:-1, self._column].to(self._output.dtype)
+        rows = batch.tapped(self._column)[:, first:-1].to(self._output.dtype)
         width = rows.shape[1]
         blocks = self.head.blocks.children()
         return [block(rows)[:, : width - depth] for depth, block in enumerate(blocks)]
@@ -43,12 +41,9 @@ class MedusaLearner(Learner):
     def save(self, folder: Path, made_for: MadeFor) -> None:
         """See `Learner`: vLLM's format, with the target's own output layer."""
         spec = self.head.spec
-        folder.mkdir(parents=True, exist_ok=True)
         tensors = {
-            _file_name(name): tensor.to(torch.bfloat16).contiguous()
-            for name, tensor in self.head.blocks.state_dict().items()
+            _file_name(name): tensor for name, tensor in self.head.blocks.state_dict().items()
         }
-        save_file(tensors, folder / "model.safetensors")
         config = {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
@@ -59,10 +54,8 @@ class MedusaLearner(Learner):
             "num_hidden_layers": spec.num_layers,
             "original_lm_head": True,
             "medusa_fc_bias": spec.has_bias,
-            "torch_dtype": "bfloat16",
         }
-        text = json.dumps(made_for.written_into(config), indent=2, sort_keys=True)
-        (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+        save_head(folder, tensors, config, made_for)
 
 
 def new_heads(network: PreTrainedModel, num_heads: int, num_layers: int = 1) -> MedusaHead:

@@ -60,7 +60,7 @@ def build(shape: Shape, *, end_of_text_id: int, vocab_size: int = VOCAB_SIZE) ->
 def load(folder: Path) -> LlamaForCausalLM:
     """The network of a folder in float32, whatever its saved dtype, on this process's device."""
     if not (folder / "config.json").exists():
-        raise ConfigError(f"{folder}: no model here; train it first with `drafthouse train`")
+        raise ConfigError(f"{folder}: no model here; train it first with `drafthouse train demo`")
     network = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert isinstance(network, LlamaForCausalLM)
     network.to(processes().device)

@@ -1,4 +1,4 @@
-"""The training loop of target and drafters: resumable, and repeatable for a number of steps."""
+"""The training loop: resumable, and repeatable for a number of steps."""
 
 from __future__ import annotations
 
@@ -36,10 +36,6 @@ class Order(Protocol[Batch_co]):
         ...
 
 
-# Called from time to time with the number of finished steps.
-Report = Callable[[int], None]
-
-
 @dataclass(frozen=True, slots=True)
 class Phase:
     """After the part `start` of the budget, micro-batches are `rows` windows of `length` tokens."""
@@ -69,6 +65,13 @@ class Budget:
         assert self.minutes is not None
         return min(1.0, elapsed_s / (60.0 * self.minutes))
 
+    def part(self, share: float) -> Budget:
+        """That share of it, at least one step."""
+        if self.steps is not None:
+            return Budget(steps=max(1, round(share * self.steps)))
+        assert self.minutes is not None
+        return Budget(minutes=share * self.minutes)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
@@ -84,7 +87,6 @@ class TrainSettings:
     rates: Rates = field(default_factory=Rates)
     compiles: bool = False
     checkpoint_every_s: float = 180.0
-    report_every_s: float = 300.0
 
     def phase_at(self, progress: float) -> int:
         """Index of the phase at this part of the budget."""
@@ -133,22 +135,18 @@ class Trainer(Generic[Batch]):
         self.position = Position(windows_read=[0] * len(settings.phases))
 
     def run(
-        self,
-        report: Report | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        max_steps: int | None = None,
+        self, clock: Callable[[], float] = time.monotonic, max_steps: int | None = None
     ) -> None:
         """Train to the end of the budget, or for at most `max_steps` more steps."""
         settings, position = self._settings, self.position
-        is_main = self._accelerator.is_main_process
         began_s = clock() - position.elapsed_s
-        saved_s = reported_s = position.elapsed_s
+        saved_s = position.elapsed_s
         stop_at = None if max_steps is None else position.num_steps + max_steps
         bar = tqdm(
             total=settings.budget.steps,
             initial=position.num_steps,
             unit="step",
-            disable=not is_main,
+            disable=not self._accelerator.is_main_process,
         )
         while (progress := settings.budget.progress(position.num_steps, position.elapsed_s)) < 1.0:
             if stop_at is not None and position.num_steps >= stop_at:
@@ -157,10 +155,6 @@ class Trainer(Generic[Batch]):
             position.elapsed_s = self._of_main_process(clock() - began_s)
             bar.update()
             bar.set_postfix_str(f"loss {loss_nats:.3f} budget {progress:.1%}")
-            if position.elapsed_s - reported_s >= settings.report_every_s:
-                reported_s = position.elapsed_s
-                if report is not None and is_main:
-                    report(position.num_steps)
             if position.elapsed_s - saved_s >= settings.checkpoint_every_s:
                 saved_s = position.elapsed_s
                 self.save()

@@ -19,7 +19,7 @@ TEXT = "windows slide over text, and the text is longer than any window\n" * 3
 
 
 def document(path: str, text: str) -> Document:
-    return Document("manual", "prose", path, "PSF-2.0", text)
+    return Document("prose", path, text)
 
 
 def network() -> LlamaForCausalLM:

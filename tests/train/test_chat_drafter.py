@@ -14,26 +14,27 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.replay.along import Recording, replay
 from cluster.core import token_array
-from cluster.draft.vocabulary import load_draft_vocabulary
+from cluster.draft.vocabulary import DraftVocabulary, load_draft_vocabulary
 from cluster.errors import ConfigError
-from cluster.train import chat_answers, chat_drafter
-from cluster.train.chat_answers import Answer, AnswerSettings, ChatModel, draw_shards, read_shards
+from cluster.train import chat_answers, heads
+from cluster.train.chat_answers import AnswerSettings, ChatModel, draw_shards, read_shards
 from cluster.train.chat_drafter import (
-    AnswerLoss,
-    AnswerOrder,
-    ChatDrafterSettings,
-    evaluate,
+    DraftModelLearner,
     frequent_vocabulary,
     save_drafter,
     smaller_copy,
-    train_chat_drafter,
 )
+from cluster.train.chat_heads import HeadLoss, HeadOrder, HeadSettings, evaluate
+from cluster.train.generate import Answer
+from cluster.train.heads import train_head
 from cluster.train.trainer import Budget
 from tests.support.draft.author import GREEDY, draft_engine, lm_drafter
 
 VOCAB = 288
 ANSWERS = AnswerSettings(6, max_question_tokens=10, max_answer_tokens=12, follow_up_share=0.5)
-SETTINGS = ChatDrafterSettings(num_layers=2, vocab_size=150, num_answer_tokens=200, answers=ANSWERS)
+SETTINGS = HeadSettings(
+    depth=2, vocab_size=150, num_answer_tokens=200, answers=ANSWERS, num_layers=2
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +47,10 @@ def shards(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     work = tmp_path_factory.mktemp("answers")
     draw_shards(folder, work, 200, 0, ANSWERS)
     return work
+
+
+def order_of(answers: list[Answer], vocabulary: DraftVocabulary) -> HeadOrder:
+    return HeadOrder(answers, vocabulary.target_ids, VOCAB, 512, 3)
 
 
 def network(folder: Path) -> AutoModelForCausalLM:
@@ -145,18 +150,20 @@ def test_the_loss_is_least_where_the_drafter_has_the_targets_law(
     model = network(folder)
     answers = read_shards(shards)[:4]
     reduced = frequent_vocabulary(answers, model, VOCAB, "")
-    batch = AnswerOrder(answers, reduced, 512, 0).batch(answers)
-    exact = smaller_copy(model, reduced, model.config.num_hidden_layers)
-    entropy = -(batch.probs * batch.probs.clamp(min=1e-9).log()).sum() / len(batch.places)
+    batch = order_of(answers, reduced).batch(answers)
+    exact, smaller = (
+        HeadLoss(DraftModelLearner(smaller_copy(model, reduced, num_layers), reduced), "kl")
+        for num_layers in (model.config.num_hidden_layers, 1)
+    )
+    entropy = -(batch.probs * batch.probs.clamp(min=1e-9).log()).sum() / batch.is_known.sum()
     with torch.no_grad():
-        assert AnswerLoss(exact)(batch).item() == pytest.approx(entropy.item(), abs=0.05)
-        other = AnswerLoss(smaller_copy(model, reduced, 1))(batch)
-    assert other.item() > entropy.item() + 0.1
+        assert exact(batch).item() == pytest.approx(entropy.item(), abs=0.05)
+        assert smaller(batch).item() > entropy.item() + 0.1
 
 
 def test_every_answer_is_read_once_in_an_epoch(folder: Path, shards: Path) -> None:
     answers = read_shards(shards)
-    order = AnswerOrder(answers, frequent_vocabulary(answers, network(folder), 150, ""), 512, 3)
+    order = order_of(answers, frequent_vocabulary(answers, network(folder), 150, ""))
     for epoch in range(2):
         assert sorted(order._epoch(epoch, 4)) == list(range(len(answers)))
     assert order._epoch(0, 4).tolist() != order._epoch(1, 4).tolist()
@@ -168,23 +175,24 @@ def test_training_lowers_the_loss_resumes_to_the_bit_and_gives_a_drafter(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = Budget(steps=30)
-    whole = train_chat_drafter(
-        folder.as_posix(), tmp_path / "a", tmp_path / "one", SETTINGS, budget
-    )
+    target = folder.as_posix()
+    whole = train_head("drafter", target, tmp_path / "a", tmp_path / "one", SETTINGS, budget)
     answers = read_shards(tmp_path / "a" / "answers")
     reduced = load_draft_vocabulary(tmp_path / "one")
     assert reduced is not None
-    untrained = smaller_copy(network(folder), reduced, SETTINGS.num_layers)
-    order = AnswerOrder(answers[::20], reduced, 512, 0)
+    untrained = DraftModelLearner(smaller_copy(network(folder), reduced, 2), reduced)
+    before = evaluate(untrained, order_of(answers[::20], reduced), answers[::20])
     assert whole.num_answers == len(answers[::20])
-    assert whole.loss_nats < evaluate(untrained, order, answers[::20]).loss_nats
+    assert len(whole.loss_nats) == 2, "chains are measured"
+    assert whole.loss_nats[0] < before.loss_nats[0]
+    assert 0.0 < whole.coverage < 1.0
 
     # The same in two parts.
-    run = chat_drafter.Trainer.run
-    monkeypatch.setattr(chat_drafter.Trainer, "run", lambda trainer: run(trainer, max_steps=11))
-    train_chat_drafter(folder.as_posix(), tmp_path / "b", tmp_path / "two", SETTINGS, budget)
-    monkeypatch.setattr(chat_drafter.Trainer, "run", run)
-    train_chat_drafter(folder.as_posix(), tmp_path / "b", tmp_path / "two", SETTINGS, budget)
+    run = heads.Trainer.run
+    monkeypatch.setattr(heads.Trainer, "run", lambda trainer: run(trainer, max_steps=11))
+    train_head("drafter", target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
+    monkeypatch.setattr(heads.Trainer, "run", run)
+    train_head("drafter", target, tmp_path / "b", tmp_path / "two", SETTINGS, budget)
     weights = [load_file(tmp_path / name / "model.safetensors") for name in ("one", "two")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 

@@ -18,7 +18,7 @@ from cluster.draft.vocabulary import load_draft_vocabulary
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.train import heads
-from cluster.train.chat_answers import Answer, AnswerSettings, draw_shards, read_shards
+from cluster.train.chat_answers import AnswerSettings, draw_shards, read_shards
 from cluster.train.chat_heads import (
     HeadBatch,
     HeadLoss,
@@ -28,6 +28,7 @@ from cluster.train.chat_heads import (
     mean_chain_len,
 )
 from cluster.train.eagle3 import Eagle3Learner, new_head
+from cluster.train.generate import Answer
 from cluster.train.heads import train_head
 from cluster.train.medusa import MedusaLearner, new_heads
 from cluster.train.processes import processes, run_together
@@ -194,18 +195,12 @@ def test_what_is_saved_is_what_was_trained(
         tmp_path / "medusa", shape, {"embedding": embedding, "output": output}.__getitem__
     )
     assert folder_made_for(tmp_path / "medusa") == MADE_FOR
-    rows = order_of(answers).batch(answers[:1]).states[0, :, 3].float()
-    expected = [medusa.logits(each[0]) for each in medusa.drafts(HeadBatchOf(rows), 0)]
+    batch = order_of(answers).batch(answers[:1])
+    rows = batch.tapped(3)[0].float()
+    expected = [medusa.logits(each[0]) for each in medusa.drafts(batch, 0)]
     logits = found(rows)[..., IDS]
     for depth, each in enumerate(expected):
         torch.testing.assert_close(logits[: len(each), depth], each, rtol=3e-2, atol=3e-1)
-
-
-class HeadBatchOf:
-    """One conversation's last hidden rows."""
-
-    def __init__(self, rows: torch.Tensor) -> None:
-        self.states = rows[None, :, None].expand(-1, -1, 4, -1)
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
@@ -294,6 +289,6 @@ def test_answers_without_hidden_rows_and_unknown_losses_are_refused(
 ) -> None:
     plain = Answer(*(getattr(answers[0], name) for name in Answer.__slots__[:4]))
     with pytest.raises(ConfigError, match="draw them anew"):
-        order_of([plain]).batch([plain])
+        MedusaLearner(new_heads(network, 1), IDS, 3).drafts(order_of([plain]).batch([plain]), 0)
     with pytest.raises(ConfigError, match="unknown; known: kl, acceptance"):
         HeadLoss(MedusaLearner(new_heads(network, 1), IDS, 3), "least squares")

@@ -7,113 +7,77 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import ConfigError
-from cluster.train.corpus import (
-    HELDOUT_ONE_IN,
-    Document,
-    Source,
-    content_hash,
-    cut_excerpts,
-    is_heldout,
-    load_corpus,
-    read_documents,
-    read_excerpts,
-    split,
-    write_excerpts,
-)
-from cluster.train.html_text import html_to_text
+from cluster.train.corpus import Document, conversations, load_corpus
 
 PATHS = [f"package/module_{index}.py" for index in range(4000)]
-HELDOUT_PATHS = [path for path in PATHS if is_heldout(path)]
-FROZEN_HELDOUT = ["package/module_40.py", "package/module_46.py", "package/module_64.py"]
-TRAIN_PATHS = [path for path in PATHS if not is_heldout(path)]
+HELD_OUT = [path for path in PATHS if Document("code", path, "").is_held_out]
+LEARNT = [path for path in PATHS if path not in set(HELD_OUT)]
+FROZEN = ["package/module_40.py", "package/module_46.py", "package/module_64.py"]
 
 
-def document(path: str, text: str) -> Document:
-    return Document("library", "code", path, "PSF-2.0", text)
-
-
-def prose(seed: int, num_lines: int = 30) -> str:
+def lines(seed: int, num_lines: int = 30) -> str:
     return "".join(
         f"line {index} of document {seed} says something that no other line says\n"
         for index in range(num_lines)
     )
 
 
-def test_split_by_path_never_changes() -> None:
+def read(root: Path, files: dict[str, str]) -> list[Document]:
+    """The documents of a machine with these files of code and one of prose."""
+    for path, text in {"prose/index.rst.txt": lines(1000), **files}.items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)
+    return load_corpus({"code": root, "prose": root / "prose"})
+
+
+def code_paths(documents: list[Document]) -> list[str]:
+    return [each.path for each in documents if each.kind == "code"]
+
+
+def test_split_by_path_never_changes_and_holds_out_about_one_in_twenty() -> None:
     # Must not change: otherwise new models train on text that earlier models were measured on.
-    assert HELDOUT_PATHS[:3] == FROZEN_HELDOUT
+    assert HELD_OUT[:3] == FROZEN
+    assert 0.8 < len(HELD_OUT) / len(PATHS) * 20 < 1.2
 
 
-def test_split_holds_out_about_one_in_twenty() -> None:
-    expected = len(PATHS) / HELDOUT_ONE_IN
-    assert 0.8 * expected < len(HELDOUT_PATHS) < 1.2 * expected
-
-
-def test_both_parts_are_disjoint_by_path_and_by_content() -> None:
-    corpus = split(document(path, prose(index)) for index, path in enumerate(PATHS[:400]))
-    train = {content_hash(item.text) for item in corpus.train}
-    heldout = {content_hash(item.text) for item in corpus.heldout}
-    assert corpus.heldout
-    assert len(corpus.train) + len(corpus.heldout) == 400
-    assert not train & heldout
-    assert all(is_heldout(item.path) for item in corpus.heldout)
-
-
-def test_text_in_both_parts_leaves_the_heldout_part() -> None:
-    copied = prose(1)
-    corpus = split(
-        [
-            document(HELDOUT_PATHS[0], copied.upper()),
-            document(HELDOUT_PATHS[1], prose(2)),
-            document(TRAIN_PATHS[0], copied),
-        ]
-    )
-    assert [item.path for item in corpus.train] == [TRAIN_PATHS[0]]
-    assert [item.path for item in corpus.heldout] == [HELDOUT_PATHS[1]]
-    assert corpus.num_duplicates == 1
-
-
-def test_heldout_near_copy_of_training_text_is_dropped() -> None:
-    near_copy = prose(1, num_lines=20) + prose(9, num_lines=10)
-    corpus = split([document(HELDOUT_PATHS[0], near_copy), document(TRAIN_PATHS[0], prose(1))])
-    assert corpus.heldout == ()
+def test_text_in_both_parts_leaves_the_held_out_part(tmp_path: Path) -> None:
+    near_copy = lines(1, num_lines=20) + lines(9, num_lines=10)
+    files = {
+        HELD_OUT[0]: lines(1).upper(), HELD_OUT[1]: lines(2), HELD_OUT[2]: near_copy,
+        LEARNT[0]: lines(1), LEARNT[1]: lines(1).replace(" ", "  "),
+    }  # fmt: skip
+    found = code_paths(read(tmp_path, files))
+    assert found == [LEARNT[0], HELD_OUT[1]]
 
 
 def test_reading_skips_excluded_folders_tables_and_other_encodings(tmp_path: Path) -> None:
-    (tmp_path / "site-packages").mkdir()
-    (tmp_path / "site-packages" / "other.py").write_text(prose(1))
-    (tmp_path / "table.py").write_text("0x00, 0x01, 0x02,\n" * 100)
-    (tmp_path / "latin.py").write_bytes(prose(2).encode() + b"\xe9\xff")
-    (tmp_path / "good.py").write_text(prose(3))
-    source = Source(
-        "library", "code", tmp_path, "*.py", "PSF-2.0", excluded=frozenset({"site-packages"})
-    )
-    assert [item.path for item in read_documents(source)] == ["good.py"]
+    (tmp_path / "latin.py").write_bytes(lines(2).encode() + b"\xe9\xff")
+    files = {
+        "site-packages/other.py": lines(1), "table.py": "0x00, 0x01, 0x02,\n" * 100,
+        "good.py": lines(3), "short.py": "pass\n",
+    }  # fmt: skip
+    assert code_paths(read(tmp_path, files)) == ["good.py"]
 
 
-def test_a_missing_corpus_names_the_packages_to_install(tmp_path: Path) -> None:
-    source = Source("library", "code", tmp_path / "absent", "*.py", "PSF-2.0")
-    with pytest.raises(ConfigError, match="install python3"):
-        load_corpus([source])
+def test_a_missing_corpus_names_the_package_to_install(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="absent; install python3"):
+        load_corpus({"code": tmp_path / "absent", "prose": tmp_path})
 
 
-def test_excerpts_are_bounded_repeatable_and_survive_their_file(tmp_path: Path) -> None:
-    documents = [
-        document(path, "\n\n".join([prose(index).strip()] * 8))
-        for index, path in enumerate(PATHS[:9])
-    ]
-    excerpts = cut_excerpts(documents, 20, seed=3)
-    assert len(excerpts) == 20
-    assert all(20 <= len(item.text) <= 6000 for item in excerpts)
-    assert excerpts == cut_excerpts(documents, 20, seed=3)
-    assert excerpts != cut_excerpts(documents, 20, seed=4)
-    write_excerpts(excerpts, tmp_path / "excerpts.jsonl")
-    assert read_excerpts(tmp_path / "excerpts.jsonl") == excerpts
-
-
-def test_pages_become_paragraphs_without_navigation() -> None:
-    page = (
-        "<html><head><title>x</title></head><body><div class='navheader'><div>Prev</div>Next</div>"
-        "<h1>Name</h1><p>Two\n words &amp; more</p><pre>a\n  b</pre></body></html>"
-    )
-    assert html_to_text(page) == "Name\n\nTwo words & more\n\na\n  b\n"
+def test_conversations_ask_for_functions_and_explain_sections() -> None:
+    (function_text,) = conversations(
+        Document(
+            "code", "area.py",
+            'class Shape:\n    def area(self, width, height):\n        """Surface of a rectangle.\n'
+            "\n        Both sides are lengths in metres, and must not be negative.\n"
+            '        """\n        if width < 0 or height < 0:\n'
+            "            raise ConfigError(width, height)\n        return width * height\n",
+        )
+    )  # fmt: skip
+    assert "Surface of a rectangle." in function_text.split("<|assistant|>")[0]
+    assert "<|assistant|>def area(self, width, height):\n    " in function_text
+    assert function_text.endswith("    return width * height<|end|>")
+    sentence = "A budget is the number of tokens that one step may verify for all of its requests."
+    text = f"Budgets\n=======\n\n{sentence}\n\n{sentence}\n"
+    (section,) = conversations(Document("prose", "budget.rst", text))
+    assert section == f"<|user|>Explain: Budgets<|end|><|assistant|>{sentence}<|end|>"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import numpy as np
 import pytest
 import torch
 from accelerate.utils import send_to_device
@@ -18,10 +19,11 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from cluster.draft.vocabulary import DraftVocabulary
 from cluster.engine.device import computes
-from cluster.train.chat_drafter import AnswerBatch, AnswerLoss
+from cluster.train.chat_drafter import DraftModelLearner
 from cluster.train.chat_heads import HeadBatch, HeadLoss, Learner
-from cluster.train.distill import DistillationLoss
+from cluster.train.demo import DistillationLoss
 from cluster.train.eagle3 import Eagle3Learner, new_head
 from cluster.train.early_exit import ExitLearner, new_exit
 from cluster.train.medusa import MedusaLearner, new_heads
@@ -50,7 +52,9 @@ def placed(module: Module, device: torch.device) -> Module:
 
 def learners() -> list[Learner]:
     ids, target = torch.arange(VOCAB // 2), network()
+    every = np.arange(VOCAB, dtype=np.int32)
     return [
+        DraftModelLearner(network(), DraftVocabulary(every, every)),
         Eagle3Learner(new_head(network(), (1, 2, 3), ids), 2, (0, 1, 2)),
         MedusaLearner(new_heads(network(), 2), ids, 3),
         ExitLearner(new_exit(target, 2), target, ids, 0, depth=2),
@@ -83,14 +87,6 @@ def _compute_on_another_device(index: int) -> None:
             placed(LanguageLoss(network()), device)(windows)
         for objective in (LanguageLoss(network()), DistillationLoss(network(), network())):
             assert placed(objective, device)(windows.to(device)).device == device
-
-        law = (5, K)
-        batch = AnswerBatch(
-            windows, torch.zeros(5, dtype=torch.int64), torch.zeros(law, dtype=torch.int64),
-            torch.zeros(law),
-        )  # fmt: skip
-        answer_loss = placed(AnswerLoss(network()), device)
-        assert answer_loss(send_to_device(batch, device)).device == device
 
         heads = send_to_device(head_batch(), device)
         for learner in learners():

@@ -8,8 +8,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from cluster.train.conversations import conversations, render_turn
-from cluster.train.corpus import Document
+from cluster.train.corpus import render_turn
 from cluster.train.dataset import encode_documents
 from cluster.train.tokenizer import SPECIAL_TOKENS, save_tokenizer, train_tokenizer
 
@@ -81,31 +80,3 @@ def test_encoded_documents_end_with_the_end_of_text_token(
     assert tokens.count(0) == 2
     assert tokens[-1] == 0
     assert tokenizer.decode(tokens) == "one two<|endoftext|>three<|endoftext|>"
-
-
-def test_conversations_ask_for_functions_and_explain_sections() -> None:
-    code = Document(
-        "library",
-        "code",
-        "area.py",
-        "PSF-2.0",
-        'class Shape:\n    def area(self, width, height):\n        """Surface of a rectangle.\n\n'
-        '        Both sides are lengths in metres, and must not be negative.\n        """\n'
-        "        if width < 0 or height < 0:\n            raise ConfigError(width, height)\n"
-        "        return width * height\n",
-    )
-    sentence = "A budget is the number of tokens that one step may verify for all of its requests."
-    prose = Document(
-        "manual",
-        "prose",
-        "budget.rst",
-        "PSF-2.0",
-        f"Budgets\n=======\n\n{sentence}\n\n{sentence}\n",
-    )
-    (function_text,) = conversations([code], seed=0, max_chars=10**6)
-    assert "Surface of a rectangle." in function_text.split("<|assistant|>")[0]
-    assert "<|assistant|>def area(self, width, height):\n    " in function_text
-    assert function_text.endswith("    return width * height<|end|>")
-    texts = "".join(conversations([prose], seed=0, max_chars=10**6))
-    assert "Budgets" in texts
-    assert texts.count(sentence) >= 2

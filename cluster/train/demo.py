@@ -1,0 +1,163 @@
+"""Trains the demonstration models on this machine's own text: `drafthouse train demo`.
+
+The target learns the text.  The drafters learn the target's law along it: a general one, and from
+that one for each kind of text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from cluster.errors import ConfigError
+from cluster.models.made_for import write_made_for
+from cluster.train.bits import BitsPerByte, bits_per_byte, sample_documents
+from cluster.train.corpus import KINDS, conversations, load_corpus
+from cluster.train.dataset import Tokens, encode_documents
+from cluster.train.made_for import target_of
+from cluster.train.networks import DRAFTER, TARGET, Shape, build, load, save
+from cluster.train.optimizer import Rates
+from cluster.train.processes import processes, run_together
+from cluster.train.tokenizer import END_OF_TEXT, save_tokenizer, train_tokenizer
+from cluster.train.trainer import Budget, LanguageLoss, Phase, Trainer, TrainSettings, window_orders
+
+log = logging.getLogger(__name__)
+
+TARGET_NAME = "demo-target"
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one model is trained.
+
+    start: the shape of a new network, or the model whose weights it begins with.  streams: that it
+    reads, some of them twice in an epoch.  share: of the budget of all models.
+    """
+
+    name: str
+    start: Shape | str
+    streams: Sequence[str]
+    share: float
+    phases: Sequence[Phase]
+    tokens_per_step: int
+    rates: Rates
+
+
+_DRAFTER_PHASES = (Phase(0.0, 512, 4), Phase(0.85, 1024, 2))
+_TASK_RATES = Rates(muon=0.006, adamw=0.0012, warmup=0.05, decay=0.95)
+RECIPES = (
+    Recipe(
+        # More code than prose, which is easier: the demonstration serves mostly code.
+        TARGET_NAME, TARGET, ("code", "code", "prose", "chat", "chat"), 0.6,
+        # Short windows are the cheapest per token; the long ones teach it to use its context.
+        (Phase(0.0, 512, 4), Phase(0.72, 1024, 2), Phase(0.86, 2048, 1)), 8192, Rates(),
+    ),
+    Recipe(
+        "demo-draft", DRAFTER, ("code", "prose", "chat", "chat"), 0.26,
+        _DRAFTER_PHASES, 4096, Rates(decay=0.7),
+    ),
+    Recipe("demo-draft-code", "demo-draft", ("code",), 0.07, _DRAFTER_PHASES, 4096, _TASK_RATES),
+    Recipe("demo-draft-prose", "demo-draft", ("prose",), 0.07, _DRAFTER_PHASES, 4096, _TASK_RATES),
+)  # fmt: skip
+
+
+class DistillationLoss(nn.Module):
+    """KL(target || drafter) in nats, the mean over all places; the target is not trained."""
+
+    def __init__(self, drafter: nn.Module, target: LlamaForCausalLM) -> None:
+        super().__init__()
+        self.drafter = drafter
+        self.target = target.requires_grad_(False).eval()
+
+    def forward(self, windows: torch.Tensor) -> torch.Tensor:
+        """windows: int64[rows, length + 1]; the last token of each is not read."""
+        inputs = windows[:, :-1]
+        with torch.no_grad():
+            wanted = self.target(input_ids=inputs, use_cache=False).logits
+        drafted = self.drafter(input_ids=inputs, use_cache=False).logits
+        ours, theirs = (
+            torch.log_softmax(each.float().flatten(0, 1), dim=-1) for each in (drafted, wanted)
+        )
+        return nn.functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
+
+
+def train_demo(
+    work: Path, models: Path, names: Sequence[str], budget: Budget, num_processes: int, seed: int
+) -> None:
+    """Train the models of these names one after another, or go on with them; none = all.
+
+    Raises ConfigError for unknown names, and where the text or a model to start from is missing."""
+    known = [recipe.name for recipe in RECIPES]
+    if unknown := set(names).difference(known):
+        raise ConfigError(f"{min(unknown)}: no demonstration model; known: {', '.join(known)}")
+    if not (work / "data" / "tokenizer").exists():
+        write_streams(work / "data", seed)
+    chosen = [recipe for recipe in RECIPES if not names or recipe.name in names]
+    total = sum(recipe.share for recipe in chosen)
+    for recipe in chosen:
+        part = budget.part(recipe.share / total)
+        run_together(num_processes, train_model, recipe, work, models, part, seed)
+
+
+def write_streams(folder: Path, seed: int) -> None:
+    """Train the tokenizer on the corpus, and write each stream's tokens in a fixed order."""
+    learnt = [each for each in load_corpus() if not each.is_held_out]
+    texts: dict[str, list[str]] = {
+        kind: [each.text for each in learnt if each.kind == kind] for kind in KINDS
+    }
+    texts["chat"] = [text for document in learnt for text in conversations(document)]
+    tokenizer = train_tokenizer(each.text for each in learnt)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, parts in texts.items():
+        order = np.random.default_rng(seed).permutation(len(parts))
+        tokens = encode_documents([parts[index] for index in order], tokenizer)
+        np.save(folder / f"{name}.npy", tokens)
+        log.info("stream=%s tokens=%s", name, len(tokens))
+    # The tokenizer last: where it is, everything is.
+    save_tokenizer(tokenizer, folder / "tokenizer")
+
+
+def train_model(recipe: Recipe, work: Path, models: Path, budget: Budget, seed: int) -> None:
+    """Train one model, or go on where it was interrupted, and write its folder in `models`."""
+    tokenizer = AutoTokenizer.from_pretrained(work / "data" / "tokenizer")
+    assert isinstance(tokenizer, PreTrainedTokenizerFast)
+    torch.manual_seed(seed)
+    if isinstance(recipe.start, str):
+        network = load(models / recipe.start)
+    else:
+        end_id = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+        network = build(recipe.start, end_of_text_id=end_id, vocab_size=len(tokenizer))
+    is_target, target = recipe.name == TARGET_NAME, models / TARGET_NAME
+    objective = LanguageLoss(network) if is_target else DistillationLoss(network, load(target))
+    settings = TrainSettings(
+        budget, recipe.phases, recipe.tokens_per_step, seed, recipe.rates, compiles=True
+    )
+    streams: list[Tokens] = [
+        np.load(work / "data" / f"{name}.npy", mmap_mode="r") for name in recipe.streams
+    ]
+    trainer = Trainer(
+        objective, window_orders(streams, settings), settings, work / f"{recipe.name}.pt"
+    )
+    trainer.resume()
+    trainer.run()
+    if processes().is_main_process:
+        save(network, tokenizer, models / recipe.name)
+        if not is_target:
+            write_made_for(models / recipe.name, target_of(str(target)))
+
+
+def heldout_bits(model: Path, max_bytes: int | None) -> dict[str, BitsPerByte]:
+    """Bits per byte of the corpus's held-out documents by kind, in windows of 2048 tokens."""
+    network, tokenizer = load(model), AutoTokenizer.from_pretrained(model)
+    held_out = [each for each in load_corpus() if each.is_held_out]
+    return {
+        kind: bits_per_byte(network, tokenizer, sample_documents(held_out, kind, max_bytes))
+        for kind in KINDS
+    }

@@ -1,0 +1,114 @@
+"""The demonstration models are trained on a machine's own text, and drafters learn the target's
+law."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from cluster.errors import ConfigError
+from cluster.models.made_for import folder_made_for
+from cluster.train import demo
+from cluster.train.corpus import Document
+from cluster.train.demo import DistillationLoss, Recipe, heldout_bits, train_demo
+from cluster.train.made_for import target_of
+from cluster.train.networks import Shape, build
+from cluster.train.optimizer import Rates
+from cluster.train.trainer import Budget, Phase
+
+VOCAB = 64
+TINY = Shape(32, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=64)
+SMALLER = Shape(16, num_layers=1, num_heads=2, num_kv_heads=1, intermediate_size=32)
+PHASES = (Phase(0.0, 16, 2),)
+
+
+def toy(seed: int, hidden_size: int = 32) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    shape = Shape(hidden_size, num_layers=2, num_heads=2, num_kv_heads=1, intermediate_size=64)
+    network = build(shape, end_of_text_id=0, vocab_size=VOCAB)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return network.eval()
+
+
+def windows() -> torch.Tensor:
+    return torch.randint(VOCAB, (8, 33), generator=torch.Generator().manual_seed(0))
+
+
+def test_distillation_brings_the_drafter_closer_to_the_target() -> None:
+    target, drafter = toy(seed=1), toy(seed=2, hidden_size=16)
+    divergence = DistillationLoss(drafter, target)
+    optimizer = torch.optim.Adam(drafter.parameters(), lr=0.01)
+    before = divergence(windows()).item()
+    for _ in range(40):
+        optimizer.zero_grad()
+        divergence(windows()).backward()
+        optimizer.step()
+    assert divergence(windows()).item() < 0.8 * before
+    assert all(parameter.grad is None for parameter in target.parameters())
+
+
+def test_a_network_does_not_diverge_from_itself_and_does_from_another() -> None:
+    with torch.no_grad():
+        same = DistillationLoss(toy(seed=1), toy(seed=1))(windows())
+        other = DistillationLoss(toy(seed=2), toy(seed=1))(windows())
+    assert same.item() == pytest.approx(0.0, abs=1e-6)
+    assert other.item() > 0.1
+
+
+def tiny_corpus() -> list[Document]:
+    code = "".join(
+        f'def double_{index}(number):\n    """Twice a number, as it is in class {index}.\n\n'
+        f"    Numbers of any size are allowed; nothing is rounded, nothing is kept anywhere.\n"
+        f'    """\n    return 2 * number\n\n'
+        for index in range(60)
+    )
+    prose = "".join(
+        f"Chapter {index}\n=========\n\nThis chapter is about the number {index}, and it says "
+        "nothing that others did not say before it, in other words.\n\n"
+        for index in range(60)
+    )
+    held_out = "package/module_40.py"
+    return [
+        Document("code", "a.py", code), Document("prose", "a.rst", prose),
+        Document("code", held_out, code), Document("prose", held_out, prose),
+    ]  # fmt: skip
+
+
+def test_target_and_drafters_are_trained_from_text_and_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = (
+        Recipe("demo-target", TINY, ("code", "prose", "chat"), 0.6, PHASES, 64, Rates()),
+        Recipe("demo-draft", SMALLER, ("code", "prose"), 0.3, PHASES, 64, Rates()),
+        Recipe("demo-draft-code", "demo-draft", ("code",), 0.1, PHASES, 64, Rates()),
+    )
+    monkeypatch.setattr(demo, "RECIPES", recipes)
+    monkeypatch.setattr(demo, "load_corpus", tiny_corpus)
+    monkeypatch.setattr("cluster.train.trainer._compiled", lambda objective: objective)
+    work, models = tmp_path / "work", tmp_path / "models"
+    train_demo(work, models, (), Budget(steps=20), 1, 0)
+    assert sorted(each.name for each in models.iterdir()) == [each.name for each in recipes[1:]] + [
+        "demo-target"
+    ]
+    target = target_of(str(models / "demo-target"))
+    assert folder_made_for(models / "demo-draft") == target
+    assert folder_made_for(models / "demo-draft-code") == target
+    costs = heldout_bits(models / "demo-target", None)
+    assert all(0.0 < each.rate < 8.0 for each in costs.values())
+
+    # What is trained stays as it is; a longer budget goes on.
+    weights = (models / "demo-draft" / "model.safetensors").read_bytes()
+    train_demo(work, models, ("demo-draft",), Budget(steps=6), 1, 0)
+    assert (models / "demo-draft" / "model.safetensors").read_bytes() == weights
+    train_demo(work, models, ("demo-draft",), Budget(steps=12), 1, 0)
+    assert (models / "demo-draft" / "model.safetensors").read_bytes() != weights
+
+
+def test_an_unknown_model_is_told_the_known_ones(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"demo-poetry: .*demo-draft-prose"):
+        train_demo(tmp_path, tmp_path, ("demo-poetry",), Budget(steps=1), 1, 0)
