@@ -1,7 +1,7 @@
 """The block drafter: DFlash or DSpark inside the target, which drafts a whole block in one pass.
 
 After every step the drafter's keys and values of the new tokens are written beside the target's own
-(`cluster.draft.block_cache`).  A round runs its layers once, on a block of mask tokens behind the
+(`cluster.draft.text_cache`).  A round runs its layers once, on a block of mask tokens behind the
 text, and then draws the block's tokens one after the other with the target's noise: a chain.  It
 costs the same for one token as for all, so it is drafted as a whole or not at all.
 """
@@ -15,61 +15,51 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cluster.core import DraftTask, Proposal
+from cluster.core import DraftTask, Proposal, TokenArray
 from cluster.draft.base import DrafterContext
-from cluster.draft.block_cache import BlockCache, BlockContext, layers
 from cluster.draft.candidates import rank_rows
-from cluster.draft.head_drafter import NO_LIMIT, HeadDrafter
+from cluster.draft.head_attention import Part, Span, SpanAttention
+from cluster.draft.head_drafter import NO_LIMIT, HeadDrafter, HeadRequest
 from cluster.draft.head_options import BlockOptions
 from cluster.draft.heads import block_files
 from cluster.draft.heads.block import BlockHead, Sight
 from cluster.draft.heads.checkpoint import read_config
-from cluster.draft.heads.load import load_head_of, made_ready, target_shape
-from cluster.draft.inside import StepRows, StepWants, host_of
+from cluster.draft.heads.ready import ready_head
+from cluster.draft.inside import Host, IndexArray, StepRows, StepWants, host_of
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import conditionals
-from cluster.draft.tree_request import TreeRequest
-from cluster.draft.vocabulary import written_vocabulary
+from cluster.draft.text_cache import TextCache, TextContext, layers_like
 from cluster.engine.types import LayerSpec
-from cluster.models.made_for import folder_made_for
 from cluster.models.resolve import resolve_head
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True, eq=False)
-class BlockRequest(TreeRequest):
-    """failed_len: the length of the text of which the layers made nothing but NaN."""
-
-    failed_len: int = -1
-
-
-@dataclass(slots=True, eq=False)
 class _Block:
     """A request's block as it is drawn.  end: the last node, None where the chain has ended."""
 
-    request: BlockRequest
+    request: HeadRequest
     max_nodes: int
     end: int | None = ROOT
-    context: BlockContext | None = None
+    context: TextContext | None = None
+
+    def fail(self) -> None:
+        """End the chain: its logits are no numbers."""
+        self.request.fail()
+        self.end = None
 
 
-class BlockDrafter(HeadDrafter[BlockRequest]):
+class BlockDrafter(HeadDrafter[HeadRequest, BlockHead]):
     """See `Drafter` and `StepReader`."""
 
     def __init__(self, context: DrafterContext, options: BlockOptions) -> None:
         host = host_of(context.target, context.name, "block")
-        folder = resolve_head(options.model)
-        self.made_for = folder_made_for(folder)
-        head = load_head_of(BlockHead, folder, target_shape(host), host.weight)
+        ready = ready_head(BlockHead, options.model, host)
         # Those further ahead are less sure.
-        super().__init__(context, host, BlockRequest, head.spec.num_drafts)
-        self._vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
-        if order is not None:
-            head.reorder(torch.from_numpy(order))
-        self._head = made_ready(head, host)
-        self.wants = StepWants(head.spec.taps)
-        self._cache = BlockCache(host, head, self._dtype)
+        super().__init__(context, ready, HeadRequest, ready.head.spec.num_drafts)
+        self.wants = StepWants(self._head.spec.taps)
+        self._cache = BlockCache(host, self._head, self._dtype)
         self._options = options
         self._warm_up(host.device)
 
@@ -79,7 +69,8 @@ class BlockDrafter(HeadDrafter[BlockRequest]):
         size = len(spec.taps) * spec.target_hidden_size
         fused = self._head.fuse(torch.zeros(1, size, dtype=self._dtype, device=device))
         places = torch.zeros(1, dtype=torch.int64, device=device)
-        context = BlockContext(places, tuple(self._head.keys_values(fused, places)))
+        held = tuple(self._head.keys_values(fused, places))
+        context = TextContext(np.zeros(1, np.int64), held)
         block = _Block(self._request_of_nobody(), 1, context=context)
         hidden = self._run([block])
         self._draw([block], hidden, self._head.logits(hidden).float())
@@ -90,7 +81,8 @@ class BlockDrafter(HeadDrafter[BlockRequest]):
         folder = resolve_head(options.model)
         config = block_files.layers_of(folder, read_config(folder))
         assert config.num_key_value_heads is not None
-        return layers(config.num_hidden_layers, config.num_key_value_heads, config.head_dim, like)
+        shape = (config.num_key_value_heads, config.head_dim)
+        return layers_like(like, [shape] * config.num_hidden_layers)
 
     @torch.inference_mode()
     def read(self, rows: Sequence[StepRows]) -> None:
@@ -114,12 +106,11 @@ class BlockDrafter(HeadDrafter[BlockRequest]):
         ]
 
     def _begin(self, block: _Block) -> bool:
-        """Whether the text has what a block behind it needs."""
+        """Read what a block behind the text attends to; False where it is not there."""
         request = block.request
-        text = request.text.token_ids
-        if not request.can_use_drafts or request.failed_len == len(text):
-            return False
-        block.context = self._cache.read(request.request_id, text, self._options.context)
+        if request.can_begin:
+            text = request.text.token_ids
+            block.context = self._cache.read(request.request_id, text, self._options.context)
         return block.context is not None
 
     def _run(self, blocks: Sequence[_Block]) -> torch.Tensor:
@@ -127,21 +118,21 @@ class BlockDrafter(HeadDrafter[BlockRequest]):
         device = self._head.token_map.device
         lengths = [len(block.request.text) for block in blocks]
         anchors = [int(block.request.text.token_ids[-1]) for block in blocks]
-        contexts = [block.context for block in blocks if block.context is not None]
         size, sights = self._head.spec.block_size, self._head.spec.sights
-
-        def attend(
-            layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-        ) -> torch.Tensor:
-            parts = zip(*(torch.split(each, size) for each in (query, key, value)), strict=True)
-            found = [
-                _attend(sights[layer], context, layer, length - 1, *part)
-                for context, length, part in zip(contexts, lengths, parts, strict=True)
-            ]
-            return torch.cat(found)
-
+        parts: list[Part] = []
+        for block, length in zip(blocks, lengths, strict=True):
+            assert block.context is not None
+            places = length - 1 + np.arange(size)
+            masks = {
+                sight: _mask(sight, block.context.positions, places, device)
+                for sight in set(sights)
+            }
+            layers = [masks[sight] for sight in sights]
+            parts.append(Part(Span(block.context.layers), size, layers))
         positions = torch.tensor([length - 1 for length in lengths], device=device)
-        hidden: torch.Tensor = self._head(torch.tensor(anchors, device=device), positions, attend)
+        hidden: torch.Tensor = self._head(
+            torch.tensor(anchors, device=device), positions, SpanAttention(parts)
+        )
         return hidden
 
     def _draw(self, blocks: Sequence[_Block], hidden: torch.Tensor, logits: torch.Tensor) -> None:
@@ -155,7 +146,7 @@ class BlockDrafter(HeadDrafter[BlockRequest]):
             request = block.request
             request.tree, request.root_len = LiveTree(), len(request.text)
             if not is_sound:
-                _fail(block)
+                block.fail()
         before = torch.tensor(
             [int(block.request.text.token_ids[-1]) for block in blocks], device=hidden.device
         )
@@ -186,7 +177,7 @@ class BlockDrafter(HeadDrafter[BlockRequest]):
         is_finite = torch.isfinite(logits.sum(dim=1)).tolist()
         for block, is_sound in zip(blocks, is_finite, strict=True):
             if block.end is not None and not is_sound:
-                _fail(block)
+                block.fail()
         open_ = [index for index, block in enumerate(blocks) if block.end is not None]
         if not open_:
             return {}
@@ -217,31 +208,37 @@ class BlockDrafter(HeadDrafter[BlockRequest]):
         return drawn
 
 
-def _fail(block: _Block) -> None:
-    block.request.tree, block.end = None, None
-    block.request.failed_len = len(block.request.text)
+class BlockCache(TextCache):
+    """Keys and values of the target's fused hidden rows, which depend on one position each."""
+
+    def __init__(self, host: Host, head: BlockHead, dtype: torch.dtype) -> None:
+        super().__init__(host, dtype, len(head.spec.sights))
+        self._head = head
+
+    def write(self, rows: Sequence[StepRows]) -> None:
+        """Keep the rows of texts that a step computed."""
+        places, taps = self._rows_of(rows)
+        if places:
+            positions = self._index(np.concatenate([each.positions for each in places]))
+            self._keep(places, self._head.keys_values(self._head.fuse(taps), positions))
+
+    def read(self, request_id: str, token_ids: TokenArray, context: int) -> TextContext | None:
+        """What a block behind a text attends to; None where its last row is missing."""
+        return self._context(request_id, token_ids, context, first=0)
 
 
-def _attend(
-    sight: Sight, context: BlockContext, layer: int, first: int, query: torch.Tensor,
-    key: torch.Tensor, value: torch.Tensor,
-) -> torch.Tensor:  # fmt: skip
-    """One block's rows, the first of which stands at position `first`: [rows, heads, dim]."""
-    keys, values = context.layers[layer]
-    places = first + torch.arange(len(query), device=query.device)
-    mask: torch.Tensor | None = None
-    if sight.window is not None or sight.is_causal:
-        distance = places[:, None] - torch.cat((context.positions, places))
-        mask = torch.ones_like(distance, dtype=torch.bool)
-        if sight.window is not None:
-            mask &= distance < sight.window
-        if sight.is_causal:
-            mask &= distance >= 0
-    attended = torch.nn.functional.scaled_dot_product_attention(
-        query.transpose(0, 1)[None],
-        torch.cat((keys, key)).transpose(0, 1)[None],
-        torch.cat((values, value)).transpose(0, 1)[None],
-        attn_mask=mask,
-        enable_gqa=True,
-    )
-    return attended[0].transpose(0, 1)
+def _mask(
+    sight: Sight, held: IndexArray, places: IndexArray, device: torch.device
+) -> torch.Tensor | None:
+    """Whom a block's rows at `places` see: bool[rows, held and rows]; None = all.
+
+    held: int64[n], positions of the text."""
+    if sight.window is None and not sight.is_causal:
+        return None
+    distance = places[:, None] - np.concatenate((held, places))
+    mask = np.ones_like(distance, dtype=np.bool_)
+    if sight.window is not None:
+        mask &= distance < sight.window
+    if sight.is_causal:
+        mask &= distance >= 0
+    return torch.from_numpy(mask).to(device)

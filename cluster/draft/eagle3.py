@@ -9,27 +9,27 @@ row of the target, which has none yet.  The next round starts anew from the targ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import rank_rows
-from cluster.draft.head_cache import HeadCache, HeadContext, layers
-from cluster.draft.head_drafter import NO_LIMIT, HeadDrafter
+from cluster.draft.head_attention import Part, Span, SpanAttention
+from cluster.draft.head_cache import HeadCache, layers
+from cluster.draft.head_drafter import NO_LIMIT, HeadDrafter, HeadRequest
 from cluster.draft.head_options import Eagle3Options
 from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.eagle3 import Eagle3Head, layer_of
-from cluster.draft.heads.load import load_head_of, made_ready, target_shape
 from cluster.draft.heads.mtp import MtpHead
+from cluster.draft.heads.ready import ReadyHead, ready_head
 from cluster.draft.inside import Host, StepRows, StepWants, host_of
 from cluster.draft.leaves import choose_leaves
 from cluster.draft.live_tree import ROOT, LiveTree
-from cluster.draft.tree_request import TreeRequest, expand_nodes
-from cluster.draft.vocabulary import written_vocabulary
+from cluster.draft.tree_request import expand_nodes
 from cluster.engine.types import LayerSpec
-from cluster.models.made_for import MadeFor, folder_made_for
 from cluster.models.resolve import resolve_head
 
 
@@ -37,48 +37,47 @@ from cluster.models.resolve import resolve_head
 class _Growth:
     """The head's rows of one request's round.
 
-    keys, values: [rows, kv_heads, head_dim]: num_context of the text, then those of the places: the
-    root is place 0, the node of slot i place i + 1.  first: [hidden], what the root takes.
-    handed_on: [hidden] by place, what its children take.  seen: the places that each one sees.
+    span: rows of the text, then those of the places: the root is place 0, the node of slot i place
+    i + 1.  first: [hidden], what the root takes.  handed_on: [hidden] by place, what its children
+    take.  seen: the places that each one sees.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    num_context: int
+    span: Span
     first: torch.Tensor
-    handed_on: list[torch.Tensor]
-    seen: list[list[int]]
+    handed_on: list[torch.Tensor] = field(default_factory=list)
+    seen: list[list[int]] = field(default_factory=list)
+
+    def part(self, places: Sequence[int]) -> Part:
+        """Rows of a pass, those of the next places, each of which sees the text and its path."""
+        num_held = self.span.num_held
+        mask = torch.zeros(len(places), num_held + places[-1] + 1, dtype=torch.bool)
+        mask[:, :num_held] = True
+        for row, place in enumerate(places):
+            mask[row, [num_held + each for each in self.seen[place]]] = True
+        return Part(self.span, len(places), [mask.to(self.first.device)])
 
 
 @dataclass(slots=True, eq=False)
-class Eagle3Request(TreeRequest):
-    """growth: of the tree's round; None where there is no tree.  failed_len: the length of the text
-    of which the head made nothing but NaN."""
+class Eagle3Request(HeadRequest):
+    """growth: of the tree's round; None where there is no tree."""
 
     growth: _Growth | None = None
-    failed_len: int = -1
 
     def drop_tree(self) -> None:
         self.tree = self.growth = None
 
 
-class Eagle3Drafter(HeadDrafter[Eagle3Request]):
+class Eagle3Drafter(HeadDrafter[Eagle3Request, Eagle3Head | MtpHead]):
     """See `Drafter` and `StepReader`.  A slice of growth is one pass over all requests."""
 
     kind = "eagle3"
 
     def __init__(self, context: DrafterContext, options: Eagle3Options) -> None:
         host = host_of(context.target, context.name, self.kind)
-        super().__init__(context, host, Eagle3Request, 1)
-        head = self._load(options, host)
-        self.made_for = self._made_for(options)
-        self._vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
-        if order is not None:
-            head.lm_head.weight = torch.nn.Parameter(head.lm_head.weight[order], False)
-        self._head = made_ready(head, host)
-        self.wants = StepWants(head.spec.taps)
+        super().__init__(context, self._ready(options, host), Eagle3Request, 1)
+        self.wants = StepWants(self._head.spec.taps)
         self.vocab_size = host.vocab_size
-        self._cache = HeadCache(host, head, self._dtype)
+        self._cache = HeadCache(host, self._head, self._dtype)
         self._options = options
         self._warm_up(host.device)
 
@@ -90,17 +89,12 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request]):
         nothing = taps.new_zeros(2, 0, layer.num_key_value_heads, layer.head_dim)
         request = self._request_of_nobody()
         request.tree, request.root_len = LiveTree(), 2
-        request.growth = _growth_from(
-            HeadContext(((nothing[0], nothing[1]),), self._head.fuse(taps)[0])
-        )
+        span = Span([(nothing[0], nothing[1])])
+        request.growth = _Growth(span, self._head.fuse(taps)[0])
         self._expand([(request, ROOT)])
 
-    def _load(self, options: Eagle3Options, host: Host) -> Eagle3Head | MtpHead:
-        folder = resolve_head(options.model)
-        return load_head_of(Eagle3Head, folder, target_shape(host), host.weight)
-
-    def _made_for(self, options: Eagle3Options) -> MadeFor:
-        return folder_made_for(resolve_head(options.model))
+    def _ready(self, options: Eagle3Options, host: Host) -> ReadyHead[Any]:
+        return ready_head(Eagle3Head, options.model, host)
 
     @classmethod
     def kv_layers(cls, options: Eagle3Options, like: LayerSpec) -> Sequence[LayerSpec]:
@@ -144,13 +138,13 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request]):
     def _begin(self, request: Eagle3Request) -> bool:
         """Start a tree behind the text, where the target's rows of it are there."""
         text = request.text.token_ids
-        if not request.can_use_drafts or request.failed_len == len(text):
+        if not request.can_begin:
             return False
         context = self._cache.read(request.request_id, text, self._options.context)
         if context is None:
             return False
         request.tree, request.root_len = LiveTree(), len(text)
-        request.growth = _growth_from(context)
+        request.growth = _Growth(Span(context.layers), context.hidden)
         return True
 
     def _expand(self, rows: Sequence[tuple[Eagle3Request, int]]) -> None:
@@ -178,17 +172,17 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request]):
             return rows, logits
         for (request, _), is_sound in zip(rows, is_finite, strict=True):
             if not is_sound:
-                request.drop_tree()
-                request.failed_len = len(request.text)
+                request.fail()
         kept = [index for index, (request, _) in enumerate(rows) if request.tree is not None]
         return [rows[index] for index in kept], logits[kept]
 
     def _run(self, rows: Sequence[tuple[Eagle3Request, int]]) -> torch.Tensor:
-        """The head's rows of these nodes: their logits, float32[rows, draft_vocab]."""
+        """The head's rows of these nodes, those of one request neighbours: their logits,
+        float32[rows, draft_vocab]."""
         token_ids: list[int] = []
         hidden: list[torch.Tensor] = []
         positions: list[int] = []
-        spans: list[tuple[_Growth, int]] = []
+        places: dict[int, tuple[_Growth, list[int]]] = {}
         for request, node in rows:
             tree, growth = request.tree, request.growth
             assert tree is not None
@@ -201,18 +195,16 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request]):
             # The head's row of a token stands where the hidden row before it does.
             positions.append(request.root_len - 2 + tree.depths[node])
             growth.seen.append([place] if is_root else [*growth.seen[parent], place])
-            spans.append((growth, place))
-        device = hidden[0].device
-
-        def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            return _attend(spans, query, key, value)
-
+            places.setdefault(id(growth), (growth, []))[1].append(place)
+        device, of_texts = hidden[0].device, list(places.values())
         found = self._head(
             torch.tensor(token_ids, device=device), torch.stack(hidden),
-            torch.tensor(positions, device=device), attend,
+            torch.tensor(positions, device=device),
+            SpanAttention([growth.part(own) for growth, own in of_texts]),
         )  # fmt: skip
-        for (growth, _), row in zip(spans, self._head.handed_on(found), strict=True):
-            growth.handed_on.append(row)
+        handed_on = torch.split(self._head.handed_on(found), [len(own) for _, own in of_texts])
+        for (growth, _), own_rows in zip(of_texts, handed_on, strict=True):
+            growth.handed_on += own_rows.unbind()
         return self._head.logits(found).float()
 
     def _proposal(self, request: Eagle3Request, num_asked: int) -> Proposal:
@@ -227,41 +219,3 @@ class Eagle3Drafter(HeadDrafter[Eagle3Request]):
     def _least(self, tree: LiveTree, num_asked: int) -> float:
         """The survival of a leaf that is worth a row of the head."""
         return max(self._options.min_survival, tree.least_worth(num_asked))
-
-
-def _growth_from(context: HeadContext) -> _Growth:
-    ((keys, values),) = context.layers
-    return _Growth(keys, values, len(keys), context.hidden, [], [])
-
-
-def _attend(
-    spans: Sequence[tuple[_Growth, int]],
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-) -> torch.Tensor:
-    """Each row over its text and its path.  spans: of each row, neighbours where they are of one
-    request, in the order of its places."""
-    found: list[torch.Tensor] = []
-    start = 0
-    while start < len(spans):
-        growth = spans[start][0]
-        stop = start
-        while stop < len(spans) and spans[stop][0] is growth:
-            stop += 1
-        growth.keys = torch.cat((growth.keys, key[start:stop]))
-        growth.values = torch.cat((growth.values, value[start:stop]))
-        mask = torch.zeros(stop - start, len(growth.keys), dtype=torch.bool)
-        mask[:, : growth.num_context] = True
-        for row, (_, place) in enumerate(spans[start:stop]):
-            mask[row, [growth.num_context + each for each in growth.seen[place]]] = True
-        attended = torch.nn.functional.scaled_dot_product_attention(
-            query[start:stop].transpose(0, 1)[None],
-            growth.keys.transpose(0, 1)[None],
-            growth.values.transpose(0, 1)[None],
-            attn_mask=mask.to(query.device),
-            enable_gqa=True,
-        )
-        found.append(attended[0].transpose(0, 1))
-        start = stop
-    return torch.cat(found)

@@ -5,16 +5,17 @@ Their trees are grown from the target's rows behind the text, so that each ends 
 
 from __future__ import annotations
 
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
-import torch
 
 from cluster.core import Commit, SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.committed_text import CommittedTextDrafter, common_len
-from cluster.draft.inside import Host
+from cluster.draft.heads.module import HeadModule
+from cluster.draft.heads.ready import ReadyHead
 from cluster.draft.sharpness import Sharpness
 from cluster.draft.tree_request import TreeRequest, learn_draws
 
@@ -22,20 +23,38 @@ from cluster.draft.tree_request import TreeRequest, learn_draws
 NO_LIMIT = 1 << 62
 
 State = TypeVar("State", bound=TreeRequest)
+Head = TypeVar("Head", bound=HeadModule)
 
 
-class HeadDrafter(CommittedTextDrafter[State]):
+@dataclass(slots=True, eq=False)
+class HeadRequest(TreeRequest):
+    """failed_len: the length of the text of which the head made nothing but NaN."""
+
+    failed_len: int = -1
+
+    @property
+    def can_begin(self) -> bool:
+        """True if a tree behind the text may be of use."""
+        return self.can_use_drafts and self.failed_len != len(self.text)
+
+    def fail(self) -> None:
+        """End the round of this text."""
+        self.drop_tree()
+        self.failed_len = len(self.text)
+
+
+class HeadDrafter(CommittedTextDrafter[State], Generic[State, Head]):
     """Keeps the requests' texts, and learns from each commit how sure the head is."""
 
     def __init__(
-        self, context: DrafterContext, host: Host, state: type[State], num_fits: int
+        self, context: DrafterContext, ready: ReadyHead[Head], state: type[State], num_fits: int
     ) -> None:
         """state: of a request.  num_fits: depths, the last of them for all below it, that are
         calibrated each by itself."""
         super().__init__(context, state.opened_by)
         self._state = state
-        # What the head computes in: on a CPU other numbers are emulated.
-        self._dtype = torch.float32 if host.device.type == "cpu" else host.dtype
+        self._head, self._vocabulary, self._dtype = ready.head, ready.vocabulary, ready.dtype
+        self.made_for = ready.made_for
         self._sharpness: Bounded[list[Sharpness]] = Bounded(
             lambda: [Sharpness() for _ in range(num_fits)]
         )

@@ -11,33 +11,25 @@ import torch
 
 from cluster.draft.base import DrafterContext
 from cluster.draft.head_options import MedusaOptions
-from cluster.draft.heads.load import load_head_of, made_ready, target_shape
 from cluster.draft.heads.medusa import MedusaHead
+from cluster.draft.heads.ready import ready_head
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.product import ProductDrafter
 from cluster.draft.tree_request import TreeRequest
-from cluster.draft.vocabulary import written_vocabulary
-from cluster.models.made_for import folder_made_for
-from cluster.models.resolve import resolve_head
 
 
-class MedusaDrafter(ProductDrafter[torch.Tensor]):
+class MedusaDrafter(ProductDrafter[MedusaHead, torch.Tensor]):
     """See `Drafter` and `StepReader`.  It drafts from the rows of the last step alone."""
 
     @torch.inference_mode()
     def __init__(self, context: DrafterContext, options: MedusaOptions) -> None:
         host = host_of(context.target, context.name, "medusa")
-        folder = resolve_head(options.model)
-        self.made_for = folder_made_for(folder)
-        head = load_head_of(MedusaHead, folder, target_shape(host), host.weight)
-        vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
-        super().__init__(context, host, options, head.spec.num_heads, vocabulary)
-        self._head = made_ready(head, host)
-        self._order = None if order is None else torch.from_numpy(order).to(host.device)
+        ready = ready_head(MedusaHead, options.model, host)
+        spec = ready.head.spec
+        super().__init__(context, ready, options, spec.num_heads)
         self.wants = StepWants((-1,))
         self._rows: dict[str, tuple[int, torch.Tensor]] = {}
-        size = head.spec.hidden_size
-        self._warm_up_with(torch.zeros(size, dtype=self._dtype, device=host.device))
+        self._warm_up_with(torch.zeros(spec.hidden_size, dtype=self._dtype, device=host.device))
 
     def read(self, rows: Sequence[StepRows]) -> None:
         """See `StepReader`: of each text the last row is kept, until the next step."""
@@ -59,4 +51,4 @@ class MedusaDrafter(ProductDrafter[torch.Tensor]):
     ) -> torch.Tensor:
         hidden = torch.stack(list(inputs)).to(self._dtype)
         logits: torch.Tensor = self._head(hidden).float()
-        return logits if self._order is None else logits[:, :, self._order]
+        return logits

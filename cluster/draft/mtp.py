@@ -6,12 +6,13 @@ It drafts as an EAGLE-3 head does, from the rows behind the target's final norm.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cluster.draft.eagle3 import Eagle3Drafter
 from cluster.draft.head_cache import layers
 from cluster.draft.head_options import Eagle3Options
 from cluster.draft.heads import mtp
-from cluster.draft.heads.load import target_shape
+from cluster.draft.heads.ready import ReadyHead, made_ready, target_shape
 from cluster.draft.inside import Host
 from cluster.engine.types import LayerSpec
 from cluster.models.made_for import MadeFor
@@ -23,11 +24,9 @@ class MtpDrafter(Eagle3Drafter):
 
     kind = "mtp"
 
-    def _load(self, options: Eagle3Options, host: Host) -> mtp.MtpHead:
-        return mtp.load(resolve(options.model), target_shape(host), host.weight)
-
-    def _made_for(self, options: Eagle3Options) -> MadeFor:
-        return MadeFor()  # it lies in the target's own folder
+    def _ready(self, options: Eagle3Options, host: Host) -> ReadyHead[Any]:
+        head = mtp.load(resolve(options.model), target_shape(host), host.weight)
+        return made_ready(head, host, MadeFor())  # it lies in the target's own folder
 
     @classmethod
     def kv_layers(cls, options: Eagle3Options, like: LayerSpec) -> Sequence[LayerSpec]:

@@ -17,7 +17,8 @@ from typing import Any, ClassVar
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.heads.exit import ExitHead
-from cluster.draft.heads.load import load_head_of, target_shape
+from cluster.draft.heads.load import load_head_of
+from cluster.draft.heads.ready import target_shape
 from cluster.draft.inside import Host, host_of
 from cluster.draft.lm import LMDrafter
 from cluster.draft.lm_options import LMOptions

@@ -8,47 +8,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from cluster.draft.base import DrafterContext
-from cluster.draft.head_cache import HeadContext, ParallelCache, attended, layers
+from cluster.draft.head_attention import Part, Span, SpanAttention
+from cluster.draft.head_cache import HeadContext, ParallelCache, layers
 from cluster.draft.head_options import PeagleOptions
 from cluster.draft.heads.checkpoint import read_config
 from cluster.draft.heads.eagle3 import layer_of
-from cluster.draft.heads.load import load_head_of, made_ready, target_shape
 from cluster.draft.heads.peagle import ParallelHead, num_layers_of
+from cluster.draft.heads.ready import ready_head
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.product import ProductDrafter
 from cluster.draft.tree_request import TreeRequest
-from cluster.draft.vocabulary import written_vocabulary
 from cluster.engine.types import LayerSpec
-from cluster.models.made_for import folder_made_for
 from cluster.models.resolve import resolve_head
 
 
-class PeagleDrafter(ProductDrafter[HeadContext]):
+class PeagleDrafter(ProductDrafter[ParallelHead, HeadContext]):
     """See `Drafter` and `StepReader`."""
 
     @torch.inference_mode()
     def __init__(self, context: DrafterContext, options: PeagleOptions) -> None:
         host = host_of(context.target, context.name, "peagle")
-        folder = resolve_head(options.model)
-        self.made_for = folder_made_for(folder)
-        head = load_head_of(ParallelHead, folder, target_shape(host), host.weight)
-        vocabulary, order = written_vocabulary(head.token_map.numpy(), host.vocab_size)
-        if order is not None:
-            head.lm_head.weight = torch.nn.Parameter(head.lm_head.weight[order], False)
+        ready = ready_head(ParallelHead, options.model, host)
+        head = ready.head
         self._num_drafts = options.num_drafts or head.num_drafts
-        super().__init__(context, host, options, self._num_drafts, vocabulary)
-        self._head = made_ready(head, host)
+        super().__init__(context, ready, options, self._num_drafts)
         self.wants = StepWants(head.spec.taps)
         self._cache = ParallelCache(host, head, self._dtype, options.context)
         self._context = options.context
         layer = head.spec.layer
-        rows = torch.zeros(0, layer.num_key_value_heads, layer.head_dim, dtype=self._dtype)
-        nothing = ((rows.to(host.device), rows.to(host.device)),) * head.num_layers
         hidden = torch.zeros(layer.hidden_size, dtype=self._dtype, device=host.device)
-        self._warm_up_with(HeadContext(nothing, hidden))
+        rows = hidden.new_zeros(0, layer.num_key_value_heads, layer.head_dim)
+        nothing = ((rows, rows),) * head.num_layers
+        self._warm_up_with(HeadContext(np.empty(0, np.int64), nothing, hidden))
 
     @classmethod
     def kv_layers(cls, options: PeagleOptions, like: LayerSpec) -> Sequence[LayerSpec]:
@@ -71,20 +66,10 @@ class PeagleDrafter(ProductDrafter[HeadContext]):
         hidden, size = torch.stack([each.hidden for each in inputs]), self._num_drafts
         device = hidden.device
         own = torch.ones(size, size, dtype=torch.bool, device=device).tril()
-        masks = [
-            torch.nn.functional.pad(own, (len(each.layers[0][0]), 0), value=True) for each in inputs
-        ]
-
-        def attend(
-            layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-        ) -> torch.Tensor:
-            parts = zip(*(torch.split(each, size) for each in (query, key, value)), strict=True)
-            found = [
-                attended(context.layers[layer], mask, *part)
-                for context, mask, part in zip(inputs, masks, parts, strict=True)
-            ]
-            return torch.cat(found)
-
+        parts: list[Part] = []
+        for each in inputs:
+            mask = torch.nn.functional.pad(own, (len(each.positions), 0), value=True)
+            parts.append(Part(Span(each.layers), size, [mask] * len(each.layers)))
         texts = [request.text.token_ids for request in requests]
         rows = self._head.draft(
             torch.tensor([int(text[-1]) for text in texts], device=device),
@@ -92,6 +77,6 @@ class PeagleDrafter(ProductDrafter[HeadContext]):
             # The head's row of a token stands where the hidden row before it does.
             torch.tensor([len(text) - 2 for text in texts], device=device),
             size,
-            attend,
+            SpanAttention(parts),
         )
         return self._head.logits(rows).float()

@@ -18,30 +18,28 @@ import torch
 from cluster.core import DraftTask, Proposal
 from cluster.draft.base import DrafterContext
 from cluster.draft.candidates import RankedRows, RowContext, rank_rows
-from cluster.draft.head_drafter import NO_LIMIT, HeadDrafter
+from cluster.draft.head_drafter import NO_LIMIT, Head, HeadDrafter
 from cluster.draft.head_options import ProductOptions
-from cluster.draft.inside import Host
+from cluster.draft.heads.ready import ReadyHead
 from cluster.draft.live_tree import ROOT, LiveTree
 from cluster.draft.sharpness import conditionals
 from cluster.draft.tree_request import TreeRequest
-from cluster.draft.vocabulary import DraftVocabulary
 
 # What a pass takes of one text.
 Input = TypeVar("Input")
 
 
-class ProductDrafter(HeadDrafter[TreeRequest], Generic[Input]):
+class ProductDrafter(HeadDrafter[TreeRequest, Head], Generic[Head, Input]):
     """See `Drafter`.  A tree is complete after one pass over all requests."""
 
     def __init__(
-        self, context: DrafterContext, host: Host, options: ProductOptions, num_positions: int,
-        vocabulary: DraftVocabulary | None,
+        self, context: DrafterContext, ready: ReadyHead[Head], options: ProductOptions,
+        num_positions: int,
     ) -> None:  # fmt: skip
-        """num_positions: that a pass gives candidates of.  vocabulary: of its logits' columns."""
+        """num_positions: that a pass gives candidates of."""
         # Positions further ahead are less sure.
-        super().__init__(context, host, TreeRequest, num_positions)
+        super().__init__(context, ready, TreeRequest, num_positions)
         self._options = options
-        self._vocabulary = vocabulary
 
     @abstractmethod
     def _input(self, request: TreeRequest) -> Input | None:

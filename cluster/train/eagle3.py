@@ -9,6 +9,7 @@ from torch import nn
 from transformers import LlamaConfig, PreTrainedModel
 
 from cluster.draft.heads.eagle3 import Eagle3Head, Eagle3Spec
+from cluster.engine.types import AttentionOptions
 from cluster.models.made_for import MadeFor
 from cluster.train.chat_heads import HeadBatch, Learner, save_head
 
@@ -21,7 +22,6 @@ _SHARED = (
 
 
 _NOT_SAVED = ("embed_tokens.weight", "token_map")
-_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _OUTSIDE_THE_LAYER = ("fc", "fc_norm", "input_norm", "norm", "lm_head")
 
 
@@ -82,21 +82,28 @@ class _ChainAttention:
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
 
-    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """See `Attend`; the rows are those of all conversations, flattened."""
+    def attend_layer(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """See `LayerPlan`; the rows are those of all conversations, flattened."""
         shared = query.shape[1] // key.shape[1]
         query, key, value = (
-            each.view(self._num_rows, -1, *each.shape[1:]).transpose(1, 2)
+            each.reshape(each.shape[1], self._num_rows, -1, each.shape[3]).transpose(0, 1)
             for each in (query, key, value)
         )  # [rows, heads, width, dim]
         self._keys.append(key.repeat_interleave(shared, dim=1))
         self._values.append(value.repeat_interleave(shared, dim=1))
         if len(self._keys) == 1:
             result = nn.functional.scaled_dot_product_attention(
-                query, self._keys[0], self._values[0], is_causal=True
+                query, self._keys[0], self._values[0], is_causal=True, scale=options.scaling
             )
-            return result.transpose(1, 2).flatten(0, 1)
-        query = query * query.shape[-1] ** -0.5
+            return result.transpose(1, 2).flatten(0, 1)[None]
+        query = query * options.scaling
         width = self._keys[0].shape[2]
         first = query @ self._keys[0].transpose(2, 3)
         later = torch.ones_like(first[0, 0], dtype=torch.bool).triu(self._first + 1)
@@ -106,7 +113,7 @@ class _ChainAttention:
         result = scores[..., :width] @ self._values[0]
         for index, each in enumerate(self._values[1:]):
             result = result + scores[..., width + index, None] * each
-        return result.transpose(1, 2).flatten(0, 1)
+        return result.transpose(1, 2).flatten(0, 1)[None]
 
 
 def new_head(
@@ -133,11 +140,12 @@ def new_head(
         head.fc.weight.zero_()
         head.fc.weight[:, -hidden:].copy_(torch.eye(hidden))
         for part in ("q_proj", "k_proj", "v_proj"):
-            mine, theirs = getattr(head, part).weight, weights[f"{prefix}self_attn.{part}.weight"]
+            mine = getattr(head.self_attn, part).weight
+            theirs = weights[f"{prefix}self_attn.{part}.weight"]
             mine.zero_()
             mine[:, hidden:].copy_(theirs)
             mine[:, :hidden].copy_(theirs)
-        head.o_proj.weight.copy_(weights[f"{prefix}self_attn.o_proj.weight"])
+        head.self_attn.o_proj.weight.copy_(weights[f"{prefix}self_attn.o_proj.weight"])
         for part in ("gate_proj", "up_proj", "down_proj"):
             getattr(head.mlp, part).weight.copy_(weights[f"{prefix}mlp.{part}.weight"])
         for mine, theirs in (
@@ -181,6 +189,4 @@ def save_eagle3(head: Eagle3Head, folder: Path, made_for: MadeFor) -> None:
 def _file_name(name: str) -> str:
     """The authors' name of a tensor of the head."""
     part = name.partition(".")[0]
-    if part in _OUTSIDE_THE_LAYER:
-        return name
-    return f"midlayer.self_attn.{name}" if part in _ATTENTION else f"midlayer.{name}"
+    return name if part in _OUTSIDE_THE_LAYER else f"midlayer.{name}"

@@ -17,7 +17,7 @@ from cluster.draft.inside import StepRows
 from cluster.draft.registry import check
 from cluster.errors import ConfigError
 from tests.support.draft.blocks import random_block, right_block
-from tests.support.draft.heads import cyclic_target, random_medusa
+from tests.support.draft.heads import ByRows, cyclic_target, random_medusa
 from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.engine.taps import expected_taps
@@ -108,7 +108,7 @@ def test_a_block_behind_a_prefix_hit_is_that_of_a_plain_forward(
                 return torch.einsum("hqk,khd->qhd", weights, values)
 
             with torch.inference_mode():
-                wanted = head(torch.tensor(tokens[-1:]), torch.tensor([length - 1]), attend)
+                wanted = head(torch.tensor(tokens[-1:]), torch.tensor([length - 1]), ByRows(attend))
             torch.testing.assert_close(row, wanted[0], atol=1e-4, rtol=1e-4)
     assert len(found) >= 3
 

@@ -15,7 +15,7 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.head_options import Eagle3Options
 from cluster.draft.registry import check
 from cluster.errors import ConfigError
-from tests.draft.heads.test_eagle3 import attend_causally
+from tests.draft.heads.test_eagle3 import CAUSAL
 from tests.support.draft.heads import cyclic_target, random_eagle3, right_eagle3
 from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
 from tests.support.engine.driver import load_oracle, prompt
@@ -39,7 +39,7 @@ def rows_of(inside: Inside, oracle: Any, tokens: Sequence[int]) -> tuple[torch.T
         fused = head.fuse(taps.flatten(1))
         positions = torch.arange(len(tokens) - 1)
         keys, values = head.keys_values(ids[1:], fused[:-1], positions)
-        logits = head.logits(head(ids[1:], fused[:-1], positions, attend_causally))
+        logits = head.logits(head(ids[1:], fused[:-1], positions, CAUSAL))
     return fused, keys, values, logits
 
 
@@ -101,11 +101,11 @@ def test_the_logits_of_root_and_nodes_are_those_of_a_plain_forward(
             for token in tree.path_tokens(node):
                 with torch.inference_mode():
                     positions = torch.arange(len(ids))
-                    out = head(ids, hidden, positions, attend_causally)
+                    out = head(ids, hidden, positions, CAUSAL)
                     ids = torch.cat((ids, torch.tensor([token])))
                     hidden = torch.cat((hidden, head.handed_on(out)[-1:]))
             with torch.inference_mode():
-                out = head(ids, hidden, torch.arange(len(ids)), attend_causally)
+                out = head(ids, hidden, torch.arange(len(ids)), CAUSAL)
                 torch.testing.assert_close(got, head.logits(out)[-1], atol=1e-4, rtol=1e-4)
         inside.verifier.release([name])
 
@@ -119,8 +119,8 @@ def test_rows_that_are_missing_are_left_out_and_without_the_last_nothing_is_draf
     inside.draw(session)
     cache, tokens = inside.drafter._cache, np.array(session.tokens, np.int32)
     context = cache.read("a", tokens, 2048)
-    assert len(context.layers[0][0]) == 40 - 1 - 16  # without the first token and the second chunk
-    assert len(cache.read("a", tokens, 6).layers[0][0]) == 6
+    assert len(context.positions) == 40 - 1 - 16  # without the first token and the second chunk
+    assert len(cache.read("a", tokens, 6).positions) == 6
     assert len(inside.tree(session, 8)) > 0
     lengths = []
     for _ in range(3):

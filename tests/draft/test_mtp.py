@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cluster.core import SamplingParams
-from tests.draft.heads.test_eagle3 import attend_causally
+from tests.draft.heads.test_eagle3 import CAUSAL
 from tests.draft.test_eagle3 import check_cache, rows_of
 from tests.support.draft.inside import GREEDY, LAWS, SAMPLED, Inside, config_of, mean_accepted
 from tests.support.draft.mtp import SIZE, right_mtp, with_mtp
@@ -57,7 +57,7 @@ def test_the_logits_of_root_and_nodes_are_those_of_a_plain_forward(glm: Path) ->
         for node, got in found[1:]:
             ids, hidden = torch.tensor(session.tokens)[1:], fused[:-1]
             for token in [*tree.path_tokens(node), None]:
-                out = head(ids, hidden, torch.arange(len(ids)), attend_causally)
+                out = head(ids, hidden, torch.arange(len(ids)), CAUSAL)
                 if token is not None:
                     ids = torch.cat((ids, torch.tensor([token])))
                     hidden = torch.cat((hidden, head.handed_on(out)[-1:]))

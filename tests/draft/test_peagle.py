@@ -19,7 +19,13 @@ from cluster.errors import ConfigError
 from cluster.spec.noise import gumbel
 from cluster.spec.tree import depths
 from tests.draft.heads.test_eagle3 import attend_causally
-from tests.support.draft.heads import cyclic_target, random_eagle3, random_peagle, right_peagle
+from tests.support.draft.heads import (
+    ByRows,
+    cyclic_target,
+    random_eagle3,
+    random_peagle,
+    right_peagle,
+)
 from tests.support.draft.inside import GREEDY, LAWS, Inside, config_of, mean_accepted
 from tests.support.engine.driver import load_oracle, prompt
 from tests.support.engine.taps import expected_taps
@@ -49,10 +55,11 @@ def rows_of(
             kept.append(own[1:])
             return attend_causally(*own)
 
-        hidden = head(ids, head.fuse(taps), positions, lambda *own: attend(0, *own))
+        plan = ByRows(attend)
+        hidden = head(ids, head.fuse(taps), positions, plan)
         rotation = head.rotary(hidden, positions[None])
         for layer in head.deeper:
-            hidden = layer(hidden, rotation, lambda *own: attend(1, *own))
+            hidden = layer(hidden[None], position_embeddings=rotation, plan=plan)[0]
         return [(key, value) for key, value in kept], head.logits(hidden)[-DRAFTS:]
 
 

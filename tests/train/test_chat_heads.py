@@ -33,6 +33,7 @@ from cluster.train.heads import train_head
 from cluster.train.medusa import MedusaLearner, new_heads
 from cluster.train.processes import processes, run_together
 from cluster.train.trainer import Budget, Phase, Trainer, TrainSettings
+from tests.support.draft.heads import ByRows
 
 MADE_FOR = MadeFor("target", "0123")
 VOCAB, TAPS = 288, (2, 1, 0, 3)
@@ -74,7 +75,9 @@ def drafted_one_by_one(head: Eagle3Head, batch: HeadBatch, row: int, depth: int)
     keys: list[torch.Tensor] = []
     values: list[torch.Tensor] = []
 
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def attend(
+        layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
         keys.append(key)
         values.append(value)
         shared = query.shape[1] // key.shape[1]
@@ -89,7 +92,8 @@ def drafted_one_by_one(head: Eagle3Head, batch: HeadBatch, row: int, depth: int)
     for position in range(row + depth):
         if position <= row:
             hidden = head.fuse(states[position : position + 1, :3].flatten(1).float())
-        output = head(tokens[position + 1 : position + 2], hidden, torch.tensor([position]), attend)
+        token, place = tokens[position + 1 : position + 2], torch.tensor([position])
+        output = head(token, hidden, place, ByRows(attend))
         hidden = head.handed_on(output)
         if position >= row:
             found.append(output[0])

@@ -71,7 +71,7 @@ def head_batch() -> HeadBatch:
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *, is_causal: bool, scale: float
 ) -> torch.Tensor:
     return (query @ key.mT).softmax(-1) @ value
 

@@ -8,22 +8,22 @@ it (DSpark).  The context's keys and values depend on one position each: they ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3MLP,
+    Qwen3DecoderLayer,
     Qwen3RMSNorm,
     Qwen3RotaryEmbedding,
-    apply_rotary_pos_emb,
 )
 
+from cluster.draft.heads.layers import KeysValues, keys_values, planned
 from cluster.draft.heads.markov import ConfidenceHead, MarkovHead, MarkovSpec
-from cluster.draft.heads.precision import PreciseBuffers
+from cluster.draft.heads.module import HeadModule
+from cluster.engine.attention.seam import LayerPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,6 @@ class Sight:
 
     window: int | None = None
     is_causal: bool = False
-
-
-# attend(layer, query [rows, heads, dim], key, value [rows, kv heads, dim]) -> [rows, heads, dim]:
-# over the context, wherever that is kept, and over each block's own rows.
-AttendBlock = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +66,12 @@ class BlockSpec:
         return self.block_size if self.predicts_next else self.block_size - 1
 
 
-class BlockHead(PreciseBuffers):
+class BlockHead(HeadModule):
     """The drafter's weights and its forward.
 
-    token_map: int64[draft_vocab], target ids of its outputs.  embedding: [vocab, hidden], output:
-    [draft_vocab, hidden], the target's own where the file has none.
+    embedding: [vocab, hidden], output: [draft_vocab, hidden], the target's own where the file has
+    none.
     """
-
-    token_map: torch.Tensor
 
     def __init__(self, spec: BlockSpec, embedding: torch.Tensor, output: torch.Tensor) -> None:
         super().__init__()
@@ -88,7 +81,9 @@ class BlockHead(PreciseBuffers):
         self.embed_tokens = nn.Embedding(len(embedding), hidden, _weight=embedding, _freeze=True)
         self.fc = nn.Linear(len(spec.taps) * spec.target_hidden_size, hidden, bias=False)
         self.hidden_norm = Qwen3RMSNorm(hidden, eps)
-        self.layers = nn.ModuleList(_Layer(config) for _ in spec.sights)
+        self.layers = nn.ModuleList(
+            Qwen3DecoderLayer(planned(config), index) for index in range(len(spec.sights))
+        )
         self.rotary = Qwen3RotaryEmbedding(config)
         self.norm = Qwen3RMSNorm(hidden, eps)
         self.lm_head = nn.Linear(hidden, spec.draft_vocab_size, bias=False, device="meta")
@@ -108,32 +103,28 @@ class BlockHead(PreciseBuffers):
         fused: torch.Tensor = self.hidden_norm(self.fc(taps))
         return fused
 
-    def keys_values(
-        self, fused: torch.Tensor, positions: torch.Tensor
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What blocks behind these rows attend to, of every layer: [rows, kv heads, dim] each."""
-        cos, sin = self.rotary(fused, positions[None])
-        return [layer.keys_values(fused, cos, sin) for layer in self._in_order()]
-
-    def _in_order(self) -> Iterator[_Layer]:
-        return cast("Iterator[_Layer]", iter(self.layers))
+    def keys_values(self, fused: torch.Tensor, positions: torch.Tensor) -> list[KeysValues]:
+        """The keys and values that blocks behind these rows attend to, of every layer."""
+        rotation = self.rotary(fused, positions[None])
+        return [keys_values(layer.self_attn, fused, rotation) for layer in self.layers]
 
     def forward(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, attend: AttendBlock
+        self, token_ids: torch.Tensor, positions: torch.Tensor, plan: LayerPlan
     ) -> torch.Tensor:
         """One block each behind the texts' last tokens, which stand at `positions`, int64[blocks].
 
-        Returns the rows that draft, in the order of the drafts: [blocks, num_drafts, hidden].
+        plan: of all blocks' rows, over the context and each block's own.  Returns the rows that
+        draft, in the order of the drafts: [blocks, num_drafts, hidden].
         """
         size, num_blocks = self.spec.block_size, len(token_ids)
         ids = token_ids.new_full((num_blocks, size), self.spec.mask_token_id)
         ids[:, 0] = token_ids
         places = positions[:, None] + torch.arange(size, device=positions.device)
-        hidden = self.embed_tokens(ids.flatten())
-        cos, sin = self.rotary(hidden, places.flatten()[None])
-        for index, layer in enumerate(self._in_order()):
-            hidden = layer(index, hidden, cos, sin, attend)
-        rows: torch.Tensor = self.norm(hidden).view(num_blocks, size, -1)
+        hidden = self.embed_tokens(ids.flatten())[None]
+        rotation = self.rotary(hidden, places.flatten()[None])
+        for layer in self.layers:
+            hidden = layer(hidden, position_embeddings=rotation, plan=plan)
+        rows: torch.Tensor = self.norm(hidden[0]).view(num_blocks, size, -1)
         return rows[:, size - self.spec.num_drafts :]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -141,49 +132,8 @@ class BlockHead(PreciseBuffers):
         found: torch.Tensor = self.lm_head(hidden)
         return found
 
-    def reorder(self, order: torch.Tensor) -> None:
-        """Let output i be what output order[i] was."""
-        outputs = [self.lm_head, *([self.markov_head.markov_w2] if self.markov_head else [])]
-        for each in outputs:
-            each.weight = nn.Parameter(each.weight[order], requires_grad=False)
-        self.token_map = self.token_map[order]
-
-
-class _Layer(nn.Module):
-    """A decoder layer of Qwen3, whose keys and values of the context come from elsewhere."""
-
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__()
-        hidden, eps, dim = config.hidden_size, config.rms_norm_eps, config.head_dim
-        heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        assert kv_heads is not None
-        has_bias = config.attention_bias
-        self._dim = dim
-        self.input_layernorm = Qwen3RMSNorm(hidden, eps)
-        self.post_attention_layernorm = Qwen3RMSNorm(hidden, eps)
-        self.q_proj = nn.Linear(hidden, heads * dim, bias=has_bias)
-        self.k_proj = nn.Linear(hidden, kv_heads * dim, bias=has_bias)
-        self.v_proj = nn.Linear(hidden, kv_heads * dim, bias=has_bias)
-        self.o_proj = nn.Linear(heads * dim, hidden, bias=has_bias)
-        self.q_norm = Qwen3RMSNorm(dim, eps)
-        self.k_norm = Qwen3RMSNorm(dim, eps)
-        self.mlp = Qwen3MLP(config)
-
-    def keys_values(
-        self, rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        key = self.k_norm(self.k_proj(rows).view(len(rows), -1, self._dim))
-        key = apply_rotary_pos_emb(key[None], key[None], cos, sin, unsqueeze_dim=2)[1][0]
-        return key, self.v_proj(rows).view(len(rows), -1, self._dim)
-
-    def forward(
-        self, index: int, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
-        attend: AttendBlock,
-    ) -> torch.Tensor:  # fmt: skip
-        normed = self.input_layernorm(hidden)
-        query = self.q_norm(self.q_proj(normed).view(len(normed), -1, self._dim))
-        query = apply_rotary_pos_emb(query[None], query[None], cos, sin, unsqueeze_dim=2)[0][0]
-        attended = attend(index, query, *self.keys_values(normed, cos, sin))
-        hidden = hidden + self.o_proj(attended.reshape(len(hidden), -1))
-        found: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return found
+    @property
+    def outputs(self) -> Sequence[nn.Linear]:
+        """The layers that have an output for each token it writes."""
+        markov = () if self.markov_head is None else (self.markov_head.markov_w2,)
+        return (self.lm_head, *markov)

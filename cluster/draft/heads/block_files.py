@@ -228,4 +228,4 @@ def _shared(folder: Path, weight: TargetWeight, name: str, hidden: int) -> torch
 
 def _plain_name(name: str) -> str:
     """A tensor's name as the module has it."""
-    return name.removeprefix("model.").replace(".self_attn.", ".")
+    return name.removeprefix("model.")

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
     LlamaMLP,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
 )
 
 from cluster.draft.heads.checkpoint import (
@@ -31,11 +31,9 @@ from cluster.draft.heads.checkpoint import (
     read_tensors,
     refused,
 )
-from cluster.draft.heads.precision import PreciseBuffers
-
-# attend(query [rows, heads, dim], key, value [rows, kv heads, dim]) -> [rows, heads, dim]: over the
-# rows' own past, wherever that is kept.
-Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+from cluster.draft.heads.layers import KeysValues, keys_values, planned
+from cluster.draft.heads.module import HeadModule
+from cluster.engine.attention.seam import LayerPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,20 +57,17 @@ class Eagle3Spec:
     norms_output: bool = False
 
 
-class Eagle3Head(PreciseBuffers):
-    """The head's weights and its forward.  token_map: int64[draft_vocab], target ids of its rows.
+class Eagle3Head(HeadModule):
+    """The head's weights and its forward.
 
     embedding: [vocab, hidden], the target's own where the file has none.
     """
-
-    token_map: torch.Tensor
 
     def __init__(self, spec: Eagle3Spec, embedding: torch.Tensor) -> None:
         super().__init__()
         self.spec = spec
         layer = spec.layer
         hidden, eps = layer.hidden_size, layer.rms_norm_eps
-        heads, kv_heads, dim = layer.num_attention_heads, layer.num_key_value_heads, layer.head_dim
         num_taps = len(spec.taps)
         self.embed_tokens = nn.Embedding(len(embedding), hidden, _weight=embedding, _freeze=True)
         self.fc = nn.Linear(num_taps * spec.target_hidden_size, hidden, bias=False)
@@ -86,11 +81,12 @@ class Eagle3Head(PreciseBuffers):
         self.input_layernorm = LlamaRMSNorm(hidden, eps)
         self.hidden_norm = LlamaRMSNorm(hidden, eps)
         self.post_attention_layernorm = LlamaRMSNorm(hidden, eps)
-        bias = bool(layer.attention_bias)
-        self.q_proj = nn.Linear(2 * hidden, heads * dim, bias=bias)
-        self.k_proj = nn.Linear(2 * hidden, kv_heads * dim, bias=bias)
-        self.v_proj = nn.Linear(2 * hidden, kv_heads * dim, bias=bias)
-        self.o_proj = nn.Linear(heads * dim, hidden, bias=bias)
+        self.self_attn = LlamaAttention(planned(layer), layer_idx=0)
+        # Its rows are twice as wide as a Llama's: the token beside the hidden row.
+        for name in ("q_proj", "k_proj", "v_proj"):
+            size = getattr(self.self_attn, name).out_features
+            wide = nn.Linear(2 * hidden, size, bias=bool(layer.attention_bias))
+            setattr(self.self_attn, name, wide)
         self.mlp = LlamaMLP(layer)
         self.rotary = LlamaRotaryEmbedding(layer)
         self.norm = LlamaRMSNorm(hidden, eps)
@@ -117,45 +113,33 @@ class Eagle3Head(PreciseBuffers):
         token_ids: torch.Tensor,
         hidden: torch.Tensor,
         positions: torch.Tensor,
-        attend: Attend,
+        plan: LayerPlan,
     ) -> torch.Tensor:
         """One row each: int64[rows] and [rows, hidden] -> the rows' outputs, [rows, hidden].
 
         hidden: fused taps, or `handed_on` of the row before.  positions: int64[rows] for the rotary
-        embedding.
+        embedding.  plan: what the rows attend to.
         """
-        num_rows, normed = len(token_ids), self.hidden_norm(hidden)
+        normed = self.hidden_norm(hidden)
         residual = normed if self.spec.norm_before_residual else hidden
         both = self._side_by_side(token_ids, normed)
-        query = self.q_proj(both).view(num_rows, -1, self.spec.layer.head_dim)
-        key, value = self._keys_values(both)
-        query, key = self._rotated(both, positions, query, key)
-        attended = attend(query, key, value).reshape(num_rows, -1)
-        hidden = residual + self.o_proj(attended)
+        rotation = self.rotary(both, positions[None])
+        attended, _ = self.self_attn(both[None], position_embeddings=rotation, plan=plan)
+        hidden = residual + attended[0]
         found: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return found
 
     def keys_values(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What rows behind these attend to, without computing these: [rows, kv heads, dim] each.
+    ) -> KeysValues:
+        """The keys and values that rows behind these attend to, without computing these.
 
         The arguments are those of `forward`."""
         both = self._side_by_side(token_ids, self.hidden_norm(hidden))
-        key, value = self._keys_values(both)
-        return self._rotated(both, positions, key, key)[1], value
+        return keys_values(self.self_attn, both, self.rotary(both, positions[None]))
 
     def _side_by_side(self, token_ids: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.input_layernorm(self.embed_tokens(token_ids)), normed], dim=-1)
-
-    def _keys_values(self, both: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (len(both), -1, self.spec.layer.head_dim)
-        return self.k_proj(both).view(shape), self.v_proj(both).view(shape)
-
-    def _rotated(
-        self, both: torch.Tensor, positions: torch.Tensor, query: torch.Tensor, key: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        return rotated(self.rotary(both, positions[None]), query, key)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] as `forward` returned it -> [rows, draft_vocab]."""
@@ -166,14 +150,6 @@ class Eagle3Head(PreciseBuffers):
         """What the next drafted row takes in place of the target's."""
         found: torch.Tensor = self.norm(hidden) if self.spec.norms_output else hidden
         return found
-
-
-def rotated(
-    rotation: tuple[torch.Tensor, torch.Tensor], query: torch.Tensor, key: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both at their positions.  rotation: cosines and sines, [1, rows, dim] each."""
-    query, key = apply_rotary_pos_emb(query[None], key[None], *rotation, unsqueeze_dim=2)
-    return query[0], key[0]
 
 
 Head = TypeVar("Head", bound=Eagle3Head)
@@ -289,7 +265,7 @@ def plain_name(name: str) -> str:
     """A tensor's name in either form as the module has it."""
     for prefix in ("midlayer.", "layers.0."):
         name = name.removeprefix(prefix)
-    return name.removeprefix("self_attn.")
+    return name
 
 
 def token_map(folder: Path, tensors: Tensors, size: int, target: TargetShape) -> torch.Tensor:

@@ -20,8 +20,6 @@ from cluster.draft.heads.checkpoint import (
     read_tensors,
     refused,
 )
-from cluster.draft.inside import Host
-from cluster.engine.cpu.packed_linear import choose_kernels, pack_linears
 from cluster.engine.loading.model_config import BAD_VALUES, keys_in, reason_of
 
 Head = TypeVar("Head", bound=nn.Module)
@@ -84,23 +82,6 @@ def format_of(folder: Path, config: Mapping[str, Any]) -> str:
         f"it is no draft head that we know (architectures: {architectures or 'none'}); "
         "EAGLE-3, Medusa, DFlash and DSpark folders are",
     )
-
-
-def target_shape(host: Host) -> TargetShape:
-    """What a head in this target must fit."""
-    return TargetShape(host.hidden_size, host.vocab_size, host.num_layers)
-
-
-def made_ready(head: Head, host: Host) -> Head:
-    """The head on the target's device, in the numbers that it computes in there.
-
-    On a CPU that is float32, which is nowhere emulated; its weights are packed as the target's are,
-    by our kernels where they can be, and so take no more memory than in their file."""
-    if host.device.type != "cpu":
-        return head.to(host.device, host.dtype)
-    head = head.float()
-    pack_linears(head, choose_kernels(head))
-    return head
 
 
 def load_draft_head(

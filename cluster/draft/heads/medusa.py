@@ -7,7 +7,7 @@ that the target draws from the same row.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from cluster.draft.heads.checkpoint import (
     read_tensors,
     refused,
 )
+from cluster.draft.heads.module import HeadModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,8 @@ class _Block(nn.Module):
         return rows + nn.functional.silu(self.linear(rows))
 
 
-class MedusaHead(nn.Module):
-    """All heads of a folder.  token_map: int64[draft_vocab], target ids of their rows."""
-
-    token_map: torch.Tensor
+class MedusaHead(HeadModule):
+    """All heads of a folder."""
 
     def __init__(self, spec: MedusaSpec, target_head: torch.Tensor | None = None) -> None:
         """target_head: [vocab, hidden], the target's output layer, where the spec uses it."""
@@ -70,6 +69,11 @@ class MedusaHead(nn.Module):
         if target_head is not None:
             self.lm_heads[0].weight = nn.Parameter(target_head, requires_grad=False)
         self.register_buffer("token_map", torch.arange(spec.draft_vocab_size))
+
+    @property
+    def outputs(self) -> Sequence[nn.Linear]:
+        """The layers that have an output for each token they write."""
+        return [each for each in self.lm_heads if isinstance(each, nn.Linear)]
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] after the target's final norm -> [rows, heads, draft_vocab]."""

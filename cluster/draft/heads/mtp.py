@@ -24,10 +24,9 @@ from cluster.draft.heads.checkpoint import (
     check_size,
     refused,
 )
-from cluster.draft.heads.eagle3 import Attend
-from cluster.draft.heads.precision import PreciseBuffers
+from cluster.draft.heads.layers import KeysValues, Noting
+from cluster.draft.heads.module import HeadModule
 from cluster.engine.attention import seam
-from cluster.engine.types import AttentionOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +87,8 @@ class MtpSpec:
         return int(self.layer.hidden_size)
 
 
-class MtpHead(PreciseBuffers):
+class MtpHead(HeadModule):
     """The layer's weights and its forward; it writes the target's whole vocabulary."""
-
-    token_map: torch.Tensor
 
     def __init__(self, spec: MtpSpec, embedding: torch.Tensor, output: torch.Tensor) -> None:
         super().__init__()
@@ -123,30 +120,25 @@ class MtpHead(PreciseBuffers):
         token_ids: torch.Tensor,
         hidden: torch.Tensor,
         positions: torch.Tensor,
-        attend: Attend,
+        plan: seam.LayerPlan,
     ) -> torch.Tensor:
         """See `Eagle3Head.forward`."""
         joint = self._joined(token_ids, hidden, positions)[None]
-        found: torch.Tensor = self.block(joint, **self._surroundings(joint, positions, attend))
+        rotation = self.rotary(joint, positions[None])
+        found: torch.Tensor = self.block(joint, position_embeddings=rotation, plan=plan)
         return found[0]
 
     def keys_values(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> KeysValues:
         """See `Eagle3Head.keys_values`."""
-        found: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-        def keep(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            found.append((key, value))
-            return value.new_zeros(*query.shape[:2], value.shape[2])
-
-        joint = self._joined(token_ids, hidden, positions)[None]
         block: Any = self.block
+        joint, noting = self._joined(token_ids, hidden, positions)[None], Noting()
         block.self_attn(
-            hidden_states=block.input_layernorm(joint),
-            **self._surroundings(joint, positions, keep),
-        )
-        return found[0]
+            hidden_states=block.input_layernorm(joint), attention_mask=None, plan=noting,
+            position_embeddings=self.rotary(joint, positions[None]),
+        )  # fmt: skip
+        return noting.noted[0]
 
     def _joined(
         self, token_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor
@@ -157,14 +149,6 @@ class MtpHead(PreciseBuffers):
         both = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
         joint: torch.Tensor = self.joint(both)
         return joint
-
-    def _surroundings(
-        self, joint: torch.Tensor, positions: torch.Tensor, attend: Attend
-    ) -> dict[str, Any]:
-        return {
-            "attention_mask": None, "plan": _Attention(attend),
-            "position_embeddings": self.rotary(joint, positions[None]),
-        }  # fmt: skip
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] as `forward` returned it -> [rows, vocab]."""
@@ -177,26 +161,6 @@ class MtpHead(PreciseBuffers):
             return hidden
         found: torch.Tensor = self.norm(hidden)
         return found
-
-
-class _Attention:
-    """A `LayerPlan` by an `Attend`."""
-
-    def __init__(self, attend: Attend) -> None:
-        self._attend = attend
-
-    def attend_layer(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        options: AttentionOptions,
-    ) -> torch.Tensor:
-        # An `Attend` scales by the root of the size.
-        query = query * (options.scaling * query.shape[-1] ** 0.5)
-        rows = [each[0].transpose(0, 1) for each in (query, key, value)]
-        return self._attend(*rows)[None]
 
 
 def layer_of(folder: Path) -> Any:

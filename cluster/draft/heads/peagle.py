@@ -10,15 +10,13 @@ tokens behind the text.  Layers after the first are ordinary ones.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from cluster.draft.heads import eagle3
 from cluster.draft.heads.checkpoint import (
@@ -28,6 +26,8 @@ from cluster.draft.heads.checkpoint import (
     read_tensors,
     refused,
 )
+from cluster.draft.heads.layers import KeysValues, Noting, keys_values, planned
+from cluster.engine.attention.seam import LayerPlan
 
 # Tokens of a pass where the folder does not say: what vLLM's release of the format measured best.
 DEFAULT_DRAFTS = 7
@@ -35,9 +35,6 @@ DEFAULT_DRAFTS = 7
 _MASK_KEYS = ("pard_token", "ptd_token_id", "mask_token_id")
 # Those that no other head has.
 _MARKS = ("parallel_drafting", "pard_token", "ptd_token_id")
-
-# attend(layer, query [rows, heads, dim], key, value [rows, kv heads, dim]) -> [rows, heads, dim].
-AttendLayer = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class ParallelHead(eagle3.Eagle3Head):
@@ -61,7 +58,8 @@ class ParallelHead(eagle3.Eagle3Head):
         self.mask_token_id = mask_token_id
         self.num_drafts = num_drafts
         self._mask_row: torch.Tensor | None = None  # the same in every pass
-        self.deeper = nn.ModuleList(_DeeperLayer(spec.layer) for _ in range(num_layers - 1))
+        layer = planned(spec.layer)
+        self.deeper = nn.ModuleList(LlamaDecoderLayer(layer, i) for i in range(1, num_layers))
         self.register_buffer("mask_hidden", torch.zeros(len(spec.taps) * spec.target_hidden_size))
 
     def draft(
@@ -70,7 +68,7 @@ class ParallelHead(eagle3.Eagle3Head):
         hidden: torch.Tensor,
         positions: torch.Tensor,
         num_drafts: int,
-        attend: AttendLayer,
+        plan: LayerPlan,
     ) -> torch.Tensor:
         """One pass behind each of several texts: [texts, num_drafts, hidden], for `logits`.
 
@@ -85,11 +83,10 @@ class ParallelHead(eagle3.Eagle3Head):
         rows = self._mask_row.repeat(num_texts, num_drafts, 1)
         rows[:, 0] = hidden
         places = positions[:, None] + torch.arange(num_drafts, device=positions.device)
-        found = super().forward(
-            ids.flatten(), rows.flatten(0, 1), places.flatten(), partial(attend, 0)
-        )
-        for index, layer in enumerate(self.deeper, 1):
-            found = layer(found, self.rotary(found, places.flatten()[None]), partial(attend, index))
+        found = super().forward(ids.flatten(), rows.flatten(0, 1), places.flatten(), plan)
+        rotation = self.rotary(found, places.flatten()[None])
+        for layer in self.deeper:
+            found = layer(found[None], position_embeddings=rotation, plan=plan)[0]
         return found.view(num_texts, num_drafts, -1)
 
     def layers_keys_values(
@@ -97,68 +94,23 @@ class ParallelHead(eagle3.Eagle3Head):
         token_ids: torch.Tensor,
         hidden: torch.Tensor,
         positions: torch.Tensor,
-        attend: AttendLayer,
-    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What rows behind those of a text attend to, of each layer: [rows, kv heads, dim] each.
+        plan: LayerPlan,
+    ) -> list[KeysValues]:
+        """The keys and values that rows behind those of a text attend to, of each layer.
 
-        The arguments are those of `Eagle3Head.forward`.  attend: is called for all but the last.
+        The arguments are those of `Eagle3Head.forward`.  plan: is asked for all layers but the
+        last.
         """
         if not len(self.deeper):
             return [self.keys_values(token_ids, hidden, positions)]
-        found: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-        def noting(
-            layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-        ) -> torch.Tensor:
-            found.append((key, value))
-            return attend(layer, query, key, value)
-
-        hidden = super().forward(token_ids, hidden, positions, partial(noting, 0))
+        noting = Noting(plan)
+        hidden = super().forward(token_ids, hidden, positions, noting)
         rotation = self.rotary(hidden, positions[None])
         *above, last = self.deeper
-        for index, layer in enumerate(above, 1):
-            hidden = layer(hidden, rotation, partial(noting, index))
-        assert isinstance(last, _DeeperLayer)
-        _, key, value = last.projected(hidden, rotation)
-        return [*found, (key, value)]
-
-
-class _DeeperLayer(nn.Module):
-    """An ordinary decoder layer."""
-
-    def __init__(self, layer: LlamaConfig) -> None:
-        super().__init__()
-        hidden, dim, bias = layer.hidden_size, layer.head_dim, bool(layer.attention_bias)
-        self._head_dim = dim
-        self.input_layernorm = LlamaRMSNorm(hidden, layer.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(hidden, layer.rms_norm_eps)
-        self.q_proj = nn.Linear(hidden, layer.num_attention_heads * dim, bias=bias)
-        self.k_proj = nn.Linear(hidden, layer.num_key_value_heads * dim, bias=bias)
-        self.v_proj = nn.Linear(hidden, layer.num_key_value_heads * dim, bias=bias)
-        self.o_proj = nn.Linear(layer.num_attention_heads * dim, hidden, bias=bias)
-        self.mlp = LlamaMLP(layer)
-
-    def forward(
-        self,
-        hidden: torch.Tensor,
-        rotation: tuple[torch.Tensor, torch.Tensor],
-        attend: eagle3.Attend,
-    ) -> torch.Tensor:
-        attended = attend(*self.projected(hidden, rotation))
-        hidden = hidden + self.o_proj(attended.reshape(len(hidden), -1))
-        found: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return found
-
-    def projected(
-        self, hidden: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values of rows."""
-        normed = self.input_layernorm(hidden)
-        shape = (len(hidden), -1, self._head_dim)
-        query, key = eagle3.rotated(
-            rotation, self.q_proj(normed).view(shape), self.k_proj(normed).view(shape)
-        )
-        return query, key, self.v_proj(normed).view(shape)
+        for layer in above:
+            hidden = layer(hidden[None], position_embeddings=rotation, plan=noting)[0]
+        assert isinstance(last, LlamaDecoderLayer)
+        return [*noting.noted, keys_values(last.self_attn, last.input_layernorm(hidden), rotation)]
 
 
 def is_parallel(config: Mapping[str, Any]) -> bool:
@@ -217,7 +169,7 @@ def _num_drafts_of(config: Mapping[str, Any]) -> int:
 
 def _plain_name(name: str) -> str:
     """A tensor's name in either form as the module has it."""
-    found = re.match(r"layers\.([1-9]\d*)\.(?:self_attn\.)?(.*)", name)
+    found = re.match(r"layers\.([1-9]\d*)\.(.*)", name)
     if found is None:
         return eagle3.plain_name(name)
     return f"deeper.{int(found[1]) - 1}.{found[2]}"

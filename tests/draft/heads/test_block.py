@@ -31,6 +31,7 @@ from tests.support.draft.block_forms import (
     loaded,
     tensors,
 )
+from tests.support.draft.heads import ByRows
 
 
 def rms(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -110,7 +111,7 @@ def found_rows(head: BlockHead, visible: torch.Tensor) -> torch.Tensor:
         )  # fmt: skip
         return attended.transpose(0, 1)
 
-    return head(torch.tensor(TOKENS[:1]), torch.tensor([CONTEXT]), attend)[0]
+    return head(torch.tensor(TOKENS[:1]), torch.tensor([CONTEXT]), ByRows(attend))[0]
 
 
 ALL = torch.ones(LAYERS, BLOCK, CONTEXT + BLOCK, dtype=torch.bool)

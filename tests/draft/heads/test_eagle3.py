@@ -13,6 +13,7 @@ from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.eagle3 import Eagle3Head, default_taps
 from cluster.draft.heads.load import load_draft_head
 from cluster.errors import ConfigError
+from tests.support.draft.heads import ByRows
 
 HIDDEN, HEADS, KV_HEADS, DIM, INNER = 32, 4, 2, 8, 48
 VOCAB, DRAFT_VOCAB, LAYERS, ROWS = 50, 20, 9, 7
@@ -84,6 +85,9 @@ def attend_causally(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
     return torch.einsum("hqk,khd->qhd", weights, values)
 
 
+CAUSAL = ByRows(lambda layer, *rows: attend_causally(*rows))
+
+
 def rms(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return rows * (rows.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
 
@@ -153,7 +157,7 @@ def test_logits_equal_a_plain_implementation(
     held = tensors(prefix, **norms(*extra))
     head = loaded(written(tmp_path, config, held))
     with torch.no_grad():
-        hidden = head(TOKENS, head.fuse(TAPS), torch.arange(ROWS), attend_causally)
+        hidden = head(TOKENS, head.fuse(TAPS), torch.arange(ROWS), CAUSAL)
         found = head.logits(hidden)
     torch.testing.assert_close(found, plain_logits(held, prefix, config), rtol=1e-4, atol=1e-4)
     assert torch.equal(head.token_map, 2 * torch.arange(DRAFT_VOCAB))

@@ -11,8 +11,9 @@ import torch
 from cluster.draft.heads.checkpoint import TargetShape
 from cluster.draft.heads.mtp import MtpHead, load
 from cluster.errors import ConfigError
-from tests.draft.heads.test_eagle3 import attend_causally
+from tests.draft.heads.test_eagle3 import CAUSAL, attend_causally
 from tests.support.checkpoints import DEFAULT_VOCAB_SIZE, tiny_checkpoint
+from tests.support.draft.heads import ByRows
 from tests.support.draft.mtp import DIM, EXPERTS, FAMILIES, HEADS, LAYERS, SIZE, with_mtp
 from tests.support.engine.driver import load_engine
 
@@ -124,7 +125,7 @@ def test_logits_equal_a_plain_implementation(family: str, tmp_path: Path) -> Non
     held = with_mtp(family, tmp_path)
     head = loaded(tmp_path)
     positions = torch.arange(ROWS)
-    found = head(TOKENS, head.fuse(HIDDEN), positions, attend_causally)
+    found = head(TOKENS, head.fuse(HIDDEN), positions, CAUSAL)
     handed_on, logits = plain(held, family)
     torch.testing.assert_close(head.handed_on(found), handed_on, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(head.logits(found), logits, rtol=1e-4, atol=1e-4)
@@ -137,13 +138,13 @@ def test_the_keys_and_values_kept_are_those_that_rows_attend_to(
 ) -> None:
     with_mtp(family, tmp_path)
     head, positions = loaded(tmp_path), torch.arange(ROWS)
-    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    seen: list[tuple[torch.Tensor, ...]] = []
 
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        seen.append((key, value))
-        return attend_causally(query, key, value)
+    def attend(layer: int, *rows: torch.Tensor) -> torch.Tensor:
+        seen.append(rows[1:])
+        return attend_causally(*rows)
 
-    head(TOKENS, HIDDEN, positions, attend)
+    head(TOKENS, HIDDEN, positions, ByRows(attend))
     for kept, used in zip(head.keys_values(TOKENS, HIDDEN, positions), seen[0], strict=True):
         assert torch.equal(kept, used)
 

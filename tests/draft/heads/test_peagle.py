@@ -14,6 +14,7 @@ from cluster.draft.heads.peagle import DEFAULT_DRAFTS, ParallelHead
 from cluster.errors import ConfigError
 from tests.draft.heads.test_eagle3 import (
     AUTHORS,
+    CAUSAL,
     DIM,
     EMBEDDING,
     HEADS,
@@ -34,6 +35,7 @@ from tests.draft.heads.test_eagle3 import (
     tensors,
     written,
 )
+from tests.support.draft.heads import ByRows
 
 MASK_TOKEN, NUM_LAYERS, NUM_DRAFTS = 7, 3, 4
 Tensors = dict[str, torch.Tensor]
@@ -154,7 +156,7 @@ def drafted(head: ParallelHead) -> torch.Tensor:
         before = slice(0, ROWS - 1)
         held = head.layers_keys_values(
             TOKENS[before], fused[before], torch.arange(ROWS - 1),
-            lambda layer, *own: attend_causally(*own),
+            CAUSAL,
         )  # fmt: skip
 
         def attend(
@@ -167,7 +169,8 @@ def drafted(head: ParallelHead) -> torch.Tensor:
             )
             return found[len(keys) :]
 
-        rows = head.draft(TOKENS[-1:], fused[-1:], torch.tensor([ROWS - 1]), NUM_DRAFTS, attend)
+        place, plan = torch.tensor([ROWS - 1]), ByRows(attend)
+        rows = head.draft(TOKENS[-1:], fused[-1:], place, NUM_DRAFTS, plan)
         return head.logits(rows[0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,32 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
+from cluster.engine.types import AttentionOptions
+
 VOCAB_SIZE = 24
 HIDDEN = 32
 # How sure the target is of each next token, in units of its logits.
 SURENESS = 6.0
+
+
+# attend(layer, query [rows, heads, dim], key, value [rows, kv heads, dim]) -> [rows, heads, dim],
+# by scores that are divided by the root of the size.
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class ByRows:
+    """A `LayerPlan` by an `Attend`."""
+
+    def __init__(self, attend: Attend) -> None:
+        self._attend = attend
+
+    def attend_layer(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:  # fmt: skip
+        query = query * (options.scaling * query.shape[-1] ** 0.5)
+        query, key, value = (each[0].transpose(0, 1) for each in (query, key, value))
+        return self._attend(layer, query, key, value)[None]
 
 
 def cyclic_target(folder: Path) -> Path:
