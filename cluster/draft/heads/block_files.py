@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import Qwen3Config
 
 from cluster.draft.heads.block import BlockHead, BlockSpec, Sight
@@ -192,13 +191,12 @@ def load(
         raise refused(folder, "it is a DFlash-2 block drafter, which is not served")
     spec = read_spec(folder, config, target)
     hidden = spec.layers.hidden_size
-    embedding = tensors.take_if_there("embed_tokens.weight", (target.vocab_size, hidden))
-    output = tensors.take_if_there("lm_head.weight", (spec.draft_vocab_size, hidden))
     ids = token_map(folder, tensors, spec.draft_vocab_size, target)
-    if embedding is None:
-        embedding = _shared(folder, weight, "embedding", hidden)
+    shape = (target.vocab_size, hidden)
+    embedding = tensors.take_or_share("embed_tokens.weight", shape, weight, "embedding")
+    output = tensors.take_if_there("lm_head.weight", (spec.draft_vocab_size, hidden))
     if output is None:
-        output = _shared(folder, weight, "output", hidden)[ids]
+        output = tensors.take_or_share("lm_head.weight", shape, weight, "output")[ids]
     if not 0 <= spec.mask_token_id < len(embedding):
         raise refused(
             folder,
@@ -206,24 +204,8 @@ def load(
         )
     with tensors.device:
         head = BlockHead(spec, embedding, output)
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in head.state_dict().items():
-        if name not in ("embed_tokens.weight", "lm_head.weight", "token_map"):
-            state[name] = tensors.take(name, tuple(tensor.shape))
-    tensors.check()
-    tensors.fill(head, {**state, "token_map": ids}, strict=False)
+    tensors.fill(head, {"token_map": ids}, kept=("embed_tokens.weight", "lm_head.weight"))
     return head.eval()
-
-
-def _shared(folder: Path, weight: TargetWeight, name: str, hidden: int) -> torch.Tensor:
-    found = weight(name)
-    if found.shape[1] != hidden:
-        raise refused(
-            folder,
-            f"it has no {name} weights, and its hidden size {hidden} is not the target's "
-            f"{found.shape[1]}",
-        )
-    return found
 
 
 def _plain_name(name: str) -> str:

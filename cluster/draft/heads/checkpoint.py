@@ -6,7 +6,7 @@ Tensors are read from safetensors, or by `torch.load(weights_only=True)`: nothin
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,44 @@ class Tensors:
         """The tensor of that name, or None where the file has none."""
         return self.take(name, shape) if name in self.held else None
 
+    def take_or_share(
+        self, name: str, shape: Sequence[int], weight: TargetWeight, shared: str
+    ) -> torch.Tensor:
+        """The tensor of that name, or the target's `shared` weight where the file has none."""
+        own = self.take_if_there(name, shape)
+        if own is not None:
+            return own
+        found = weight(shared)
+        if found.shape[1] != shape[1]:
+            raise refused(
+                self.folder,
+                f"it has no {shared} weights, and its hidden size {shape[1]} is not the target's "
+                f"{found.shape[1]}",
+            )
+        return found
+
     def fill(
-        self, head: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool = True
+        self,
+        head: nn.Module,
+        given: Mapping[str, torch.Tensor],
+        kept: Collection[str] = (),
+        names: Mapping[str, str] | None = None,
+        *,
+        assign: bool = False,
     ) -> None:
-        """Give a head what was taken, if it was read."""
+        """Give a head its tensors, if they were read; raises ConfigError as `check` does.
+
+        given: by the head's names, what is not taken as it stands.  kept: names of what the head
+        has already.  names: what the folder calls others, where that differs.
+        """
+        state = {
+            name: self.take((names or {}).get(name, name), tuple(tensor.shape))
+            for name, tensor in head.state_dict().items()
+            if name not in given and name not in kept
+        }
+        self.check()
         if self.device.type != "meta":
-            head.load_state_dict(state, strict=strict)
+            head.load_state_dict({**state, **given}, strict=False, assign=assign)
 
     def check(self) -> None:
         """Raise ConfigError that names the tensors missing and left over, if there are any."""

@@ -218,26 +218,12 @@ def filled(
     empty: Callable[[torch.Tensor], Head],
 ) -> Head:  # fmt: skip
     """The head that `empty` makes around an embedding, with the tensors of its folder."""
-    hidden = spec.layer.hidden_size
-    embedding = tensors.take_if_there("embed_tokens.weight", (target.vocab_size, hidden))
-    if embedding is None:
-        embedding = weight("embedding")
-        if embedding.shape[1] != hidden:
-            raise refused(
-                folder,
-                f"it has no embedding, and its hidden size {hidden} is not the target's "
-                f"{embedding.shape[1]}",
-            )
+    shape = (target.vocab_size, spec.layer.hidden_size)
+    embedding = tensors.take_or_share("embed_tokens.weight", shape, weight, "embedding")
+    ids = token_map(folder, tensors, spec.draft_vocab_size, target)
     with tensors.device:
         head = empty(embedding)
-    state = {}
-    for name, tensor in head.state_dict().items():
-        if name not in ("embed_tokens.weight", "token_map"):
-            state[name] = tensors.take(name, tuple(tensor.shape))
-    state["embed_tokens.weight"] = head.embed_tokens.weight
-    state["token_map"] = token_map(folder, tensors, spec.draft_vocab_size, target)
-    tensors.check()
-    tensors.fill(head, state)
+    tensors.fill(head, {"token_map": ids}, kept=("embed_tokens.weight",))
     return head.eval()
 
 

@@ -101,24 +101,18 @@ def load(
     )
     with tensors.device:
         head = MedusaHead(spec, weight("output") if spec.uses_target_head else None)
-    state = {
-        name: tensors.take(names.get(name, name), tuple(tensor.shape))
-        for name, tensor in head.state_dict().items()
-        if name != "token_map" and not (spec.uses_target_head and name.startswith("lm_heads."))
-    }
     token_map = tensors.take_if_there("token_map", (spec.draft_vocab_size,))
-    tensors.check()
+    kept = ["lm_heads.0.weight"] if spec.uses_target_head else []
+    ids = head.token_map if token_map is None else token_map.to(torch.int64)
+    tensors.fill(head, {"token_map": ids}, kept, names)
     if token_map is None and spec.draft_vocab_size != target.vocab_size:
         raise refused(
             folder,
             f"its {spec.draft_vocab_size} tokens are not the target's {target.vocab_size}, and it "
             "has no token_map",
         )
-    if token_map is not None:
-        state["token_map"] = token_map.to(torch.int64)
-        if not 0 <= int(token_map.min()) <= int(token_map.max()) < target.vocab_size:
-            raise refused(folder, "token_map leads outside the target's vocabulary")
-    tensors.fill(head, state, strict=False)
+    if token_map is not None and not 0 <= int(ids.min()) <= int(ids.max()) < target.vocab_size:
+        raise refused(folder, "token_map leads outside the target's vocabulary")
     return head.eval()
 
 

@@ -190,21 +190,15 @@ def load(folder: Path, target: TargetShape, weight: TargetWeight) -> MtpHead:
     config.first_k_dense_replace = 0 if has_experts else 1
     config.mlp_only_layers = [] if has_experts else [0]
     config.decoder_sparse_step = 1
-    shape = (target.vocab_size, target.hidden_size)
-    embedding = tensors.take_if_there("embed_tokens.weight", shape)
-    output = tensors.take_if_there("lm_head.weight", shape)
-    head = MtpHead(
-        MtpSpec(config, layout),
-        weight("embedding") if embedding is None else embedding,
-        weight("output") if output is None else output,
+    shape, kept = (target.vocab_size, target.hidden_size), ("embed_tokens.weight", "lm_head.weight")
+    weights = (
+        tensors.take_or_share(name, shape, weight, shared)
+        for name, shared in zip(kept, ("embedding", "output"), strict=True)
     )
-    state: dict[str, torch.Tensor] = {}
-    for name, tensor in head.state_dict().items():
-        if name not in ("embed_tokens.weight", "lm_head.weight"):
-            _join_experts(tensors, name)
-            state[name] = tensors.take(name, tuple(tensor.shape))
-    tensors.check()
-    head.load_state_dict(state, strict=False, assign=True)
+    head = MtpHead(MtpSpec(config, layout), *weights)
+    for name in head.state_dict():
+        _join_experts(tensors, name)
+    tensors.fill(head, {}, kept, assign=True)
     return head.requires_grad_(False).eval()
 
 
