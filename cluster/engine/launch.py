@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from triton.errors import TritonError
 
+from cluster.engine.reminder import in_a_line
+
 log = logging.getLogger(__name__)
 
 # What Triton raises where it cannot compile, load or launch: no compiler, no Python headers, no
@@ -52,8 +54,7 @@ class KernelHealth:
         RuntimeError where they must not be given up."""
         if isinstance(error, torch.OutOfMemoryError):
             raise error
-        lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        reason = in_a_line(error)
         if self._is_settled:
             raise RuntimeError(f"{self._name}: the Triton kernels fail: {reason}") from error
         self.failure = f"{self._name}: the Triton kernels cannot run here: {reason}"

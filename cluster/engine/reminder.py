@@ -1,4 +1,5 @@
-"""Says again and again what runs more slowly than it could, so that it is not lost in a log."""
+"""Why something runs more slowly than it could: said in a line, and again and again, so that it is
+not lost in a log."""
 
 from __future__ import annotations
 
@@ -8,6 +9,13 @@ from collections.abc import Callable, Sequence
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 600.0
+_MAX_LINE = 300
+
+
+def in_a_line(error: Exception) -> str:
+    """The error's type and the first line of its text."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:_MAX_LINE]
 
 
 class Reminder:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -106,3 +107,20 @@ class StepSummary:
     forward_time_s: float = 0.0
     step_time_s: float = 0.0
     taps: Taps | None = None
+
+
+class Steps(Protocol):
+    """The part of an engine that runs single works."""
+
+    def submit(self, work: Work) -> None: ...
+    def step(self) -> list[Output]: ...
+    def release(self, request_id: str) -> None: ...
+
+
+def run_alone(engine: Steps, work: Work) -> Output:
+    """The answer to a work that nothing else waits beside."""
+    engine.submit(work)
+    outputs: list[Output] = []
+    while not outputs:
+        outputs = engine.step()
+    return outputs[0]

@@ -22,7 +22,7 @@ from cluster.core import TokenTree, token_array
 from cluster.engine.engine import Engine
 from cluster.engine.loading.model import LoadedModel, load_model
 from cluster.engine.loading.part import part_of
-from cluster.engine.work import Work
+from cluster.engine.work import Work, run_alone
 from cluster.models.fingerprint import load_pretrained_tokenizer
 from cluster.models.made_for import MadeFor
 from cluster.models.resolve import resolve
@@ -157,12 +157,8 @@ class Bench:
 def _hits(engine: Engine, answer: Answer) -> list[bool]:
     """Where the engine's most probable token is the whole model's, along the answer."""
     tree = TokenTree.chain(token_array(answer.token_ids[:-1]))
-    engine.submit(Work("answer", 0, answer.prompt, tree))
-    outputs = engine.step()
-    while not outputs:
-        outputs = engine.step()
+    logits = run_alone(engine, Work("answer", 0, answer.prompt, tree)).logits
     engine.release("answer")
-    logits = outputs[0].logits
     assert logits is not None, "the answers fit the context that they were drawn in"
     return list(logits.argmax(dim=-1).cpu().numpy() == answer.candidates[:, 0])
 

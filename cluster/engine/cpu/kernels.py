@@ -20,7 +20,7 @@ import torch
 from cluster import cpp
 from cluster.engine.cpu.structures import STRUCTURES
 from cluster.engine.device import zeros_in_huge_pages
-from cluster.engine.draw.native import DrawKernels
+from cluster.engine.draw.native import DrawKernels, Signatures, declare
 from cluster.engine.types import LayerSpec
 
 _SOURCES = (
@@ -29,6 +29,29 @@ _SOURCES = (
 )  # fmt: skip
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+_SIGNATURES: Signatures = {
+    "linear": (None, [*[_POINTER] * 5, *[_LONG] * 3, *[_INT] * 2]),
+    "linear_block": (_LONG, []),
+    "attention_limit": (_LONG, [_INT]),
+    "attention": (
+        None,
+        [
+            _POINTER, _LONG, _LONG, _POINTER, *[_LONG] * 3, *[_POINTER] * 6, _LONG, *[_POINTER] * 2,
+            _FLOAT, _FLOAT, _LONG, _INT, _INT,
+        ],
+    ),
+    "rms_norm": (None, [*[_POINTER] * 3, _LONG, _LONG, _FLOAT]),
+    "silu_product": (None, [_POINTER, _POINTER, _LONG, _LONG]),
+    "write_rows": (
+        None,
+        [_POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *[_LONG] * 3],
+    ),
+    "decoder_layer": (None, [*[_POINTER] * 3, _LONG, *[_POINTER] * 2, _INT]),
+    "decoder_layers": (None, [*[_POINTER] * 4, _LONG, _POINTER, _INT]),
+    "decoder_layer_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
+    "growth_scratch": (ctypes.c_int64, [_POINTER, ctypes.c_int64]),
+    "grow_trees": (ctypes.c_int64, [*[_POINTER] * 3, ctypes.c_int64, _INT]),
+}  # fmt: skip
 
 
 class Format(enum.IntEnum):
@@ -57,46 +80,10 @@ class Kernels:
 
     def __init__(self, library: ctypes.CDLL, build: str) -> None:
         self.build = build
-        library.linear.argtypes = [_POINTER] * 5 + [_LONG] * 3 + [_INT] * 2
-        library.linear.restype = None
-        library.linear_block.restype = _LONG
-        library.attention_limit.argtypes = [_INT]
-        library.attention_limit.restype = _LONG
-        library.attention.argtypes = [
-            _POINTER, _LONG, _LONG, _POINTER, *[_LONG] * 3, *[_POINTER] * 6, _LONG, *[_POINTER] * 2,
-            _FLOAT, _FLOAT, _LONG, _INT, _INT,
-        ]  # fmt: skip
-        library.attention.restype = None
-        library.rms_norm.argtypes = [*[_POINTER] * 3, _LONG, _LONG, _FLOAT]
-        library.rms_norm.restype = None
-        library.silu_product.argtypes = [_POINTER, _POINTER, _LONG, _LONG]
-        library.silu_product.restype = None
-        library.write_rows.argtypes = [
-            _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, *[_LONG] * 3,
-        ]  # fmt: skip
-        library.write_rows.restype = None
-        library.decoder_layer.argtypes = [*[_POINTER] * 3, _LONG, *[_POINTER] * 2, _INT]
-        library.decoder_layer.restype = None
-        library.decoder_layers.argtypes = [*[_POINTER] * 4, _LONG, _POINTER, _INT]
-        library.decoder_layers.restype = None
-        library.decoder_layer_scratch.argtypes = [_POINTER, ctypes.c_int64]
-        library.decoder_layer_scratch.restype = ctypes.c_int64
-        library.growth_scratch.argtypes = [_POINTER, ctypes.c_int64]
-        library.growth_scratch.restype = ctypes.c_int64
-        library.grow_trees.argtypes = [*[_POINTER] * 3, ctypes.c_int64, _INT]
-        library.grow_trees.restype = ctypes.c_int64
+        declare(library, _SIGNATURES)
+        self._library = library
         self.draws = DrawKernels(library)
         self.num_threads = 1
-        self._linear = library.linear
-        self._attention = library.attention
-        self._rms_norm = library.rms_norm
-        self._silu_product = library.silu_product
-        self._write_rows = library.write_rows
-        self._decoder_layer = library.decoder_layer
-        self._decoder_layers = library.decoder_layers
-        self._decoder_layer_scratch = library.decoder_layer_scratch
-        self._growth_scratch = library.growth_scratch
-        self._grow_trees = library.grow_trees
         self.block: int = library.linear_block()
         self.lanes: int = library.attention_limit(0)
         self.max_sharing: int = library.attention_limit(1)
@@ -152,7 +139,7 @@ class Kernels:
         num_rows = rows.numel() // num_inputs
         output = torch.empty((*rows.shape[:-1], num_outputs))
         panels = torch.empty_like(rows)
-        self._linear(
+        self._library.linear(
             rows.data_ptr(), panels.data_ptr(), packed.data_ptr(),
             None if bias is None else bias.data_ptr(), output.data_ptr(),
             num_rows, num_inputs, num_outputs, format, self.num_threads,
@@ -176,7 +163,7 @@ class Kernels:
         output = torch.empty((num_rows, num_heads, head_dim))
         if rows.num_rows < num_rows:
             output[rows.num_rows :].zero_()
-        self._attention(
+        self._library.attention(
             query.data_ptr(), query.stride(0), query.stride(1), kv.data_ptr(),
             kv.shape[2], num_heads, head_dim, *rows.pointers, rows.num_tasks, output.data_ptr(),
             None if sinks is None else sinks.data_ptr(), scaling, softcap or 0.0, window or 0,
@@ -191,7 +178,7 @@ class Kernels:
         output = torch.empty_like(rows)
         size = rows.shape[-1]
         num_rows = rows.numel() // size
-        self._rms_norm(
+        self._library.rms_norm(
             rows.data_ptr(), weight.data_ptr(), output.data_ptr(), num_rows, size, epsilon
         )
         return output.to(dtype)
@@ -201,7 +188,7 @@ class Kernels:
         rows = rows.float().contiguous()
         size = rows.shape[-1] // 2
         output = torch.empty((*rows.shape[:-1], size))
-        self._silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
+        self._library.silu_product(rows.data_ptr(), output.data_ptr(), output.numel() // size, size)
         return output
 
     def write_rows(
@@ -210,7 +197,7 @@ class Kernels:
         """key, value: float32 [kv_heads, rows, head_dim], each head's row contiguous, into the
         slots int64[rows] of kv [slots, 2, kv_heads, head_dim], float32 and contiguous."""
         num_heads, num_rows, head_dim = key.shape
-        self._write_rows(
+        self._library.write_rows(
             key.data_ptr(), key.stride(0), key.stride(1),
             value.data_ptr(), value.stride(0), value.stride(1),
             slots.data_ptr(), kv.data_ptr(), num_rows, num_heads, head_dim,
@@ -221,7 +208,7 @@ class Kernels:
         hidden: int, output: int,
     ) -> None:  # fmt: skip
         """A whole layer; the structures are `decoder_layer.py`'s, all else addresses."""
-        self._decoder_layer(
+        self._library.decoder_layer(
             ctypes.byref(weights), ctypes.byref(rows), kv, window, hidden, output, self.num_threads
         )
 
@@ -234,24 +221,24 @@ class Kernels:
             ctypes.byref(each, start * (ctypes.sizeof(each) // len(each)))
             for each in (weights, kvs, windows)
         ]
-        self._decoder_layers(
+        self._library.decoder_layers(
             parts[0], ctypes.byref(rows), *parts[1:], stop - start, hidden, self.num_threads
         )
 
     def decoder_layer_scratch(self, weights: ctypes.Structure, num_rows: int) -> int:
         """Floats of scratch memory that a layer takes for so many rows."""
-        return int(self._decoder_layer_scratch(ctypes.byref(weights), num_rows))
+        return int(self._library.decoder_layer_scratch(ctypes.byref(weights), num_rows))
 
     def growth_scratch(self, model: ctypes.Structure, num_rows: int) -> int:
         """Floats of scratch memory that `grow_trees` takes for passes of so many rows."""
-        return int(self._growth_scratch(ctypes.byref(model), num_rows))
+        return int(self._library.growth_scratch(ctypes.byref(model), num_rows))
 
     def grow_trees(
         self, model: ctypes.Structure, growth: ctypes.Structure, trees: ctypes.Array[Any]
     ) -> int:
         """Passes made; the structures are `growth.py`'s, trees an array of pointers to some."""
         return int(
-            self._grow_trees(
+            self._library.grow_trees(
                 ctypes.byref(model), ctypes.byref(growth), trees, len(trees), self.num_threads
             )
         )

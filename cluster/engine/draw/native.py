@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,24 @@ _MAX_FINALISTS = 16
 _NOISE_PER_THREAD = 64 * 1024
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float
+# By name: what a function returns, and its arguments.
+Signatures = Mapping[str, tuple[type[Any] | None, Sequence[type[Any]]]]
+_SIGNATURES: Signatures = {
+    "draw_tokens": (
+        ctypes.c_int64, [_POINTER, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT],
+    ),
+    "gumbel_tokens": (None, [*[_POINTER] * 4, _LONG, _LONG, _POINTER]),
+    "rank_tokens": (None, [_POINTER, *[_LONG] * 4, *[_POINTER] * 4, _INT]),
+    "max_ranked": (_LONG, []),
+}  # fmt: skip
+
+
+def declare(library: ctypes.CDLL, signatures: Signatures) -> None:
+    """Tell ctypes what the library's functions take and return."""
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+
 
 Seeds = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
@@ -86,18 +105,8 @@ class DrawKernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.num_threads = 1
-        library.draw_tokens.argtypes = [
-            _POINTER, _LONG, _LONG, _FLOAT, _LONG, *[_POINTER] * 3, _INT,
-        ]  # fmt: skip
-        library.draw_tokens.restype = ctypes.c_int64
-        library.gumbel_tokens.argtypes = [*[_POINTER] * 4, _LONG, _LONG, _POINTER]
-        library.gumbel_tokens.restype = None
-        library.rank_tokens.argtypes = [_POINTER, *[_LONG] * 4, *[_POINTER] * 4, _INT]
-        library.rank_tokens.restype = None
-        library.max_ranked.restype = _LONG
-        self._draw_tokens = library.draw_tokens
-        self._gumbel_tokens = library.gumbel_tokens
-        self._rank_tokens = library.rank_tokens
+        declare(library, _SIGNATURES)
+        self._library = library
         self.max_ranked: int = library.max_ranked()
 
     def draw(self, shares: Sequence[DrawShare], vocab_size: int) -> Winners:
@@ -110,7 +119,7 @@ class DrawKernels:
         num_sampled = sum(share.num_rows for share in shares if share.temperature > 0.0)
         # Waking the other threads takes as long as some rows.
         num_threads = 1 + num_sampled * vocab_size // _NOISE_PER_THREAD
-        most = self._draw_tokens(
+        most = self._library.draw_tokens(
             (DrawShare * len(shares))(*shares), len(shares), vocab_size, _FINALIST_MARGIN,
             _MAX_FINALISTS, token_ids, finalists, counts, min(num_threads, self.num_threads),
         )  # fmt: skip
@@ -129,7 +138,7 @@ class DrawKernels:
         [rows]."""
         keys = [np.ascontiguousarray(each) for each in (seeds, positions, streams, token_ids)]
         noise = np.empty(token_ids.shape, dtype=np.float32)
-        self._gumbel_tokens(
+        self._library.gumbel_tokens(
             *(each.ctypes.data for each in keys), *token_ids.shape, noise.ctypes.data
         )
         return noise
@@ -148,7 +157,7 @@ class DrawKernels:
         num_rows, vocab_size = logits.shape
         token_ids = np.empty((num_rows, count), dtype=np.int64)
         scores, log_probs = np.empty((num_rows, count)), np.empty((num_rows, count))
-        self._rank_tokens(
+        self._library.rank_tokens(
             logits.data_ptr(), logits.stride(0), num_rows, vocab_size, count,
             (RankedDraw * num_rows)(*draws),
             token_ids.ctypes.data, scores.ctypes.data, log_probs.ctypes.data, self.num_threads,

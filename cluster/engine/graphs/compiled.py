@@ -20,6 +20,7 @@ from torch import library as operators
 from cluster.engine.attention.seam import LayerPlan
 from cluster.engine.cpu.packed_linear import PackedLinear, packed_layers
 from cluster.engine.paths import StepInputs, StepOutputs
+from cluster.engine.reminder import in_a_line
 from cluster.engine.types import Ability, AttentionOptions
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class CompiledForward:
             if self._has_worked:
                 raise
             # No compiler, or a model that has no single graph: both are common and harmless.
-            log.warning("the forward is not compiled: %s", _first_line(error))
+            log.warning("the forward is not compiled: %s", in_a_line(error))
             self.has_failed = True
             return None
         finally:
@@ -126,8 +127,3 @@ def _packed_linear(rows: torch.Tensor, number: int, out_features: int) -> torch.
 
 def _packed_linear_shape(rows: torch.Tensor, number: int, out_features: int) -> torch.Tensor:
     return rows.new_empty(*rows.shape[:-1], out_features)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:300]

@@ -22,6 +22,7 @@ from cluster.engine.graphs.capture import Capture, CudaCapture, Replay, Staging,
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.memory.kv_cache import KVCache
 from cluster.engine.paths import StepInputs, StepOutputs
+from cluster.engine.reminder import in_a_line
 from cluster.engine.schedule.batch import Batch
 from cluster.engine.types import Ability
 from cluster.errors import ConfigError
@@ -211,9 +212,7 @@ class GraphedForward:
         return self._taps[taps]
 
     def _give_up(self, error: Exception) -> None:
-        lines = str(error).strip().splitlines()
-        reason = f"{type(error).__name__}: {lines[0] if lines else ''}"
-        self.failure = f"steps run without CUDA graphs: {reason}"
+        self.failure = f"steps run without CUDA graphs: {in_a_line(error)}"
         log.warning("%s", self.failure)
         self._replays.clear()  # and with them their memory
         self._taps.clear()

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from cluster.core import EMPTY_TOKENS, TokenArray, TokenTree, token_array
-from cluster.engine.work import Output, Work
+from cluster.engine.work import Steps, Work, run_alone
 from cluster.spec.step_profile import StepProfile
 
 # From coarse to fine: of a slow model the first ones must do.  The fine ones are neighbours of the
@@ -30,18 +30,15 @@ _MAX_S = 3.0
 _REQUEST = "step-profile"
 
 
-class Steps(Protocol):
+class Measured(Steps, Protocol):
     """The part of an engine that is measured."""
 
     @property
     def vocab_size(self) -> int: ...
-    def submit(self, work: Work) -> None: ...
-    def step(self) -> list[Output]: ...
-    def release(self, request_id: str) -> None: ...
 
 
 def profile_steps(
-    engine: Steps, max_rows: int, clock: Callable[[], float] = time.perf_counter
+    engine: Measured, max_rows: int, clock: Callable[[], float] = time.perf_counter
 ) -> StepProfile | None:
     """The fastest verification step of one sequence by its rows, up to `max_rows`; None where that
     cannot be measured.  It takes five seconds at most, of a slow model four steps."""
@@ -79,9 +76,5 @@ def _work(rows: int, tokens: TokenArray) -> Work:
 
 
 def _runs(engine: Steps, work: Work) -> bool:
-    """Run one work; whether it could be."""
-    engine.submit(work)
-    outputs: list[Output] = []
-    while not outputs:
-        outputs = engine.step()
-    return outputs[0].logits is not None
+    """Run one work; False where it cannot be."""
+    return run_alone(engine, work).logits is not None

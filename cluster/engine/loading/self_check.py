@@ -16,7 +16,7 @@ from cluster.core import TokenArray, TokenTree, token_array
 from cluster.engine.attention import seam
 from cluster.engine.loading.model import LoadedModel
 from cluster.engine.module_forward import decoder_layers
-from cluster.engine.work import Output, Work
+from cluster.engine.work import Steps, Work, run_alone
 from cluster.errors import ConfigError, WorkerError
 
 _REQUEST = "self-check"
@@ -32,16 +32,13 @@ _LOOSEST_BOUND = 0.25
 _NUM_NOISY = 3  # paths that are enough to measure it
 
 
-class Steps(Protocol):
+class Checked(Steps, Protocol):
     """The part of an engine that the check uses."""
 
-    def submit(self, work: Work) -> None: ...
-    def step(self) -> list[Output]: ...
     def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None: ...
-    def release(self, request_id: str) -> None: ...
 
 
-def check(engine: Steps, model: LoadedModel) -> None:
+def check(engine: Checked, model: LoadedModel) -> None:
     """Raise ConfigError, naming the architecture, unless rows of trees equal plain forwards."""
     tokens = token_array((np.arange(12) * 7919 + 13) % model.vocab_size)
     context, drafts = tokens[:6], tokens[6:]
@@ -108,13 +105,9 @@ def _coarse_bound(model: LoadedModel, texts: Sequence[TokenArray], expected: tor
 
 
 def _run(engine: Steps, work: Work) -> torch.Tensor:
-    engine.submit(work)
-    outputs: list[Output] = []
-    while not outputs:
-        outputs = engine.step()
-    logits = outputs[0].logits
-    assert logits is not None, f"the self-check was refused: {outputs[0]}"
-    return logits.clone()
+    output = run_alone(engine, work)
+    assert output.logits is not None, f"the self-check was refused: {output}"
+    return output.logits.clone()
 
 
 def _reference(model: LoadedModel, paths: Sequence[TokenArray]) -> torch.Tensor:
