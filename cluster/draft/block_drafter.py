@@ -223,7 +223,7 @@ class BlockCache(TextCache):
             self._keep(places, self._head.keys_values(self._head.fuse(taps), positions))
 
     def read(self, request_id: str, token_ids: TokenArray, context: int) -> TextContext | None:
-        """What a block behind a text attends to; None where its last row is missing."""
+        """The keys and values for a block behind a text; None where its last row is missing."""
         return self._context(request_id, token_ids, context, first=0)
 
 

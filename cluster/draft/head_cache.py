@@ -1,4 +1,4 @@
-"""What EAGLE heads keep of a text beside keys and values: the target's fused hidden rows.
+"""The cache of EAGLE heads: beside keys and values, the target's fused hidden rows.
 
 In the slot of position p lie that row of p, and the head's key and value of its row for p: that of
 token p and of the hidden row before it.
@@ -84,7 +84,7 @@ class HeadCache(TextCache):
         return own[:1] if place.before is None else self._read_hidden(np.array([place.before]))
 
     def read(self, request_id: str, token_ids: TokenArray, context: int) -> HeadContext | None:
-        """What drafts behind a text start from; None where its last row is missing.
+        """The start of drafts behind a text; None where its last row is missing.
 
         token_ids: the text, of which the last token has no row yet.  context: of how many tokens
         before that at most.

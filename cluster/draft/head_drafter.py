@@ -1,4 +1,4 @@
-"""What the drafters with a draft head on the target's hidden rows have in common.
+"""The base of drafters with a draft head on the target's hidden rows.
 
 Their trees are grown from the target's rows behind the text, so that each ends with a commit.
 """

@@ -58,7 +58,7 @@ class OwnLayersDrafter(LMDrafter, ABC):
 
     @abstractmethod
     def _engine_of(self, host: Host, layers: Sequence[int], options: Any) -> Engine | FirstLayers:
-        """What runs the layers."""
+        """The engine that runs the layers."""
 
 
 class EarlyExitDrafter(OwnLayersDrafter):

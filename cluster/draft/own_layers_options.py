@@ -12,7 +12,7 @@ from cluster.models.made_for import MadeFor
 
 @dataclass(frozen=True, slots=True)
 class OwnLayersOptions:
-    """What both kinds have in common.
+    """The options of both kinds.
 
     width: nodes expanded per forward pass and request.
     min_survival: nodes less likely than this are neither expanded nor proposed.

@@ -43,7 +43,7 @@ class ProductDrafter(HeadDrafter[TreeRequest, Head], Generic[Head, Input]):
 
     @abstractmethod
     def _input(self, request: TreeRequest) -> Input | None:
-        """What a pass behind the text takes; None where it is not there."""
+        """The input of a pass behind the text; None where it is not there."""
 
     @abstractmethod
     def _logits(self, requests: Sequence[TreeRequest], inputs: Sequence[Input]) -> torch.Tensor:

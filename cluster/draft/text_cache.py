@@ -1,4 +1,4 @@
-"""What drafters inside the target keep of texts, in layers of their own on its KV cache's pages.
+"""The cache of drafters inside the target, in layers of their own on the pages of its KV cache.
 
 In the slot of a position lie the keys and values that rows behind it attend to, of each of the
 drafter's layers.  So they are there wherever the target's own keys are: after prefix hits, chunks,
@@ -31,7 +31,7 @@ def layers_like(like: LayerSpec, shapes: Sequence[tuple[int, int]]) -> list[Laye
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextContext:
-    """What rows behind a text attend to.
+    """Keys and values for rows behind a text.
 
     positions: int64[rows], those that are held.  layers: of each, keys and values.
     """
@@ -93,7 +93,7 @@ class TextCache:
     def _context(
         self, request_id: str, token_ids: TokenArray, context: int, first: int
     ) -> TextContext | None:
-        """What rows behind a text attend to; None where its last row is missing.
+        """Keys and values for rows behind a text; None where its last row is missing.
 
         token_ids: the text, of which the last token has no row yet.  context: of how many tokens
         before that at most.  first: the first position that has keys.  What is missing further up

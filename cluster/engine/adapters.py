@@ -43,7 +43,7 @@ class _Site:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """One that lies in memory.
+    """An adapter that lies in memory.
 
     reference: its name, "@" and the digest of its content.  parts: by the names of the layers.
     """
@@ -53,7 +53,7 @@ class Adapter:
 
 
 class Adapters:
-    """Those of one model at one moment; never changed, only replaced.
+    """The adapters of one model at one moment; never changed, only replaced.
 
     Index 0 means none.  An index stands for one content and is never given to another, so what was
     cached for it is never taken for another's.
@@ -81,12 +81,12 @@ class Adapters:
 
     @property
     def references(self) -> tuple[str, ...]:
-        """Of those that are served."""
+        """The references of the adapters that are served."""
         return tuple(self.loaded[index].reference for index in self.served.values())
 
     @property
     def dropped(self) -> frozenset[int]:
-        """Those in memory that are served no more."""
+        """The adapters in memory that are served no more."""
         return frozenset(self.loaded.keys() - self.served.values())
 
     def index_of(self, adapter: str) -> int:
@@ -111,7 +111,7 @@ class Adapters:
 
     @contextmanager
     def applied(self, inputs: StepInputs) -> Iterator[None]:
-        """Inside of the context the model's layers add what the rows' adapters say."""
+        """Inside the context the model's layers add the products of the rows' adapters."""
         assert inputs.adapters is not None, "a step without adapters was sent here"
         rows = _rows_of(inputs.adapters)
         wanted = _rows_of(inputs.adapters[inputs.logit_rows])
@@ -213,7 +213,7 @@ def _hook(site: _Site, pairs: Mapping[int, LowRank], rows: Mapping[int, torch.Te
 def _parts(
     module: Any, name: str, pairs: Mapping[str, LowRank]
 ) -> dict[str, tuple[_Site, LowRank]]:
-    """Where each pair is added; raises ConfigError for an adapter that does not fit."""
+    """The site where each pair is added; raises ConfigError for an adapter that does not fit."""
     found: dict[str, tuple[_Site, LowRank]] = {}
     for layer, pair in pairs.items():
         site = _site(module, name, layer)
@@ -222,7 +222,7 @@ def _parts(
 
 
 def _site(module: Any, name: str, layer: str) -> _Site:
-    """Where the model has that layer; raises ConfigError where it has none."""
+    """The site of that layer in the model; raises ConfigError where it has none."""
     if ".experts." in f".{layer}.":
         raise refused(name, f"layer {layer!r} is an expert's, which sees some of the rows only")
     parent_name, _, last = layer.rpartition(".")
@@ -240,7 +240,7 @@ def _site(module: Any, name: str, layer: str) -> _Site:
 
 
 def _fitted(name: str, layer: str, pair: LowRank, site: _Site) -> LowRank:
-    """The pair where its layer computes, in the numbers that it computes with."""
+    """The pair on its layer's device, in the layer's number format."""
     found = (pair.down.shape[1], pair.up.shape[0])
     if found != (site.in_features, site.out_features):
         raise refused(

@@ -25,13 +25,13 @@ from cluster.spec.beam_search import Beam, BeamSearch, Hypothesis
 
 
 class Retaining(Protocol):
-    """What a run needs of `cluster.engine.engine.Engine`."""
+    """The part of `cluster.engine.engine.Engine` that a run needs."""
 
     def retain(self, request_id: str, path: Sequence[int], keep: Sequence[int] = ()) -> None: ...
 
 
 class Stepping(Retaining, Protocol):
-    """What `beam_search` needs of it."""
+    """The part of it that `beam_search` needs."""
 
     @property
     def has_pending(self) -> bool: ...
@@ -86,7 +86,7 @@ class BeamRun:
         return self._search.hypotheses
 
     def work(self) -> Work:
-        """What the engine is to evaluate next."""
+        """The work that the engine is to evaluate next."""
         delta = self._context[self._cached_len :]
         stop = self._next_stop()
         tree = TokenTree.of(
@@ -108,7 +108,7 @@ class BeamRun:
         )
 
     def _next_stop(self) -> int:
-        """Up to which node the next work goes: all of them, but where the cache was lost.
+        """The node at which the next work stops: behind all of them, but where the cache was lost.
 
         Then the older ones are evaluated first, few at a time, as they were before."""
         num_older = len(self._nodes) - len(self._search.beams)
@@ -117,7 +117,7 @@ class BeamRun:
         return len(self._nodes)
 
     def take(self, output: Output, engine: Retaining) -> None:
-        """Go on with the engine's answer to `work`; raises the RequestError of one that cannot."""
+        """Go on with the engine's answer to `work`; raises its RequestError where it has one."""
         if output.error is not None:
             raise output.error
         if output.have_len is not None:

@@ -1,4 +1,4 @@
-"""What rank 0 tells the other ranks, and the one binary form it takes on the way.
+"""The commands of rank 0 to the other ranks, and their one binary form on the way.
 
 A message is a header of fixed size (magic, length and CRC-32 of what follows) and the commands, one
 after the other: a byte for the kind, then the fields in their order, numbers little-endian, strings
@@ -74,7 +74,7 @@ def header_of(body: bytes) -> bytes:
 
 
 def body_length(header: bytes) -> int:
-    """How many bytes follow; raises ProtocolError where this is no header."""
+    """The number of bytes behind a header; raises ProtocolError where this is none."""
     magic, length, _ = _HEADER.unpack(header)
     if magic != _MAGIC or length > _MAX_LENGTH:
         raise ProtocolError(
@@ -108,7 +108,7 @@ def encode(commands: Sequence[Command]) -> bytes:
 
 
 def decode(body: bytes) -> list[Command]:
-    """Its commands; raises ProtocolError where it is anything else than a body."""
+    """The commands of a body; raises ProtocolError for anything else."""
     reader = _Reader(body)
     commands: list[Command] = []
     try:

@@ -81,7 +81,7 @@ def resolve_dtype(
 
 
 def warn_of_emulation(dtype: torch.dtype) -> None:
-    """Say so where torch's libraries are to compute in a format that the CPU does not."""
+    """Warn where torch's libraries are to compute in a format that the CPU does not."""
     if not computes(dtype):
         log.warning(
             "dtype %s is emulated by this processor: steps take about twice as long as with dtype "
@@ -91,7 +91,7 @@ def warn_of_emulation(dtype: torch.dtype) -> None:
 
 
 def warn_of_hidden_gpu(machine: Machine | None = None) -> None:
-    """Say so where `auto` is the CPU because the machine's GPU is hidden from this process."""
+    """Warn where `auto` is the CPU because the machine's GPU is hidden from this process."""
     machine = machine or Machine()
     if machine.hides_gpus and machine.device.exists():
         log.warning(
@@ -101,7 +101,7 @@ def warn_of_hidden_gpu(machine: Machine | None = None) -> None:
 
 
 def computes(dtype: torch.dtype, device: torch.device = _CPU) -> bool:
-    """Whether the device has instructions for products of `dtype`."""
+    """True if the device has instructions for products of `dtype`."""
     if device.type == "cuda":
         return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported(including_emulation=False)
     flags = cpu_flags()

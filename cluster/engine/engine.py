@@ -132,13 +132,13 @@ class Engine:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a step would do anything.  False while every work waits for pages that only a
+        """True if a step would do anything.  False while every work waits for pages that only a
         release or retain can free."""
         return bool(self._refused) or (bool(self._waiting) and not self._blocked)
 
     @property
     def adapters(self) -> Adapters:
-        """Those that works may ask for, as of now."""
+        """The adapters that works may ask for, as of now."""
         return self.model.adapters.current
 
     def drop_unused_adapters(self) -> None:
@@ -148,7 +148,7 @@ class Engine:
 
     @property
     def uses_graphs(self) -> bool:
-        """Whether steps that are not too wide replay captured graphs."""
+        """True if steps that are not too wide replay captured graphs."""
         graphs = self.forward.graphs
         return graphs is not None and not graphs.has_failed
 
@@ -183,12 +183,12 @@ class Engine:
         return 0 if sequence is None else sequence.cached_len
 
     def context_ids(self, request_id: str) -> TokenArray:
-        """Those tokens: int32[cached_len], a copy."""
+        """The request's committed tokens in the cache: int32[cached_len], a copy."""
         sequence = self.page_owners.sequences.get(request_id)
         return EMPTY_TOKENS if sequence is None else sequence.tokens.copy()
 
     def slots(self, request_id: str, layer: int = -1) -> npt.NDArray[np.int64]:
-        """Where in that layer of `cache` each position of the request lies, its tokens' and then
+        """The slots of that layer of `cache` for each position of the request, its tokens' and then
         its nodes': int64[tokens + nodes], a copy that holds until the next call on the request or
         the next step.  Rows that left the window lie in the scratch page."""
         sequence = self.page_owners.sequences.get(request_id)
@@ -264,7 +264,7 @@ class Engine:
 
     @property
     def grower(self) -> TreeGrower | None:
-        """What `grow` runs on; None where steps do not run in native code alone."""
+        """The native code that `grow` runs on; None where steps do not run in it alone."""
         return None if self._growth is None else self._growth.grower
 
     def grow(self, trees: Sequence[Growing], rules: GrowthRules) -> list[Output | Grown | None]:

@@ -37,7 +37,7 @@ class _Continued(Sequence):
 class FirstLayers:
     """See `Engine`, of which this is what a drafter needs.  Belongs to the same thread.
 
-    A request is that of the whole engine; it is worked on where `prepare` has said that it can be.
+    Its requests are those of the whole engine; one is worked on once `prepare` has returned True.
     """
 
     def __init__(self, whole: Engine, model: LoadedModel) -> None:
@@ -73,7 +73,7 @@ class FirstLayers:
         return bool(self._pending)
 
     def prepare(self, request_id: str, text_len: int, num_nodes: int) -> bool:
-        """Whether the whole holds a text but for its last token; makes room for so many nodes."""
+        """Make room for so many nodes; True if the whole holds the text but for its last token."""
         held = self._pages.sequences.get(request_id)
         # Where the whole has nodes of its own behind the text, they must not be written over.
         if held is None or held.cached_len != text_len - 1 or len(held.tree):
@@ -84,7 +84,7 @@ class FirstLayers:
         return True
 
     def cached_len(self, request_id: str) -> int:
-        """As of `Engine`."""
+        """See `Engine.cached_len`."""
         found = self._sequences.get(request_id)
         return 0 if found is None else found.length
 

@@ -48,7 +48,7 @@ class ResidentGrowth:
         ]
 
     def _open(self, tree: Growing) -> Output | bool:
-        """Whether the tree may grow at once; makes room for what it is allowed to become."""
+        """Make room for the tree; True if it may grow, an Output where the cache lacks its text."""
         delta = tree.delta
         if len(delta) and not 0 <= delta.min() <= delta.max() < self._vocab_size:
             # Native code looks them up unasked.

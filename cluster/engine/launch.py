@@ -25,12 +25,12 @@ LAUNCH_ERRORS = (
 
 
 def on_device(device: torch.device) -> AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the tensors'."""
+    """A context in which Triton launches on the tensors' device, not on the current one."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class KernelHealth:
-    """Whether some kernels work here; their first failure is logged, and is their last.
+    """The health of some kernels: their first failure is logged, and is their last.
 
     failure: which that was, "" = none.
     """

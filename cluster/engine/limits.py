@@ -1,4 +1,4 @@
-"""What an engine can serve at all, and the errors for what it cannot."""
+"""The limits of what an engine can serve at all, and the errors for works beyond them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Limits:
         return reach.most_pages(context_len + num_nodes, self.max_rows + num_nodes)
 
     def digest(self, config: EngineConfig, model_hash: str) -> int:
-        """int64: of all that decides how a group of ranks schedules, and of what it serves."""
+        """An int64 digest of all that decides how a group of ranks schedules, and of its model."""
         told = repr((self, config.max_running_sequences, config.prefix_cache, model_hash))
         digest = hashlib.blake2b(told.encode(), digest_size=8).digest()
         return int.from_bytes(digest, "little", signed=True)

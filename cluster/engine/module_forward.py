@@ -45,7 +45,7 @@ class ModuleForward:
 
     @contextmanager
     def _recording(self, inputs: StepInputs) -> Iterator[_States]:
-        """The hidden states that pass by inside of the context."""
+        """A context that collects the hidden states that pass by inside it."""
         states = _States(inputs)
         hooks = []
         try:

@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU needs beside itself: a torch that sees it, and what Triton compiles with.
+"""The needs of an NVIDIA GPU beside itself: a torch that sees it, and Triton's tools.
 
 Nothing here needs a GPU, and everything that is asked of the machine is an argument.
 """
@@ -20,7 +20,7 @@ from cluster.errors import ConfigError
 
 _PATIENCE_S = 20.0
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+)?")
-# Who names no GPU in it hides them all.
+# An empty list of GPUs hides them all.
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 # As Triton looks for them.
 _COMPILERS = ("gcc", "clang")
@@ -35,7 +35,7 @@ def _include() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a machine says what it has; the defaults are this one's.
+    """The places where a machine tells what it has; the defaults are this machine's.
 
     device, driver: files that NVIDIA's driver makes.  smi: its program, by name or path.  include:
     the folder of Python's headers.  cuda: the version of CUDA that torch was built with, None = it
@@ -51,12 +51,12 @@ class Machine:
 
     @property
     def hides_gpus(self) -> bool:
-        """Whether this process is not to see any, as Ray has it for what reserves none."""
+        """True if this process is not to see any, as Ray has it for actors that reserve none."""
         return self.environment.get(_VISIBLE, "0").strip() in ("", "-1", "NoDevFiles")
 
     def driver_version(self) -> str | None:
-        """Of the driver of the machine's NVIDIA GPU, "unknown" where it says none; None without
-        such a GPU."""
+        """The version of the driver of the machine's NVIDIA GPU, "unknown" where it says none; None
+        without such a GPU."""
         said = self._asked()
         if said is None and not self.device.exists():
             return None
@@ -67,7 +67,7 @@ class Machine:
         return "unknown"
 
     def _asked(self) -> str | None:
-        """What nvidia-smi says of a GPU, None where it knows of none."""
+        """The driver's version by nvidia-smi, None where it knows of no GPU."""
         program = shutil.which(self.smi)
         if program is None:
             return None
@@ -94,7 +94,7 @@ class Machine:
 
 
 def unseen_gpu(machine: Machine) -> str | None:
-    """What to say of a GPU that torch does not see, None without one and where it is hidden from
+    """The words for a GPU that torch does not see, None without one and where it is hidden from
     this process; call where torch sees none."""
     if machine.hides_gpus:
         return None

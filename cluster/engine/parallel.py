@@ -101,7 +101,7 @@ def init_rank(
 
 
 def _store(rank: int, world_size: int, address: str, timeout: timedelta) -> TCPStore:
-    """Where the ranks find each other: at `address`, and no other interface of rank 0's machine.
+    """The store where the ranks find each other: at `address`, on no other interface of rank 0.
 
     timeout: of what ranks ask it for later; NCCL does so at its first collective."""
     host, _, port = address.rpartition(":")
@@ -188,7 +188,7 @@ class RankGroup:
         return int(tensor)
 
     def all(self, answer: bool) -> bool:
-        """Whether all ranks say True; every rank must call."""
+        """True if all ranks say True; every rank must call."""
         return bool(self.minimum(int(answer)))
 
     def end_loading(self, settings: int) -> None:
@@ -220,7 +220,7 @@ class RankGroup:
             )
 
     def _broadcast(self, data: bytes) -> bytes:
-        """The leader's bytes; a follower gives as many of its own."""
+        """Send or receive the leader's bytes; a follower gives as many of its own."""
         tensor = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
         with self._noticing():
             dist.broadcast(tensor, src=0, group=self._group)
@@ -228,7 +228,7 @@ class RankGroup:
 
     @contextmanager
     def _noticing(self) -> Iterator[None]:
-        """What torch raises where a rank is gone, as a WorkerError."""
+        """Inside, torch's error for a rank that is gone becomes a WorkerError."""
         try:
             yield
         except (RuntimeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What a forward takes and gives, and what each way of running it declares to serve."""
+"""The inputs and outputs of a forward, and the abilities that each way of running it declares."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Path(Protocol):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What it serves beside logits."""
+        """The extras that it serves beside logits."""
         ...
 
     def __call__(self, inputs: StepInputs, /) -> StepOutputs | None:

@@ -1,4 +1,4 @@
-"""What a loaded engine computes with, for Describe: as it settled at load, not as configured."""
+"""An engine's means of computing, for Describe: as it settled at load, not as configured."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def engine_state(engine: Engine, name: str = "", draws: str = TORCH) -> EngineSt
 
 
 def _layers(engine: Engine) -> str:
-    """What computes a model's layers on a CPU."""
+    """The name of the library that computes a model's layers on a CPU."""
     model = engine.model
     if model.native is not None:
         return "native"

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _MIN_ROWS_ON_CPU = 2
 
 
-# Whether it is true of all ranks of a group; each asks with its own answer.
+# Every rank calls it with its own answer; it returns True if all ranks gave True.
 Vote = Callable[[bool], bool]
 
 
@@ -57,7 +57,7 @@ class Forward:
             self._noted.append(f"attention: the slower reference is used: there is no {wants}")
 
     def of_part(self, model: LoadedModel, cache: KVCache) -> Forward:
-        """The same of some of the model's layers, by the attention that was settled on."""
+        """A forward of some of the model's layers, by the attention that was settled on."""
         config = self._config
         if isinstance(self._backend, SdpaBackend):
             config = replace(config, attention="sdpa")
@@ -72,12 +72,12 @@ class Forward:
 
     @property
     def fallbacks(self) -> tuple[str, ...]:
-        """What runs in a slower way than was wanted, and why."""
+        """The parts that run in a slower way than was wanted, and why."""
         failures = (self._backend.failure, "" if self.graphs is None else self.graphs.failure)
         return (*self._noted, *filter(None, failures))
 
     def note_fallback(self, reason: str) -> None:
-        """Something beside the forward is such a thing."""
+        """Add a reason to the fallbacks that is none of the forward's own."""
         self._noted.append(reason)
 
     def settle(self, check: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""What the engine's parts tell each other about a model's layers; imports none of them."""
+"""The types by which the engine's parts speak of a model's layers; imports none of them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 
 class Ability(enum.Enum):
-    """What a step may need of the path that runs it, beyond logits; `paths.Path` declares them."""
+    """A possible need of a step beyond logits; a `paths.Path` declares which ones it serves."""
 
     TAPS = "taps"
     ADAPTERS = "adapters"
 
 
 def needs(taps: Sequence[int], adapters: object | None) -> frozenset[Ability]:
-    """What a step needs that asks for these; no taps and None are nothing."""
+    """The needs of a step that asks for these; no taps and None are nothing."""
     found = {Ability.TAPS} if taps else set()
     return frozenset(found if adapters is None else {*found, Ability.ADAPTERS})
 
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What one attention layer stores, on this rank, and how far it looks back.
+    """One attention layer's storage on this rank, and how far it looks back.
 
     window: a key is visible iff query position - key position < window; None = no limit.
     """
@@ -36,7 +36,7 @@ class LayerSpec:
     window: int | None = None
 
     def storage(self) -> LayerSpec:
-        """Equal for layers whose caches can be one tensor."""
+        """The spec without its window: equal for layers whose caches can be one tensor."""
         return replace(self, window=None)
 
 

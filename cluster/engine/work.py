@@ -1,4 +1,4 @@
-"""What goes into the engine and what comes out of it."""
+"""The engine's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ class Work:
         return self.num_new_nodes + (len(self.delta) > 0)
 
     def top(self, logits: torch.Tensor) -> TopTokens | None:
-        """What it asks for of its rows of logits; None where that is nothing."""
+        """The most probable tokens that it asks for; None where it asks for none.
+
+        logits: of its rows."""
         if not self.num_top:
             return None
         rows = logits if self.top_rows is None else logits[list(self.top_rows)]

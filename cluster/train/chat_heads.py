@@ -1,4 +1,4 @@
-"""What drafters learn of a chat model's own answers: order, loss and measure of all their kinds.
+"""Learning from a chat model's own answers: order, loss and measure of all kinds of drafters.
 
 The target is frozen and does not run: its laws, and for heads its hidden rows, were recorded while
 it answered (`cluster.train.chat_answers`).  The module that is trained is the one that serves.

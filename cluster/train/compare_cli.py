@@ -26,7 +26,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def questions_of(arguments: argparse.Namespace) -> Questions | None:
-    """What drafters are compared on, read before training; None: they are not compared."""
+    """The questions that drafters are to be compared on; None = they are not compared."""
     return read_questions(arguments.evaluate) if arguments.evaluate else None
 
 

@@ -143,7 +143,7 @@ class Bench:
         return len(self.model.layers)
 
     def measure(self, layers: Sequence[int]) -> Found:
-        """What this set of layers is worth."""
+        """The worth of this set of layers."""
         engine = self._engine(layers)
         hits = [hit for answer in self.answers for hit in _hits(engine, answer)]
         dropped_s = self._layer_s * (self.num_layers - len(layers))

@@ -1,4 +1,4 @@
-"""What a trained drafter notes of its target."""
+"""A trained drafter's note of its target."""
 
 from __future__ import annotations
 

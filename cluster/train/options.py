@@ -1,4 +1,4 @@
-"""What the verbs of `drafthouse train` have in common."""
+"""The options that several verbs of `drafthouse train` have."""
 
 from __future__ import annotations
 

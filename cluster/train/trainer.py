@@ -29,7 +29,7 @@ Batch_co = TypeVar("Batch_co", covariant=True)
 
 
 class Order(Protocol[Batch_co]):
-    """What is read when, fixed by a seed, so that a resumed run needs only how much it has read."""
+    """The order of reading, fixed by a seed: a resumed run needs only how much it has read."""
 
     def read(self, first: int, count: int) -> Batch_co:
         """Rows `first` to `first + count` of the endless order."""

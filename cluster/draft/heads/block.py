@@ -28,7 +28,7 @@ from cluster.engine.attention.seam import LayerPlan
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What a layer's rows see.
+    """The reach of a layer's rows.
 
     window: a key is visible iff query position - key position < window; None = no limit.
     is_causal: a block's rows do not see those behind them.
@@ -40,7 +40,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class BlockSpec:
-    """What a folder says of its drafter.
+    """A folder's description of its drafter.
 
     layers: sizes, norms and rotary embedding.  sights: of each layer.
     taps: the hidden rows it takes; tap i is transformers' hidden_states[i], the input of layer i.

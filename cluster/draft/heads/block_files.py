@@ -138,7 +138,7 @@ def _taps(read: _Config, num_layers: int, target: TargetShape) -> tuple[int, ...
 
 
 def _predicts_next(read: _Config) -> bool:
-    """Whether a row drafts the token behind it; folders say so in several ways, or not at all."""
+    """True if a row drafts the token behind it; folders say so in several ways, or not at all."""
     for key in ("sample_from_anchor", "shift_label"):
         if read.said(key) is not None:
             return bool(read.said(key))

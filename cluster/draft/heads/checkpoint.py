@@ -23,7 +23,7 @@ _MAX_NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class TargetShape:
-    """What a head must fit."""
+    """The sizes of a target, which a head must fit."""
 
     hidden_size: int
     vocab_size: int
@@ -185,7 +185,7 @@ def _as_on(device: torch.device, name: str, tensor: torch.Tensor) -> torch.Tenso
 
 
 def _is_map(name: str) -> bool:
-    """Whether a tensor says which tokens a head writes: those values are checked too."""
+    """True if a tensor says which tokens a head writes: those values are checked too."""
     return name.rpartition(".")[2] in ("d2t", "t2d", "token_map")
 
 

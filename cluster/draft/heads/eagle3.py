@@ -38,7 +38,7 @@ from cluster.engine.attention.seam import LayerPlan
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Spec:
-    """What a folder says of its head.
+    """A folder's description of its head.
 
     layer: sizes, norms and rotary embedding of the decoder layer, as a Llama configuration.
     taps: the hidden rows it takes; tap i is transformers' hidden_states[i], the input of layer i.
@@ -147,7 +147,7 @@ class Eagle3Head(HeadModule):
         return found
 
     def handed_on(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the next drafted row takes in place of the target's."""
+        """The rows that the next drafted ones take in place of the target's."""
         found: torch.Tensor = self.norm(hidden) if self.spec.norms_output else hidden
         return found
 

@@ -44,7 +44,7 @@ _OF_DFLASH_2 = ("candidate_selector", "selector_rank")
 
 
 def format_of(folder: Path, config: Mapping[str, Any]) -> str:
-    """What a folder is, one of KINDS; raises ConfigError for others, by their names."""
+    """The kind of a folder, one of KINDS; raises ConfigError for others, by their names."""
     architectures = " ".join(map(str, config.get("architectures") or ()))
     said = f"{architectures} {config.get('speculators_model_type', '')}".lower()
     block = config.get("dflash_config") or {}

@@ -51,7 +51,7 @@ class MarkovHead(nn.Module):
     def forward(
         self, before: torch.Tensor, hidden: torch.Tensor, state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What to add to a row's logits, [blocks, draft_vocab], and the state behind it.
+        """The addition to a row's logits, [blocks, draft_vocab], and the state behind it.
 
         before: [blocks, rank], the token before it, `embedded`.  hidden: [blocks, hidden].
         """

@@ -1,4 +1,4 @@
-"""What all draft heads have in common: the tokens that they write, and what must not be rounded."""
+"""The base of all draft heads: the tokens that they write, and numbers that must not be rounded."""
 
 from __future__ import annotations
 

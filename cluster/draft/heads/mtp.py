@@ -156,7 +156,7 @@ class MtpHead(HeadModule):
         return found
 
     def handed_on(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the next drafted row takes in place of the target's."""
+        """See `Eagle3Head.handed_on`."""
         if not self.spec.layout.hands_on_normed:
             return hidden
         found: torch.Tensor = self.norm(hidden)

@@ -114,7 +114,7 @@ class ParallelHead(eagle3.Eagle3Head):
 
 
 def is_parallel(config: Mapping[str, Any]) -> bool:
-    """Whether an EAGLE-3 folder's configuration is that of a P-EAGLE head."""
+    """True if an EAGLE-3 folder's configuration is that of a P-EAGLE head."""
     said = f"{config.get('architectures')} {config.get('speculators_model_type')}".lower()
     return "peagle" in said or any(config.get(key) for key in _MARKS)
 
@@ -159,7 +159,7 @@ def _mask_token_of(folder: Path, config: Mapping[str, Any], target: TargetShape)
 
 
 def _num_drafts_of(config: Mapping[str, Any]) -> int:
-    """What the folder proposes by its default method."""
+    """The number of tokens that the folder proposes by its default method."""
     said = config.get("speculators_config") or {}
     methods = said.get("proposal_methods") or []
     default = said.get("default_proposal_method")

@@ -31,7 +31,7 @@ class ReadyHead(Generic[Head]):
 
 
 def target_shape(host: Host) -> TargetShape:
-    """What a head in this target must fit."""
+    """The sizes that a head in this target must fit."""
     return TargetShape(host.hidden_size, host.vocab_size, host.num_layers)
 
 

@@ -89,8 +89,9 @@ class NativeBackend(NeedsNoWarmUp):
 
 
 class _Rows:
-    """For each row, int64 all: the address of its sequence's slots, how many tokens of context it
-    sees, where its path begins in `path_slots`, and how many nodes that has; and where tasks begin.
+    """Arrays of int64.  For each row: the address of its sequence's slots, how many tokens of
+    context it sees, where its path begins in `path_slots`, and how many nodes that has.  And where
+    the kernel's tasks begin.
     """
 
     def __init__(self, shares: Sequence[Share]) -> None:

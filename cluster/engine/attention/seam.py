@@ -42,7 +42,7 @@ class AttentionPlan(Protocol):
 
 
 class WritesByIndex:
-    """For plans that leave writing to the cache to torch."""
+    """A base for plans that leave writing to the cache to torch."""
 
     def write(
         self, kv: torch.Tensor, slots: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -51,7 +51,7 @@ class WritesByIndex:
 
 
 class NeedsNoWarmUp:
-    """For backends that have nothing to compile, and so nothing that could fail later."""
+    """A base for backends that have nothing to compile, and so nothing that could fail later."""
 
     failure = ""
 
@@ -86,7 +86,7 @@ class AttentionBackend(Protocol):
 
 
 class LayerPlan(Protocol):
-    """What `tree_paged` hands a layer's tensors to."""
+    """The receiver of a layer's tensors from `tree_paged`."""
 
     def attend_layer(
         self,
@@ -124,7 +124,7 @@ class Step:
         return self._layers[layer].window
 
     def attention(self, layer: int) -> AttentionPlan:
-        """That of the layer's group, as are its write_slots."""
+        """The attention of the layer's group."""
         return self._attentions[self.cache.group_of[layer]]
 
     def write_slots(self, layer: int) -> torch.Tensor:
@@ -188,7 +188,7 @@ def tree_paged(
 
 
 def layer_index(module: torch.nn.Module) -> int:
-    """Which layer an attention module belongs to."""
+    """The number of the layer that an attention module belongs to."""
     index = getattr(module, "layer_idx", None)
     if not isinstance(index, int):
         raise ConfigError(

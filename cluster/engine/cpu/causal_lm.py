@@ -37,7 +37,7 @@ _BASE_CHILDREN = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
 
 class _Rotations:
-    """What a model's rotary embedding gives for each position, looked up where that depends on
+    """A model's cosines and sines for each position, looked up in a table where they depend on
     nothing else."""
 
     # Those whose frequencies never change; others look at how long the text is.
@@ -64,7 +64,7 @@ class _Rotations:
         return self._is_fixed
 
     def table(self, hidden: torch.Tensor, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of all positions below `end`, and more, where they are fixed."""
+        """Cosines and sines of all positions below `end`, and more, where they are fixed."""
         table = self._table
         if table is None or table[0].shape[1] < end:
             length = max(2 * end, self._FIRST_LEN)
@@ -74,7 +74,7 @@ class _Rotations:
 
 
 class ForwardParts(NamedTuple):
-    """What grow.cpp's GrowingModel tells of a forward.
+    """The part of a forward that grow.cpp's GrowingModel holds.
 
     addresses: layers, caches, windows, embedding, cosines, sines, norm, output bias and weight.
     sizes: layers, hidden, head_dim, output.  row_size: floats of scratch memory that a layer takes
@@ -135,7 +135,7 @@ class NativeForward:
     def _run_layers(
         self, rows: Rows, hidden: torch.Tensor, taps: tuple[int, ...]
     ) -> torch.Tensor | None:
-        """All layers, in place on hidden [1, rows, size]; on the way what is tapped is copied."""
+        """Run all layers, in place on hidden [1, rows, size]; returns copies of the tapped rows."""
         states = hidden.new_empty(hidden.shape[1], len(taps), hidden.shape[2]) if taps else None
         done = 0
         for tap in sorted(set(taps)):
@@ -155,11 +155,11 @@ class NativeForward:
             )
 
     def grows_on(self, cache: KVCache) -> bool:
-        """Whether steps on this cache run natively whatever their rows: it was the last one's."""
+        """True if steps on this cache run natively whatever their rows: it was the last one's."""
         return self._cache is cache and self._is_cache_native and self._rotations.is_fixed
 
     def part_addresses(self, end: int) -> ForwardParts:
-        """Where the parts lie, for native calls that run the layers themselves."""
+        """The addresses of the parts, for native calls that run the layers themselves."""
         cosines, sines = self._rotations.table(self._embedding[:1].unsqueeze(0), end)
         bias = self._output.float_bias
         arrays = (self._weights, self._kvs, self._windows)

@@ -50,7 +50,7 @@ _CACHE_STD = 0.3
 
 
 def is_comparable(module: torch.nn.Module) -> bool:
-    """Whether the model is of a class for which native layers are made."""
+    """True if the model is of a class for which native layers are made."""
     kind = type(module)
     return f"{kind.__module__}.{kind.__qualname__}" in _CLASSES
 
@@ -115,7 +115,7 @@ class Comparison:
         return [OneLayer(*self._parts(specs, backend)) for backend in self._backends]
 
     def steps(self) -> list[Step]:
-        """The same for the whole model."""
+        """Steps of the whole model, by the reference attention and natively, on equal caches."""
         return [Step(*self._parts(self.layers, backend)) for backend in self._backends]
 
     def _parts(
@@ -145,7 +145,7 @@ def _share(row_start: int, pages: Sequence[int], context_len: int) -> Share:
 
 
 def is_close(expected: Any, found: torch.Tensor, tolerance: float | torch.Tensor) -> bool:
-    """Whether every row of the two, [1, rows, ...], is the same but for rounding.
+    """True if every row of the two, [1, rows, ...], is the same but for rounding.
 
     tolerance: of a row's norm; one for all, or [1, rows].
     """

@@ -31,7 +31,7 @@ _OWN_NORMS = {"q_norm", "k_norm"}
 
 
 class _Parts(NamedTuple):
-    """What a recognised layer consists of."""
+    """The parts of a recognised layer."""
 
     input_norm: NativeRMSNorm
     post_norm: NativeRMSNorm
@@ -81,7 +81,7 @@ class Scratch:
         return self._rows
 
     def forget(self) -> None:
-        """Keep no step alive."""
+        """Let go of the last step's plan and tensors."""
         self._plan = self._cosines = self._sines = self._slots = None
 
 
@@ -140,7 +140,7 @@ class NativeLayer:
     def takes(
         self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, kv: torch.Tensor
     ) -> bool:
-        """Whether this is what the kernel is made for."""
+        """True if the kernel is made for such tensors."""
         return (
             hidden.dtype == cosines.dtype == sines.dtype == torch.float32
             and kv.dtype in (torch.float32, torch.bfloat16)

@@ -53,7 +53,7 @@ class Leaves:
 
 @dataclass(slots=True, eq=False)
 class Growing:
-    """A request's tree before a call, and what it is grown by.
+    """A request's tree before a call, and the settings of its growth.
 
     base_len, delta, prefix_hash, tenant: the text as in `Work`; with a delta there is no tree yet,
     and its last token is the root.  tree: expanded nodes in the order of their slots.  leaves: see
@@ -86,7 +86,7 @@ class Growing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grown:
-    """What a call did to one tree.
+    """The result of a call for one tree.
 
     expanded: nodes in the order of their slots, the root (0) first where it is among them.
     num_children: of each; their tokens and survivals stand side by side, and they are numbered on
@@ -127,7 +127,7 @@ class TreeGrower:
         self._interrupted.value = 1
 
     def resume(self) -> None:
-        """What interrupted is dealt with: the next call goes on to its bounds."""
+        """Forget an interruption: the next call goes on to its bounds."""
         self._interrupted.value = 0
 
     def grow(

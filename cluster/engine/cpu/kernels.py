@@ -55,7 +55,7 @@ _SIGNATURES: Signatures = {
 
 
 class Format(enum.IntEnum):
-    """Of a packed weight, and what it is multiplied by; operations.h's.
+    """The format of a packed weight and of the rows it is multiplied by; as in operations.h.
 
     FLOAT32, BF16: by float32.  BF16_PRODUCTS: by rows rounded to bfloat16, as the processor
     multiplies them; sums are float32's all the same.  INT8_PRODUCTS: int8 with a scale for each
@@ -98,7 +98,7 @@ class Kernels:
         self._num_threads = self.draws.num_threads = num_threads
 
     def attends(self, num_heads: int, layer: LayerSpec) -> bool:
-        """Whether `attention` can compute a layer with so many query heads."""
+        """True if `attention` can compute a layer with so many query heads."""
         return (
             layer.device.type == "cpu"
             and layer.dtype in (torch.float32, torch.bfloat16)
@@ -245,8 +245,8 @@ class Kernels:
 
 
 class RowPointers:
-    """Where the attention kernel finds what each row of a batch sees; addresses, so the arrays
-    behind them must outlive it."""
+    """The addresses of arrays that tell the attention kernel what each row of a batch sees.  The
+    arrays must outlive it."""
 
     __slots__ = ("num_rows", "num_tasks", "pointers")
 

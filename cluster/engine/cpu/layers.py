@@ -52,8 +52,8 @@ class NativeMLP(torch.nn.Module):
         return product
 
     def part(self, name: str) -> tuple[PackedLinear, int, int, int]:
-        """Which product computes a layer of the original, from which column on, and the layer's
-        in_features and out_features.  Raises KeyError for a name that it has not."""
+        """The product that computes a layer of the original, the layer's first column there, and
+        the layer's in_features and out_features.  Raises KeyError for a name that it has not."""
         size = self.down.in_features
         inner = self.gate_up.in_features
         return {
@@ -163,7 +163,7 @@ def _fused(module: torch.nn.Module, kernels: Kernels) -> torch.nn.Module | None:
 def _candidates(
     module: torch.nn.Module, kernels: Kernels
 ) -> Iterator[tuple[Callable[[], torch.nn.Module], int]]:
-    """(how to make what could replace the module, the size of its input)."""
+    """Makers of modules that could replace this one, each with the size of its input."""
     if isinstance(module, NativeRMSNorm):
         return  # it was replaced before
     if module._forward_hooks or module._forward_pre_hooks or hasattr(module, "_hf_hook"):
@@ -200,7 +200,7 @@ def _is_plain_vector(weight: Any) -> TypeGuard[torch.nn.Parameter]:
 
 
 def _agree(original: torch.nn.Module, fused: torch.nn.Module, size: int) -> bool:
-    """Whether the two compute the same for a few rows, one of them large and one of them small."""
+    """True if the two compute the same for a few rows, one of them large and one of them small."""
     rows = torch.linspace(-1, 1, _CHECKED_ROWS * size).mul(97.0).sin().view(1, _CHECKED_ROWS, size)
     rows = rows * torch.tensor([1e-3, 1.0, 30.0]).view(1, _CHECKED_ROWS, 1)
     with torch.inference_mode():

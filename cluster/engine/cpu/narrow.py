@@ -35,7 +35,7 @@ _CHECKED_ROWS = (1, 2, 7, 13, 30)
 def can_widen(
     module: torch.nn.Module, config: EngineConfig, num_heads: int, layers: Sequence[LayerSpec]
 ) -> bool:
-    """Whether to make a bfloat16 model one of float32, which our kernels will bring back to
+    """True if to make a bfloat16 model one of float32, which our kernels will bring back to
     bfloat16.  num_heads: of queries.  layers: as probed."""
     kept = {(each.dtype, each.device.type) for each in module.parameters()}
     if (
@@ -76,7 +76,7 @@ def multiply_in_bf16(module: torch.nn.Module, native: Kernels, *, is_int8: bool)
 
 
 def _agrees(layer: PackedLinear, native: Kernels, *, is_int8: bool) -> bool:
-    """Whether the rounded products are the exact ones but for rounding."""
+    """True if the rounded products are the exact ones but for rounding."""
     packed, format = layer.packed, Format.BF16_PRODUCTS
     if is_int8:
         packed, format = native.pack_int8(packed), Format.INT8_PRODUCTS

@@ -88,7 +88,7 @@ class PackedLinear(torch.nn.Module):
 
     @property
     def is_native(self) -> bool:
-        """Whether our own kernel computes it: then a row's bits do not depend on other rows."""
+        """True if our own kernel computes it: then a row's bits do not depend on other rows."""
         return self._native is not None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -101,7 +101,7 @@ class PackedLinear(torch.nn.Module):
         return self.product(rows)
 
     def product(self, rows: torch.Tensor) -> torch.Tensor:
-        """What `forward` returns, by the library that packed the weights."""
+        """The result of `forward`, by the library that packed the weights."""
         product: torch.Tensor
         if self._native is not None:
             product = self._native.linear(
@@ -124,7 +124,7 @@ class PackedLinear(torch.nn.Module):
 def choose_kernels(module: torch.nn.Module, *, only_native: bool = False) -> Kernels | None:
     """Our kernels, if they are to compute the module's linear layers; None = torch's libraries are.
 
-    only_native: whatever is faster.
+    only_native: take our kernels even where torch's libraries are faster.
     """
     first = next((child for child in module.modules() if is_packable(child)), None)
     if first is None:
@@ -159,7 +159,7 @@ def pack_linears(module: torch.nn.Module, native: Kernels | None = None) -> int:
 
 
 def is_native(module: torch.nn.Module) -> bool:
-    """Whether our kernels compute (nearly) all products with the module's weights."""
+    """True if our kernels compute (nearly) all products with the module's weights."""
     share = _share(module, lambda child: isinstance(child, PackedLinear) and child.is_native)
     return share > _NATIVE_SHARE
 
@@ -191,7 +191,7 @@ def _narrowed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def is_packable(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
-    """Whether this is a plain linear layer on the CPU, which nobody else has plans with."""
+    """True if this is a plain linear layer on the CPU, without hooks or anything else attached."""
     return (
         type(module) is torch.nn.Linear
         and type(module.weight) is torch.nn.Parameter
@@ -204,7 +204,7 @@ def is_packable(module: torch.nn.Module) -> TypeGuard[torch.nn.Linear]:
 
 
 def _agrees(linear: torch.nn.Linear, way: Kernels | None) -> bool:
-    """Whether a packed copy of `linear` gives its products, for all the row counts checked."""
+    """True if a packed copy of `linear` gives its products, for all the row counts checked."""
     weight = linear.weight
     with torch.inference_mode():
         try:

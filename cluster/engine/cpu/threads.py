@@ -34,14 +34,15 @@ def configure_threads(config: EngineConfig) -> int:
 
 
 def spare_torch_threads() -> None:
-    """All that is worth several threads is in our kernels: torch's own would only wait for each
-    other.  Changes nothing in a process whose threads `configure_threads` did not set."""
+    """Leave torch one thread: our kernels do all that is worth several, and torch's threads would
+    only wait for each other.  Changes nothing in a process whose threads `configure_threads` did
+    not set."""
     if _are_ours:
         torch.set_num_threads(1)
 
 
 def spare_cores(config: EngineConfig) -> None:
-    """Torch's own kernels do the work after all: they get half the cores, as without ours.
+    """Give torch half the cores, as without our kernels: its own do the work after all.
     Changes nothing in a process whose threads `configure_threads` did not set."""
     if _are_ours and config.threads == 0:
         torch.set_num_threads(max(1, num_cores() // 2 // config.tensor_parallel))

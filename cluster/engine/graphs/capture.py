@@ -1,4 +1,4 @@
-"""What graphs need of CUDA itself: capturing, and words that are sent without stopping the host."""
+"""CUDA's part of graphs: capturing, and words that are sent without stopping the host."""
 
 from __future__ import annotations
 

@@ -36,17 +36,17 @@ _NUM_INDICES = 4
 _WORDS_PER_INDEX = 2
 # Slots and trees of a step, 16 MiB of them at most; where a step has more it runs eagerly.
 _MAX_REST_WORDS = 2**22
-# Of one sequence's tree; 128 nodes take three quarters of them.
+# Words of one sequence's tree; 128 nodes take three quarters of them.
 _TREE_WORDS = 1024
-# Beyond the largest eager step's: the graphs' own pool, and their logits.
+# The memory of graphs, in largest eager steps: their own pool, and their logits.
 ACTIVATIONS = 2
 
 
 class StepForm(Protocol):
-    """What a graph fixes of the attention of its steps.  Equal forms can share one; hashable."""
+    """The part of its steps' attention that a graph fixes.  Equal forms can share one; hashable."""
 
     def num_words(self, batch: Batch) -> int:
-        """How many words `lay_out` writes."""
+        """The number of words that `lay_out` writes."""
         ...
 
     def lay_out(self, batch: Batch, out: Words) -> None:
@@ -54,7 +54,7 @@ class StepForm(Protocol):
         ...
 
     def plan(self, words: torch.Tensor) -> AttentionPlan:
-        """Attends by what `words`, int32 on the device, say at that time."""
+        """A plan that reads `words`, int32 on the device, whenever its kernels run."""
         ...
 
 
@@ -111,7 +111,7 @@ class GraphedForward:
         return len(self._replays)
 
     def width(self, num_rows: int) -> int:
-        """To how many rows to pad a step of so many; the same where it has no graph."""
+        """The number of rows to pad a step of so many to; the same where it has no graph."""
         fitting = () if self.has_failed else (each for each in self._widths if each >= num_rows)
         return next(iter(fitting), num_rows)
 
@@ -206,7 +206,7 @@ class GraphedForward:
         return run
 
     def _tap_buffer(self, taps: tuple[int, ...], states: torch.Tensor) -> torch.Tensor:
-        """Where graphs of these taps write them; made by the run before the first capture."""
+        """The buffer that graphs write these taps to; made by the run before the first capture."""
         if taps not in self._taps:
             self._taps[taps] = states.new_zeros(self._widths[-1], *states.shape[1:])
         return self._taps[taps]
@@ -261,7 +261,7 @@ def reserved_bytes(config: EngineConfig, model: LoadedModel) -> int:
 
 
 def is_on_one_gpu(model: LoadedModel) -> bool:
-    """Whether all of the model is where its inputs go, and that is a GPU."""
+    """True if all of the model is where its inputs go, and that is a GPU."""
     if model.device.type != "cuda":
         return False
     devices = {parameter.device for parameter in model.module.parameters()}

@@ -1,4 +1,4 @@
-"""What a worker says of its model in Describe."""
+"""The hashes by which a worker names its model in Describe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of a model before its weights are loaded, and what load would refuse by then.
+"""A model's description before its weights are loaded, and the refusals that need no weights.
 
 `load_model` begins with these rules, and `drafthouse check` consists of them.
 """

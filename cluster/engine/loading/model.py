@@ -89,7 +89,7 @@ class LoadedModel:
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What steps may ask for: what the last path serves, to which every step may come."""
+        """The extras that steps may ask for: those of the last path, which serves any step."""
         return self.plain.abilities
 
     def resolve_taps(self, taps: Sequence[int]) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ class LoadedModel:
         return resolve_taps(taps, len(self.layers))
 
     def forward(self, inputs: StepInputs) -> StepOutputs:
-        """By the first path that serves what the step needs."""
+        """Run the forward by the first path that serves the step's needs."""
         for path in self.paths:
             if inputs.needs <= path.abilities:
                 outputs = path(inputs)
@@ -112,7 +112,7 @@ class LoadedModel:
         raise AssertionError(f"no path serves {inputs.needs}; the step's maker is to ask before")
 
 
-# Of a model, the layers to keep in its KV cache behind its own.
+# Returns the layers that a model's KV cache is to keep behind the model's own.
 ExtraLayers = Callable[[LoadedModel], Sequence[LayerSpec]]
 
 
@@ -179,8 +179,8 @@ def _fused(
     """Pack and fuse what our kernels or torch's libraries compute faster; returns the forward, if
     all of it is ours.
 
-    Layer by layer: of only one at a time there are the weights and what becomes of them, and of
-    only one the widened ones.
+    It goes layer by layer, so that memory holds only one layer's weights twice: as they were, and
+    widened or packed.
     """
     native = choose_kernels(module, only_native=config.reproducible or is_widened)
     fusing = None if config.compile else native  # a compiler fuses by itself
@@ -272,7 +272,7 @@ def _compiled(
 
 
 def _eos_token_ids(source: str, text_config: Any) -> tuple[int, ...]:
-    """Where generation ends: the generation config's tokens, else the model config's."""
+    """The tokens that end a generation: the generation config's, else the model config's."""
     try:
         found = GenerationConfig.from_pretrained(source).eos_token_id
     except OSError:  # the file is optional

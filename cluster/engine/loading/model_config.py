@@ -146,7 +146,7 @@ def _told(
 
 
 def reason_of(error: Exception) -> str:
-    """What a library says of a bad value, short and on one line."""
+    """A library's words about a bad value, short and on one line."""
     told = f"{type(error).__name__}: {error}"
     if isinstance(error, StrictDataclassError):
         told = str(error.__cause__ or error)

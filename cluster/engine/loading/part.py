@@ -102,8 +102,8 @@ def _replace(
 
 
 def _config_of(config: Any, layers: Sequence[int]) -> Any:
-    """The configuration of these layers alone: models ask it for their number, and for what each of
-    them is."""
+    """The configuration of these layers alone: models ask it for their number, and for the type of
+    each layer."""
     changed = copy.deepcopy(config)
     text = changed.get_text_config()
     count = text.num_hidden_layers

@@ -44,7 +44,7 @@ _FIRST_WEIGHTS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRank:
-    """What is added to a linear layer's output for rows x: x down^T up^T.
+    """An addition to a linear layer's output for rows x: x down^T up^T.
 
     down: [rank, in_features].  up: [out_features, rank], peft's scaling included.
     """
@@ -59,7 +59,7 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterFolder:
-    """What a folder holds.
+    """The contents of a folder.
 
     digest: hex digits that another content would not have.  pairs: by the names of the model's
     layers.
@@ -128,7 +128,7 @@ def _read(name: str, folder: Path, max_rank: int) -> AdapterFolder:
 
 
 def _why_foreign(key: str) -> str:
-    """Why a weight that is no half of a pair cannot be served, and what to do where one can."""
+    """The reason why a weight that is no half of a pair cannot be served, and a remedy if any."""
     if ".lora_" not in key and _EMBEDDING.search(key):
         return (
             f"its weight {key!r} is a whole embedding layer, which peft adds where lm_head or "

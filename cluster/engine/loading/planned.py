@@ -1,4 +1,4 @@
-"""What a model will take, told by its configuration: before its weights are loaded, or are here.
+"""The memory that a model will take, by its configuration: before its weights are loaded, or here.
 
 Parameters are counted on transformers' own modules, which are built without memory for them.
 """
@@ -31,7 +31,7 @@ _STATED = {"load_in_8bit": 8, "load_in_4bit": 4}
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What an engine will take, in bytes.
+    """The memory that an engine will take, in bytes.
 
     weights: of all ranks.  rank_weights: of the fullest one.  kv_per_token: of all ranks, every
     layer taken for one without a window.  kv_cache: at most; 0 = as much as a GPU has left.
@@ -108,7 +108,7 @@ def _stored_bytes(folder: Path) -> int:
 
 
 def _parameters(described: Description, config: EngineConfig) -> dict[str, _Parameter]:
-    """By name, tied ones once."""
+    """All parameters by name, tied ones once."""
     try:
         with torch.device("meta"):
             module = AutoModelForCausalLM.from_config(
@@ -127,7 +127,7 @@ def _parameters(described: Description, config: EngineConfig) -> dict[str, _Para
 
 
 def _patterns(name: str) -> set[str]:
-    """How a plan may call a parameter: by its own name or its module's, for all layers at once."""
+    """A plan's possible names for a parameter: its own or its module's, for all layers at once."""
     general = re.sub(r"\.\d+(?=\.)", ".*", name)
     return {general, general.rpartition(".")[0]}
 
@@ -135,7 +135,7 @@ def _patterns(name: str) -> set[str]:
 def _bytes(
     found: dict[str, _Parameter], described: Description, config: EngineConfig, dtype: torch.dtype
 ) -> int:
-    """Of parameters whose weights are not here; a quantised model's layers have fewer bits."""
+    """Bytes of parameters without stored weights; a quantised model's layers have fewer bits."""
     method = config.quantization or getattr(described.config, "quantization_config", None)
     bits = 8 * dtype.itemsize if method is None else _bits(dict(method), 8 * dtype.itemsize)
     in_layers = sum(each.count for name, each in found.items() if ".layers." in name)

@@ -72,7 +72,7 @@ def _reason(config: Any, model_class: Any) -> str | None:
 
 
 def _reaches_interface(model_class: Any) -> bool:
-    """Whether the modelling code looks attention functions up by name, whatever it declares."""
+    """True if the modelling code looks attention functions up by name, whatever it declares."""
     check = getattr(model_class, "_can_set_attn_implementation", None)
     return bool(check is not None and check())
 

@@ -1,4 +1,4 @@
-"""What `reproducible: true` asks of a model and a machine.
+"""The conditions of `reproducible: true` on a model and a machine.
 
 A matrix product may sum in another order when it has more rows, so a step that verifies guesses and
 one that does not can differ in the last bit, and a near-tie then falls the other way.  Our CPU

@@ -81,7 +81,7 @@ def _errors(found: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def _coarse_bound(model: LoadedModel, texts: Sequence[TokenArray], expected: torch.Tensor) -> float:
-    """What rounding explains of the typical row's error."""
+    """The part of the typical row's error that rounding explains."""
     unit = _UNITS.get(model.layers[0].dtype)
     layers = decoder_layers(model.module, len(model.layers))
     if unit is None or layers is None or getattr(model.module, "is_quantized", False):

@@ -64,12 +64,12 @@ class KVCache:
 
     @property
     def num_bytes(self) -> int:
-        """Of memory, once all of it has been used."""
+        """The memory that it takes once all of it has been used."""
         return sum(stack.nbytes for stacks in self._stacks for stack in stacks)
 
     @property
     def scratch_pages(self) -> tuple[int, ...]:
-        """By group, as all below."""
+        """The scratch page of each group."""
         return self.num_pages
 
     @property

@@ -1,4 +1,4 @@
-"""What a work or a caller says of a sequence's live nodes, held against what they are."""
+"""Checks of a work's or a caller's nodes against a sequence's live nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.errors import ProtocolError
 
 
 def starts_with(sequence: Sequence, work: Work) -> bool:
-    """Whether the live nodes begin with the work's cached nodes."""
+    """True if the live nodes begin with the work's cached nodes."""
     count, live = work.num_cached_nodes, sequence.tree
     if count > len(live):
         return False

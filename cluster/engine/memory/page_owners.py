@@ -1,4 +1,4 @@
-"""Which sequences hold which pages: rollback, growth, commits, prefix sharing, preemption.
+"""The pages of sequences: rollback, growth, commits, prefix sharing, preemption.
 
 Invariants, for every sequence:
     len(shared) * page_size <= cached_len <= cached_len + len(tree) <= num_pages * page_size
@@ -59,7 +59,7 @@ class PageOwners:
             self.evacuate(sequence)
 
     def adapters_in_use(self) -> set[int]:
-        """Those that requests run with, or are about to."""
+        """The adapters that requests run with, or are about to."""
         sequences = self.sequences.values()
         used = {each.adapter for each in sequences}
         return used | {each.pending.work.adapter for each in sequences if each.pending is not None}
@@ -98,7 +98,7 @@ class PageOwners:
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Roll back to `length` committed tokens, without nodes; pages beyond stay for now.
 
-        To none at all where pages that would be read again have been released."""
+        The sequence loses all its pages where some that would be read again have been released."""
         for table, reach in zip(sequence.tables, self._reaches, strict=True):
             if reach.first_page(length) < table.num_released:
                 self.evacuate(sequence)
@@ -168,7 +168,7 @@ class PageOwners:
 
     @property
     def num_available(self) -> int:
-        """How many pages `reserve` may allocate: it takes them from every pool."""
+        """The number of pages that `reserve` may allocate: it takes them from every pool."""
         return min(pool.num_available for pool in self.pools)
 
     def num_pages_missing(
@@ -179,9 +179,9 @@ class PageOwners:
         return max(0, missing) + self._must_copy(sequence, without)
 
     def _must_copy(self, sequence: Sequence, without: Indices[Sequence] = ()) -> bool:
-        """Whether a rollback ended inside a page that other sequences hold as well.
+        """True if a rollback ended inside a page that other sequences hold as well.
 
-        In the first group holds it whoever does in any other."""
+        Whoever holds the page in any group holds it in the first one too."""
         if not self._ends_in_shared(sequence):
             return False
         page = sequence.tables[0].pages[len(sequence.shared) - 1]
@@ -215,7 +215,7 @@ class PageOwners:
             pool.drop(former)
 
     def commit(self, sequence: Sequence, token_ids: TokenArray) -> None:
-        """The KV of these tokens has been written behind the context."""
+        """Record that the KV of these tokens has been written behind the context."""
         sequence.append(token_ids)
         self._publish(sequence)
         for group, reach in enumerate(self._reaches):
@@ -278,13 +278,13 @@ class PageOwners:
         return self._prefixes.enabled
 
     def has_place(self, sequence: Sequence) -> bool:
-        """Whether the sequence holds pages, or may come to hold some beside those that do."""
+        """True if the sequence holds pages, or may come to hold some beside those that do."""
         if sequence.num_pages or len(self.sequences) <= self._max_sequences:
             return True
         return sum(bool(each.num_pages) for each in self.sequences.values()) < self._max_sequences
 
     def has_room(self, sequence: Sequence, length: int) -> bool:
-        """Whether `reserve` may be called at once."""
+        """True if `reserve` may be called at once."""
         enough = self.num_pages_missing(sequence, length) <= self.num_available
         return enough and self.has_place(sequence)
 
@@ -298,7 +298,7 @@ class PageOwners:
         return sorted(holders, key=lambda sequence: sequence.arrival, reverse=True)
 
     def num_available_without(self, victims: Indices[Sequence]) -> int:
-        """What `num_available` would be if all of `victims` let go of their pages."""
+        """The value of `num_available` if all of `victims` let go of their pages."""
         numbers: list[int] = []
         for group, pool in enumerate(self.pools):
             held = Counter(page for each in victims for page in each.tables[group].held_pages)
@@ -341,7 +341,7 @@ class PageOwners:
 
 
 def common_prefix_len(left: TokenArray, right: TokenArray) -> int:
-    """How many leading tokens agree."""
+    """The number of leading tokens that agree."""
     length = min(len(left), len(right))
     differs = np.flatnonzero(left[:length] != right[:length])
     return int(differs[0]) if len(differs) else length

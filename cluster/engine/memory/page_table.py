@@ -46,7 +46,7 @@ class PageTable:
         self._write_slots(len(self.pages) - 1)
 
     def add_released(self, scratch_page: int) -> None:
-        """The same for a page that nothing will read; all before it have been released."""
+        """Add a page that nothing will read; all before it have been released."""
         self.add(scratch_page)
         self.num_released += 1
 

@@ -57,13 +57,13 @@ class PagePool:
         return page
 
     def hold(self, page: int) -> None:
-        """One more holder of a page that is held or idle."""
+        """Count one more holder of a page that is held or idle."""
         if self._holders[page] == 0:
             self._prefix_cache.wake(self._group, page)
         self._holders[page] += 1
 
     def drop(self, page: int) -> None:
-        """One holder less; the last one's page becomes idle where it is cached, else free."""
+        """Count one holder less; the last one's page becomes idle where it is cached, else free."""
         self._holders[page] -= 1
         assert self._holders[page] >= 0, f"page {page} was dropped more often than held"
         if self._holders[page] > 0:

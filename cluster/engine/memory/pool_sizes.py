@@ -37,7 +37,7 @@ def derive_num_pages(
     max_context_len: int,
     activation_bytes: int,
 ) -> tuple[int, ...]:
-    """How many pages to allocate for each group of layers: as configured, or what fits the device.
+    """The pages to allocate for each group of layers: as configured, or what fits the device.
 
     GPU: memory_fraction of the device's memory, less what is allocated (the weights) and a reserve
     for activations.  CPU: `cpu_bytes`.  Never more than max_running_sequences contexts of
@@ -68,15 +68,15 @@ def derive_num_pages(
 
 
 def cpu_bytes(config: EngineConfig, num_free: int) -> int:
-    """Of the KV cache on a CPU with so much free memory: the configured share of it, else 2 GiB; at
-    most a quarter of it."""
+    """The bytes of a KV cache on a CPU with so much free memory: the configured share, else
+    2 GiB; at most a quarter of it."""
     if config.memory_fraction is None:
         return min(_CPU_BYTES, int(num_free * _MAX_CPU_SHARE))
     return int(num_free * min(config.memory_fraction, _MAX_CPU_SHARE))
 
 
 def gpu_share(config: EngineConfig) -> float:
-    """Of a GPU's memory, the share that may be in use with the KV cache."""
+    """The share of a GPU's memory that may be in use with the KV cache."""
     return _GPU_SHARE if config.memory_fraction is None else config.memory_fraction
 
 
@@ -106,7 +106,7 @@ class _Division:
         self._page_bytes = [[each.bytes_per_page(device) for each in groups] for device in devices]
 
     def pages(self, longest: int, others: int) -> list[int]:
-        """Of each group, those of one text of `longest` tokens and of the others."""
+        """The pages of each group: those of one text of `longest` tokens and of the others."""
         num_rows = self._num_rows // (self._num_others + 1)
         return [
             group.reach.most_pages(longest, self._num_rows)

@@ -97,14 +97,14 @@ class PrefixCache:
         self._tidy(entry)
 
     def rest(self, group: int, page: int) -> bool:
-        """The last holder let go: keep the page as idle if it is cached, and say so."""
+        """Keep a page that nobody holds any more as idle; False where it is not cached."""
         if page not in self._by_page[group]:
             return False
         self._idle[group][page] = None
         return True
 
     def wake(self, group: int, page: int) -> None:
-        """An idle page gets a holder again."""
+        """Take a page from the idle ones: it gets a holder again."""
         del self._idle[group][page]
 
     def is_idle(self, group: int, page: int) -> bool:

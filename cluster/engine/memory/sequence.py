@@ -1,4 +1,4 @@
-"""What the engine knows of one request: its tokens, its slots, its live nodes."""
+"""One request in the engine: its tokens, its slots, its live nodes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Sequence:
 
     @property
     def prefix_end(self) -> Parent:
-        """What the prefix cache's entry of the next full page stands below."""
+        """The parent of the prefix cache's entry of the next full page."""
         return self.shared[-1].serial if self.shared else prefix_root(self.tenant, self.adapter)
 
     @property
@@ -95,6 +95,6 @@ class Sequence:
 
 
 def prefix_root(tenant: bytes, adapter: int) -> bytes:
-    """What the first pages of a tenant's texts stand below, as an adapter computes them."""
+    """The parent of the first pages of a tenant's texts, as an adapter computes them."""
     # Indices are never given twice, so they may come to be many.
     return tenant + adapter.to_bytes(8, "little")

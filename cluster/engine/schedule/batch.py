@@ -112,7 +112,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pick:
-    """What the scheduler chose for one sequence: the `num_delta` tokens of the work that follow
+    """The scheduler's choice for one sequence: the `num_delta` tokens of the work that follow
     the cached ones, then all new nodes if it completes the work.
 
     is_prefill: longer than a decoding step.
@@ -182,7 +182,7 @@ def build_batch(
 
 
 def tapped(picks: SequenceOf[Pick], rows: torch.Tensor | None) -> Taps | None:
-    """Whose rows of taps they are; to be asked before the picks are committed.
+    """The taps with the sequences that they are of; to be asked before the picks are committed.
 
     rows: [rows, taps, hidden], padding behind those of the picks; None = none were asked for."""
     if rows is None:

@@ -22,8 +22,8 @@ _PICK = struct.Struct("<4qQ3q")
 
 
 def step_digest(schedule: Schedule, picks: Sequence[Pick], pools: Sequence[PagePool]) -> int:
-    """int64: of the rows, tokens and slots of a step, of what it answers without running, and of
-    how many pages are free and cached, which later steps depend on.
+    """An int64 digest of the rows, tokens and slots of a step, of its answers without a forward,
+    and of the numbers of free and cached pages, which later steps depend on.
 
     picks: in the order of their rows, not committed yet.  O(rows), not of the contexts' lengths:
     these enter by the prefix hash and the number of their pages.

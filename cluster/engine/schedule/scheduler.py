@@ -32,7 +32,7 @@ class Schedule:
     num_prefix_hit_tokens: int = 0
 
     def summary(self, forward_time_s: float, step_time_s: float, taps: Taps | None) -> StepSummary:
-        """Of the step that ran it."""
+        """The summary of the step that ran it."""
         return StepSummary(
             num_rows=self.num_rows,
             num_prefill_rows=sum(pick.num_delta for pick in self.picks if pick.is_prefill),
@@ -78,12 +78,12 @@ class Scheduler:
         return _num_delta_left(sequence) > self._short_rows
 
     def _goes_with_decoding(self, sequence: Sequence) -> bool:
-        """Not if it could never run beside the rows that are reserved for prefills."""
+        """False if it could never run beside the rows that are reserved for prefills."""
         fits = _num_rows_left(sequence) <= self._max_rows - self._prefill_rows
         return fits and not self._is_prefill(sequence)
 
     def _open(self, sequence: Sequence, schedule: Schedule) -> bool:
-        """Whether the work may run; answers it where the cache lacks what it presumes."""
+        """True if the work may run; answers it where the cache lacks what it presumes."""
         pending = sequence.pending
         if pending is None:  # preempted for an earlier one of this step
             return False
@@ -135,7 +135,7 @@ class Scheduler:
             schedule.num_rows += pick.num_rows
 
     def _waits_for_prefix(self, sequence: Sequence, schedule: Schedule) -> bool:
-        """Whether most of this prompt is being computed in this very step for another request.
+        """True if most of this prompt is being computed in this very step for another request.
 
         Then waiting costs one step and saves the whole computation and its pages.
         """
@@ -157,7 +157,7 @@ class Scheduler:
         return False
 
     def _find_place(self, sequence: Sequence, schedule: Schedule) -> bool:
-        """Whether the sequence may hold pages; the youngest of younger ones makes way for it."""
+        """True if the sequence may hold pages; the youngest of younger ones makes way for it."""
         if self._pages.has_place(sequence):
             return True
         victims = self._pages.younger_holders(sequence.arrival)
@@ -208,7 +208,7 @@ def _num_rows_left(sequence: Sequence) -> int:
 
 
 def _cut(sequence: Sequence, rows: int) -> tuple[int, bool]:
-    """How many delta tokens to run in `rows` rows, and whether that completes the work."""
+    """The number of delta tokens to run in `rows` rows, and True if that completes the work."""
     num_delta = _num_delta_left(sequence)
     if _num_rows_left(sequence) <= rows:
         return num_delta, True

@@ -40,7 +40,7 @@ _PROGRAMS_WITHOUT_GPU = 1
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the layout depends on besides the batch: one layer's heads and where they are."""
+    """The layout's dependence besides the batch: one layer's heads and where they are."""
 
     heads: int
     kv_heads: int
@@ -73,7 +73,7 @@ class Shape:
 
     @property
     def all_block_lines(self) -> list[int]:
-        """Whatever `block_lines` may return."""
+        """All values that `block_lines` may return."""
         fewest = self._fewest_lines
         doubled = range((max(fewest, _MAX_LINES) // fewest).bit_length())
         return [fewest << times for times in doubled]
@@ -83,7 +83,7 @@ class Shape:
         return max(_MIN_LINES, _power_of_two(self.sharing))
 
     def constants(self, block_lines: int, *, sinks: bool) -> dict[str, Any]:
-        """What both kernels are compiled for."""
+        """The constants that both kernels are compiled for."""
         return {
             "HEAD_DIM": self.head_dim,
             "SHARING": self.sharing,
@@ -93,7 +93,7 @@ class Shape:
         }
 
     def attend_constants(self) -> dict[str, Any]:
-        """What the first of them is compiled for besides."""
+        """The further constants of the first of them."""
         # Tensor cores would round float32 to 10 bits of mantissa.
         precision = "ieee" if self.dtype == torch.float32 else "tf32"
         return {"BLOCK_N": self.block_keys, "PRECISION": precision}
@@ -118,7 +118,7 @@ class _Placed:
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """What a layer's kernels are compiled for besides its tiles."""
+    """The constants of a layer's kernels besides its tiles."""
 
     shape: Shape
     window: int | None
@@ -128,7 +128,7 @@ class _Variant:
 
 @dataclass(slots=True, eq=False)
 class _Met:
-    """What a backend knows of the layers that have attended so far.
+    """A backend's knowledge of the layers that have attended so far.
 
     layers: an example of each variant, the layer's cache and its arithmetic.
     """
@@ -323,7 +323,7 @@ def _launch(
 
 
 def _serves(shape: Shape) -> bool:
-    """Whether the kernels do; else the reference does."""
+    """True if the kernels do; else the reference does."""
     if shape.head_dim > _MAX_HEAD_DIM:
         return False
     # The interpreter multiplies bfloat16 as if its bits were integers.

@@ -217,7 +217,7 @@ def _split_rows(tiles: Sequence[_Tile], partials: Sequence[tuple[int, int]]) -> 
 
 
 def _rest(shares: Sequence[Share]) -> list[npt.NDArray[np.signedinteger[Any]]]:
-    """What the tiles point to, in the order of `_tile_words`."""
+    """The words that tiles point to, in the order of `_tile_words`."""
     return [
         *(share.slots for share in shares),
         *(_packed(share.node_mask) for share in shares),
