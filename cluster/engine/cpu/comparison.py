@@ -55,22 +55,10 @@ def is_comparable(module: torch.nn.Module) -> bool:
     return f"{kind.__module__}.{kind.__qualname__}" in _CLASSES
 
 
-class OneLayer(Step):
-    """A step of a single layer, whatever its number; keeps the options that it attended with."""
+class NotingStep(Step):
+    """A step that keeps the options that it attended with last."""
 
     options: AttentionOptions | None = None
-
-    def kv(self, layer: int) -> torch.Tensor:
-        return super().kv(0)
-
-    def window(self, layer: int) -> int | None:
-        return super().window(0)
-
-    def attention(self, layer: int) -> AttentionPlan:
-        return super().attention(0)
-
-    def write_slots(self, layer: int) -> torch.Tensor:
-        return super().write_slots(0)
 
     def attend_layer(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -109,10 +97,16 @@ class Comparison:
         self.num_rows = len(positions)
         self.positions = torch.from_numpy(positions)
 
-    def layer_steps(self, layer: int) -> list[OneLayer]:
+    def layer_steps(self, layer: int) -> list[NotingStep]:
         """Steps of that layer: by the reference attention, and natively, on equal caches."""
-        specs = [self.layers[layer]]
-        return [OneLayer(*self._parts(specs, backend)) for backend in self._backends]
+        steps: list[NotingStep] = []
+        for backend in self._backends:
+            cache, specs, plans, slots = self._parts([self.layers[layer]], backend)
+            # One layer's memory stands for all, so that it is found under the layer's number.
+            count = len(self.layers)
+            cache.layers, cache.group_of = cache.layers * count, cache.group_of * count
+            steps.append(NotingStep(cache, [*specs] * count, plans, slots))
+        return steps
 
     def steps(self) -> list[Step]:
         """Steps of the whole model, by the reference attention and natively, on equal caches."""
