@@ -18,6 +18,8 @@ from cluster.draft.heads.checkpoint import (
     TargetWeight,
     TensorReader,
     check_size,
+    check_taps,
+    layer_part,
     read_tensors,
     refused,
 )
@@ -40,10 +42,7 @@ class _Config:
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self.folder = folder
         self.is_speculators = "speculators_model_type" in config
-        layers = config.get("transformer_layer_config") if self.is_speculators else config
-        if not isinstance(layers, Mapping):
-            raise refused(folder, "config.json has no transformer_layer_config")
-        self.layers = layers
+        self.layers = layer_part(folder, config)
         # DSpark's keys are in its own table in some folders.
         self._tables = (
             config,
@@ -106,11 +105,7 @@ def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> B
     named = read.said("num_target_layers")
     if named is not None:
         check_size(folder, "num_target_layers", int(named), target.num_layers)
-    outside = [tap for tap in spec.taps if not 0 <= tap <= target.num_layers]
-    if outside:
-        raise refused(
-            folder, f"it taps layers {outside}; the target has {target.num_layers} layers"
-        )
+    check_taps(folder, spec.taps, target.num_layers)
     return spec
 
 

@@ -211,6 +211,23 @@ def check_size(folder: Path, name: str, value: int, target_value: int) -> None:
         raise refused(folder, f"its {name} is {value}, the target's {target_value}")
 
 
+def check_taps(folder: Path, taps: Sequence[int], num_layers: int) -> None:
+    """Raise ConfigError for taps that a target of so many layers has not."""
+    outside = [tap for tap in taps if not 0 <= tap <= num_layers]
+    if outside:
+        raise refused(folder, f"it taps layers {outside}; the target has {num_layers} layers")
+
+
+def layer_part(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a configuration that is about the layers, in the authors' or speculators' form;
+    raises ConfigError where there is none."""
+    is_speculators = "speculators_model_type" in config
+    own = config.get("transformer_layer_config") if is_speculators else config
+    if not isinstance(own, Mapping):
+        raise refused(folder, "config.json has no transformer_layer_config")
+    return own
+
+
 def refused(folder: Path, reason: str) -> ConfigError:
     """The error that says why a folder is no head for this target."""
     return ConfigError(f"draft head {folder}: {reason}", param="model")

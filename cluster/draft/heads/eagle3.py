@@ -28,6 +28,8 @@ from cluster.draft.heads.checkpoint import (
     TensorReader,
     Tensors,
     check_size,
+    check_taps,
+    layer_part,
     read_tensors,
     refused,
 )
@@ -157,7 +159,7 @@ Head = TypeVar("Head", bound=Eagle3Head)
 
 def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> Eagle3Spec:
     """The configuration of a head in either form; raises ConfigError where it does not fit."""
-    own, layer = own_part(folder, config), layer_of(folder, config)
+    own, layer = layer_part(folder, config), layer_of(folder, config)
     vocab_size = int(own.get("vocab_size", target.vocab_size))
     eagle = config.get("eagle_config") or {}
     taps = eagle.get(_TAP_KEY) or config.get(_TAP_KEY) or default_taps(target.num_layers)
@@ -174,11 +176,7 @@ def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> E
     )
     check_size(folder, "target_hidden_size", spec.target_hidden_size, target.hidden_size)
     check_size(folder, "vocab_size", vocab_size, target.vocab_size)
-    outside = [tap for tap in spec.taps if not 0 <= tap <= target.num_layers]
-    if outside:
-        raise refused(
-            folder, f"it taps layers {outside}; the target has {target.num_layers} layers"
-        )
+    check_taps(folder, spec.taps, target.num_layers)
     if "sliding_attention" in (own.get("layer_types") or ()):
         raise refused(folder, "its layers attend in a sliding window, which is not served")
     return spec
@@ -186,19 +184,10 @@ def read_spec(folder: Path, config: Mapping[str, Any], target: TargetShape) -> E
 
 def layer_of(folder: Path, config: Mapping[str, Any]) -> LlamaConfig:
     """Sizes, norms and rotary embedding of a head's layer, in either form of configuration."""
-    own = own_part(folder, config)
+    own = layer_part(folder, config)
     layer = LlamaConfig(**{k: v for k, v in own.items() if k not in _NOT_OF_THE_LAYER})
     layer.num_hidden_layers = 1
     return layer
-
-
-def own_part(folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of a configuration that is about the layer."""
-    is_speculators = "speculators_model_type" in config
-    own = config.get("transformer_layer_config") if is_speculators else config
-    if not isinstance(own, Mapping):
-        raise refused(folder, "config.json has no transformer_layer_config")
-    return own
 
 
 def load(

@@ -23,6 +23,7 @@ from cluster.draft.heads.checkpoint import (
     TargetShape,
     TargetWeight,
     TensorReader,
+    layer_part,
     read_tensors,
     refused,
 )
@@ -121,7 +122,7 @@ def is_parallel(config: Mapping[str, Any]) -> bool:
 
 def num_layers_of(folder: Path, config: Mapping[str, Any]) -> int:
     """How many layers a P-EAGLE head has."""
-    return int(eagle3.own_part(folder, config).get("num_hidden_layers", 1))
+    return int(layer_part(folder, config).get("num_hidden_layers", 1))
 
 
 def load(
