@@ -25,7 +25,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.rpc.codec import decode_description
+from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import (
     ASK_COORDINATOR,
     ASK_DRAFTER,
@@ -218,7 +218,7 @@ async def _connect(
             common_pb2.DescribeResponse.FromString,
         )
         answer = await _answer(describe(common_pb2.DescribeRequest(), timeout=timeout_s), address)
-        description = decode_description(answer)
+        description = DESCRIPTION.decode(answer)
         check_description(description, service.role, expected, address)
         call = channel.stream_stream(f"/{service.name}/{service.stream}")()
         # The server sends its metadata at once, so a refused stream raises here and not later.

@@ -1,171 +1,23 @@
-"""Core nouns to protobuf and back: the pieces that several frames share.
+"""The codecs of what several messages hold.
 
-Public messages carry arrays as packed repeated fields, which are copied into numpy arrays; those
-between our own processes as little-endian `bytes`, which are read in place, so such arrays are
-read-only.  Decoding raises ProtocolError for what cannot be a noun at all (lengths that do not
-fit), and the frames' decoders for trees that `spec.tree_check` refuses.
+Decoding raises ProtocolError for what cannot be a noun at all (lengths that do not fit), and the
+frames' decoders for trees that `spec.tree_check` refuses.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
+from typing import Any
 
 from cluster.client.generated import common_pb2 as pb
-from cluster.core import (
-    EMPTY_FLOATS,
-    EMPTY_TOKENS,
-    EMPTY_TREE,
-    FinishReason,
-    FloatArray,
-    SamplingParams,
-    TokenArray,
-    TokenLogprob,
-    TokenTree,
-)
+from cluster.core import FinishReason, SamplingParams, TokenArray, TokenLogprob
 from cluster.errors import ProtocolError
-from cluster.messages import Refusal, WorkerDescription
-from cluster.models.made_for import MadeFor
-from cluster.requests.grammar_spec import GrammarSpec
-from cluster.rpc.codec_beams import decode_beam_spec, encode_beam_spec
-from cluster.rpc.codec_engine import decode_engine, encode_engine
-
-_INT32 = np.dtype("<i4")
-# Protobuf hands a repeated field to numpy in one piece, at a fixed price; shorter ones are read
-# sooner element by element.  Trees and deltas are mostly this short.
-_FEW = 32
-
-_FINISH_TO_WIRE = {
-    None: pb.FINISH_REASON_UNSPECIFIED,
-    FinishReason.STOP: pb.FINISH_REASON_STOP,
-    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
-    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
-}
-_FINISH_FROM_WIRE: dict[int, FinishReason | None] = {
-    value: reason for reason, value in _FINISH_TO_WIRE.items()
-}
+from cluster.messages import WorkerDescription
+from cluster.requests.beam_spec import BeamEnd, BeamSpec, EarlyStopping
+from cluster.rpc.codec_records import ByHand, Codec, enum_codec, record_codec
 
 
-def pack_tokens(array: TokenArray) -> bytes:
-    """int32[n] as i32[]."""
-    return array.astype(_INT32, copy=False).tobytes()
-
-
-def unpack_tokens(data: bytes, field: str) -> TokenArray:
-    """i32[] as a read-only view; field names it in the ProtocolError."""
-    if not data:
-        return EMPTY_TOKENS
-    if len(data) % 4:
-        raise ProtocolError(f"{field} has {len(data)} bytes; i32[] takes a multiple of 4")
-    return np.frombuffer(data, dtype=_INT32)
-
-
-def read_tokens(field: Sequence[int]) -> TokenArray:
-    """A repeated sfixed32 field as int32[n], a copy."""
-    if not field:
-        return EMPTY_TOKENS
-    return np.array(field[:] if len(field) < _FEW else field, dtype=np.int32)
-
-
-def read_floats(field: Sequence[float]) -> FloatArray:
-    """A repeated float field as float32[n], a copy."""
-    if not field:
-        return EMPTY_FLOATS
-    return np.array(field[:] if len(field) < _FEW else field, dtype=np.float32)
-
-
-def make_tree(token_ids: TokenArray, parents: TokenArray) -> TokenTree:
-    """The tree as it was sent: `spec.tree_check` is to look at it next."""
-    return TokenTree(token_ids, parents) if len(token_ids) or len(parents) else EMPTY_TREE
-
-
-def encode_params(params: SamplingParams) -> pb.SamplingParams:
-    return pb.SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
-        logit_bias_token_ids=[token_id for token_id, _ in params.logit_bias],
-        logit_bias_values=[bias for _, bias in params.logit_bias],
-        seed=params.noise_key,
-        stream=params.stream,
-        max_tokens=params.max_tokens,
-        min_tokens=params.min_tokens,
-        stop_token_ids=params.stop_token_ids,
-        logprobs=params.logprobs,
-        prediction=params.prediction,
-        forced_ids=params.forced_ids,
-        grammar=None if params.grammar is None else encode_grammar(params.grammar),
-        beam_search=encode_beam_spec(params.beams),
-    )
-
-
-def encode_grammar(grammar: GrammarSpec) -> pb.Grammar:
-    return pb.Grammar(
-        kind=grammar.kind,
-        source=grammar.source,
-        reasoning_start=grammar.reasoning_start,
-        reasoning_end=grammar.reasoning_end,
-    )
-
-
-def decode_grammar(message: pb.Grammar) -> GrammarSpec:
-    return GrammarSpec(
-        message.kind,
-        message.source,
-        tuple(message.reasoning_start),
-        tuple(message.reasoning_end),
-    )
-
-
-def decode_params(message: pb.SamplingParams) -> SamplingParams:
-    bias_ids, bias_values = message.logit_bias_token_ids, message.logit_bias_values
-    if len(bias_ids) != len(bias_values):
-        raise ProtocolError(
-            f"params has {len(bias_ids)} logit_bias_token_ids and {len(bias_values)} "
-            "logit_bias_values; one value per id"
-        )
-    return SamplingParams(
-        temperature=message.temperature,
-        top_p=message.top_p,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty,
-        logit_bias=tuple(zip(bias_ids, bias_values, strict=True)),
-        seed=message.seed,
-        stream=message.stream,
-        max_tokens=message.max_tokens,
-        min_tokens=message.min_tokens,
-        stop_token_ids=tuple(message.stop_token_ids),
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        prediction=tuple(message.prediction),
-        forced_ids=tuple(message.forced_ids),
-        grammar=decode_grammar(message.grammar) if message.HasField("grammar") else None,
-        beams=decode_beam_spec(message.beam_search) if message.HasField("beam_search") else None,
-    )
-
-
-def drafter_names(names: Sequence[str] | None) -> pb.DrafterNames | None:
-    """None where every drafter of the task may help; an empty list where none may."""
-    return None if names is None else pb.DrafterNames(names=names)
-
-
-def encode_draft_sources(sources: Sequence[Sequence[str]]) -> list[pb.DrafterNames]:
-    return [pb.DrafterNames(names=names) for names in sources]
-
-
-def decode_draft_sources(messages: Iterable[pb.DrafterNames]) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(message.names) for message in messages)
-
-
-def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> pb.Logprobs | None:
+def _encode_logprobs(logprobs: Sequence[TokenLogprob]) -> pb.Logprobs | None:
     """None when there are none: the field then stays absent.  Rounds to single precision."""
     if not logprobs:
         return None
@@ -179,7 +31,7 @@ def encode_logprobs(logprobs: Sequence[TokenLogprob]) -> pb.Logprobs | None:
     )
 
 
-def decode_logprobs(message: pb.Logprobs) -> tuple[TokenLogprob, ...]:
+def _decode_logprobs(message: pb.Logprobs) -> tuple[TokenLogprob, ...]:
     logprobs, counts = message.logprobs, message.num_top
     top_ids, top_logprobs = message.top_token_ids, message.top_logprobs
     if len(counts) != len(logprobs):
@@ -199,82 +51,87 @@ def decode_logprobs(message: pb.Logprobs) -> tuple[TokenLogprob, ...]:
     )
 
 
-def encode_refusal(refusal: Refusal) -> pb.Refusal:
-    return pb.Refusal(
-        request_id=refusal.request_id,
-        generation=refusal.generation,
-        code=refusal.code,
-        message=refusal.message,
-    )
+def _encode_bias(params: SamplingParams) -> dict[str, Any]:
+    return {
+        "logit_bias_token_ids": [token_id for token_id, _ in params.logit_bias],
+        "logit_bias_values": [bias for _, bias in params.logit_bias],
+    }
 
 
-def decode_refusal(message: pb.Refusal) -> Refusal:
-    return Refusal(message.request_id, message.generation, message.code, message.message)
+def _decode_bias(message: pb.SamplingParams) -> tuple[tuple[int, float], ...]:
+    ids, values = message.logit_bias_token_ids, message.logit_bias_values
+    if len(ids) != len(values):
+        raise ProtocolError(
+            f"params has {len(ids)} logit_bias_token_ids and {len(values)} "
+            "logit_bias_values; one value per id"
+        )
+    return tuple(zip(ids, values, strict=True))
 
 
-def refusal_of(request_id: str, generation: int, error: ProtocolError) -> Refusal:
-    """The refusal of an item that could not be decoded."""
-    return Refusal(request_id, generation, error.code, error.message)
+_EARLY_STOPPING: Codec[EarlyStopping] = enum_codec(
+    EarlyStopping,
+    pb.EarlyStopping,
+    "early_stopping",
+    {
+        False: pb.EARLY_STOPPING_UNSPECIFIED,
+        True: pb.EARLY_STOPPING_ALWAYS,
+        "never": pb.EARLY_STOPPING_NEVER,
+    },
+)
+FINISH: Codec[FinishReason | None] = enum_codec(
+    FinishReason | None,
+    pb.FinishReason,
+    "finish_reason",
+    {
+        None: pb.FINISH_REASON_UNSPECIFIED,
+        **{each: pb.FinishReason.Value(f"FINISH_REASON_{each.name}") for each in FinishReason},
+    },
+)
+LOGPROBS: Codec[tuple[TokenLogprob, ...]] = Codec(
+    tuple[TokenLogprob, ...], pb.Logprobs.DESCRIPTOR.full_name, _encode_logprobs, _decode_logprobs
+)
+# Of an optional field: absent = every drafter of the task may help, empty = none may.
+_DRAFTERS: Codec[tuple[str, ...]] = Codec(
+    tuple[str, ...],
+    pb.DrafterNames.DESCRIPTOR.full_name,
+    lambda names: pb.DrafterNames(names=names),
+    lambda message: tuple(message.names),
+)
+BEAM_SPEC = record_codec(BeamSpec, pb.BeamSearch, [_EARLY_STOPPING])
+PARAMS = record_codec(
+    SamplingParams,
+    pb.SamplingParams,
+    [BEAM_SPEC],
+    names={"beams": "beam_search"},
+    by_hand={
+        "logit_bias": ByHand(
+            ("logit_bias_token_ids", "logit_bias_values"), _encode_bias, _decode_bias
+        ),
+        "seed": ByHand(
+            ("seed",), lambda params: {"seed": params.noise_key}, lambda message: message.seed
+        ),
+    },
+)
+DESCRIPTION = record_codec(WorkerDescription, pb.DescribeResponse)
+# Of what several records hold.
+PARTS: Sequence[Codec[Any]] = (
+    FINISH,
+    LOGPROBS,
+    _DRAFTERS,
+    PARAMS,
+    BEAM_SPEC,
+    record_codec(BeamEnd, pb.BeamEnd, names={"is_stopped": "stopped"}),
+)
 
 
-def encode_finish(reason: FinishReason | None) -> pb.FinishReason:
-    return _FINISH_TO_WIRE[reason]
+def check_logprobs(of: str, token_ids: TokenArray, logprobs: Sequence[TokenLogprob]) -> None:
+    """Raises ProtocolError where there are some, but not one for each token."""
+    if logprobs and len(logprobs) != len(token_ids):
+        raise ProtocolError(f"{of} has {len(token_ids)} tokens and {len(logprobs)} logprobs")
 
 
-def decode_finish(value: int) -> FinishReason | None:
-    """Raises ProtocolError for a reason this version does not know."""
-    try:
-        return _FINISH_FROM_WIRE[value]
-    except KeyError:
-        raise ProtocolError(f"finish_reason is {value}, which this version does not know") from None
-
-
-def encode_description(description: WorkerDescription) -> pb.DescribeResponse:
-    return pb.DescribeResponse(
-        worker_id=description.worker_id,
-        role=description.role,
-        name=description.name,
-        protocol_version=description.protocol_version,
-        model_hash=description.model_hash,
-        tokenizer_hash=description.tokenizer_hash,
-        vocab_size=description.vocab_size,
-        max_context_len=description.max_context_len,
-        max_running_sequences=description.max_running_sequences,
-        max_batch_tokens=description.max_batch_tokens,
-        devices=description.devices,
-        native_build=description.native_build,
-        is_reproducible=description.is_reproducible,
-        residents=description.residents,
-        look_ups=description.look_ups,
-        refused=description.refused,
-        made_for={
-            name: pb.MadeFor(name=each.name, model_hash=each.model_hash)
-            for name, each in description.made_for.items()
-        },
-        engines=map(encode_engine, description.engines),
-    )
-
-
-def decode_description(message: pb.DescribeResponse) -> WorkerDescription:
-    return WorkerDescription(
-        worker_id=message.worker_id,
-        role=message.role,
-        name=message.name,
-        protocol_version=message.protocol_version,
-        model_hash=message.model_hash,
-        tokenizer_hash=message.tokenizer_hash,
-        vocab_size=message.vocab_size,
-        max_context_len=message.max_context_len,
-        max_running_sequences=message.max_running_sequences,
-        max_batch_tokens=message.max_batch_tokens,
-        devices=tuple(message.devices),
-        native_build=message.native_build,
-        is_reproducible=message.is_reproducible,
-        residents=tuple(message.residents),
-        look_ups=tuple(message.look_ups),
-        refused=dict(message.refused),
-        made_for={
-            name: MadeFor(each.name, each.model_hash) for name, each in message.made_for.items()
-        },
-        engines=tuple(map(decode_engine, message.engines)),
-    )
+def check_beams(token_ids: TokenArray, ends: Sequence[BeamEnd]) -> None:
+    """Raises ProtocolError where the texts have not as many tokens as there are."""
+    count = sum(end.num_tokens for end in ends)
+    if ends and count != len(token_ids):
+        raise ProtocolError(f"{len(ends)} beams end after {count} of {len(token_ids)} tokens")

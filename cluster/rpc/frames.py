@@ -8,16 +8,18 @@ server side they are returned separately and sent back.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar, get_origin, get_type_hints
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from cluster.errors import ProtocolError, TooLargeError
 from cluster.messages import Refusal
+from cluster.rpc.codec_records import ByHand, Codec, record_codec
 
 F = TypeVar("F")
+V = TypeVar("V")
 
 MAX_FRAME_BYTES = 4 * 1024 * 1024
 
@@ -30,24 +32,34 @@ class Decoded(Generic[F]):
     refusals: tuple[Refusal, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class FrameCodec(Generic[F]):
-    """Encodes and decodes one kind of frame.
+    """Encodes and decodes one kind of frame, as `record_codec` does it.
 
-    to_message, from_message: core frame <-> protobuf message.  parse: bytes to protobuf message.
+    An item whose codec reads it as a Refusal is refused, and one that reads as None is left out.
     """
 
-    name: str
-    to_message: Callable[[F], Any]
-    from_message: Callable[[Any], Decoded[F]]
-    parse: Callable[[bytes], Any]
+    def __init__(
+        self,
+        kind: type[F],
+        message: type[Message],
+        codecs: Iterable[Codec[Any]] = (),
+        by_hand: Mapping[str, ByHand] | None = None,
+    ) -> None:
+        self.name = kind.__name__
+        self._codec = record_codec(kind, message, codecs, by_hand=by_hand)
+        self._parse = message.FromString
+        hints = get_type_hints(kind)
+        self._has_refusals = "refusals" in hints
+        self._items = [
+            name for name, hint in hints.items() if get_origin(hint) is tuple and name != "refusals"
+        ]
 
     def encode(self, frame: F, max_bytes: int = MAX_FRAME_BYTES) -> list[bytes]:
         """Encode `frame` as one message, or as several with fewer items if it exceeds max_bytes.
 
         Raises TooLargeError if a single item exceeds the limit; nothing is sent then.
         """
-        data: bytes = self.to_message(frame).SerializeToString()
+        data: bytes = self._codec.encode(frame).SerializeToString()
         if len(data) <= max_bytes:
             return [data]
         halves = split(frame)
@@ -61,10 +73,46 @@ class FrameCodec(Generic[F]):
     def decode(self, data: bytes) -> Decoded[F]:
         """Decode one frame; raises ProtocolError if the bytes are not a frame of this kind."""
         try:
-            message = self.parse(data)
+            message = self._parse(data)
         except DecodeError as error:
             raise ProtocolError(f"{len(data)} bytes are not a {self.name}: {error}") from error
-        return self.from_message(message)
+        frame: Any = self._codec.decode(message)
+        items = [item for name in self._items for item in getattr(frame, name)]
+        if not any(item is None or type(item) is Refusal for item in items):
+            return Decoded(frame)
+        sound = {
+            name: tuple(
+                item
+                for item in getattr(frame, name)
+                if item is not None and type(item) is not Refusal
+            )
+            for name in self._items
+        }
+        refusals = tuple(item for item in items if type(item) is Refusal)
+        if self._has_refusals:
+            return Decoded(replace(frame, **sound, refusals=frame.refusals + refusals))
+        return Decoded(replace(frame, **sound), refusals)
+
+
+def refusal_of(request_id: str, generation: int, error: ProtocolError) -> Refusal:
+    """The refusal of an item that could not be decoded."""
+    return Refusal(request_id, generation, error.code, error.message)
+
+
+def refusing(codec: Codec[V], decode: Callable[[Any], V] | None = None) -> Codec[Any]:
+    """The codec of a frame's items: one that cannot be decoded reads as its refusal.
+
+    decode: `codec`'s own with more checks.
+    """
+    decode_item = decode or codec.decode
+
+    def decode_or_refuse(message: Any) -> V | Refusal:
+        try:
+            return decode_item(message)
+        except ProtocolError as error:
+            return refusal_of(message.request_id, message.generation, error)
+
+    return codec.read_by(decode_or_refuse)
 
 
 def split(frame: F) -> tuple[F, F] | None:

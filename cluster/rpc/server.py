@@ -26,7 +26,7 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.rpc.codec import encode_description
+from cluster.rpc.codec import DESCRIPTION
 from cluster.rpc.conversations import (
     ANSWER_AS_COORDINATOR,
     ANSWER_AS_DRAFTER,
@@ -180,7 +180,7 @@ def _methods(
     worker: Any, service: Service, conversation: Conversation[Any, Any], max_frame_bytes: int
 ) -> dict[str, Any]:
     async def describe(_request: Any, _context: Any) -> Any:
-        return encode_description(worker.describe())
+        return DESCRIPTION.encode(worker.describe())
 
     async def converse(_requests: Any, context: Any) -> None:
         await context.send_initial_metadata(())

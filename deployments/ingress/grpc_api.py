@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 
 from cluster.client.generated import generation_pb2
 from cluster.errors import DrafthouseError, NotFoundError
-from cluster.rpc.codec_generation import decode_request, encode_response
+from cluster.rpc.codec_generation import RESPONSE, decode_request
 from cluster.rpc.generation import (
     ChoiceDelta,
     GenerationResponse,
@@ -42,7 +42,7 @@ class GrpcApi:
         """
         try:
             async for response in self._responses(body):
-                yield encode_response(response)
+                yield RESPONSE.encode(response)
         except DrafthouseError:
             raise
         except Exception as error:  # noqa: BLE001

@@ -10,8 +10,8 @@ from google.protobuf.message import DecodeError
 
 from cluster.client.generated import generation_pb2 as pb
 from cluster.errors import RequestError, TooLargeError
-from cluster.rpc.codec import read_tokens
-from cluster.rpc.codec_tokens import decode_tokenize, encode_models
+from cluster.rpc.codec_arrays import TOKENS
+from cluster.rpc.codec_generation import MODEL, decode_prompt
 from cluster.rpc.generation import Model
 from deployments.ingress.grpc_request import check_ids, prompt_of
 from deployments.ingress.ingress import Ingress
@@ -56,17 +56,18 @@ class TokenCalls:
     async def _list_models(self, message: pb.ListModelsRequest) -> pb.ListModelsResponse:
         limits = self._ingress.limits
         most = self._ingress.coordinators.max_context_len
-        return encode_models(
+        models = [
             Model(
                 name, limits.model_name, limits.model_name if limits.adapter_of(name) else "", most
             )
             for name in limits.model_names
-        )
+        ]
+        return pb.ListModelsResponse(models=map(MODEL.encode, models))
 
     async def _tokenize(self, message: pb.TokenizeRequest) -> pb.TokenizeResponse:
         self._check_named(message.model)
         adds = message.add_special_tokens if message.HasField("add_special_tokens") else True
-        prompt = prompt_of(decode_tokenize(message), self._ingress.limits)
+        prompt = prompt_of(decode_prompt(message), self._ingress.limits)
         token_ids = await self._ingress.tokenize(prompt, add_special_tokens=adds)
         return pb.TokenizeResponse(
             token_ids=token_ids.tolist(),
@@ -75,7 +76,7 @@ class TokenCalls:
 
     async def _detokenize(self, message: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
         self._check_named(message.model)
-        token_ids = read_tokens(message.token_ids)
+        token_ids = TOKENS.read(message.token_ids)
         if len(token_ids) == 0:
             raise RequestError("token_ids: empty; send at least one token", param="token_ids")
         check_ids(token_ids, "token_ids", self._ingress.limits)

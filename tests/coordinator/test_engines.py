@@ -8,7 +8,7 @@ from cluster.client.generated import common_pb2
 from cluster.coordinator.engines import forget_engines, record_engines
 from cluster.messages import EngineState
 from cluster.metrics import Recorder
-from cluster.rpc import codec
+from cluster.rpc.codec import DESCRIPTION
 from tests.support.coordinator.toys import drafter_description, target_description
 
 SLOW = EngineState("", "cuda:0", "sdpa", "none", "torch", 2**31, 4096, ("attention: no compiler",))
@@ -17,8 +17,8 @@ TARGET = replace(target_description(), engines=(SLOW, FAST))
 
 
 def test_the_state_of_engines_crosses_the_wire() -> None:
-    data = codec.encode_description(TARGET).SerializeToString()
-    assert codec.decode_description(common_pb2.DescribeResponse.FromString(data)) == TARGET
+    data = DESCRIPTION.encode(TARGET).SerializeToString()
+    assert DESCRIPTION.decode(common_pb2.DescribeResponse.FromString(data)) == TARGET
 
 
 def test_metrics_say_what_is_active_and_what_fell_back_until_the_worker_leaves() -> None:

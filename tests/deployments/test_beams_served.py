@@ -10,7 +10,7 @@ import pytest
 from cluster.client import Client, GenerateRequest, SamplingOptions, TokenIds
 from cluster.core import token_array
 from cluster.requests.beam_spec import BeamSpec
-from cluster.rpc.codec_beams import encode_beam_spec
+from cluster.rpc.codec import BEAM_SPEC
 from tests.deployments.conftest import MODEL, Served, wait_until
 from tests.engine.test_beam_search import expected
 from tests.support.engine.driver import load_oracle
@@ -38,7 +38,7 @@ def test_http_and_grpc_give_the_texts_of_transformers(served: Served) -> None:
         [score * len(text) ** 0.5 for text, score in wanted], abs=1e-3
     )
     sampling = SamplingOptions(
-        beam_search=encode_beam_spec(spec), max_tokens=12, stop_token_ids=STOPS, ignore_eos=True
+        beam_search=BEAM_SPEC.encode(spec), max_tokens=12, stop_token_ids=STOPS, ignore_eos=True
     )
     with Client(served.grpc) as client:
         request = GenerateRequest(

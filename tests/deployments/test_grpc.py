@@ -22,6 +22,7 @@ from cluster.client import (
     TokenizeRequest,
 )
 from cluster.core import SpeculationOptions, token_array
+from cluster.rpc.codec_generation import REQUEST
 from cluster.rpc.generation import (
     ChatMessage,
     GenerationRequest,
@@ -29,7 +30,6 @@ from cluster.rpc.generation import (
     SamplingOptions,
 )
 from tests.deployments.conftest import MODEL, Served, wait_until
-from tests.support.rpc.generation_messages import encode_request
 
 TOO_HOT = SamplingOptions(temperature=9.0)
 GREEDY = SamplingOptions(temperature=0.0, max_tokens=24, ignore_eos=True)
@@ -55,7 +55,7 @@ def channel(address: str) -> Iterator[grpc.Channel]:
 
 def test_http_and_grpc_give_the_same_text(client: Client, served: Served) -> None:
     pieces = list(
-        client.generate(encode_request(GenerationRequest(MODEL, "hello", sampling=GREEDY)))
+        client.generate(REQUEST.encode(GenerationRequest(MODEL, "hello", sampling=GREEDY)))
     )
     text = "".join(choice.text for piece in pieces for choice in piece.choices)
     body = {"model": MODEL, "prompt": "hello", "temperature": 0, "max_tokens": 24}
@@ -73,14 +73,14 @@ def test_a_stream_is_resumed_where_it_broke_off(client: Client) -> None:
     sampling = SamplingOptions(temperature=0.9, seed=4, max_tokens=32, ignore_eos=True)
     request = GenerationRequest(MODEL, "hello", sampling=sampling)
     whole = [
-        choice for piece in client.generate(encode_request(request)) for choice in piece.choices
+        choice for piece in client.generate(REQUEST.encode(request)) for choice in piece.choices
     ]
     ids = [token for choice in whole for token in choice.token_ids]
     resumed = GenerationRequest(
         MODEL, "hello", sampling=sampling, resume=(ResumedChoice(0, token_array(ids[:10])),)
     )
     rest = [
-        choice for piece in client.generate(encode_request(resumed)) for choice in piece.choices
+        choice for piece in client.generate(REQUEST.encode(resumed)) for choice in piece.choices
     ]
     assert [token for choice in rest for token in choice.token_ids] == ids[10:]
     text = "".join(choice.text for choice in whole)
@@ -134,7 +134,7 @@ BAD: list[tuple[GenerationRequest, grpc.StatusCode]] = [
 def test_bad_input_has_the_matching_status(
     channel: grpc.Channel, request_: GenerationRequest, status: grpc.StatusCode
 ) -> None:
-    code, details = failure(channel, encode_request(request_).SerializeToString())
+    code, details = failure(channel, REQUEST.encode(request_).SerializeToString())
     assert code == status
     assert len(details) > 10
 
@@ -145,7 +145,7 @@ def test_a_malformed_message_is_an_invalid_argument(channel: grpc.Channel, body:
 
 
 def test_a_message_far_beyond_the_limit_does_not_reach_the_ingress(channel: grpc.Channel) -> None:
-    body = encode_request(GenerationRequest(MODEL, "x" * 10_000_000)).SerializeToString()
+    body = REQUEST.encode(GenerationRequest(MODEL, "x" * 10_000_000)).SerializeToString()
     assert failure(channel, body)[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -161,7 +161,7 @@ def failure(channel: grpc.Channel, body: bytes) -> tuple[grpc.StatusCode, str]:
 
 def test_the_first_thing_that_comes_of_an_error_is_its_status(served: Served) -> None:
     """On our own listener; Serve's proxy takes metadata from the contexts of responses only."""
-    body = encode_request(GenerationRequest("gpt-5", "x")).SerializeToString()
+    body = REQUEST.encode(GenerationRequest("gpt-5", "x")).SerializeToString()
     with grpc.insecure_channel(served.own_grpc) as channel:
         call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(body)
         messages = []
@@ -176,11 +176,11 @@ def test_an_error_brings_its_code_and_field_and_leaves_no_traceback(
 ) -> None:
     before = errors_logged()
     with pytest.raises(InvalidRequestError, match="temperature") as caught:
-        client.complete(encode_request(GenerationRequest(MODEL, "x", sampling=TOO_HOT)))
+        client.complete(REQUEST.encode(GenerationRequest(MODEL, "x", sampling=TOO_HOT)))
     assert not caught.value.message.startswith("gRPC status")
     assert caught.value.param == "sampling.temperature"
     with pytest.raises(InvalidRequestError) as caught:
-        client.complete(encode_request(GenerationRequest("gpt-5", "x")))
+        client.complete(REQUEST.encode(GenerationRequest("gpt-5", "x")))
     assert caught.value.code == "not_found_error"
     assert errors_logged() == before
 
@@ -199,7 +199,7 @@ def errors_logged() -> int:
 
 def test_a_cancelled_call_frees_its_pages(channel: grpc.Channel, served: Served) -> None:
     sampling = SamplingOptions(max_tokens=4000, ignore_eos=True)
-    body = encode_request(GenerationRequest(MODEL, "long", sampling=sampling))
+    body = REQUEST.encode(GenerationRequest(MODEL, "long", sampling=sampling))
     call: Any = channel.unary_stream("/drafthouse.v1.GenerationService/Generate")(
         body.SerializeToString()
     )

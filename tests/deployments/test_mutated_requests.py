@@ -16,8 +16,8 @@ import grpc
 
 from cluster.client import Client, GenerateRequest, SamplingOptions, TokenIds
 from cluster.config.schema import Config
+from cluster.rpc import codec_generation
 from tests.support.deployments.scripted import scripted
-from tests.support.rpc.generation_messages import encode_request
 from tests.support.rpc.generation_strategy import public_requests
 from tests.support.rpc.mutations import MAX_GROWTH_BYTES, NUM_MUTATIONS, damaged
 from tests.support.text.tokenizers_for_tests import byte_level_folder
@@ -32,7 +32,7 @@ BROKEN = (
 )
 # Between two requests that must be answered.
 NUM_BETWEEN = 10
-VALID = public_requests.map(lambda one: encode_request(one).SerializeToString())
+VALID = public_requests.map(lambda one: codec_generation.REQUEST.encode(one).SerializeToString())
 REQUEST = GenerateRequest(
     model="toy",
     tokens=TokenIds(token_ids=[1, 2, 3]),

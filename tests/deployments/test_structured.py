@@ -13,14 +13,13 @@ from cluster.config.answers import AnswersConfig
 from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.requests.grammar_spec import GrammarSpec
-from cluster.rpc.codec_generation import decode_request
+from cluster.rpc.codec_generation import REQUEST, decode_request
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
 from deployments.ingress.grammar_check import GrammarCheck
 from deployments.ingress.grpc_request import to_spec
 from deployments.ingress.openai_request import parse_chat, parse_completion
 from tests.deployments.test_openai_request import LIMITS, chat, completion
 from tests.support.grammar.backends import SPECS, compiler
-from tests.support.rpc.generation_messages import encode_request
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
@@ -159,7 +158,7 @@ async def test_a_grammar_that_takes_too_long_is_refused_and_others_are_not() -> 
 )
 def test_grpc_carries_every_kind(grammar: GrammarSpec) -> None:
     asked = GenerationRequest("demo", "hello", SamplingOptions(grammar=grammar))
-    carried = decode_request(encode_request(asked))
+    carried = decode_request(REQUEST.encode(asked))
     assert to_spec(carried, LIMITS).params.grammar == grammar
     odd = GenerationRequest("demo", "hello", SamplingOptions(grammar=GrammarSpec("poem", "x")))
     with pytest.raises(RequestError, match=r"grammar\.kind: 'poem'"):

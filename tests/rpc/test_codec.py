@@ -26,7 +26,8 @@ from cluster.messages import (
     WorkerDescription,
 )
 from cluster.models.made_for import MadeFor
-from cluster.rpc import codec
+from cluster.rpc.codec import DESCRIPTION, PARAMS
+from cluster.rpc.codec_arrays import TOKENS
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
 from cluster.rpc.codec_target import STEPS, VERDICT
@@ -84,7 +85,7 @@ def test_every_frame_survives_the_wire(
     )
 )
 def test_a_description_survives_the_wire(description: WorkerDescription) -> None:
-    assert codec.decode_description(codec.encode_description(description)) == description
+    assert DESCRIPTION.decode(DESCRIPTION.encode(description)) == description
 
 
 def test_token_ids_travel_as_little_endian_int32() -> None:
@@ -120,12 +121,12 @@ def test_decoded_arrays_are_views_of_the_message_and_read_only() -> None:
 
 def test_wide_arrays_are_narrowed_on_the_wire() -> None:
     wide: Any = np.array([1, 2, 3], dtype=np.int64)
-    assert codec.unpack_tokens(codec.pack_tokens(wide), "x").tolist() == [1, 2, 3]
+    assert TOKENS.unpack(TOKENS.pack(wide), "x").tolist() == [1, 2, 3]
 
 
 def test_a_negative_seed_travels_as_its_64_bits() -> None:
     params = SamplingParams(seed=-1)
-    assert codec.decode_params(codec.encode_params(params)).seed == 2**64 - 1
+    assert PARAMS.decode(PARAMS.encode(params)).seed == 2**64 - 1
 
 
 def test_log_probabilities_keep_single_precision() -> None:

@@ -12,12 +12,10 @@ from cluster.errors import RequestError
 from cluster.messages import EventFrame, Refusal, TextVerdict, VerdictFrame
 from cluster.plan.texts import NO_SOURCES
 from cluster.requests.beam_spec import BeamEnd, BeamSpec
-from cluster.rpc.codec import decode_params, encode_params
-from cluster.rpc.codec_beams import encode_beam_spec
+from cluster.rpc.codec import BEAM_SPEC, PARAMS
 from cluster.rpc.codec_coordinator import EVENT
-from cluster.rpc.codec_generation import decode_request
+from cluster.rpc.codec_generation import decode_prompt, decode_request
 from cluster.rpc.codec_target import VERDICT
-from cluster.rpc.codec_tokens import decode_tokenize
 from cluster.rpc.generated import target_pb2
 from cluster.rpc.generation import ChatMessage
 
@@ -26,15 +24,15 @@ SPECS = [BeamSpec(1), BeamSpec(4, 0.0, True), BeamSpec(64, -1.5, "never")]
 
 
 def asked(spec: BeamSpec | None) -> GenerateRequest:
-    sampling = SamplingOptions(beam_search=encode_beam_spec(spec))
+    sampling = SamplingOptions(beam_search=spec and BEAM_SPEC.encode(spec))
     return GenerateRequest(model="m", text="hello", sampling=sampling)
 
 
 @pytest.mark.parametrize("spec", [None, *SPECS])
 def test_the_parameters_survive_the_wire(spec: BeamSpec | None) -> None:
-    message = encode_params(SamplingParams(beams=spec))
+    message = PARAMS.encode(SamplingParams(beams=spec))
     assert (
-        decode_params(common_pb2.SamplingParams.FromString(message.SerializeToString())).beams
+        PARAMS.decode(common_pb2.SamplingParams.FromString(message.SerializeToString())).beams
         == spec
     )
 
@@ -76,10 +74,10 @@ def test_texts_of_more_tokens_than_came_are_a_refusal() -> None:
 
 
 def test_the_prompt_of_a_tokenize_request_is_a_text_or_a_chat() -> None:
-    assert decode_tokenize(pb.TokenizeRequest(text="abc")) == "abc"
+    assert decode_prompt(pb.TokenizeRequest(text="abc")) == "abc"
     turns = [pb.ChatMessage(role="user", content="hi", name="me")]
     chat = pb.TokenizeRequest(chat=pb.ChatMessages(messages=turns))
-    assert decode_tokenize(chat) == (ChatMessage("user", "hi", "me"),)
+    assert decode_prompt(chat) == (ChatMessage("user", "hi", "me"),)
     with pytest.raises(RequestError, match="set text or chat") as caught:
-        decode_tokenize(pb.TokenizeRequest())
+        decode_prompt(pb.TokenizeRequest())
     assert caught.value.param == "prompt"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from cluster.client.generated import generation_pb2
+from cluster.client.generated import common_pb2, generation_pb2
 from cluster.core import (
     FinishReason,
     SpeculationOptions,
@@ -17,26 +17,80 @@ from cluster.core import (
     token_array,
 )
 from cluster.errors import RequestError
-from cluster.rpc import codec_tokens
-from cluster.rpc.codec_generation import decode_request, encode_response
+from cluster.requests.beam_spec import BeamSpec
+from cluster.requests.grammar_spec import GrammarSpec
+from cluster.rpc.codec_generation import MODEL, REQUEST, RESPONSE, decode_request
 from cluster.rpc.generation import (
+    ChatMessage,
     ChoiceDelta,
     GenerationRequest,
     GenerationResponse,
     Model,
+    ResumedChoice,
     SamplingOptions,
     Usage,
 )
 from tests.support.rpc.frames_strategy import same
-from tests.support.rpc.generation_messages import decode_response, encode_request
 from tests.support.rpc.generation_strategy import public_requests
 
 
 @settings(max_examples=100, deadline=None)
 @given(request=public_requests)
 def test_every_public_request_survives_the_wire(request: GenerationRequest) -> None:
-    message = generation_pb2.GenerateRequest.FromString(encode_request(request).SerializeToString())
+    message = generation_pb2.GenerateRequest.FromString(REQUEST.encode(request).SerializeToString())
     assert same(decode_request(message), request)
+
+
+def test_a_clients_request_is_read_field_by_field() -> None:
+    message = generation_pb2.GenerateRequest(
+        model="toy",
+        chat=generation_pb2.ChatMessages(
+            messages=[generation_pb2.ChatMessage(role="user", content="hi", name="me")]
+        ),
+        sampling=generation_pb2.SamplingOptions(
+            temperature=0.0,
+            top_p=0.5,
+            logit_bias={7: -1.5},
+            stop=["x"],
+            include_stop=True,
+            stop_token_ids=[3],
+            logprobs=0,
+            grammar=common_pb2.Grammar(kind="regex", source="a*", reasoning_end=[9]),
+            beam_search=common_pb2.BeamSearch(
+                num_beams=4, early_stopping=common_pb2.EARLY_STOPPING_NEVER
+            ),
+        ),
+        n=2,
+        speculation=generation_pb2.SpeculationRequest(drafters=common_pb2.DrafterNames()),
+        metadata={"task": "code"},
+        resume=[generation_pb2.ResumedChoice(index=1, token_ids=[4, 5], finished=True)],
+        request_id="r",
+        cache_salt="s",
+        prediction="p",
+    )
+    expected = GenerationRequest(
+        "toy",
+        (ChatMessage("user", "hi", "me"),),
+        SamplingOptions(
+            temperature=0.0,
+            top_p=0.5,
+            logit_bias={7: -1.5},
+            stop=("x",),
+            include_stop=True,
+            stop_token_ids=(3,),
+            logprobs=0,
+            grammar=GrammarSpec("regex", "a*", (), (9,)),
+            beam_search=BeamSpec(4, 1.0, "never"),
+        ),
+        2,
+        SpeculationOptions(drafters=()),
+        {"task": "code"},
+        (ResumedChoice(1, token_array([4, 5]), is_finished=True),),
+        "r",
+        "s",
+        "p",
+    )
+    assert same(decode_request(message), expected)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +99,7 @@ def test_every_public_request_survives_the_wire(request: GenerationRequest) -> N
 )
 def test_a_value_the_message_cannot_hold_is_no_request(sampling: SamplingOptions) -> None:
     with pytest.raises(ValueError, match="out of range"):
-        encode_request(GenerationRequest("toy", "prompt", sampling))
+        REQUEST.encode(GenerationRequest("toy", "prompt", sampling))
 
 
 def test_a_request_without_a_prompt_is_refused_by_name() -> None:
@@ -68,8 +122,8 @@ def test_a_response_survives_the_wire() -> None:
     response = GenerationResponse(
         "id", "toy", 2**63, tuple(deltas), Usage(1, 2, 3, 4, 5), prompt_logprobs=scores
     )
-    read = decode_response(
-        generation_pb2.GenerateResponse.FromString(encode_response(response).SerializeToString())
+    read = RESPONSE.decode(
+        generation_pb2.GenerateResponse.FromString(RESPONSE.encode(response).SerializeToString())
     )
     assert same(read, response)
     assert read.choices[1].token_ids.dtype == np.int32
@@ -87,15 +141,23 @@ def test_the_last_response_brings_usage_and_what_speculation_did() -> None:
         draft_sources=(("lm", "suffix"), ()),
         cumulative_logprob=-2.5,
     )
-    message = encode_response(
+    message = RESPONSE.encode(
         GenerationResponse("id", "toy", 1, (delta,), Usage(1, 2, 3, 4), stats)
     )
 
+    (choice,) = message.choices
+    assert (choice.index, choice.text, [*choice.token_ids]) == (2, "x", [7, 9])
+    assert [[*names.names] for names in choice.draft_sources] == [["lm", "suffix"], []]
+    assert choice.cumulative_logprob == -2.5
+    assert not choice.HasField("stop")
+    assert [*choice.logprobs.num_top] == [1, 0]
+    assert message.usage.completion_tokens == 2
     sent = message.speculative_decoding
-    assert sent.num_steps == 9
+    assert (sent.num_steps, sent.num_spec_tokens) == (9, 3)
+    assert dict(sent.accepted_by_drafter) == {"lm": 2, "suffix": 1}
     assert sent.mean_acceptance_length == 2.5
     assert sent.draft_acceptance_rate == 0.375
-    read = decode_response(message)
+    read = RESPONSE.decode(message)
     assert read.speculative_decoding == stats
     assert read.usage == Usage(1, 2, 3, 4)
     assert same(read.choices, (delta,))
@@ -104,20 +166,20 @@ def test_the_last_response_brings_usage_and_what_speculation_did() -> None:
 def test_why_nothing_was_speculated_reaches_the_client() -> None:
     stats = SpeculationStats(idle_because="paused")
     why = "no_prediction_drafter"
-    sent = encode_response(
+    sent = RESPONSE.encode(
         GenerationResponse("id", "toy", 1, (), Usage(), stats, prediction_idle_because=why)
     )
-    assert decode_response(sent).speculative_decoding == stats
-    assert decode_response(sent).prediction_idle_because == why
+    assert RESPONSE.decode(sent).speculative_decoding == stats
+    assert RESPONSE.decode(sent).prediction_idle_because == why
 
 
 def test_a_response_without_news_has_neither() -> None:
-    read = decode_response(encode_response(GenerationResponse("id", "toy", 1)))
+    read = RESPONSE.decode(RESPONSE.encode(GenerationResponse("id", "toy", 1)))
     assert (read.choices, read.usage, read.speculative_decoding) == ((), None, None)
 
 
 def test_a_prompt_of_tokens_stays_one_though_it_is_empty() -> None:
-    message = encode_request(GenerationRequest("toy", token_array([])))
+    message = REQUEST.encode(GenerationRequest("toy", token_array([])))
     prompt = decode_request(message).prompt
     assert isinstance(prompt, np.ndarray)
     assert (len(prompt), prompt.dtype) == (0, np.int32)
@@ -130,7 +192,7 @@ def test_zero_choices_on_the_wire_are_one() -> None:
 
 def test_models_are_listed_with_all_that_is_known_of_them() -> None:
     models = [Model("sql", "toy", "toy", 4096), Model("toy", "folder", "", 64)]
-    read = codec_tokens.encode_models(models).models
+    read = [MODEL.encode(each) for each in models]
     assert [(each.id, each.root, each.parent, each.max_context_len) for each in read] == [
         ("sql", "toy", "toy", 4096),
         ("toy", "folder", "", 64),

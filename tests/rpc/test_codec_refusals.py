@@ -18,7 +18,7 @@ from cluster.messages import (
     ProposalFrame,
     Refusal,
 )
-from cluster.rpc import codec
+from cluster.rpc.codec import FINISH, LOGPROBS
 from cluster.rpc.codec_coordinator import EVENT, SUBMIT
 from cluster.rpc.codec_draft import COMMIT, PROPOSAL
 from cluster.rpc.codec_target import STEPS
@@ -164,12 +164,12 @@ def test_logprobs_that_do_not_add_up_are_refused() -> None:
         ),
     ):
         with pytest.raises(ProtocolError):
-            codec.decode_logprobs(broken)
+            LOGPROBS.decode(broken)
 
 
 def test_an_unknown_finish_reason_is_a_protocol_error() -> None:
     with pytest.raises(ProtocolError, match="99"):
-        codec.decode_finish(99)
+        FINISH.decode(99)
 
 
 def test_bytes_that_are_not_a_frame_are_a_protocol_error() -> None:

@@ -23,14 +23,13 @@ from cluster.client.generated import generation_pb2
 from cluster.core import Commit, Request, SamplingParams, token_array
 from cluster.errors import DrafthouseError
 from cluster.messages import CommitFrame, SubmitFrame
+from cluster.rpc import codec_generation as public
 from cluster.rpc import conversations as talk
 from cluster.rpc.channel import connect_coordinator, connect_drafter, connect_target
-from cluster.rpc.codec_generation import decode_request, encode_response
 from cluster.rpc.frames import FrameCodec
 from cluster.rpc.server import serve_coordinator, serve_drafter, serve_target
 from tests.rpc.test_streams import frame as step_frame
 from tests.support.rpc import frames_strategy as frames
-from tests.support.rpc.generation_messages import decode_response, encode_request
 from tests.support.rpc.generation_strategy import public_requests, public_responses
 from tests.support.rpc.mutations import (
     MAX_GROWTH_BYTES,
@@ -51,11 +50,11 @@ def encoded(codec: FrameCodec[Any], values: st.SearchStrategy[Any]) -> st.Search
 
 
 def decode_public_request(data: bytes) -> None:
-    decode_request(generation_pb2.GenerateRequest.FromString(data))
+    public.decode_request(generation_pb2.GenerateRequest.FromString(data))
 
 
 def decode_public_response(data: bytes) -> None:
-    decode_response(generation_pb2.GenerateResponse.FromString(data))
+    public.RESPONSE.decode(generation_pb2.GenerateResponse.FromString(data))
 
 
 STEPS = encoded(talk.ASK_TARGET.outgoing, frames.step_frames)
@@ -64,8 +63,8 @@ SUBMIT = encoded(talk.ASK_COORDINATOR.outgoing, frames.submit_frames)
 VERDICT = encoded(talk.ANSWER_AS_TARGET.outgoing, frames.verdict_frames)
 PROPOSAL = encoded(talk.ANSWER_AS_DRAFTER.outgoing, frames.proposal_frames)
 EVENT = encoded(talk.ANSWER_AS_COORDINATOR.outgoing, frames.event_frames)
-REQUEST = public_requests.map(lambda one: encode_request(one).SerializeToString())
-RESPONSE = public_responses.map(lambda one: encode_response(one).SerializeToString())
+REQUEST = public_requests.map(lambda one: public.REQUEST.encode(one).SerializeToString())
+RESPONSE = public_responses.map(lambda one: public.RESPONSE.encode(one).SerializeToString())
 KINDS: dict[str, tuple[st.SearchStrategy[bytes], Callable[[bytes], Any]]] = {
     "steps": (STEPS, talk.ANSWER_AS_TARGET.incoming.decode),
     "verdict": (VERDICT, talk.ASK_TARGET.incoming.decode),

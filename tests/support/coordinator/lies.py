@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from cluster.client.generated.common_pb2 import TokenTree as TreeMessage
 from cluster.core import Proposal, TokenTree
 from cluster.messages import ProposalFrame
-from cluster.rpc.codec_draft import PROPOSAL
+from cluster.rpc.codec_records import ByHand
 from cluster.rpc.frames import FrameCodec
 from cluster.rpc.generated import draft_pb2
 from tests.support.coordinator.toys import VOCAB_SIZE
@@ -130,19 +131,17 @@ def _seldom(usual: Any, others: st.SearchStrategy[Any]) -> st.SearchStrategy[Any
     return st.integers(0, 5).flatmap(lambda die: st.just(usual) if die else others)
 
 
-def _to_message(told: ProposalFrame) -> Any:
-    """Like the codec, but for what does not fit, which is cut to size."""
-    message = PROPOSAL.to_message(replace(told, proposals=()))
-    for proposal in told.proposals:
-        raw = draft_pb2.Proposal(
-            request_id=proposal.request_id,
-            **{name: int(getattr(proposal, name)) & mask for name, mask in _MASKS.items()},
-            survival=_numbers(proposal.survival, np.float32),
-        )
-        raw.tree.token_ids.extend(_numbers(proposal.tree.token_ids, np.int32))
-        raw.tree.parents.extend(_numbers(proposal.tree.parents, np.int32))
-        message.proposals.append(raw)
-    return message
+def _to_message(told: Proposal) -> draft_pb2.Proposal:
+    """Like the codec, but what does not fit is cut to size."""
+    return draft_pb2.Proposal(
+        request_id=told.request_id,
+        **{name: int(getattr(told, name)) & mask for name, mask in _MASKS.items()},
+        survival=_numbers(told.survival, np.float32),
+        tree=TreeMessage(
+            token_ids=_numbers(told.tree.token_ids, np.int32),
+            parents=_numbers(told.tree.parents, np.int32),
+        ),
+    )
 
 
 def _numbers(array: np.ndarray, dtype: type) -> list[float]:
@@ -152,4 +151,14 @@ def _numbers(array: np.ndarray, dtype: type) -> list[float]:
 
 
 # What the lying side of a stream speaks.
-LYING: FrameCodec[ProposalFrame] = replace(PROPOSAL, to_message=_to_message)
+LYING = FrameCodec(
+    ProposalFrame,
+    draft_pb2.ProposalFrame,
+    by_hand={
+        "proposals": ByHand(
+            ("proposals",),
+            lambda frame: {"proposals": map(_to_message, frame.proposals)},
+            lambda message: (),
+        )
+    },
+)
