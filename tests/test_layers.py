@@ -1,5 +1,8 @@
 """What import-linter reads from the sources, seen once more in a running interpreter."""
 
+import platform
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,6 +13,8 @@ import grimp
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+INCLUDE = re.compile(r'^#include "(.+)"', re.MULTILINE)
+IS_X86 = platform.machine() == "x86_64"
 LIST_MODULES = "import sys, importlib; importlib.import_module({!r}); print(*sys.modules)"
 
 
@@ -46,6 +51,32 @@ def test_no_modules_import_each_other_in_a_circle(package: str) -> None:
     imports = {name: graph.find_modules_directly_imported_by(name) for name in graph.modules}
     TopologicalSorter(imports).prepare()  # raises CycleError, which names the circle
     assert len(imports) > 10
+
+
+def native_sources() -> list[Path]:
+    return [path for suffix in ("*.h", "*.cpp") for path in (REPOSITORY / "cluster").rglob(suffix)]
+
+
+def test_no_native_sources_include_each_other_in_a_circle() -> None:
+    includes = {
+        path: {(path.parent / name).resolve() for name in INCLUDE.findall(path.read_text("utf-8"))}
+        for path in native_sources()
+    }
+    included = set().union(*includes.values())
+    assert included <= includes.keys()
+    assert not any(path.suffix == ".cpp" for path in included)
+    TopologicalSorter(includes).prepare()
+    assert len(included) > 5
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+@pytest.mark.parametrize("options", [[], *([["-march=sapphirerapids"]] if IS_X86 else [])])
+def test_a_header_needs_nothing_of_whoever_includes_it(options: list[str]) -> None:
+    """Or a circle would pass through a file that no line names."""
+    headers = [str(path) for path in native_sources() if path.suffix == ".h"]
+    command = ["g++", "-std=c++17", "-fsyntax-only", *options, "-x", "c++", *headers]
+    compiled = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert compiled.returncode == 0, compiled.stderr
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,9 @@ from cluster.engine.draw.native import DrawKernels, Signatures, declare
 from cluster.engine.types import LayerSpec
 
 _SOURCES = (
-    "pool.h", "vectors.h", "operations.h", "amx.h", "tiles.h", "chunk.h", "pool.cpp", "linear.cpp",
-    "attention.cpp", "elementwise.cpp", "decoder_layer.cpp", "draw.cpp", "rank.cpp", "grow.cpp",
+    "pool.h", "vectors.h", "operations.h", "amx.h", "product.h", "tiles.h", "chunk.h", "pool.cpp",
+    "linear.cpp", "attention.cpp", "elementwise.cpp", "decoder_layer.cpp", "draw.cpp", "rank.cpp",
+    "grow.cpp",
 )  # fmt: skip
 
 _POINTER, _LONG, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_long, ctypes.c_int, ctypes.c_float

@@ -5,18 +5,17 @@
  * Every output is one chain of fused multiply-adds over the inputs in ascending order, whatever the
  * number of rows and wherever a row stands: a row's result depends on that row alone, to the bit.
  *
- * Layout of W: blocks of BLOCK = 4 * LANES outputs, the last one padded with zeros; a block is two
- * strips, each for float32 [in][2][LANES], else [in / 2][2][LANES][2], an odd number of inputs padded.
- * Before int8 there stand the scales, float32, one for each output and the padding.  Few rows take both strips at once, more rows one after the other, so that a strip is read
+ * Few rows take both strips of a block at once, more rows one after the other, so that a strip is read
  * from memory while the former is computed.
  */
 #include <type_traits>
 
 #include "operations.h"
 #include "pool.h"
+#include "product.h"
+#include "tiles.h"
 #include "vectors.h"
 
-enum { VECTORS = 4, BLOCK = VECTORS * LANES, STRIP = 2 * LANES };
 /* Steps of the weights that are asked for ahead. */
 enum { AHEAD = 64 };
 /* Rows that share a pass over a block: what the registers hold beside the weights. */
@@ -25,32 +24,6 @@ enum { NARROW_ROWS = 6, LEAST_WIDE_ROWS = 6, WIDE_ROWS = 12 };
 #else
 enum { NARROW_ROWS = 2, LEAST_WIDE_ROWS = 2, WIDE_ROWS = 5 };
 #endif
-
-typedef struct {
-    const float *rows;
-    float *panels;
-    const void *weight;
-    const float *bias;
-    float *output;
-    long num_rows, num_inputs, num_outputs;
-    int num_threads;
-} Product;
-
-/* LANES outputs of a row, from `output` on, as far as there are so many. */
-INLINE void store_outputs(const Product *product, long row, long output, vfloat sums) {
-    float *y = product->output + row * product->num_outputs + output;
-    const float *b = product->bias ? product->bias + output : 0;
-    if (output + LANES <= product->num_outputs) {
-        if (b) sums += *(const vfloat *)b;
-        *(vfloat *)y = sums;
-        return;
-    }
-    float lanes[LANES];
-    memcpy(lanes, &sums, sizeof lanes);
-    for (long i = 0; output + i < product->num_outputs; i++) y[i] = lanes[i] + (b ? b[i] : 0.0f);
-}
-
-#include "tiles.h"
 
 extern "C" long linear_block() { return BLOCK; }
 

@@ -1,7 +1,7 @@
 /* Products of bfloat16 in the processor's tiles (AMX): 16 rows by 16 outputs by 32 inputs in one instruction,
  * so that 16 rows cost what reading the weights does.
  *
- * The weights stand in memory as `linear.cpp` lays them out; rows are rounded to bfloat16, one after the other.
+ * The weights stand in memory as product.h says; rows are rounded to bfloat16, one after the other.
  * An output is summed over the inputs in ascending order, whatever the number of rows and wherever a row stands. */
 #ifndef TILES_H
 #define TILES_H
@@ -9,6 +9,7 @@
 #include "amx.h"
 #include "operations.h"
 #include "pool.h"
+#include "product.h"
 #include "vectors.h"
 
 #if defined(__AMX_BF16__) && defined(__linux__)
