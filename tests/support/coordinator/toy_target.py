@@ -24,17 +24,13 @@ from cluster.messages import (
     VerdictFrame,
     WorkerDescription,
 )
-from cluster.plan.controller import Controller
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.worker.mailbox import Mailbox
 from cluster.worker.resident import ResidentDrafter
-from cluster.worker.residents import Residents
-from cluster.worker.step_loop import StepLoop
-from cluster.worker.target_stream import TargetStream, TargetStreams
-from cluster.worker.texts import TextTable
+from cluster.worker.target_stream import TargetStream
 from cluster.worker.verifier import Answer, Verifier
 from tests.support.coordinator.toy_law import VOCAB_SIZE, toy_law
+from tests.support.worker.steps import Steps
 from tests.support.worker.toy_engine import ToyEngine
 
 TargetLink = Link[VerdictFrame, StepFrame]
@@ -97,15 +93,13 @@ class ToyTarget:
         self.description = replace(description, devices=self.devices, residents=inside)
         self.engine = _Engine(self, description.max_context_len or 4096)
         self.verifier = self.make_verifier()
-        self.streams = TargetStreams(description.max_running_sequences)
-        residents = Residents(self.residents, lambda: self.now)
-        self.texts = TextTable(residents.names, VOCAB_SIZE, settings.max_draft_tokens)
-        self.mailbox = Mailbox()
-        self.loop = StepLoop(
-            self.verifier, residents, Controller(settings), self.streams, self.texts,
-            self.mailbox, worker_id=description.worker_id,
-            max_batch_tokens=description.max_batch_tokens, clock=lambda: self.now,
+        steps = Steps(
+            self.engine, self.residents, max_texts=description.max_running_sequences,
+            max_rows=description.max_batch_tokens, clock=lambda: self.now, verifier=self.verifier,
+            config=settings, worker_id=description.worker_id,
         )  # fmt: skip
+        self.loop, self.mailbox = steps.loop, steps.mailbox
+        self.streams, self.texts = steps.streams, steps.texts
 
     def make_verifier(self) -> ToyVerifier:
         return ToyVerifier(self)

@@ -1,4 +1,4 @@
-"""The HTTP and gRPC API over a real coordinator and a target that counts, without Ray."""
+"""The HTTP and gRPC API over a real coordinator and a toy target, without Ray."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,53 +15,16 @@ import uvicorn
 
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.core import EMPTY_TOKENS, SamplingParams, Verdict, VerifyItem, token_array
-from cluster.draft.inside import StepRows
+from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
-from cluster.worker.verifier import Answer, Stepped
 from deployments.endpoints import Endpoint
 from deployments.ingress.grpc_api import GrpcApi
 from deployments.ingress.grpc_listener import GrpcListener
 from deployments.ingress.http import create_app
 from deployments.ingress.ingress import Ingress
 from tests.support.coordinator.house import house
-from tests.support.coordinator.toys import VOCAB_SIZE, ToyTarget
+from tests.support.coordinator.toys import ToyTarget
 from tests.support.deployments.stage import Stage
-
-
-class Counting:
-    """Emits one token per step, whatever came before: nothing is computed, nothing kept."""
-
-    pages = (0, 100)
-    last_rows: Sequence[StepRows] = ()
-
-    def __init__(self) -> None:
-        self._items: list[VerifyItem] = []
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._items)
-
-    def submit(self, items: Sequence[VerifyItem]) -> Sequence[Answer]:
-        self._items += items
-        return ()
-
-    def step(self) -> Stepped:
-        items, self._items = self._items, []
-        return Stepped([self._verdict(item) for item in items])
-
-    def release(self, request_ids: Iterable[str]) -> None:
-        gone = set(request_ids)
-        self._items = [item for item in self._items if item.request_id not in gone]
-
-    def _verdict(self, item: VerifyItem) -> Verdict:
-        token = token_array([item.context_len % VOCAB_SIZE])
-        return Verdict(item.request_id, item.generation, item.context_len, EMPTY_TOKENS, token)
-
-
-class CountingTarget(ToyTarget):
-    def _verifier(self) -> Counting:  # type: ignore[override]
-        return Counting()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +90,7 @@ class _Site:
         stage = Stage(ingress.coordinators)
         settings = {"max_queued_requests": self._config.coordinator.max_queued_requests}
         async with house((), **settings) as rooms:
-            target = CountingTarget(step_turns=1)
-            stage.add("a", rooms, target, **self._limits)
+            stage.add("a", rooms, ToyTarget(step_turns=1), **self._limits)
             listener = GrpcListener(GrpcApi(ingress), self._config, 5.0)
             await listener.start()
             where = socket.create_server(("127.0.0.1", 0), backlog=2048)

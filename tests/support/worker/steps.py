@@ -76,10 +76,13 @@ class Steps:
         max_rows: int = 512,
         shadows: Sequence[str] = (),
         clock: Callable[[], float] | None = None,
+        verifier: Verifier | None = None,
+        config: CoordinatorConfig | None = None,
+        worker_id: str = "w",
         **settings: Any,
     ) -> None:
-        """max_rows: of a step.  settings: of the coordinator."""
-        config = CoordinatorConfig(**{"budget": "fixed", **settings})
+        """max_rows: of a step.  config, or settings: of the coordinator."""
+        config = config or CoordinatorConfig(**{"budget": "fixed", **settings})
         clock = clock or Clock()
         self.engine: Any = engine or ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
         self.controller = Controller(config)
@@ -89,10 +92,10 @@ class Steps:
             self.residents.names, self.engine.vocab_size, config.max_draft_tokens
         )
         self.mailbox = Mailbox()
-        self.verifier = Verifier(self.engine, clock, wants=self.residents.wants)
+        self.verifier = verifier or Verifier(self.engine, clock, wants=self.residents.wants)
         self.loop = StepLoop(
             self.verifier, self.residents, self.controller, self.streams, self.texts, self.mailbox,
-            worker_id="w", max_batch_tokens=max_rows, shadows=frozenset(shadows), clock=clock,
+            worker_id=worker_id, max_batch_tokens=max_rows, shadows=frozenset(shadows), clock=clock,
         )  # fmt: skip
         self.desks: list[Desk] = []
 
