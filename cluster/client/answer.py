@@ -13,7 +13,7 @@ from .generated.generation_pb2 import (
 
 
 class Resumption:
-    """What a request has received, so that a stream that breaks can be continued.
+    """The part of an answer that has come, from which a stream that broke is continued.
 
     Send `request()` and pass each response to `accept`.  When a stream breaks, send `request()`
     again: it carries the seed in force and every token that came, so the text goes on as if nothing
@@ -31,7 +31,7 @@ class Resumption:
 
     @property
     def is_started(self) -> bool:
-        """Whether part of the answer is there."""
+        """True once a part of the answer has come."""
         return bool(self._choices)
 
     def request(self) -> GenerateRequest:
@@ -41,7 +41,7 @@ class Resumption:
         return self._request
 
     def accept(self, response: GenerateResponse) -> bool:
-        """Record a response; returns whether it says anything.
+        """Record a response; returns True if it brings anything new.
 
         Raises ProtocolError for a choice that is finished or was not requested.
         """

@@ -87,7 +87,7 @@ class Client:
         return answer
 
     def _call(self, start: Any, request: Any, timeout_s: float | None) -> Any:
-        """One call with one answer, again where that may help."""
+        """Make a call with one answer, and repeat it where that may help."""
         retries, deadline = Retries(self._max_retries), Deadline(timeout_s)
         metadata = tuple(self._endpoint.metadata)
         while True:

@@ -1,4 +1,4 @@
-"""Where the service is, and how to reach it."""
+"""The address of the service, and the ways to reach it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import grpc
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where and how to reach the service.
+    """The address of the service and the way to reach it.
 
     address: "host:port".  tls: encrypt, and check the server by root_certificates or the system's.
     private_key, certificate_chain: show this client certificate to the server; both or neither.
@@ -39,7 +39,7 @@ class Endpoint:
                 raise ValueError(f"{name} is given but tls is off; set tls=True")
 
     def credentials(self) -> grpc.ChannelCredentials | None:
-        """What a secure channel needs; None for a plain one."""
+        """The credentials of a secure channel; None for a plain one."""
         if not self.tls:
             return None
         return grpc.ssl_channel_credentials(

@@ -1,4 +1,4 @@
-"""When to call again, and for how long at most.  No I/O: the clients wait."""
+"""Rules of calling again: after how long, and until when.  No I/O: the clients wait."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ CONNECT_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """What a worker must report about itself; "" and 0 accept anything.
+    """The description that a worker must give of itself; "" and 0 accept anything.
 
     worker_id: detects a different process that took over a dead worker's port.
     """

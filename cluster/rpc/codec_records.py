@@ -47,7 +47,7 @@ _ARRAYS: dict[Any, tuple[ArrayCodec[Any], int | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Codec(Generic[V]):
-    """How values of one type travel as one type of message or as an enum.
+    """Turns values of one type into one type of message, or into an enum, and back.
 
     kind: type of the values.  wire: full name of the message or enum.  encode: returns it, or None
     where the field that would hold it stays absent.  decode: raises ProtocolError.
@@ -65,7 +65,7 @@ class Codec(Generic[V]):
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """How a field of a record travels where no rule says it.
+    """Turns one field of a record into fields of the message and back, where no rule does.
 
     names: the fields of the message that stand for it.  encode: takes the record and returns their
     values; None = they are not written.  decode: takes the message and returns the field's value.

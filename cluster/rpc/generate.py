@@ -1,7 +1,7 @@
 """Generates the stubs of protos/: `python -m cluster.rpc.generate`.
 
-What a client of the public service needs is in cluster/client/generated, which is packaged alone;
-the rest is in cluster/rpc/generated.
+The stubs that a client of the public service needs are in cluster/client/generated, which is
+packaged alone; the others are in cluster/rpc/generated.
 
 --check writes nothing; it names the committed stubs that differ from the generated ones and exits
 with 1 if there are any.

@@ -31,7 +31,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How to sample and when to stop; None means the server's default.
+    """Rules of drawing and stopping; None means the server's default.
 
     The fields are those of `SamplingOptions` in protos/drafthouse/v1/generation.proto.
     """
@@ -118,10 +118,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerationResponse:
-    """One message of the stream; only the last has what stands after the choices.
+    """One message of the stream; only the last has the fields after `choices`.
 
     prompt_logprobs: where asked for, of the prompt's tokens from the second on.
-    prediction_idle_because: why nobody drafted from the request's prediction, "" = somebody did.
+    prediction_idle_because: reason for no drafts from the request's prediction, "" = there were
+    some.
     """
 
     id: str

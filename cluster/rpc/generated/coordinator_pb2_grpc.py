@@ -61,7 +61,7 @@ class CoordinatorServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What the coordinator leads, and its limits.
+        """Returns the coordinator's identity and limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -51,7 +51,7 @@ class DrafterServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What the drafter serves, and its limits.
+        """Returns the drafter's identity and limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

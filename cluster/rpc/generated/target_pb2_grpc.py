@@ -51,7 +51,7 @@ class TargetServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Describe(self, request, context):
-        """What the worker serves, and its limits.
+        """Returns the worker's identity and limits.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
