@@ -19,6 +19,7 @@ Each message names the refused value and the remedy.  It never contains prompt t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Self
 
 
 class DrafthouseError(Exception):
@@ -30,6 +31,11 @@ class DrafthouseError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param  # the request field or configuration path at fault, if any
+
+    @classmethod
+    def at(cls, path: str, reason: str) -> Self:
+        """The error of one request field or configuration key, with which its message begins."""
+        return cls(f"{path}: {reason}", param=path)
 
     @property
     def reason(self) -> str:

@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 from cluster.config.file import load
-from cluster.config.rules import check_in_pool
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ConfigError, DrafthouseError, NotFoundError, ProtocolError
@@ -70,7 +69,7 @@ def _drafter_address(text: str, config: Config) -> tuple[str, str]:
     name, separator, address = text.partition("=")
     if not separator or not address:
         raise ConfigError(f"--drafter {text!r}: expected NAME=HOST:PORT")
-    check_in_pool(config, name)
+    config.check_in_pool(name)
     return name, address
 
 

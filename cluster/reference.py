@@ -7,21 +7,20 @@ python -m cluster.reference --check   exits 1, naming the page, when one of them
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import inspect
-import math
+import itertools
 import pkgutil
-import re
 import sys
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from cluster import metrics
-from cluster.config.live import TargetUserConfig
-from cluster.config.rules import RANGES
-from cluster.config.schema import Config, DrafterConfig
+from cluster.config.parse import key_of
+from cluster.config.schema import Config, DrafterConfig, TargetUserConfig
 from cluster.draft.registry import KINDS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -138,66 +137,54 @@ def _sections(kind: type[Any], path: str) -> Iterator[tuple[str, type[Any]]]:
     yield path, kind
     for field, hint in _fields(kind):
         below = f"{path}.{field.name}" if path else field.name
-        section = next((each for each in (hint, *typing.get_args(hint)) if _is_section(each)), None)
+        parts = (hint, *typing.get_args(hint))
+        section = next((each for each in parts if _is_section(each)), None)
+        if section is DrafterConfig:
+            below = f"{below}.NAME"
         if section is not None:
             yield from _sections(section, below)
-        elif DrafterConfig in typing.get_args(hint):
-            yield from _sections(DrafterConfig, f"{below}.NAME")
 
 
 def _is_section(hint: Any) -> bool:
-    return dataclasses.is_dataclass(hint) and hint is not DrafterConfig
-
-
-def _key(field: dataclasses.Field[Any]) -> str:
-    return str(field.metadata.get("key", field.name))
+    return isinstance(hint, type) and dataclasses.is_dataclass(hint)
 
 
 def _fields(kind: type[Any]) -> list[tuple[dataclasses.Field[Any], Any]]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     return [(field, hints[field.name]) for field in dataclasses.fields(kind)]
 
 
 def _section(title: str, kind: type[Any]) -> str:
-    names = [_key(field) for field in dataclasses.fields(kind)]
-    summary, meanings = split_docstring(inspect.getdoc(kind) or "", names)
+    meanings = field_texts(kind)
     lines = [
         f"## {title}",
         "",
-        summary,
+        " ".join((inspect.getdoc(kind) or "").split()),
         "",
         "| key | type | default | meaning |",
         "|---|---|---|---|",
     ]
     for field, hint in _fields(kind):
-        if dataclasses.is_dataclass(hint) and kind.__module__ == Config.__module__:
+        if _is_section(hint) and kind.__module__.startswith("cluster.config."):
             continue  # has a table of its own
-        cells = (
-            f"`{_key(field)}`",
-            _type_name(hint) + _range(kind, field.name),
-            _default(field),
-            meanings.get(_key(field), ""),
-        )
+        cells = (f"`{key_of(field)}`", _type_name(hint), _default(field), meanings[field.name])
         lines.append(f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def split_docstring(text: str, names: list[str]) -> tuple[str, dict[str, str]]:
-    """What a docstring says of the whole, and of each field.
-
-    A field's text begins with `name: ` or `name, other: ` and ends where the next one begins.
-    """
-    name = "|".join(sorted(names, key=len, reverse=True)) or "(?!)"
-    starts = re.compile(rf"(?:(?<=\s)|^)((?:{name})(?:, (?:{name}))*): ")
-    found = list(starts.finditer(text))
-    ends = [*(match.start() for match in found[1:]), len(text)] if found else []
-    meanings = {}
-    for match, end in zip(found, ends, strict=True):
-        meaning = " ".join(text[match.end() : end].split())
-        for field in match.group(1).split(", "):
-            meanings[field] = meaning
-    summary = text[: found[0].start()] if found else text
-    return " ".join(summary.split()), meanings
+def field_texts(kind: type[Any]) -> dict[str, str]:
+    """The text that stands below each field of a dataclass or of its bases, "" where none does."""
+    texts: dict[str, str] = {}
+    for base in reversed([each for each in kind.__mro__ if dataclasses.is_dataclass(each)]):
+        (definition,) = ast.parse(inspect.getsource(base)).body
+        assert isinstance(definition, ast.ClassDef)
+        for statement, following in itertools.pairwise([*definition.body, ast.Pass()]):
+            match statement, following:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(text))):
+                    texts[name] = " ".join(text.split())
+                case ast.AnnAssign(target=ast.Name(name)), _:
+                    texts[name] = ""
+    return texts
 
 
 def _type_name(hint: Any) -> str:
@@ -205,23 +192,17 @@ def _type_name(hint: Any) -> str:
     plain = {int: "integer", float: "number", str: "text", bool: "true or false", Any: "any"}
     if hint in plain:
         return plain[hint]
+    if origin is Annotated:
+        return " ".join((_type_name(arguments[0]), *map(str, arguments[1:])))
     if origin is typing.Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return "mapping" if arguments[1] is Any else f"mapping to {_type_name(arguments[1])}"
-    if dataclasses.is_dataclass(hint):
+    if _is_section(hint):
         return "section"
     return " or ".join("null" if part is type(None) else _type_name(part) for part in arguments)
-
-
-def _range(kind: type[Any], name: str) -> str:
-    bounds = RANGES.get(kind, {}).get(name)
-    if bounds is None:
-        return ""
-    low, high = bounds
-    return f", ≥ {low:g}" if math.isinf(high) else f", {low:g} to {high:.10g}"
 
 
 def _default(field: dataclasses.Field[Any]) -> str:

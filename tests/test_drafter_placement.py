@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from cluster.config.file import parse_arguments
-from cluster.config.rules import check_in_pool
 from cluster.config.schema import Config
 from cluster.errors import ConfigError, NotFoundError
 from cluster.worker.priority import pin_to_cores
@@ -90,9 +89,9 @@ def test_a_resident_reserves_nothing_and_has_no_deployment() -> None:
 
 def test_a_worker_by_hand_is_refused_for_a_drafter_inside_the_target() -> None:
     with pytest.raises(NotFoundError, match=r"'a' runs inside the target.*drafters\.a\.placement"):
-        check_in_pool(config({}), "a")
+        config({}).check_in_pool("a")
     with pytest.raises(NotFoundError, match="no drafter is named 'b'; the pool of the file has: a"):
-        check_in_pool(config({"nice": 1}), "b")
+        config({"nice": 1}).check_in_pool("b")
 
 
 def test_a_process_is_pinned_with_all_its_threads() -> None:

@@ -10,8 +10,8 @@ from typing import Any, cast
 import jsonschema
 import pytest
 
-from cluster.config.answers import AnswersConfig
 from cluster.config.schema import (
+    AnswersConfig,
     Config,
     CoordinatorConfig,
     DrafterConfig,

@@ -46,12 +46,24 @@ def test_every_drafter_kind_and_every_metric_has_its_place() -> None:
         assert f"| `{metric.name}` | {metric.kind} |" in page
 
 
-def test_a_docstring_is_split_into_its_summary_and_its_fields() -> None:
-    summary, meanings = reference.split_docstring(
-        "What it is.\n\nfirst: one thing: here.  second,\nthird: in pairs.\nfourth: last\none.",
-        ["first", "third", "fourth"],
-    )
-    assert summary == "What it is."
-    assert meanings["first"] == "one thing: here. second,"
-    assert meanings["third"] == "in pairs."
-    assert meanings["fourth"] == "last one."
+@dataclasses.dataclass(frozen=True, slots=True)
+class Base:
+    """Two fields."""
+
+    first: int = 0
+    """One
+    thing."""
+    second: int = 0
+    """Another."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Derived(Base):
+    second: int = 1
+    """A third one."""
+    bare: int = 0
+
+
+def test_the_text_of_a_field_stands_below_it_in_the_class_or_in_a_base() -> None:
+    texts = {"first": "One thing.", "second": "A third one.", "bare": ""}
+    assert reference.field_texts(Derived) == texts

@@ -5,43 +5,43 @@ Serve itself ignores keys it does not know; here every key of the outer file is 
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
-from cluster.config.api import HttpConfig
-from cluster.config.live import changed
-from cluster.config.parse import parse, unknown_key
-from cluster.config.rules import check_ports, check_rules
+from cluster.config.parse import check_keys, mapping, parse
 from cluster.config.schema import Config
 from cluster.errors import ConfigError
 from cluster.models.names import served_name
 
-# The keys of Ray Serve's ServeDeploySchema and ServeApplicationSchema that we let through.
-_SERVE_KEYS = ("proxy_location", "http_options", "grpc_options", "logging_config", "applications")
-_HTTP_KEYS = ("host", "port", "root_path", "request_timeout_s", "keep_alive_timeout_s")
-_GRPC_KEYS = ("port", "grpc_servicer_functions", "request_timeout_s", "enable_reflection")
-_APPLICATION_KEYS = (
-    "name",
-    "route_prefix",
-    "import_path",
-    "runtime_env",
-    "args",
-    "deployments",
-    "logging_config",
-    "external_scaler_enabled",
-    "autoscaling_policy",
-)
-
-# The deployment that may be changed while it runs, and the keys of Serve's DeploymentSchema that
-# are let through: all else of it is ours, in args.
+# The deployment that may be changed while it runs; all else of it is ours, in args.
 TARGET = "target"
-_DEPLOYMENT_KEYS = ("name", "user_config")
+
+# The keys of Ray Serve's own schemas that we let through, by the place where they stand.
+_SERVE_KEYS: Mapping[str, Sequence[str]] = {
+    "": ("proxy_location", "http_options", "grpc_options", "logging_config", "applications"),
+    "http_options": ("host", "port", "root_path", "request_timeout_s", "keep_alive_timeout_s"),
+    "grpc_options": ("port", "grpc_servicer_functions", "request_timeout_s", "enable_reflection"),
+    "applications[0]": (
+        "name",
+        "route_prefix",
+        "import_path",
+        "runtime_env",
+        "args",
+        "deployments",
+        "logging_config",
+        "external_scaler_enabled",
+        "autoscaling_policy",
+    ),
+    "applications[0].deployments[0]": ("name", "user_config"),
+}
+
+# The keys of an endpoint's section that stand in Serve's own one where its proxies listen; the
+# one for gRPC listens on all interfaces.
+_PROXY_ADDRESS = {"http": ("host", "port"), "grpc": ("port",)}
 
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -69,13 +69,7 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
     """
     path = Path(path)
     try:
-        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {_yaml_problem(error)}") from error
-    try:
-        return _checked(path, document, overrides)
+        return _checked(path, _read(path), overrides)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", param=error.param) from error
 
@@ -83,15 +77,14 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> ServeFile:
 def parse_arguments(arguments: Mapping[str, Any]) -> Config:
     """The `args` of the application, as Serve hands them to `deployments.app:build`."""
     config = _named(parse(Config, arguments))
-    check_rules(config)
+    config.check()
     if config.http.listener == "ingress":
-        check_ports(config)
+        config.check_ports()
     return config
 
 
 def _named(config: Config) -> Config:
-    name = config.model_name or served_name(config.target.engine.model)
-    return dataclasses.replace(config, model_name=name)
+    return replace(config, model_name=config.model_name or served_name(config.target.engine.model))
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -109,174 +102,66 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
-def _yaml_problem(error: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """What the parser says in a paragraph, on one line."""
-    mark = getattr(error, "problem_mark", None)
-    if mark is None:
-        return f"not valid YAML: {error}"
-    problem = getattr(error, "problem", None) or "it cannot be read"
-    return f"line {mark.line + 1}, column {mark.column + 1}: not valid YAML: {problem}; correct it"
-
-
-def _checked(path: Path, document: Any, overrides: Sequence[str]) -> ServeFile:
-    document = copy.deepcopy(document)
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except OSError as error:
+        raise ConfigError(f"cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        mark = getattr(error, "problem_mark", None)
+        if mark is None:
+            raise ConfigError(f"not valid YAML: {error}") from error
+        problem = getattr(error, "problem", None) or "it cannot be read"
+        place = f"line {mark.line + 1}, column {mark.column + 1}"
+        raise ConfigError(f"{place}: not valid YAML: {problem}; correct it") from error
     if not isinstance(document, dict):
         what = "is empty" if document is None else "is not a mapping"
         raise ConfigError(f"the file {what}; see configs/own-model.yaml for the form")
-    _check_keys(document, _SERVE_KEYS, "")
-    applications = document.get("applications")
+    return document
+
+
+def _checked(path: Path, document: dict[str, Any], overrides: Sequence[str]) -> ServeFile:
+    applications = document.get("applications", [])
+    check_keys(document, _SERVE_KEYS[""], "")
     if not isinstance(applications, list) or len(applications) != 1:
-        raise ConfigError("applications: exactly one application is expected", param="applications")
-    application = applications[0]
-    _check_keys(application, _APPLICATION_KEYS, "applications[0]")
-    http = _section(document, "http_options")
-    grpc = _section(document, "grpc_options")
-    arguments = _section(application, "args")
+        raise ConfigError.at("applications", "exactly one application is expected")
+    application = dict(mapping(applications[0], "applications[0]"))
+    arguments = dict(mapping(application.get("args"), "applications[0].args"))
+    application["args"] = arguments
+    options = {
+        name: dict(mapping(document.get(name), name)) for name in ("http_options", "grpc_options")
+    }
+    document |= {"applications": [application], **options}
     for override in overrides:
-        _override(http, grpc, arguments, override)
-    _check_keys(http, _HTTP_KEYS, "http_options")
-    _check_keys(grpc, _GRPC_KEYS, "grpc_options")
-    config = _named(parse(Config, arguments))
-    if config.http.listener == "serve":
-        config = _http_by_proxy(config, http, document)
-    else:
-        _refuse_proxies(document, application, config)
-    if config.grpc.listener == "serve":
-        config = _grpc_by_proxy(config, grpc)
-    elif grpc:
-        raise ConfigError(
-            "grpc_options: Ray Serve's gRPC proxy listens on all interfaces; remove them, and the "
-            "ingress listens at grpc.host, or set grpc.listener: serve",
-            param="grpc_options",
-        )
-    check_rules(config)
-    check_ports(config)
+        _override(document, arguments, override)
+    for place, section in {"applications[0]": application, **options}.items():
+        check_keys(section, _SERVE_KEYS[place], place)
+    _check_proxies(document, application)
+    config = _named(parse(Config, _with_addresses(arguments, document)))
+    config.check()
+    config.check_ports()
     user_config = _user_config(application)
     where = "applications[0].deployments[0].user_config"
-    return ServeFile(path, document, changed(config, user_config, where), user_config)
+    return ServeFile(path, document, config.changed(user_config, where), user_config)
 
 
-def _user_config(application: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The target's, None where it has none."""
-    path = "applications[0].deployments"
-    deployments = application.get("deployments") or []
-    if not isinstance(deployments, list) or len(deployments) > 1:
-        raise ConfigError(f"{path}: a list of one deployment is expected", param=path)
-    for deployment in deployments:
-        _check_keys(deployment, _DEPLOYMENT_KEYS, f"{path}[0]")
-        if deployment.get("name") != TARGET:
-            raise ConfigError(
-                f"{path}[0].name: {deployment.get('name')!r}; only {TARGET} has a user_config",
-                param=f"{path}[0].name",
-            )
-        found: Mapping[str, Any] | None = deployment.get("user_config")
-        return found
-    return None
+def _served(arguments: Mapping[str, Any]) -> list[str]:
+    """The sections of endpoints where Serve's proxies listen."""
+    sections = {face: arguments.get(face) for face in _PROXY_ADDRESS}
+    return [
+        face
+        for face, section in sections.items()
+        if isinstance(section, dict) and section.get("listener") == "serve"
+    ]
 
 
-def _refuse_proxies(
-    document: Mapping[str, Any], application: Mapping[str, Any], config: Config
-) -> None:
-    """Where the ingress itself listens, keys of Serve's proxies would have no effect."""
-    if document["http_options"]:
-        raise ConfigError(
-            "http_options: the ingress listens at http.host and http.port below "
-            "applications[0].args; move them there, or set http.listener: serve",
-            param="http_options",
-        )
-    if config.grpc.listener == "serve":
-        raise ConfigError(
-            "grpc.listener: serve starts Ray Serve's proxies, which take HTTP as well; set "
-            "http.listener: serve, too, or grpc.listener: ingress",
-            param="grpc.listener",
-        )
-    if document.get("proxy_location", "Disabled") != "Disabled":
-        raise ConfigError(
-            f"proxy_location: {document['proxy_location']!r}; no proxy is needed where the ingress "
-            "listens: set it to Disabled, or set http.listener: serve",
-            param="proxy_location",
-        )
-    if (application.get("route_prefix") or "/") != "/":
-        raise ConfigError(
-            f"applications[0].route_prefix: {application['route_prefix']!r}; where the ingress "
-            "listens there is no other application: remove it, or set http.listener: serve",
-            param="applications[0].route_prefix",
-        )
-
-
-def _http_by_proxy(config: Config, http: dict[str, Any], document: Mapping[str, Any]) -> Config:
-    """`config` with host and port of Serve's own section."""
-    if document.get("proxy_location") == "Disabled":
-        raise ConfigError(
-            "proxy_location: Disabled starts no proxy, so nobody would listen for HTTP; remove it, "
-            "or set http.listener: ingress",
-            param="proxy_location",
-        )
-    default = HttpConfig()
-    if (config.http.host, config.http.port) != (default.host, default.port):
-        raise ConfigError(
-            "http: with listener: serve host and port are set in http_options, Ray Serve's own "
-            "key; remove both",
-            param="http",
-        )
-    found = parse(HttpConfig, {k: http[k] for k in ("host", "port") if k in http}, "http")
-    http["host"], http["port"] = found.host, found.port
-    return dataclasses.replace(config, http=dataclasses.replace(found, listener="serve"))
-
-
-def _grpc_by_proxy(config: Config, grpc: dict[str, Any]) -> Config:
-    """`config` with the port of Serve's own section, which must be complete."""
-    if not grpc.get("grpc_servicer_functions"):
-        raise ConfigError(
-            "grpc.listener: serve needs grpc_options.grpc_servicer_functions; see "
-            "configs/two-node.yaml, or set it to ingress",
-            param="grpc.listener",
-        )
-    default = type(config.grpc)()
-    if (config.grpc.host, config.grpc.port) != (default.host, default.port):
-        raise ConfigError(
-            "grpc: with listener: serve the port is set in grpc_options, Ray Serve's own key, and "
-            "the host cannot be chosen; remove both",
-            param="grpc",
-        )
-    port = parse(type(config.grpc), {k: grpc[k] for k in ("port",) if k in grpc}, "grpc").port
-    grpc["port"] = port
-    return dataclasses.replace(
-        config, grpc=dataclasses.replace(config.grpc, host="0.0.0.0", port=port)
-    )
-
-
-def _section(parent: dict[str, Any], name: str) -> dict[str, Any]:
-    """The mapping `parent[name]`, created where it is absent or left empty."""
-    if parent.get(name) is None:
-        parent[name] = {}
-    section = parent[name]
-    if not isinstance(section, dict):
-        raise ConfigError(f"{name}: {section!r} is not a mapping", param=name)
-    return section
-
-
-def _check_keys(mapping: Any, known: Sequence[str], path: str) -> None:
-    if not isinstance(mapping, dict):
-        raise ConfigError(f"{path or 'the file'}: {mapping!r} is not a mapping", param=path)
-    for key in mapping:
-        if key not in known:
-            raise unknown_key(str(key), known, f"{path}.{key}" if path else str(key))
-
-
-def _override(
-    http: dict[str, Any], grpc: dict[str, Any], arguments: dict[str, Any], override: str
-) -> None:
+def _override(document: Mapping[str, Any], arguments: dict[str, Any], override: str) -> None:
     """Set the one key that `override` names, in a section of Serve's or in our arguments."""
     key, separator, text = override.partition("=")
     parts = key.strip().split(".")
     node = arguments
-    for name, section in (("http", http), ("grpc", grpc)):
-        own = arguments.get(name)
-        serve_listens = isinstance(own, dict) and own.get("listener") == "serve"
-        if parts[0] == name and serve_listens and parts[1:2] != ["listener"]:
-            node, parts = section, parts[1:]
-            break
+    if parts[0] in _served(arguments) and parts[1:2] != ["listener"]:
+        node, parts = document[f"{parts[0]}_options"], parts[1:]
     if not separator or not parts or not all(parts):
         raise ConfigError(f"--set {override!r}: expected key.path=value", param=key)
     for part in parts[:-1]:
@@ -289,3 +174,81 @@ def _override(
         node[parts[-1]] = yaml.load(text, Loader=_UniqueKeyLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {override!r}: the value is not valid YAML", param=key) from error
+
+
+def _check_proxies(document: Mapping[str, Any], application: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless it is said once who listens, and at which address."""
+    served = _served(application["args"])
+    location, prefix = document.get("proxy_location"), application.get("route_prefix")
+    of_proxies = {
+        "http_options": ("http", document["http_options"]),
+        "proxy_location": ("http", location not in (None, "Disabled") and location),
+        "applications[0].route_prefix": ("http", prefix not in (None, "/") and prefix),
+        "grpc_options": ("grpc", document["grpc_options"]),
+    }
+    for key, (face, value) in of_proxies.items():
+        if value and face not in served:
+            raise ConfigError.at(
+                key,
+                f"{value!r} is for Ray Serve's proxies, and here the ingress listens, at "
+                f"{face}.host and {face}.port below applications[0].args; remove it, or set "
+                f"{face}.listener: serve",
+            )
+    for face in served:
+        section, default = application["args"][face], getattr(Config(), face)
+        addresses = (section.get(key, getattr(default, key)) for key in ("host", "port"))
+        if tuple(addresses) != (default.host, default.port):
+            raise ConfigError.at(
+                face,
+                f"with listener: serve the address is set in {face}_options, Ray Serve's own key; "
+                "remove host and port",
+            )
+    if served == ["grpc"]:
+        raise ConfigError.at(
+            "grpc.listener",
+            "serve starts Ray Serve's proxies, which take HTTP as well; set http.listener: serve, "
+            "too, or grpc.listener: ingress",
+        )
+    if served and location == "Disabled":
+        raise ConfigError.at(
+            "proxy_location",
+            "Disabled starts no proxy, so nobody would listen for HTTP; remove it, or set "
+            "http.listener: ingress",
+        )
+    if "grpc" in served and not document["grpc_options"].get("grpc_servicer_functions"):
+        raise ConfigError.at(
+            "grpc.listener",
+            "serve needs grpc_options.grpc_servicer_functions; see configs/two-node.yaml, or set "
+            "it to ingress",
+        )
+
+
+def _with_addresses(arguments: Mapping[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """`arguments` with the addresses of Serve's proxies, which stand in its own sections.
+
+    Defaults are written into those.
+    """
+    result = dict(arguments)
+    for face in _served(arguments):
+        options, default = document[f"{face}_options"], getattr(Config(), face)
+        for key in _PROXY_ADDRESS[face]:
+            options.setdefault(key, getattr(default, key))
+        address = {key: options[key] for key in _PROXY_ADDRESS[face]}
+        result[face] = {**arguments[face], "host": "0.0.0.0", **address}
+    return result
+
+
+def _user_config(application: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The target's, None where it has none."""
+    path = "applications[0].deployments"
+    deployments = application.get("deployments") or []
+    if not isinstance(deployments, list) or len(deployments) > 1:
+        raise ConfigError.at(path, "a list of one deployment is expected")
+    for deployment in deployments:
+        found = mapping(deployment, f"{path}[0]")
+        check_keys(found, _SERVE_KEYS[f"{path}[0]"], f"{path}[0]")
+        if found.get("name") != TARGET:
+            reason = f"{found.get('name')!r}; only {TARGET} has a user_config"
+            raise ConfigError.at(f"{path}[0].name", reason)
+        return cast(Mapping[str, Any] | None, found.get("user_config"))
+    return None

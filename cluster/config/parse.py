@@ -1,17 +1,70 @@
-"""Plain YAML data to dataclasses, strictly: every deviation is a ConfigError with its path."""
+"""Plain YAML data to dataclasses, strictly: every deviation is a ConfigError with its path.
+
+A field's type says all that is checked of its value; what Python's types cannot say stands in
+`Annotated`, as a mark that has the method `check`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from cluster.errors import ConfigError
 
 T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_TYPE_NAMES = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A mark of numbers: from `low` to `high`, both included unless it is open."""
+
+    low: float
+    high: float = math.inf
+    is_open: bool = False
+
+    def __str__(self) -> str:
+        if math.isinf(self.high):
+            return f"at least {self.low:g}"
+        excluded = ", both excluded" if self.is_open else ""
+        return f"between {self.low:g} and {self.high:.10g}{excluded}"
+
+    def check(self, value: float, path: str) -> None:
+        """Raise ConfigError for a value outside."""
+        is_end = value in (self.low, self.high)
+        # NaN is outside too: no comparison with it is true.
+        if not self.low <= value <= self.high or (self.is_open and is_end):
+            raise ConfigError.at(path, f"{value:g} is out of range; it must be {self}")
+
+
+@dataclass(frozen=True, slots=True)
+class NameOf:
+    """A mark of names that become parts of Serve deployment names and of metric labels."""
+
+    owner: str
+
+    def check(self, value: str, path: str) -> None:
+        """Raise ConfigError for a name with other characters."""
+        if not _NAME.fullmatch(value):
+            reason = f"{self.owner} name may hold letters, digits, '_' and '-' only"
+            raise ConfigError.at(path, reason)
+
+
+PositiveInt = Annotated[int, Range(1)]
+NonNegativeInt = Annotated[int, Range(0)]
+NonNegativeFloat = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+OpenShare = Annotated[float, Range(0, 1, is_open=True)]
+Port = Annotated[int, Range(1, 65535)]
 
 
 def parse(kind: type[T], value: Any, path: str = "") -> T:
@@ -22,89 +75,102 @@ def parse(kind: type[T], value: Any, path: str = "") -> T:
     return typing.cast(T, _parse(kind, value, path))
 
 
+def mapping(value: Any, path: str) -> Mapping[str, Any]:
+    """`value`, or an empty mapping for a key whose block was left empty."""
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise ConfigError.at(path, f"{value!r} is not a mapping")
+    return {str(key): item for key, item in value.items()}
+
+
+def check_keys(section: Mapping[str, Any], known: Iterable[str], path: str) -> None:
+    """Raise ConfigError for a key that is not known, with the nearest one that is."""
+    for key in section:
+        if key not in known:
+            hint = nearest(key, known, "known keys")
+            raise ConfigError.at(_below(path, key), f"unknown key ({hint})")
+
+
+def nearest(name: str, known: Iterable[str], title: str) -> str:
+    """The known name that is most like `name` as a question, else all of them after `title`."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {near[0]}?" if near else f"{title}: {', '.join(names) or 'none'}"
+
+
+def key_of(field: dataclasses.Field[Any]) -> str:
+    """The key of a field in YAML: another than its name where Python keeps that for itself."""
+    return str(field.metadata.get("key", field.name))
+
+
 def _parse(kind: Any, value: Any, path: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        found = _parse(arguments[0], value, path)
+        for mark in arguments[1:]:
+            mark.check(found, path)
+        return found
     if dataclasses.is_dataclass(kind):
         return _parse_dataclass(typing.cast(type[Any], kind), value, path)
-    origin = get_origin(kind)
-    arguments = get_args(kind)
     if kind is Any:
         return value
     if origin in (Union, types.UnionType):
         return _parse_union(arguments, value, path)
     if origin is Literal:
         if value not in arguments:
-            choices = ", ".join(str(choice) for choice in arguments)
-            raise ConfigError(f"{path}: {value!r} is none of: {choices}", param=path)
+            raise ConfigError.at(path, f"{value!r} is none of: {', '.join(map(str, arguments))}")
         return value
     if origin is not None and issubclass(origin, Mapping):
-        if value is None:  # a key whose block was left empty
-            return {}
-        if not isinstance(value, Mapping):
-            raise _mismatch("a mapping", value, path)
+        keys, values = arguments
         return {
-            str(key): _parse(arguments[1], item, f"{path}.{key}") for key, item in value.items()
+            _parse(keys, key, _below(path, key)): _parse(values, item, _below(path, key))
+            for key, item in mapping(value, path).items()
         }
     if origin is tuple:
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise _mismatch("a list", value, path)
+            raise ConfigError.at(path, f"{value!r} is not a list")
         return tuple(_parse(arguments[0], item, f"{path}[{i}]") for i, item in enumerate(value))
-    return _parse_scalar(kind, value, path)
-
-
-def _parse_scalar(kind: Any, value: Any, path: str) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and type(value) is int:
         return float(value)
     if type(value) is not kind:  # bool is an int to isinstance, but not to an operator
-        names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
-        raise _mismatch(names.get(kind, str(kind)), value, path)
+        raise ConfigError.at(path, f"{value!r} is not {_TYPE_NAMES.get(kind, kind)}")
     return value
 
 
-def _parse_union(arguments: tuple[Any, ...], value: Any, path: str) -> Any:
-    if value is None and type(None) in arguments:
+def _parse_union(kinds: tuple[Any, ...], value: Any, path: str) -> Any:
+    if value is None and types.NoneType in kinds:
         return None
-    words = [word for kind in arguments if get_origin(kind) is Literal for word in get_args(kind)]
-    if isinstance(value, str) and words:
-        if value not in words:
-            raise _mismatch(f"{', '.join(words)} or a mapping", value, path)
+    words = [word for kind in kinds if get_origin(kind) is Literal for word in get_args(kind)]
+    if value in words:
         return value
-    kinds = [kind for kind in arguments if kind is not type(None) and get_origin(kind) != Literal]
-    if len(kinds) != 1:
+    if isinstance(value, str) and words:
+        raise ConfigError.at(path, f"{value!r} is not {', '.join(words)} or a mapping")
+    rest = [kind for kind in kinds if kind is not types.NoneType and get_origin(kind) != Literal]
+    if len(rest) != 1:
         raise TypeError(f"{path}: the schema may only use `X | None` and `Literal | X` unions")
-    return _parse(kinds[0], value, path)
+    return _parse(rest[0], value, path)
 
 
 def _parse_dataclass(kind: type[Any], value: Any, path: str) -> Any:
-    if value is None:
-        value = {}
-    if not isinstance(value, Mapping):
-        raise _mismatch("a mapping", value, path)
-    hints = typing.get_type_hints(kind)
-    # A key that Python keeps for itself is a field's `key`.
-    names = {f.metadata.get("key", f.name): f.name for f in dataclasses.fields(kind)}
-    known = list(names)
+    hints = typing.get_type_hints(kind, include_extras=True)
+    fields = {key_of(field): field.name for field in dataclasses.fields(kind)}
     removed: Mapping[str, str] = getattr(kind, "REMOVED", {})
-    for key in value:
-        if key in removed:
-            place = f"{path}.{key}" if path else str(key)
-            raise ConfigError(f"{place}: this key is gone; {removed[key]}", param=place)
-        if key not in known:
-            raise unknown_key(str(key), known, f"{path}.{key}" if path else str(key))
-    prefix = f"{path}." if path else ""
-    return kind(
-        **{
-            names[key]: _parse(hints[names[key]], item, f"{prefix}{key}")
-            for key, item in value.items()
-        }
-    )
+    section = mapping(value, path)
+    for key in removed:
+        if key in section:
+            raise ConfigError.at(_below(path, key), f"this key is gone; {removed[key]}")
+    check_keys(section, fields, path)
+    found = {
+        fields[key]: _parse(hints[fields[key]], item, _below(path, key))
+        for key, item in section.items()
+    }
+    try:
+        return kind(**found)
+    except ConfigError as error:  # of its __post_init__, which does not know its path
+        place = _below(path, error.param) if error.param else path
+        raise ConfigError.at(place, error.reason) from error
 
 
-def unknown_key(key: str, known: Sequence[str], path: str) -> ConfigError:
-    """The error for a key that is not in the schema, with the nearest one that is."""
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-    return ConfigError(f"{path}: unknown key ({hint})", param=path)
-
-
-def _mismatch(expected: str, value: Any, path: str) -> ConfigError:
-    return ConfigError(f"{path}: {value!r} is not {expected}", param=path)
+def _below(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)

@@ -10,20 +10,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from cluster.draft.coupling import COUNT_TRUST
-from cluster.errors import ConfigError
 
 # Matches are compared backwards no further than this: evidence beyond it teaches nothing.
 LONGEST_MATCH = 32
 
 # Stands between the texts of one array; no token is negative.
 SEPARATOR = -1
-
-
-def check_at_least(minimum: int, **values: int) -> None:
-    """Raises ConfigError that names the first of `values` below `minimum`."""
-    for name, value in values.items():
-        if value < minimum:
-            raise ConfigError(f"{name}: {value} is below {minimum}", param=name)
 
 
 class IndexedText:

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
+from cluster.config.parse import NonNegativeInt, PositiveInt, Range, Share
 from cluster.core import Commit, FloatArray, SamplingParams, TokenArray, TokenTree
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.coupling import gumbel_scalar, is_useful
 from cluster.draft.hit_rates import HitRates
-from cluster.draft.indexed_text import SEPARATOR, Match, check_at_least
+from cluster.draft.indexed_text import SEPARATOR, Match
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
@@ -43,28 +44,21 @@ Words = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LookaheadOptions:
-    """window: guesses at later positions that ride in each tree, at most half of its nodes.
+    """Guesses at later positions ride along in each tree, and become n-grams to draft from."""
 
-    ngram: tokens of an n-gram, of which the first one or two are looked up.  max_chains: n-grams
-    that are kept after the same words, the newest.  max_contexts: words that one store keeps
-    n-grams after.  max_stores: number of stores; each tenant and task class has its own, and the
-    one unused for longest is dropped.  min_survival: less likely chains are left out.
-    """
-
-    window: int = 4
-    ngram: int = 5
-    max_chains: int = 6
-    max_contexts: int = 50_000
-    max_stores: int = 8
-    min_survival: float = 0.02
-
-    def __post_init__(self) -> None:
-        check_at_least(0, window=self.window)
-        check_at_least(2, ngram=self.ngram)
-        check_at_least(
-            1, max_chains=self.max_chains, max_contexts=self.max_contexts,
-            max_stores=self.max_stores,
-        )  # fmt: skip
+    window: NonNegativeInt = 4
+    """Guesses at later positions that ride in each tree, at most half of its nodes."""
+    ngram: Annotated[int, Range(2)] = 5
+    """Tokens of an n-gram, of which the first one or two are looked up."""
+    max_chains: PositiveInt = 6
+    """N-grams that are kept after the same words, the newest."""
+    max_contexts: PositiveInt = 50_000
+    """Words that one store keeps n-grams after."""
+    max_stores: PositiveInt = 8
+    """Number of stores; each tenant and task class has its own, and the one unused for longest is
+    dropped."""
+    min_survival: Share = 0.02
+    """Less likely chains are left out."""
 
 
 class GramPool:

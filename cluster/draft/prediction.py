@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import log2
 from typing import Any
 
+from cluster.config.parse import PositiveInt, Share
 from cluster.draft.base import DrafterContext
 from cluster.draft.count_drafter import CountDrafter, CountState
 from cluster.draft.indexed_text import (
@@ -18,7 +19,6 @@ from cluster.draft.indexed_text import (
     SEPARATOR,
     Match,
     agreement,
-    check_at_least,
 )
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
@@ -31,15 +31,13 @@ _EVIDENCE_AT_START = 4
 
 @dataclass(frozen=True, slots=True)
 class PredictionOptions:
-    """max_places: places in the predicted text that are continued at once, where it is unclear at
-    which of them the output is.  min_survival: nodes with a lower survival are left out.
-    """
+    """Copies of the output that the client predicts."""
 
-    max_places: int = 4
-    min_survival: float = 0.02
-
-    def __post_init__(self) -> None:
-        check_at_least(1, max_places=self.max_places)
+    max_places: PositiveInt = 4
+    """Places in the predicted text that are continued at once, where it is unclear at which of them
+    the output is."""
+    min_survival: Share = 0.02
+    """Less likely nodes are left out."""
 
 
 class Predicted:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
-from cluster.config.parse import parse, unknown_key
+from cluster.config.parse import nearest, parse
 from cluster.config.schema import DrafterConfig
 from cluster.draft.base import Drafter, DrafterContext
 from cluster.draft.plugin import TextDrafter
@@ -42,7 +42,8 @@ class Kind:
     """The classes of one kind, as module:Class.
 
     drafter: a class that is called with (DrafterContext, options).  options: a frozen dataclass in
-    a module without torch; its __post_init__ raises ConfigError for bad values.
+    a module without torch, with ranges as in `cluster.config.schema`; its __post_init__ raises
+    ConfigError for values that do not fit together.
     """
 
     drafter: str
@@ -95,11 +96,10 @@ def check(name: str, config: DrafterConfig, kinds: Mapping[str, Kind] = KINDS) -
         options = _resolve(kinds[config.kind].options)
     else:
         if not config.kind:
-            raise ConfigError(f"{path}: missing; known kinds: {', '.join(kinds)}", param=path)
-        error = unknown_key(config.kind, list(kinds), path)
-        message = error.message.replace("unknown key", f"unknown kind {config.kind!r}")
-        raise ConfigError(message.replace("known keys", "known kinds"), param=path)
-    return _parse(options, config.options, f"drafters.{name}.options")
+            raise ConfigError.at(path, f"missing; known kinds: {', '.join(kinds)}")
+        hint = nearest(config.kind, kinds, "known kinds")
+        raise ConfigError.at(path, f"unknown kind {config.kind!r} ({hint})")
+    return parse(options, config.options, f"drafters.{name}.options")
 
 
 def search_in(*folders: Path) -> None:
@@ -174,17 +174,6 @@ def _told(error: BaseException) -> str:
     if place is None or Path(place.filename) == Path(__file__):
         return told
     return f"{told} ({place.filename}, line {place.lineno})"
-
-
-def _parse(options: type[Any], values: Mapping[str, Any], path: str) -> Any:
-    try:
-        return parse(options, values, path)
-    except ConfigError as error:
-        if error.param is not None and error.param.startswith(path):
-            raise
-        # Raised by the options class itself, which does not know its path in the file.
-        param = f"{path}.{error.param}" if error.param else path
-        raise ConfigError(f"{path}.{error.message}", param=param) from error
 
 
 def create(

@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Annotated
 
+from cluster.config.parse import NonNegativeInt, PositiveInt, Range, Share
 from cluster.core import TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
@@ -22,7 +24,6 @@ from cluster.draft.indexed_text import (
     SEPARATOR,
     IndexedText,
     Match,
-    check_at_least,
     match_of,
 )
 from cluster.draft.lookups import CountedText
@@ -32,31 +33,29 @@ from cluster.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class SuffixOptions:
-    """min_ngram, max_ngram: shortest and longest end of the text that is looked up, in tokens.
+    """Copies of what followed the same words, in this request's text and in earlier outputs."""
 
-    max_matches: matches in this request's text, and as many in earlier outputs, that are merged
-    into one tree, newest first.  max_tokens: tokens of earlier outputs that one store keeps, at
-    about 100 bytes each, 0 = none; when it is full the older half is dropped.  max_stores: number
-    of stores; each tenant and task class has its own, and the one unused for longest is dropped.
-    min_survival: less likely nodes are left out.
-    """
-
-    min_ngram: int = 1
-    max_ngram: int = 8
-    max_matches: int = 16
-    max_tokens: int = 200_000
-    max_stores: int = 8
-    min_survival: float = 0.02
+    min_ngram: PositiveInt = 1
+    """Shortest end of the text that is looked up, in tokens."""
+    max_ngram: PositiveInt = 8
+    """Longest end of the text that is looked up, in tokens."""
+    max_matches: PositiveInt = 16
+    """Matches in this request's text, and as many in earlier outputs, that are merged into one
+    tree, newest first."""
+    max_tokens: NonNegativeInt = 200_000
+    """Tokens of earlier outputs that one store keeps, at about 100 bytes each, 0 = none; when it is
+    full the older half is dropped."""
+    max_stores: PositiveInt = 8
+    """Number of stores; each tenant and task class has its own, and the one unused for longest is
+    dropped."""
+    min_survival: Share = 0.02
+    """Less likely nodes are left out."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.min_ngram <= self.max_ngram:
-            raise ConfigError(
-                f"min_ngram {self.min_ngram} and max_ngram {self.max_ngram}: expected "
-                "1 <= min_ngram <= max_ngram",
-                param="min_ngram",
+        if self.min_ngram > self.max_ngram:
+            raise ConfigError.at(
+                "min_ngram", f"{self.min_ngram} exceeds max_ngram, {self.max_ngram}"
             )
-        check_at_least(1, max_matches=self.max_matches, max_stores=self.max_stores)
-        check_at_least(0, max_tokens=self.max_tokens)
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -144,38 +143,25 @@ class SuffixDrafter(CountDrafter[CountState]):
 
 @dataclass(frozen=True, slots=True)
 class PromptLookupOptions(SuffixOptions):
-    """Suffix drafts from the request's own text alone: Saxena, "Prompt lookup decoding" (2023).
+    """Suffix drafts from the request's own text alone: Saxena, "Prompt lookup decoding" (2023)."""
 
-    min_ngram, max_ngram: shortest and longest end of the text that is looked up, in tokens.
-    max_matches: earlier occurrences that are merged into one tree, newest first.
-    max_tokens, max_stores: of earlier outputs, as in `suffix`; none are kept by default.
-    min_survival: less likely nodes are left out.
-    """
-
-    max_ngram: int = 5
-    max_tokens: int = 0
+    max_ngram: PositiveInt = 5
+    """Longest end of the text that is looked up, in tokens."""
+    max_tokens: NonNegativeInt = 0
+    """Tokens of earlier outputs that one store keeps, as in `suffix`; none by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class NgramCacheOptions(SuffixOptions):
-    """Suffix drafts for texts that share words rather than passages.
+    """Suffix drafts for texts that share words rather than passages."""
 
-    min_ngram, max_ngram: shortest and longest end of the text that is looked up, in tokens.
-    max_matches, max_tokens, max_stores: as in `suffix`.
-    min_survival: less likely nodes are left out.
-    max_contexts: n-grams that one store keeps, which bounds its tokens too: each of them ends one
-    n-gram of the shortest and one of the longest size.
-    max_continuations: of a context; no more than twice as many matches are merged.
-    """
-
-    max_ngram: int = 4
-    max_contexts: int = 200_000
-    max_continuations: int = 8
-
-    def __post_init__(self) -> None:
-        SuffixOptions.__post_init__(self)
-        check_at_least(1, max_continuations=self.max_continuations)
-        check_at_least(2, max_contexts=self.max_contexts)
+    max_ngram: PositiveInt = 4
+    """Longest end of the text that is looked up, in tokens."""
+    max_contexts: Annotated[int, Range(2)] = 200_000
+    """N-grams that one store keeps, which bounds its tokens too: each ends one n-gram of the
+    shortest and one of the longest size."""
+    max_continuations: PositiveInt = 8
+    """Continuations of a context; no more than twice as many matches are merged."""
 
     @property
     def bounds(self) -> tuple[int, int]:

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from cluster.config.parse import PositiveInt, Share
 from cluster.core import TokenArray
 from cluster.draft.base import DrafterContext
 from cluster.draft.bounded import Bounded
 from cluster.draft.count_drafter import CountDrafter, CountState
-from cluster.draft.indexed_text import Continuations, check_at_least
+from cluster.draft.indexed_text import Continuations
 from cluster.draft.inside import StepRows, StepWants, host_of
 from cluster.draft.lookups import CountedText
 from cluster.draft.native import lookups as native
@@ -35,26 +36,20 @@ Words = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TokenRecyclingOptions:
-    """num_top: most probable tokens that are kept after each context.
+    """The target's own next choices after the same words, from its earlier steps."""
 
-    max_words: words of the longest context, in tokens; shorter ones are kept too.
-    max_contexts: contexts that one store keeps, at about 250 bytes each; when it is full, those
-    that were written longest ago are dropped.  max_stores: number of stores; each tenant and task
-    class has its own, and the one unused for longest is dropped.
-    min_survival: less likely nodes are left out.
-    """
-
-    num_top: int = 8
-    max_words: int = 2
-    max_contexts: int = 100_000
-    max_stores: int = 8
-    min_survival: float = 0.02
-
-    def __post_init__(self) -> None:
-        check_at_least(
-            1, num_top=self.num_top, max_words=self.max_words, max_contexts=self.max_contexts,
-            max_stores=self.max_stores,
-        )  # fmt: skip
+    num_top: PositiveInt = 8
+    """Most probable tokens that are kept after each context."""
+    max_words: PositiveInt = 2
+    """Words of the longest context, in tokens; shorter ones are kept too."""
+    max_contexts: PositiveInt = 100_000
+    """Contexts that one store keeps, at about 250 bytes each; when it is full, those that were
+    written longest ago are dropped."""
+    max_stores: PositiveInt = 8
+    """Number of stores; each tenant and task class has its own, and the one unused for longest is
+    dropped."""
+    min_survival: Share = 0.02
+    """Less likely nodes are left out."""
 
 
 class Adjacency:

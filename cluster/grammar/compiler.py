@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from cluster.config.answers import AnswersConfig
+from cluster.config.schema import AnswersConfig
 from cluster.errors import ConfigError, DrafthouseError, RequestError
 from cluster.grammar.base import Backend, Grammar
 from cluster.models.fingerprint import load_pretrained_tokenizer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from cluster.config.live import changed
 from cluster.config.schema import Config
 from cluster.engine.engine import Engine
 from cluster.engine.loading.peft_folder import read_adapters
@@ -23,7 +22,7 @@ def serve_adapters(engine: Engine, config: Config, user_config: Any) -> AdapterL
     """
     refused = ""
     try:
-        engine.model.adapters.serve(read_adapters(changed(config, user_config).target.engine))
+        engine.model.adapters.serve(read_adapters(config.changed(user_config).target.engine))
     except ConfigError as error:
         log.error("adapters stay as they are: %s", error.message)
         refused = error.message

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config.file import load
-from cluster.config.rules import check_in_pool
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.errors import ConfigError, DrafthouseError, NotFoundError
@@ -107,7 +106,7 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
 
 async def _draft(config: Config, arguments: argparse.Namespace) -> None:
     name = arguments.name
-    check_in_pool(config, name)
+    config.check_in_pool(name)
     pin_to_cores(config.drafters[name].reserved.cores)
     # Only kinds with a model of their own need torch.
     engine = getattr(registry.check(name, config.drafters[name]), "engine", None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-from cluster.config.answers import AnswersConfig
+from cluster.config.schema import AnswersConfig
 from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler, check_size
 from cluster.requests.grammar_spec import GrammarSpec

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import uvicorn
 from starlette.types import ASGIApp
 
-from cluster.config.api import HttpConfig
+from cluster.config.schema import HttpConfig
 from cluster.errors import ConfigError, WorkerError
 from deployments.addresses import joined
 

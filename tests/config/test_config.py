@@ -1,16 +1,18 @@
 import dataclasses
+import pkgutil
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
-from cluster.config.parse import parse
-from cluster.config.rules import RANGES, check_ports, check_rules
+from cluster.config import schema
+from cluster.config.parse import key_of, parse
 from cluster.config.schema import (
     Config,
-    CoordinatorConfig,
     DrafterConfig,
     EngineConfig,
-    PlacementConfig,
 )
+from cluster.draft.registry import KINDS
 from cluster.errors import ConfigError
 
 MINIMAL = {"target": {"engine": {"model": "somewhere"}}}
@@ -107,8 +109,8 @@ def test_requests_may_name_no_class_that_goes_before_others_unless_the_operator_
 
 
 def test_the_minimal_configuration_obeys_the_rules() -> None:
-    check_rules(config_with())
-    check_ports(config_with())
+    config_with().check()
+    config_with().check_ports()
 
 
 @pytest.mark.parametrize(
@@ -177,26 +179,38 @@ def test_every_broken_rule_names_its_path_and_the_remedy(
     sections: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_rules(config_with(**sections))
+        config_with(**sections).check()
     assert message in caught.value.message
 
 
 def test_two_servers_on_one_port_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"grpc\.port: 8123 is already http\.port"):
-        check_ports(config_with(http={"port": 8123}, grpc={"port": 8123}))
-    check_ports(config_with(http={"port": 8265}, dashboard={"enabled": False}))
+        config_with(http={"port": 8123}, grpc={"port": 8123}).check_ports()
+    config_with(http={"port": 8265}, dashboard={"enabled": False}).check_ports()
 
 
-@pytest.mark.parametrize("kind", RANGES, ids=lambda kind: kind.__name__)
-def test_ranges_name_existing_fields_whose_defaults_are_inside(kind: type) -> None:
-    defaults = kind()
-    for name, (low, high) in RANGES[kind].items():
-        value = getattr(defaults, name)
-        assert value is None or low <= value <= high
+SECTIONS = [kind for name, kind in vars(schema).items() if name.endswith(("Config", "Placement"))]
+OPTIONS = [pkgutil.resolve_name(kind.options) for kind in KINDS.values()]
 
 
-@pytest.mark.parametrize("kind", [EngineConfig, PlacementConfig, CoordinatorConfig, DrafterConfig])
+@pytest.mark.parametrize("kind", SECTIONS, ids=lambda kind: kind.__name__)
+def test_the_defaults_of_a_section_are_in_its_ranges(kind: type) -> None:
+    def plain(section: Any) -> Any:
+        """`section` as it would stand in a file."""
+        if not is_dataclass(section):
+            return section
+        return {key_of(field): plain(getattr(section, field.name)) for field in fields(section)}
+
+    assert parse(kind, plain(kind())) == kind()
+
+
+@pytest.mark.parametrize("kind", [*SECTIONS, *OPTIONS], ids=lambda kind: kind.__name__)
 def test_every_number_of_the_schema_has_a_range(kind: type) -> None:
-    kinds = ("int", "float", "float | None")
-    numbers = {field.name for field in dataclasses.fields(kind) if field.type in kinds}
-    assert numbers == set(RANGES[kind])
+    def check(hint: Any) -> None:
+        assert hint not in (int, float)
+        if get_origin(hint) is not Annotated:
+            for part in get_args(hint):
+                check(part)
+
+    for hint in get_type_hints(kind, include_extras=True).values():
+        check(hint)

@@ -156,8 +156,11 @@ def test_the_ingress_own_listener_is_set_in_args(tmp_path: Path, face: str) -> N
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ("http_options: {port: 8001}", "http_options: the ingress listens at http.host"),
-        ("proxy_location: EveryNode", "proxy_location: 'EveryNode'; no proxy is needed"),
+        (
+            "http_options: {port: 8001}",
+            "'port': 8001} is for Ray Serve's proxies",
+        ),
+        ("proxy_location: EveryNode", "proxy_location: 'EveryNode' is for Ray Serve's proxies"),
     ],
 )
 def test_keys_of_a_proxy_that_does_not_run_are_refused(
@@ -193,7 +196,7 @@ def test_a_prefix_is_for_a_proxy(tmp_path: Path) -> None:
     path = written(
         tmp_path, "applications:\n- {route_prefix: /a, args: {target: {engine: {model: m}}}}"
     )
-    with pytest.raises(ConfigError, match="route_prefix: '/a'; where the ingress listens"):
+    with pytest.raises(ConfigError, match="route_prefix: '/a' is for Ray Serve's proxies"):
         load(path)
     load(path, ["http.listener=serve"])
 
@@ -201,12 +204,12 @@ def test_a_prefix_is_for_a_proxy(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("grpc.listener=ingress", "grpc_options: Ray Serve's gRPC proxy listens on all interfaces"),
+        ("grpc.listener=ingress", "here the ingress listens, at grpc.host and grpc.port"),
         ("grpc.grpc_servicer_functions=[]", "needs grpc_options.grpc_servicer_functions"),
         ("grpc={listener: serve, port: 9}", "expected key.path=value"),
         ("grpc.host=127.0.0.1", "grpc_options.host: unknown key"),
         ("network.interface=lo", "'lo' is none of: loopback, node"),
-        ("http.listener=ingress", "http_options: the ingress listens at http.host and http.port"),
+        ("http.listener=ingress", "here the ingress listens, at http.host and http.port"),
     ],
 )
 def test_who_listens_is_said_once(file: Path, override: str, message: str) -> None:
@@ -217,8 +220,8 @@ def test_who_listens_is_said_once(file: Path, override: str, message: str) -> No
 
 def test_an_address_for_serves_own_proxy_is_refused(tmp_path: Path) -> None:
     for face, message in (
-        ("grpc", "the port is set in grpc_options"),
-        ("http", "host and port are set in http_options"),
+        ("grpc", "grpc: .*the address is set in grpc_options"),
+        ("http", "http: .*the address is set in http_options"),
     ):
         wanted = DOCUMENT.replace(
             f"{face}: {{listener: serve}}", f"{face}: {{listener: serve, port: 9002}}"

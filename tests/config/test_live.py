@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from cluster.config.file import load
-from cluster.config.live import changed
 from cluster.config.schema import Config, EngineConfig, TargetConfig
 from cluster.errors import ConfigError
 
@@ -19,7 +18,7 @@ CONFIG = Config(
 
 
 def adapters(user_config: Any) -> dict[str, str]:
-    return dict(changed(CONFIG, user_config).target.engine.adapters)
+    return dict(CONFIG.changed(user_config).target.engine.adapters)
 
 
 def test_a_list_stands_in_place_of_the_arguments_and_none_leaves_them() -> None:
@@ -42,7 +41,7 @@ def test_a_list_stands_in_place_of_the_arguments_and_none_leaves_them() -> None:
 )
 def test_anything_else_is_refused_by_name(user_config: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
-        changed(CONFIG, user_config)
+        CONFIG.changed(user_config)
 
 
 def written(folder: Path, deployments: Any) -> Path:

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config.api import ApiConfig
-from cluster.config.schema import Config
+from cluster.config.schema import ApiConfig, Config
 from cluster.core import SamplingParams
 from cluster.text.tokenizer import Tokenizer
 from deployments.endpoints import Endpoint

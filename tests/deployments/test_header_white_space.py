@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.api import ApiConfig
+from cluster.config.schema import ApiConfig
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config
 
 ORIGIN = "https://page.example"

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from cluster.config.api import HttpConfig
+from cluster.config.schema import HttpConfig
 from cluster.errors import ConfigError, WorkerError
 from deployments.ingress.http_listener import HttpListener
 from tests.deployments.conftest import MODEL, Served, free_port

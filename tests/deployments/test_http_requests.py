@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from cluster.config.api import ApiConfig
+from cluster.config.schema import ApiConfig
 from cluster.text.tokenizer import Tokenizer
 from deployments.ingress.http import create_app
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config

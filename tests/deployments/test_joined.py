@@ -8,8 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.config.api import GrpcConfig, HttpConfig
-from cluster.config.schema import Config
+from cluster.config.schema import Config, GrpcConfig, HttpConfig
 from cluster.errors import ConfigError
 from deployments import local_ray
 from deployments.local_ray import JoinedRay

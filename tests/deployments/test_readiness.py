@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config.api import HttpConfig
-from cluster.config.schema import Config
+from cluster.config.schema import Config, HttpConfig
 from cluster.errors import WorkerError
 from deployments.readiness import base_url, engine_line, health, wait_until_connected
 

@@ -11,7 +11,7 @@ import pytest
 from openai import NotFoundError as NotFound
 from openai import OpenAI
 
-from cluster.config.api import ApiConfig
+from cluster.config.schema import ApiConfig
 from cluster.errors import NotFoundError
 from deployments.ingress.api.response_store import ResponseStore, StoredResponse
 from tests.support.deployments.server import MODEL, Server, serving, tiny_config

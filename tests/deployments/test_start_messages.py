@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.api import HttpConfig
-from cluster.config.schema import Config, DashboardConfig, GrpcConfig
+from cluster.config.schema import Config, DashboardConfig, GrpcConfig, HttpConfig
 from cluster.errors import ConfigError
 from cluster.models.catalogue import REPOSITORY
 from cluster.models.names import source_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config.answers import AnswersConfig
+from cluster.config.schema import AnswersConfig
 from cluster.errors import RequestError
 from cluster.grammar.compiler import GrammarCompiler
 from cluster.requests.grammar_spec import GrammarSpec

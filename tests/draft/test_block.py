@@ -205,8 +205,8 @@ def test_outside_of_a_target_it_says_where_it_belongs(dflash: Path) -> None:
     ("options", "message"),
     [
         ({}, "model: missing"),
-        ({"model": "x", "context": 0}, "context: 0 is below 1"),
-        ({"model": "x", "num_candidates": 0}, "num_candidates: 0 is below 1"),
+        ({"model": "x", "context": 0}, "context: 0 is out of range"),
+        ({"model": "x", "num_candidates": 0}, "num_candidates: 0 is out of range"),
         ({"model": "x", "depth": 3}, "depth: unknown key"),
     ],
 )

@@ -192,8 +192,8 @@ def test_outside_of_a_target_it_says_where_it_belongs(head_folder: Path) -> None
     [
         ({}, "model: missing"),
         ({"num_children": 40}, "num_children: 40 exceeds"),
-        ({"context": 0}, "context: 0 is below 1"),
-        ({"width": 0}, "width: 0 is below 1"),
+        ({"context": 0}, "context: 0 is out of range"),
+        ({"width": 0}, "width: 0 is out of range"),
         ({"depth": 3}, "depth: unknown key"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster.config.parse import parse
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
@@ -157,7 +158,7 @@ def test_text_that_is_cut_or_released_leaves_no_window() -> None:
 @pytest.mark.parametrize("options", [{"window": -1}, {"ngram": 1}, {"max_chains": 0}])
 def test_options_without_sense_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
-        LookaheadOptions(**options)
+        parse(LookaheadOptions, options)
 
 
 def test_a_request_near_its_end_gets_no_useless_guesses() -> None:

@@ -99,10 +99,10 @@ def test_skipping_needs_a_cache_of_its_own_and_leaving_early_none(llama_folder: 
         ("layer_skip", {"skip_layers": [1, 1]}, r"skip_layers: \[1, 1\] names a layer twice"),
         ("layer_skip", {"skip_layers": [7]}, "skip_layers: 7 is none of the target's 3 layers"),
         ("layer_skip", {"skip_layers": [0, 1, 2]}, "skip_layers: they are all"),
-        ("early_exit", {"exit_layer": 1, "width": 0}, "width: 0 is below 1"),
-        ("layer_skip", {"skip_layers": [1], "min_survival": 1.0}, "min_survival: 1.0 is not"),
+        ("early_exit", {"exit_layer": 1, "width": 0}, "width: 0 is out of range"),
+        ("layer_skip", {"skip_layers": [1], "min_survival": 1.0}, "min_survival: 1 is out of"),
         ("early_exit", {"exit_layer": 1, "num_pages": 9}, "num_pages: unknown key"),
-        ("layer_skip", {"skip_layers": [1], "memory_fraction": 0.0}, "memory_fraction: 0.0 is not"),
+        ("layer_skip", {"skip_layers": [1], "memory_fraction": 0.0}, "memory_fraction: 0 is"),
     ],
 )
 def test_wrong_options_are_refused_with_their_path(

@@ -166,8 +166,8 @@ def test_the_other_kind_of_head_is_refused_with_its_name(
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({}, "model: missing"), ({"num_drafts": -1}, "num_drafts: -1 is below 0"),
-     ({"context": 0}, "context: 0 is below 1")],
+    [({}, "model: missing"), ({"num_drafts": -1}, "num_drafts: -1 is out of range"),
+     ({"context": 0}, "context: 0 is out of range")],
 )  # fmt: skip
 def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
     from cluster.config.schema import DrafterConfig

@@ -37,11 +37,22 @@ def test_a_value_of_the_wrong_type_is_named_with_its_path() -> None:
         check("lm", DrafterConfig(kind="lm", options={"width": "wide"}))
 
 
-def test_a_value_that_the_options_refuse_gets_its_path() -> None:
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"width": 0}, "width: 0"),
+        ({"engine": {"page_size": 0}}, "engine.page_size: 0"),
+        ({"num_children": 40}, "num_children: 40"),
+    ],
+)
+def test_a_value_that_the_options_refuse_gets_its_path(
+    options: dict[str, object], key: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
-        check("lm", DrafterConfig(kind="lm", options={"width": 0}))
-    assert caught.value.param == "drafters.lm.options.width"
-    assert caught.value.message.startswith("drafters.lm.options.width: 0")
+        check("lm", DrafterConfig(kind="lm", options=options))
+    path = f"drafters.lm.options.{key}"
+    assert caught.value.param == path.partition(":")[0]
+    assert caught.value.message.startswith(path)
 
 
 def test_an_unknown_kind_is_named_with_the_nearest_one() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.replay.along import Recording, replay
+from cluster.config.parse import parse
 from cluster.core import SamplingParams
 from cluster.draft.base import DrafterContext
 from cluster.draft.lookups import CountedText
@@ -162,7 +163,7 @@ def test_every_tree_is_well_formed_while_outputs_gather() -> None:
 )
 def test_meaningless_options_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match=next(iter(options))):
-        SuffixOptions(**options)
+        parse(SuffixOptions, options)
 
 
 def test_prompt_lookup_keeps_no_outputs() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cluster.config.parse import parse
 from cluster.core import SamplingParams, token_array
 from cluster.draft.base import DrafterContext
 from cluster.draft.inside import StepRows
@@ -156,5 +157,5 @@ def test_it_is_refused_outside_of_a_target() -> None:
 
 @pytest.mark.parametrize("name", ["num_top", "max_words", "max_contexts", "max_stores"])
 def test_options_out_of_range_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name}: 0 is below 1"):
-        TokenRecyclingOptions(**{name: 0})
+    with pytest.raises(ConfigError, match=f"{name}: 0 is out of range"):
+        parse(TokenRecyclingOptions, {name: 0})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config.answers import AnswersConfig
+from cluster.config.schema import AnswersConfig
 from cluster.errors import RequestError
 from cluster.grammar.base import Backend
 from cluster.grammar.compiler import GrammarCompiler, create_compiler

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from cluster.config.answers import AnswersConfig
-from cluster.config.schema import Config, EngineConfig, TargetConfig
+from cluster.config.schema import AnswersConfig, Config, EngineConfig, TargetConfig
 from cluster.errors import ConfigError
 from cluster.text.chat import read_template
 from cluster.text.dialect import dialect_of

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import uvicorn
 
-from cluster.config.api import ApiConfig
-from cluster.config.schema import Config, CoordinatorConfig, DrafterConfig
+from cluster.config.schema import ApiConfig, Config, CoordinatorConfig, DrafterConfig
 from cluster.coordinator.coordinator import Coordinator
 from cluster.engine.engine import Engine
 from cluster.rpc.memory import memory_pair

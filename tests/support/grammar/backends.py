@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.config.answers import AnswersConfig
+from cluster.config.schema import AnswersConfig
 from cluster.grammar.base import MaskRow, mask_words
 from cluster.grammar.compiler import GrammarCompiler, create_compiler
 from cluster.grammar.text import ConstrainedText

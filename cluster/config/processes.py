@@ -1,0 +1,263 @@
+"""The sections of the processes that draft, verify and lead.
+
+`cluster.config.schema` has all the others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from cluster.config.parse import NameOf, NonNegativeFloat, NonNegativeInt, PositiveInt, Range, Share
+from cluster.errors import ConfigError
+
+# All of them lie in memory beside the model.
+_MAX_ADAPTERS = 64
+
+# Adapters are asked for by name, as models are.
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One model on one device group: the target's model, or a drafter's."""
+
+    model: str = ""
+    """A Hugging Face folder, a GGUF file, a hub model (owner/name[@revision]) or one of `drafthouse
+    models`; see docs/models.md."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Number format of weights and KV cache. auto = the checkpoint's format, or float32 where the
+    CPU would have to emulate that format. A CPU that multiplies bfloat16 sums the products in
+    float32."""
+    device: str = "auto"
+    """cpu, cuda or cuda:N. auto = the first GPU if there is one, else the CPU; an NVIDIA GPU that
+    torch does not see is an error."""
+    device_map: str | None = None
+    """The `device_map` of transformers; it spreads one process over several devices. Not together
+    with tensor_parallel."""
+    quantization: Mapping[str, Any] | None = None
+    """Keyword arguments of transformers' quantisation config, `quant_method` among them."""
+    tensor_parallel: PositiveInt = 1
+    """Ranks (processes) that share the layers; each needs a device of its own."""
+    page_size: PositiveInt = 16
+    """Tokens per page of the KV cache."""
+    num_pages: NonNegativeInt = 0
+    """Memory of the KV cache, in pages of all layers; 0 = as much as memory_fraction allows. Layers
+    with a sliding window and layers without one divide it."""
+    memory_fraction: Annotated[float, Range(0.01, 1)] | None = None
+    """On a GPU, the share of its memory that may be in use once the KV cache is there, what other
+    processes use included; null = 0.85. On a CPU, the share of free memory for the KV cache, at
+    most a quarter; null = 2 GiB, and at most a quarter. The KV cache is never larger than
+    max_running_sequences can use, and on a CPU its pages take memory once they are used."""
+    max_running_sequences: PositiveInt = 64
+    """Sequences that may hold KV pages at the same time."""
+    max_context_len: NonNegativeInt = 0
+    """Prompt and output together, in tokens; 0 = the model's own limit."""
+    max_batch_tokens: PositiveInt = 512
+    """Rows of one forward pass; a longer prefill is cut into chunks."""
+    prefix_cache: bool = True
+    """Keep the KV pages of finished requests for prompts that begin with the same tokens."""
+    threads: NonNegativeInt = 0
+    """CPU threads of one process. 0 = all cores if our own kernels run, else half of them."""
+    attention: str = "auto"
+    """The attention implementation (sdpa, native or triton); auto = the best one for the device."""
+    reproducible: bool = False
+    """Give the same text to the last bit with speculation on or off, in any batch, and on every
+    replica with the same type of processor. Only on a CPU with a C++ compiler."""
+    compile: bool = False
+    """Compile the forward pass with torch at load. Steps of small and medium models get faster. The
+    first load takes a minute longer, later ones some seconds. Only on a CPU with a C++ compiler."""
+    cuda_graphs: bool = True
+    """Capture CUDA graphs at load and replay them in steps of up to 256 rows. Only where the whole
+    model is on one NVIDIA GPU and its code allows that."""
+    trust_remote_code: bool = False
+    """Let transformers run Python code that comes with the checkpoint."""
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    """LoRA adapters of the target, name to folder as peft saves it. A request chooses one by its
+    name in `model`. Not together with tensor_parallel or reproducible."""
+    max_adapter_rank: PositiveInt = 64
+    """The largest rank that an adapter may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """Where the replicas of one deployment run."""
+
+    num_cpus: NonNegativeFloat = 0.5
+    """Reserved per replica; for a target, per rank."""
+    num_gpus: NonNegativeFloat = 0.0
+    """Reserved per replica; for a target, per rank."""
+    resources: Mapping[str, NonNegativeFloat] = field(default_factory=dict)
+    """Custom Ray resources, reserved per replica or rank."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Ray node labels that the node must have, key to value."""
+    cores: tuple[NonNegativeInt, ...] = ()
+    """CPU cores, by number, that each of these processes is pinned to; empty = not pinned."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterPlacement(PlacementConfig):
+    """Where one drafter runs: inside the target, or in processes of its own."""
+
+    host: Literal["", "target"] = field(default="", metadata={"key": "with"})
+    """target = inside every target, on its devices and by turns with its steps; no other key
+    may stand beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """The model whose text is served."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    replicas: PositiveInt = 1
+    """Copies of the whole model; each has its own ranks."""
+    generation_config: str = "auto"
+    """Sampling defaults of requests that do not set a value. auto = the checkpoint's
+    generation_config.json (temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens);
+    none = OpenAI's defaults; or a folder that has such a file."""
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+
+    def check(self, model_name: str) -> None:
+        """Raise ConfigError where its keys do not fit together, or not the name of the model."""
+        engine, path = self.engine, "target.engine"
+        if not engine.model:
+            reason = "no model is named; set it to a Hugging Face folder or hub name"
+            raise ConfigError.at(f"{path}.model", reason)
+        if len(engine.adapters) > _MAX_ADAPTERS:
+            reason = f"{len(engine.adapters)} adapters; at most {_MAX_ADAPTERS} are served"
+            raise ConfigError.at(f"{path}.adapters", reason)
+        for name in engine.adapters:
+            if not _MODEL_NAME.fullmatch(name) or name == model_name:
+                raise ConfigError.at(
+                    f"{path}.adapters.{name}",
+                    "an adapter's name may hold up to 128 letters, digits, '.', '_', '/' and '-', "
+                    "and may not be the model's own",
+                )
+        if engine.device_map is not None and engine.tensor_parallel > 1:
+            raise ConfigError.at(
+                f"{path}.device_map",
+                f"{engine.device_map!r} cannot be combined with tensor_parallel "
+                f"{engine.tensor_parallel}; a device map spreads one process over its devices",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetUserConfig:
+    """`user_config` of the deployment `target`, applied without a restart."""
+
+    adapters: Mapping[str, str] | None = None
+    """In place of `target.engine.adapters`, absolute folders; null = those."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterConfig:
+    """One drafter: of the pool, or resident in the target (`Config.residents`)."""
+
+    kind: str = ""
+    """A kind of drafter that is listed below, or `module:Class` for one of your own; see
+    docs/drafters.md."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of that kind."""
+    max_nodes: PositiveInt = 128
+    """Upper bound of the tree that grows for a request."""
+    max_requests: PositiveInt = 256
+    """Requests that one replica holds at the same time; it declines further ones."""
+    replicas: PositiveInt = 1
+    """Workers that share the requests."""
+    nice: Annotated[int, Range(0, 19)] = 0
+    """As in Unix: a drafter with a higher value gets less of a core that others want."""
+    shadow: bool = False
+    """Its trees are scored by the texts that follow, and never verified."""
+    placement: Literal["auto"] | DrafterPlacement = "auto"
+    """auto = inside the target, unless it has what only processes of its own have: replicas, nice,
+    or an engine on another device than the target's."""
+
+    @property
+    def reserved(self) -> PlacementConfig:
+        """The reservation of a process of its own, where it has one."""
+        return PlacementConfig() if isinstance(self.placement, str) else self.placement
+
+    @property
+    def device(self) -> str:
+        """The device that its engine names; auto where it names none, or has no engine."""
+        engine = self.options.get("engine")
+        return str(engine.get("device", "auto")) if isinstance(engine, Mapping) else "auto"
+
+    def check_resident(self, path: str) -> None:
+        """Raise ConfigError for what only a process of its own has, and none inside the target."""
+        own = {
+            "placement": self.placement not in ("auto", DrafterPlacement(host="target")),
+            "replicas": self.replicas > 1,
+            "nice": self.nice > 0,
+        }
+        for key in (key for key, is_set in own.items() if is_set):
+            raise ConfigError.at(
+                f"{path}.{key}",
+                "the drafter runs inside the target (with: target) and has no process of its own "
+                "to place; remove this, or `with`",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorConfig:
+    """The process that opens texts at the targets and asks the pool's drafters."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "max_draft_wait_ms": "a target's steps wait for no drafter, so remove it",
+        "max_homogeneity_wait_ms": "no text waits for others of its kind, so remove it",
+        "cohorts": "a target goes from step to step by itself, so remove it",
+    }
+
+    replicas: PositiveInt = 1
+    """Number of coordinators. One leads all targets; more than one is refused."""
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    max_running_sequences: PositiveInt = 64
+    """Requests that are decoded at the same time; the others wait in the queue."""
+    max_queued_requests: NonNegativeInt = 256
+    """Length of the queue; further requests are answered 429."""
+    max_draft_tokens: NonNegativeInt = 16
+    """Draft tokens that one step may verify per sequence."""
+    budget: Literal["adaptive", "fixed"] = "adaptive"
+    """adaptive = verify as many draft tokens as pay, judged by measured step times and acceptance;
+    fixed = always max_draft_tokens."""
+    max_slowdown: Share = 0.02
+    """Share of plain decoding's time that speculation may cost while drafts are rejected."""
+    slowdown_slack: Annotated[float, Range(0, 1000)] = 8.0
+    """What speculation may cost beyond max_slowdown before it has saved anything, in plain steps.
+    With n sequences running, it is divided by the square root of n."""
+    # Weights far apart leave the lighter requests without a node for good.
+    latency_classes: Mapping[
+        Annotated[str, NameOf("a class's")], Annotated[float, Range(0.01, 100)]
+    ] = field(default_factory=lambda: {"throughput": 1.0, "interactive": 4.0})
+    """Named weights of requests. When draft tokens are shared out, the time saved for
+    a request counts this much. A request names its class in `speculation.latency_class`; without
+    one it counts 1."""
+    keep_learned: bool = True
+    """Keep what the control loop has learned (step times, scores of drafters) in the cache of
+    models, and begin with it at the next start of the same models on the same machine."""
+    max_frame_bytes: Annotated[int, Range(65536, 2**31 - 1)] = 4 * 1024 * 1024
+    """Larger gRPC messages between the parts are refused."""
+    breaker_failures: PositiveInt = 3
+    """A drafter that fails so often in a row is left alone."""
+    breaker_reset_s: NonNegativeFloat = 2.0
+    """How long it is left alone."""
+    # Of two words that are missed one may just be late.
+    target_silence_s: Annotated[float, Range(2)] = 6.0
+    """A target with work that says nothing for so long is given up, and its requests move to
+    another. A target that computes says so every second."""
+    target_timeout_s: Annotated[float, Range(0.1)] = 120.0
+    """A target that says it computes, but ends no step for so long, is given up. Requests wait as
+    long for a target when there is none."""
+
+    def check(self) -> None:
+        """Raise ConfigError for a second coordinator: nothing keeps it from the same targets."""
+        if self.replicas > 1:
+            raise ConfigError.at(
+                "coordinator.replicas",
+                f"{self.replicas} coordinators would each lead every target, so that their batches "
+                "queue behind each other and neither knows what a step costs; set it to 1, and "
+                "raise ingress.replicas where text is the bottleneck, target.replicas where the "
+                "model is",
+            )
