@@ -266,7 +266,7 @@ class LLM:
 
 def _tokenizer(folder: Path, generation_config: str, chat_template: str) -> Tokenizer | None:
     if chat_template:
-        read_template(chat_template)  # that it cannot be read is no matter of the folder
+        read_template(chat_template)  # an unreadable file is an error, a missing tokenizer is none
     try:
         return Tokenizer.load(
             folder, generation_config=generation_config, chat_template=chat_template

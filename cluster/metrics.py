@@ -114,22 +114,6 @@ DRAFT_TOKENS = Metric(
 ACCEPTED_TOKENS = Metric(
     "drafthouse_accepted_draft_tokens", "counter", "Draft tokens accepted.", ("task",)
 )
-SPEC_STEPS = Metric(
-    "drafthouse_spec_steps",
-    "counter",
-    "Steps of a sequence that verified at least one draft token. Mean acceptance length = 1 + "
-    "drafthouse_accepted_draft_tokens / this.",
-    ("task",),
-)
-DRAFT_TOKENS = Metric(
-    "drafthouse_draft_tokens",
-    "counter",
-    "Draft tokens verified. Acceptance rate = drafthouse_accepted_draft_tokens / this.",
-    ("task",),
-)
-ACCEPTED_TOKENS = Metric(
-    "drafthouse_accepted_draft_tokens", "counter", "Draft tokens accepted.", ("task",)
-)
 NUM_DRAFTS = Metric(
     "spec_decode_num_drafts",
     "counter",
@@ -280,7 +264,7 @@ class Recorder:
 
     def __init__(self, process: str = "", only: Sequence[Metric] = ALL) -> None:
         """process: a name that no other process has or had, written on every sample that is
-        rendered; "" for a process that is alone.  only: what it records."""
+        rendered; "" for a process that is alone.  only: the metrics that it records."""
         self.process = process
         self.registry = CollectorRegistry()
         self._rendered = CollectorRegistry()
@@ -313,7 +297,7 @@ class Recorder:
         self._child(metric, labels).observe(value)
 
     def forget(self, metric: Metric, **labels: str) -> None:
-        """Drop one labelled child, when what it describes is gone."""
+        """Drop one labelled child, whose drafter or worker is gone."""
         values = tuple(labels[name] for name in metric.labels)
         self._children.pop((metric.name, *values), None)
         self._series[metric.name].remove(*values)

@@ -225,8 +225,8 @@ class CoordinatorConfig:
     max_slowdown: Share = 0.02
     """Share of plain decoding's time that speculation may cost while drafts are rejected."""
     slowdown_slack: Annotated[float, Range(0, 1000)] = 8.0
-    """What speculation may cost beyond max_slowdown before it has saved anything, in plain steps.
-    With n sequences running, it is divided by the square root of n."""
+    """Plain steps whose time speculation may cost beyond max_slowdown before it has saved any. With
+    n sequences running, their number is divided by the square root of n."""
     # Weights far apart leave the lighter requests without a node for good.
     latency_classes: Mapping[
         Annotated[str, NameOf("a class's")], Annotated[float, Range(0.01, 100)]

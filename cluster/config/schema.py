@@ -123,7 +123,7 @@ class ApiConfig:
     """Answers of /v1/responses that are kept, by each ingress replica, for previous_response_id;
     the oldest go first. 0 = none."""
     max_stored_bytes: NonNegativeInt = 64 * 1024 * 1024
-    """What they may take together, in bytes of their messages."""
+    """Bytes that their messages may take together."""
 
 
 @dataclass(frozen=True, slots=True)

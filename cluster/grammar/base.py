@@ -1,4 +1,4 @@
-"""What a library for grammars must give: three small protocols, implemented beside this file.
+"""The three protocols of a library for grammars, which the files beside this one implement.
 
 A grammar is compiled once; every text has a matcher of its own.  Token ids are the target's.
 End-of-sequence tokens are no business of a backend's matcher: `cluster.grammar.text` adds them.
@@ -12,10 +12,13 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cluster.errors import RequestError
 from cluster.requests.grammar_spec import GrammarSpec
 
 # One bit per token of the vocabulary, the lowest bit first: uint32[words] is a row of a mask.
 MaskRow = npt.NDArray[np.uint32]
+
+_MAX_REASON_CHARS = 300
 
 
 class Matcher(Protocol):
@@ -33,7 +36,7 @@ class Matcher(Protocol):
         ...
 
     def may_end(self) -> bool:
-        """Whether the text so far is complete."""
+        """True if the text so far is complete."""
         ...
 
     def fill(self, row: MaskRow) -> None:
@@ -49,7 +52,7 @@ class Grammar(Protocol):
     """A compiled grammar; it can be shared between threads."""
 
     def matcher(self) -> Matcher:
-        """For a text that has not begun."""
+        """A matcher of a text that has not begun."""
         ...
 
 
@@ -59,6 +62,12 @@ class Backend(Protocol):
     def compile(self, spec: GrammarSpec) -> Grammar:
         """Raises RequestError with the reason, for the author of the grammar."""
         ...
+
+
+def refusal(reason: str) -> RequestError:
+    """The error for a grammar that a library refuses, for one reason of its own."""
+    short = " ".join(reason.split())[:_MAX_REASON_CHARS]
+    return RequestError(f"the grammar cannot be used: {short}; change it", param="grammar")
 
 
 def mask_words(vocab_size: int) -> int:

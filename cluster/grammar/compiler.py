@@ -38,7 +38,7 @@ class GrammarCompiler:
         self._loading = threading.Lock()
 
     def is_ready(self, spec: GrammarSpec) -> bool:
-        """Whether `compile` would return or raise at once."""
+        """True if `compile` would return or raise at once."""
         found = self._kept.get((spec.kind, spec.source))
         return found is not None and found.done()
 

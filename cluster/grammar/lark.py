@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -64,14 +64,13 @@ class _Rules:
     def format(self, value: Any, path: str) -> str:
         if not isinstance(value, dict):
             raise ValueError(f"{path} is not an object with a type")
-        kind = value.get("type")
-        method = getattr(self, f"_{kind}", None) if isinstance(kind, str) else None
-        if kind not in _KINDS or method is None:
-            raise ValueError(f"{path}.type is {str(kind)[:40]!r}; use one of {', '.join(_KINDS)}")
+        kind = str(value.get("type"))
+        if kind not in _KINDS:
+            raise ValueError(f"{path}.type is {kind[:40]!r}; use one of {', '.join(_KINDS)}")
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise ValueError(f"{path[:60]} is nested deeper than {_MAX_DEPTH} formats")
-        found: str = method(value, path)
+        found = _KINDS[kind](self, value, path)
         self._depth -= 1
         return found
 
@@ -112,34 +111,21 @@ class _Rules:
             raise ValueError(f"{path}.pattern is not a text")
         return f"/{regex_to_lark(pattern)}/"
 
-    def _any_text(self, value: Mapping[str, Any], path: str) -> str:
-        return _ANY
+    def _joined(self, value: Mapping[str, Any], path: str) -> str:
+        elements = enumerate(_listed(value, "elements", path))
+        found = [self.format(each, f"{path}.elements[{index}]") for index, each in elements]
+        return f"({_SEPARATORS[value['type']].join(found)})"
 
-    def _sequence(self, value: Mapping[str, Any], path: str) -> str:
-        return f"({' '.join(self._all(value, 'elements', path))})"
-
-    def _or(self, value: Mapping[str, Any], path: str) -> str:
-        return f"({' | '.join(self._all(value, 'elements', path))})"
-
-    def _optional(self, value: Mapping[str, Any], path: str) -> str:
-        return f"({self.format(value.get('content'), f'{path}.content')})?"
-
-    def _star(self, value: Mapping[str, Any], path: str) -> str:
-        return f"({self.format(value.get('content'), f'{path}.content')})*"
-
-    def _plus(self, value: Mapping[str, Any], path: str) -> str:
-        return f"({self.format(value.get('content'), f'{path}.content')})+"
-
-    def _all(self, value: Mapping[str, Any], key: str, path: str) -> list[str]:
-        elements = _listed(value, key, path)
-        return [self.format(each, f"{path}.{key}[{i}]") for i, each in enumerate(elements)]
+    def _repeated(self, value: Mapping[str, Any], path: str) -> str:
+        content = self.format(value.get("content"), f"{path}.content")
+        return f"({content}){_REPEATS[value['type']]}"
 
     def _tag(self, value: Mapping[str, Any], path: str) -> str:
         begin = self._text(value.get("begin"), f"{path}.begin")
         return self._new(f"{begin} {self._rest(value, path)}")
 
     def _rest(self, tag: Mapping[str, Any], path: str) -> str:
-        """What follows the beginning of a tag."""
+        """The expression behind the beginning of a tag."""
         content, end = tag.get("content"), _optional_text(tag, "end", path)
         if isinstance(content, dict) and content.get("type") == "any_text" and end:
             # Text up to its end: as little as there is.
@@ -189,10 +175,19 @@ class _Rules:
         return found
 
 
-_KINDS = (
-    "const_string", "json_schema", "regex", "any_text", "sequence", "or", "optional", "star",
-    "plus", "tag", "tags_with_separator", "triggered_tags",
-)  # fmt: skip
+_SEPARATORS = {"sequence": " ", "or": " | "}
+_REPEATS = {"optional": "?", "star": "*", "plus": "+"}
+_KINDS: Mapping[str, Callable[[_Rules, Mapping[str, Any], str], str]] = {
+    "const_string": _Rules._const_string,
+    "json_schema": _Rules._json_schema,
+    "regex": _Rules._regex,
+    "any_text": lambda rules, value, path: _ANY,
+    **dict.fromkeys(_SEPARATORS, _Rules._joined),
+    **dict.fromkeys(_REPEATS, _Rules._repeated),
+    "tag": _Rules._tag,
+    "tags_with_separator": _Rules._tags_with_separator,
+    "triggered_tags": _Rules._triggered_tags,
+}
 
 
 def _object(value: Any) -> Mapping[str, Any]:

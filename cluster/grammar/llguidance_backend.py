@@ -9,14 +9,13 @@ from typing import Any
 import llguidance
 
 from cluster.errors import RequestError
-from cluster.grammar.base import MaskRow
+from cluster.grammar.base import MaskRow, refusal
 from cluster.grammar.lark import JSON_LAYOUT, structural_tag_to_lark
 from cluster.requests.grammar_spec import GrammarSpec
 
 # Without the grammar's source and the parser's state, which are long and may be secrets.
 _LIMITS = llguidance.LLParserLimits(verbose_errors=False)
 _TERSE = "<non-verbose/>"  # what it writes in their place
-_MAX_REASON_CHARS = 300
 
 
 class LlguidanceBackend:
@@ -119,5 +118,4 @@ def to_lark(source: str) -> str:
 
 
 def _refusal(reason: str) -> RequestError:
-    short = " ".join(reason.replace(_TERSE, "").split())[:_MAX_REASON_CHARS]
-    return RequestError(f"the grammar cannot be used: {short}; change it", param="grammar")
+    return refusal(reason.replace(_TERSE, ""))

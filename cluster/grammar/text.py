@@ -67,7 +67,7 @@ class ConstrainedText:
             self._ends_at = len(self._tokens) - 1
 
     def truncate(self, num_tokens: int) -> None:
-        """Only the first `num_tokens` are left."""
+        """Drop all but the first `num_tokens`."""
         begins_at, ends_at = self._begins_at, self._ends_at
         if begins_at is not None:
             stop = len(self._tokens) if ends_at is None else ends_at
@@ -119,8 +119,10 @@ class ConstrainedText:
                 self.fill(rows[node + 1])
 
     def _walk(self, tree: TokenTree) -> Generator[int, None, None]:
-        """-1 and then every possible node, each while this text is the path to it; afterwards the
-        text is as it was."""
+        """Yield -1, then every possible node; meanwhile this text is the path to that node.
+
+        Afterwards it is as it was before.
+        """
         base_len = len(self._tokens)
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(tree.parents.tolist()):

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from cluster.errors import ConfigError, RequestError
-from cluster.grammar.base import MaskRow
+from cluster.errors import ConfigError
+from cluster.grammar.base import MaskRow, refusal
 from cluster.requests.grammar_spec import GrammarSpec
 
 _CACHE_BYTES = 64 * 1024 * 1024
-_MAX_REASON_CHARS = 300
 
 
 class XgrammarBackend:
@@ -43,10 +42,7 @@ class XgrammarBackend:
         try:
             compiled = self._compiled(spec)
         except (ValueError, RuntimeError, TypeError) as error:  # its own errors are RuntimeErrors
-            reason = " ".join(str(error).split())[:_MAX_REASON_CHARS]
-            raise RequestError(
-                f"the grammar cannot be used: {reason}; change it", param="grammar"
-            ) from None
+            raise refusal(str(error)) from None
         return XgrammarGrammar(self._library, compiled, self._tokenizer)
 
     def _compiled(self, spec: GrammarSpec) -> Any:

@@ -34,11 +34,11 @@ def place(stem: str, sha256: str, version: int) -> Path:
 
 
 def fill(folder: Path, make: Callable[[Path], Path]) -> Path:
-    """`folder`; where it is not there yet, what `make` has made becomes it.
+    """`folder`, made by `make` where it is not there yet.
 
-    make: is given an empty scratch folder beside it, returns the folder in there that is to be
-    kept.  When it fails, or the process ends, nothing is left that looks like `folder`.  Raises
-    ConfigError where the cache cannot be written.
+    make: takes an empty scratch folder, returns the folder in it that is to be kept.  When it
+    fails, or the process ends, nothing is left that looks like `folder`.  Raises ConfigError where
+    the cache cannot be written.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

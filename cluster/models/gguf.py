@@ -27,7 +27,7 @@ from cluster.models.gguf_file import field, open_gguf
 _SINGLE_DIGITS = frozenset(
     {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 )
-# Those end a turn, where `eos_token_id` may only end a document.
+# The last two end a turn, where the first may only end a document.
 _END_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
 _CONVERSION_ERRORS = (
     OSError, ValueError, KeyError, IndexError, TypeError, RuntimeError, NotImplementedError,
@@ -76,7 +76,8 @@ def _generation_ends(reader: GGUFReader) -> list[int]:
 
 
 def _completed(reader: GGUFReader, tokenizer: Any) -> Any:
-    """transformers' tokenizer of the file without what it adds, and with what it leaves out."""
+    """The tokenizer that transformers makes of the file, without the token that it adds, and with
+    the splitting of digits that it leaves out."""
     description = json.loads(tokenizer.backend_tokenizer.to_str())
     # A byte-level vocabulary without GPT-2's own <|endoftext|> is given one, which no row of the
     # model stands for and which would make the vocabulary another than the original's.

@@ -12,7 +12,7 @@ from cluster.models.weights import PICKLED, SAFETENSORS, missing_weights
 
 _TOKENIZER = ["*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py"]
 _HEAD_WEIGHTS = ["*.safetensors", "*.bin", "*.pt"]
-# Repositories also hold the same weights in other formats: what lies in folders is such.
+# Repositories hold the same weights in other formats too, in folders inside.
 _OTHERS = ["*/*"]
 
 

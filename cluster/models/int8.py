@@ -37,7 +37,7 @@ def save_int8(state: Mapping[str, torch.Tensor], folder: Path) -> None:
 
 
 def is_int8(folder: Path) -> bool:
-    """Whether `folder` holds weights of this form."""
+    """True if `folder` holds weights of this form."""
     return (folder / INT8).is_file()
 
 

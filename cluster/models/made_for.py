@@ -30,8 +30,8 @@ class MadeFor:
     model_hash: str = ""
 
     def fits(self, target: MadeFor) -> bool:
-        """Whether `target`, the served one, is it, as far as is known: by the hash, or else by the
-        last part of the name, which the same model has in a folder and on a hub."""
+        """True unless `target`, the served one, is known to be another: by its hash, or else by the
+        last part of its name, which is the same in a folder and on a hub."""
         if self.model_hash and target.model_hash:
             return self.model_hash == target.model_hash
         mine, theirs = _last_part(self.name), _last_part(target.name)
@@ -47,7 +47,7 @@ class MadeFor:
 
 
 def read_made_for(config: Mapping[str, Any]) -> MadeFor:
-    """What a drafter's config.json says of its target, in our words or in a published format's."""
+    """The target that a drafter's config.json names, in our words or in a published format's."""
     own = config.get(_MADE_FOR)
     if isinstance(own, Mapping):
         return MadeFor(str(own.get("name", "")), str(own.get("model_hash", "")))

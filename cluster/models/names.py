@@ -1,4 +1,4 @@
-"""What the text of a `model` key means: a folder, a GGUF file, a hub model, or a name we know.
+"""The meaning of a `model` key: a folder, a GGUF file, a hub model, or a name we know.
 
 Nothing is fetched or converted here, so it costs no more than a look at the file system.
 """
@@ -19,8 +19,8 @@ _HUB_MODEL = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
 
 
 def source_of(model: str) -> Source:
-    """What `model` names: the folder or GGUF file, below the working directory or the repository,
-    where one is there, else a model of the catalogue, else one on the hub.
+    """The folder or GGUF file `model`, below the working directory or the repository, where one is
+    there; else a model of the catalogue, else one on the hub.
 
     Raises ConfigError for anything else.
     """
@@ -50,7 +50,7 @@ def source_of(model: str) -> Source:
 
 
 def served_name(model: str) -> str:
-    """What clients call `model` where the configuration gives it no name."""
+    """The name of `model` for clients where the configuration gives it none."""
     try:
         source = source_of(model)
     except ConfigError:
@@ -76,7 +76,7 @@ def _local(places: Iterable[Path]) -> FolderSource | GgufSource | None:
 
 
 def _is_path(model: str) -> bool:
-    """Whether this is written as a path, or begins in a folder of this machine and has a slip."""
+    """True for a text written as a path, or whose first part is a folder of this machine."""
     if model.startswith((".", "/", "~")):
         return True
     first = Path(model).parts[0]

@@ -17,7 +17,7 @@ from cluster.models.sources import FolderSource, HubSource
 
 # Of hub models by owner--name, of the catalogue's by name; the fields that sizes follow from.
 _PUBLISHED = Path(__file__).resolve().parent / "published_configs"
-# What does not make a model of a config.json.
+# The files of a description: a folder with these alone holds no model.
 _WITH_IT = frozenset({"config.json", "generation_config.json"})
 
 
@@ -41,5 +41,5 @@ def published(model: str) -> Path | None:
 
 
 def has_config_alone(folder: Path) -> bool:
-    """Whether a folder describes a model and holds nothing of it."""
+    """True if a folder describes a model and holds neither its weights nor its tokenizer."""
     return {path.name for path in folder.iterdir()} <= _WITH_IT

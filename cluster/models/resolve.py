@@ -91,7 +91,7 @@ def resolve_head(model: str) -> Path:
 
 
 def absolute(model: str) -> str:
-    """`model`, as it must be written where the working directory is another one."""
+    """`model` as a text that means the same in any working directory."""
     try:
         source = source_of(model)
     except ConfigError:

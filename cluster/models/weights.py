@@ -1,5 +1,4 @@
-"""Whether a model's folder holds its weights whole, told by the names, lengths and headers of its
-files."""
+"""Checks that a model's folder holds its weights whole, by names, lengths and headers of files."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class ChatTemplate:
 
     @property
     def exists(self) -> bool:
-        """Whether the model has a chat template."""
+        """True if the model has a chat template."""
         return self._source is not None
 
     def render(
@@ -61,15 +61,14 @@ class ChatTemplate:
     ) -> str:
         """Check `messages` and return their prompt text."""
         if not self.exists:
-            raise RequestError(
-                "messages: the model has no chat template; use the completions endpoint with plain "
-                "text",
-                param="messages",
+            raise RequestError.at(
+                "messages",
+                "the model has no chat template; use the completions endpoint with plain text",
             )
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-            raise RequestError("messages: not a list; send a list of messages", param="messages")
+            raise RequestError.at("messages", "not a list; send a list of messages")
         if not messages:
-            raise RequestError("messages: empty; send at least one message", param="messages")
+            raise RequestError.at("messages", "empty; send at least one message")
         plain = [self._checked(message, index) for index, message in enumerate(messages)]
         try:
             rendered = self._pretrained.apply_chat_template(
@@ -82,35 +81,32 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             # Templates report errors by raise_exception; their reason is meant for the caller.
             reason = str(error)[:_MAX_REASON_CHARS]
-            raise RequestError(
-                f"messages: the model's chat template refuses them: {reason}", param="messages"
+            raise RequestError.at(
+                "messages", f"the model's chat template refuses them: {reason}"
             ) from None
         except _TEMPLATE_ERRORS as error:
             # Python's own messages may quote content, so only the type of the error is given.
-            raise RequestError(
-                f"messages: the model's chat template cannot render them ({type(error).__name__}); "
+            raise RequestError.at(
+                "messages",
+                f"the model's chat template cannot render them ({type(error).__name__}); "
                 "send messages with a role and text content",
-                param="messages",
             ) from None  # a log would show the message and variables of the cause
         return str(rendered)
 
     def _checked(self, message: Any, index: int) -> dict[str, Any]:
         param = f"messages[{index}]"
         if not isinstance(message, Mapping):
-            raise RequestError(
-                f"{param}: not an object; send one with role and content", param=param
-            )
+            raise RequestError.at(param, "not an object; send one with role and content")
         role = message.get("role")
         if not isinstance(role, str) or not self._knows_role(role):
-            raise RequestError(
-                f"{param}.role: {str(role)[:40]!r}; use system, user, assistant or tool",
-                param=f"{param}.role",
+            raise RequestError.at(
+                f"{param}.role", f"{str(role)[:40]!r}; use system, user, assistant or tool"
             )
         checked = {**message, "role": self._native_role(role)}
         if message.get("content") is not None:
             checked["content"] = text_of(message["content"], f"{param}.content")
         elif not message.get("tool_calls"):
-            raise RequestError(f"{param}.content: missing; send a text", param=f"{param}.content")
+            raise RequestError.at(f"{param}.content", "missing; send a text")
         if message.get("tool_calls"):
             checked["tool_calls"] = tool_calls_of(message["tool_calls"], param)
         return checked
@@ -136,17 +132,16 @@ def read_template(name: str) -> str:
     places = (Path(name).expanduser(), REPOSITORY / name)
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise ConfigError(
-            f"answers.chat_template: {name} is no file below {Path.cwd()} or {REPOSITORY}; name a "
+        raise ConfigError.at(
+            "answers.chat_template",
+            f"{name} is no file below {Path.cwd()} or {REPOSITORY}; name a "
             "file with a Jinja template, or leave it out for the model's own",
-            param="answers.chat_template",
         )
     try:
         return found.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"answers.chat_template: {found} cannot be read ({error}); name a text file in UTF-8",
-            param="answers.chat_template",
+        raise ConfigError.at(
+            "answers.chat_template", f"{found} cannot be read ({error}); name a text file in UTF-8"
         ) from error
 
 
@@ -158,26 +153,22 @@ def text_of(content: Any, param: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
-        raise RequestError(
-            f"{param}: {_kind(content)}; send a string or a list of text parts",
-            param=param,
-        )
+        raise RequestError.at(param, f"{_kind(content)}; send a string or a list of text parts")
     return "\n".join(_part_text(part, f"{param}[{i}]") for i, part in enumerate(content))
 
 
 def _part_text(part: Any, param: str) -> str:
     if not isinstance(part, Mapping):
-        raise RequestError(f"{param}: {_kind(part)}; send a text part", param=param)
+        raise RequestError.at(param, f"{_kind(part)}; send a text part")
     kind, text = part.get("type"), part.get("text")
     if kind is None:
-        raise RequestError(f"{param}.type: missing; send text", param=f"{param}.type")
+        raise RequestError.at(f"{param}.type", "missing; send text")
     if kind != "text":
-        raise RequestError(
-            f"{param}: a part of type {str(kind)[:40]!r}; this model takes text parts only",
-            param=param,
+        raise RequestError.at(
+            param, f"a part of type {str(kind)[:40]!r}; this model takes text parts only"
         )
     if not isinstance(text, str):
-        raise RequestError(f"{param}.text: {_kind(text)}; send a string", param=f"{param}.text")
+        raise RequestError.at(f"{param}.text", f"{_kind(text)}; send a string")
     return text
 
 
@@ -188,19 +179,18 @@ def _kind(content: Any) -> str:
 def tool_calls_of(calls: Any, param: str) -> list[dict[str, Any]]:
     """Tool calls with their arguments as objects: templates iterate over them.
 
-    Arguments that are no JSON stay a text: of an earlier answer, a call that was cut off.
+    Arguments that are no JSON stay a text: a call in an earlier answer may have been cut off.
     """
     parsed = []
     for index, call in enumerate(calls if isinstance(calls, Sequence) else (None,)):
         path = f"{param}.tool_calls[{index}]"
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping):
-            raise RequestError(f"{path}: not an object; send one with a function", param=path)
+            raise RequestError.at(path, "not an object; send one with a function")
         arguments = function.get("arguments")
         if arguments is None:
             arguments = {}
         if isinstance(arguments, str):
-            # A call that was cut off is told as it was written.
             arguments = json_or_text(arguments or "{}", f"{path}.function.arguments")
         parsed.append({**call, "function": {**function, "arguments": arguments}})
     return parsed

@@ -22,7 +22,7 @@ class Completion:
     token_ids: without stop tokens.  text: "" if the model's folder has no tokenizer.
     logprobs: one entry per token if SamplingParams.logprobs asks for them.
     seed, stream: the noise key; SamplingParams with both reproduce the text.
-    beam: of a beam search, what the text's place follows from.
+    beam: of a beam search, the text's score and how it ended.
     """
 
     token_ids: list[int]

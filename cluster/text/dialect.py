@@ -37,7 +37,7 @@ class Dialect:
     special_texts: frozenset[str] = frozenset()
 
     def shows_specials(self, *, with_calls: bool) -> bool:
-        """Whether special tokens must be in the text that is read."""
+        """True if special tokens must be in the text that is read."""
         if self.is_harmony:
             return True
         texts = [] if self.markers is None else [self.markers.start, self.markers.end]
@@ -76,14 +76,14 @@ class AnswerReader:
         self._parser = parser
 
     def push(self, text: str) -> list[Part]:
-        """What new text brings, in its order."""
+        """The parts that new text brings, in its order."""
         if self._splitter is None:
             return self._answered(text)
         text, reasoning = self._splitter.push(text)
         return [*_thought(reasoning), *self._answered(text)]
 
     def finish(self) -> list[Part]:
-        """The text has ended: what was held back."""
+        """End the text; returns the parts that were held back."""
         parts: list[Part] = []
         if self._splitter is not None:
             text, reasoning = self._splitter.finish()

@@ -98,10 +98,9 @@ def _folder(model: str | Path, choice: str) -> Path:
     if choice in (AUTO, NONE):
         return Path(model)
     if not (Path(choice) / FILE).is_file():
-        raise ConfigError(
-            f"target.generation_config: {choice!r} has no {FILE}; name a folder that has, "
-            f"{AUTO} or {NONE}",
-            param="target.generation_config",
+        raise ConfigError.at(
+            "target.generation_config",
+            f"{choice!r} has no {FILE}; name a folder that has, {AUTO} or {NONE}",
         )
     return Path(choice)
 

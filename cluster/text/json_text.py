@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 from cluster.errors import RequestError
 
-# Containers in each other.  Who writes a value again (templates, encoders, compilers of grammars)
-# calls itself some times for each, and Python ends at a thousand calls.
+# Levels of containers.  Templates, encoders and compilers of grammars call themselves a few times
+# for each level, and Python allows a thousand calls.
 MAX_DEPTH = 100
-# What is deep is named by where it begins, as `tools[0].function.parameters`.
+# A value that is nested too deeply is named by its first keys: `tools[0].function.parameters`.
 _NAMED_KEYS = 4
 _MAX_SHOWN = 40
 
@@ -28,7 +28,7 @@ class _Unusable:
 
 
 def parse_json(text: str, name: str) -> Any:
-    """The value in `text`; raises RequestError for what is none, and says where.
+    """The value in `text`; raises RequestError, with the place, where there is none.
 
     name: the field that `text` is the value of, "" = it is the body, whose own fields are named.
     """
@@ -43,7 +43,7 @@ def parse_json(text: str, name: str) -> Any:
 
 
 def json_or_text(text: str, name: str) -> Any:
-    """The same, but a text that is no JSON stays the text that it is."""
+    """As `parse_json`, but a text that is no JSON is returned itself."""
     try:
         return _load(text, name)
     except json.JSONDecodeError:
@@ -94,7 +94,7 @@ def _too_deep(place: str) -> RequestError:
 
 
 def _unusable(text: str, name: str) -> RequestError:
-    """Of a text with a number that is none here: it is read once more, to tell which."""
+    """The error for a text with a number that is not finite; reads it again to find which."""
 
     def of_float(written: str) -> Any:
         return None if math.isfinite(float(written)) else _Unusable(written)

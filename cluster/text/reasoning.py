@@ -20,8 +20,8 @@ class ReasoningMarkers:
     end_ids: tuple[int, ...] = ()
 
     def begins_inside(self, prompt_ids: Sequence[int] | TokenArray) -> bool | None:
-        """Whether the prompt has begun the reasoning: False where it has ended it too, None where
-        it says nothing."""
+        """True if the prompt begins the reasoning, False if it ends it too, None if it does
+        neither."""
         tail = list(prompt_ids[-_NUM_TAIL_TOKENS:])
         started, ended = _last(tail, self.start_ids), _last(tail, self.end_ids)
         return None if started == ended else started > ended
@@ -88,6 +88,6 @@ class ReasoningSplitter:
         return text, reasoning
 
     def finish(self) -> tuple[str, str]:
-        """What was held back, as `push`."""
+        """The text that was held back, as `push` returns it."""
         held, self._held = self._held, ""
         return ("", held) if self._is_open and not self._needs_start else (held, "")

@@ -125,7 +125,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether chat messages can be served with this tokenizer."""
+        """True if chat messages can be served with this tokenizer."""
         return self._chat.exists
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenArray:

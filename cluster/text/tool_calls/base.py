@@ -1,4 +1,4 @@
-"""Tool calls in the text of a model: what every format gives, and what they share.
+"""Tool calls in the text of a model: the parts that all formats share.
 
 One rule holds for all formats, and depends on the text alone, never on the pieces it comes in:
 
@@ -8,8 +8,8 @@ One rule holds for all formats, and depends on the text alone, never on the piec
 * White space alone, before, between or behind calls, is layout and no text.  An answer without
   calls keeps all of its own.
 
-A call is told as soon as its name is known and its arguments begin.  So it stays a call if its
-arguments turn out to be no JSON, or are cut off; before that it is held back, as it may be text.
+A call is reported as soon as its name is known and its arguments begin.  It stays a call if its
+arguments turn out to be no JSON, or are cut off.  Until then it is held back: it may be text.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Source:
             yield None
 
     def has(self, marker: str, at: int) -> Reads[bool]:
-        """Whether `marker` stands at `at`."""
+        """True if `marker` stands at `at`."""
         while not self.is_whole and len(self.text) - at < len(marker):
             if not marker.startswith(self.text[at:]):
                 return False
@@ -105,15 +105,15 @@ class Source:
             yield None
 
     def take_ends(self, ends: Sequence[str]) -> Reads[None]:
-        """Take what belongs to the call before it: each of `ends` that follows, in this order."""
+        """Take the closing markers of the call just read: each of `ends` that follows, in order."""
         for end in ends:
             at = yield from self.after_space(0)
             if (yield from self.has(end, at)):
                 self.take(at + len(end))
 
 
-# Reads the call that the source begins with, as its marker shows.  Returns None, or, where it is no
-# call, how many characters are text.
+# Reads the call that the source begins with, as its marker shows.  Returns None, or the number of
+# characters that are text where it is no call.
 ReadsCall = Callable[[Source, str], Reads[int | None]]
 
 
@@ -131,16 +131,16 @@ class CallParser:
     def __init__(self, read: Callable[[Source], Reads[None]]) -> None:
         self._source = Source()
         self._parts = read(self._source)
-        self._space = ""  # what a stretch of text has begun with
+        self._space = ""  # white space that a stretch of text has begun with
         self._is_space = True  # the stretch has nothing else so far
 
     def push(self, text: str) -> list[Part]:
-        """What new text brings, in its order."""
+        """The parts that new text brings, in its order."""
         self._source.text += text
         return list(self._found())
 
     def finish(self) -> list[Part]:
-        """The text has ended: what was held back."""
+        """End the text; returns the parts that were held back."""
         self._source.is_whole = True
         parts = list(self._found())
         if self._space and not self._source.num_calls:

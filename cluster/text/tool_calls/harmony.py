@@ -19,7 +19,7 @@ _START, _MESSAGE = "<|start|>", "<|message|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
 _RECIPIENT = re.compile(rf"to=functions\.({NAME.pattern})(?![^\s<])")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-# What an answer may break off in before its next message has begun.
+# A header that an answer breaks off in, before the text of its next message.
 _CUT_HEADER = re.compile(
     r"\s*(?:assistant\s*)?(?:to=[^\s<]*\s*)?"
     r"(?:<\|channel\|>\s*\w*\s*(?:to=[^\s<]*\s*)?(?:<\|constrain\|>)?\s*(?:json)?)?"
@@ -46,9 +46,10 @@ def _read(source: Source) -> Reads[None]:
 
 
 def _take_header(source: Source, *, is_started: bool) -> Reads[str]:
-    """What stands before a message; "" where the source begins with text.
+    """Take the header of a message; "" where the source begins with text.
 
-    is_started: behind the start of a message.  The first has its start in the prompt.
+    is_started: the token that starts a message has been read.  That of the first message stands in
+    the prompt.
     """
     while True:
         found = first_of(source.text[:_MAX_HEADER_LEN], (_MESSAGE, *_ENDS))

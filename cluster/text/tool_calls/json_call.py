@@ -17,7 +17,7 @@ class JsonValue:
         self.is_over = False
 
     def push(self, text: str) -> int:
-        """How many characters of `text` belong to it."""
+        """The number of characters of `text` that belong to it."""
         for place, character in enumerate(text):
             if self._in_string:
                 if self._is_escaped:
@@ -38,12 +38,12 @@ class JsonValue:
         return len(text)
 
 
-# What a call begins with whose arguments come while they are written.
+# The beginning of a call whose arguments can be passed on as they come.
 _HEAD = re.compile(
     rf'\{{\s*"name"\s*:\s*"({NAME.pattern})"\s*,\s*"(?:arguments|parameters)"\s*:\s*'
     r'(?=\{\s*["}]|\[)'
 )
-# Longer ones have white space that no model writes; so a look for one costs no more than this.
+# A longer one has white space that no model writes.  This bounds what a search costs.
 _MAX_HEAD_LEN = 512
 
 
@@ -74,7 +74,7 @@ def json_call(source: Source, at: int) -> Reads[int | None]:
 
 
 def arguments(source: Source) -> Reads[None]:
-    """Read the arguments that the source begins with, of the call that has been told."""
+    """Read the arguments that the source begins with; they are of the last call reported."""
     value = JsonValue()
     while True:
         piece = source.take(value.push(source.text))

@@ -1,7 +1,7 @@
 """Llama 3: the whole answer is `{"name": ..., "parameters": {...}}`, or several with `; ` between.
 
-The special token `<|python_tag|>` may stand before the first.  From the first object on that is no
-call, an answer is text to its end.
+The special token `<|python_tag|>` may stand before the first.  Behind an object that is no
+call, all of an answer is text.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ FORMATS: Mapping[str, CallFormat] = MappingProxyType(
     {each.name: each for each in (HERMES, LLAMA3, MISTRAL, DEEPSEEK, HARMONY)}
 )
 
-# What a chat template holds that writes calls in the format; the first that is found counts.
+# Texts that show which format a chat template writes; the first that is found counts.
 _SIGNS = (
     ("<|channel|>", HARMONY),
     (CALLS_BEGIN, DEEPSEEK),
