@@ -102,8 +102,8 @@ class DrafterPlacement(PlacementConfig):
     """Where one drafter runs: inside the target, or in processes of its own."""
 
     host: Literal["", "target"] = field(default="", metadata={"key": "with"})
-    """target = inside every target, on its devices and by turns with its steps; no other key
-    may stand beside it."""
+    """target = inside every target, on its devices and by turns with its steps; no other key may
+    stand beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class TargetConfig:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
 
     def check(self, model_name: str) -> None:
-        """Raise ConfigError where its keys do not fit together, or not the name of the model."""
+        """Raise ConfigError where keys do not fit each other, or an adapter the model's name."""
         engine, path = self.engine, "target.engine"
         if not engine.model:
             reason = "no model is named; set it to a Hugging Face folder or hub name"
@@ -231,9 +231,9 @@ class CoordinatorConfig:
     latency_classes: Mapping[
         Annotated[str, NameOf("a class's")], Annotated[float, Range(0.01, 100)]
     ] = field(default_factory=lambda: {"throughput": 1.0, "interactive": 4.0})
-    """Named weights of requests. When draft tokens are shared out, the time saved for
-    a request counts this much. A request names its class in `speculation.latency_class`; without
-    one it counts 1."""
+    """Named weights of requests. When draft tokens are shared out, the time saved for a request
+    counts this much. A request names its class in `speculation.latency_class`; without one it
+    counts 1."""
     keep_learned: bool = True
     """Keep what the control loop has learned (step times, scores of drafters) in the cache of
     models, and begin with it at the next start of the same models on the same machine."""
