@@ -14,7 +14,7 @@ import itertools
 import pkgutil
 import sys
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -110,7 +110,7 @@ def pages() -> dict[Path, str]:
 def metrics_page() -> str:
     """docs/metrics.md: every metric with its definition."""
     rows = [
-        f"| `{metric.name}` | {metric.kind} | {', '.join(metric.labels)} | {metric.help} |"
+        row((f"`{metric.name}`", metric.kind, ", ".join(metric.labels), metric.help))
         for metric in metrics.ALL
     ]
     return _METRICS + "\n".join(rows) + "\n"
@@ -168,7 +168,7 @@ def _section(title: str, kind: type[Any]) -> str:
         if _is_section(hint) and kind.__module__.startswith("cluster.config."):
             continue  # has a table of its own
         cells = (f"`{key_of(field)}`", _type_name(hint), _default(field), meanings[field.name])
-        lines.append(f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |")
+        lines.append(row(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -221,23 +221,32 @@ def _default(field: dataclasses.Field[Any]) -> str:
     return f"`{default}`"
 
 
+def row(cells: Iterable[str]) -> str:
+    """A line of a table in Markdown."""
+    return f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |"
+
+
+def renew(wanted: Mapping[Path, str], *, check: bool) -> list[str]:
+    """Write the pages that are stale; with `check`, return a complaint about each instead."""
+    stale = {
+        path: text
+        for path, text in wanted.items()
+        if not path.exists() or path.read_text("utf-8") != text
+    }
+    if check:
+        return [f"docs/{path.name} is stale; run: make docs" for path in stale]
+    for path, text in stale.items():
+        path.write_text(text, encoding="utf-8")
+        sys.stdout.write(f"wrote docs/{path.name}\n")
+    return []
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster.reference", description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    check = parser.parse_args(arguments).check
-    stale = [
-        path
-        for path, text in pages().items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
-    if check:
-        for path in stale:
-            sys.stderr.write(f"{path.relative_to(DOCS.parent)} is stale; run: make docs\n")
-        return 1 if stale else 0
-    for path in stale:
-        path.write_text(pages()[path], encoding="utf-8")
-        sys.stdout.write(f"wrote {path.relative_to(DOCS.parent)}\n")
-    return 0
+    complaints = renew(pages(), check=parser.parse_args(arguments).check)
+    sys.stderr.writelines(f"{complaint}\n" for complaint in complaints)
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":

@@ -13,15 +13,14 @@ import importlib
 import json
 import sys
 import typing
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
+from cluster.reference import DOCS, renew, row
 from deployments.ingress.api.contract import Endpoint, Rule, Schema
 from deployments.ingress.api.endpoints import ENDPOINTS, PAGES
 from deployments.ingress.api.table_statistics import STATISTICS, STATISTICS_PATH, WORDS
 
-DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "api.md"
 REQUESTS = DOCS / "requests.md"
 # Between them docs/requests.md has the table of statistics.
@@ -180,7 +179,7 @@ def _section(endpoint: Endpoint) -> str:
             _values(rule),
             rule.note,
         )
-        lines.append(f"| {' | '.join(cell.replace('|', '¦') for cell in cells)} |")
+        lines.append(row(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -219,22 +218,14 @@ def _bound(value: Any) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m deployments.api_reference")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 = the page is stale")
-    check = parser.parse_args(arguments).check
-    problems = list(_problems(check))
-    for problem in problems:
-        sys.stderr.write(f"{problem}\n")
-    return 1 if problems else 0
-
-
-def _problems(check: bool) -> Iterator[str]:
-    for name in missing():
-        yield f"{name} is not in deployments/ingress/api/table.py; say what it means here"
     wanted = {PAGE: page(), REQUESTS: requests_page(REQUESTS.read_text(encoding="utf-8"))}
-    for path, text in wanted.items():
-        if not check:
-            path.write_text(text, encoding="utf-8")
-        elif not path.exists() or path.read_text(encoding="utf-8") != text:
-            yield f"{path.name} is stale: run `make docs` and commit the result"
+    complaints = [
+        *(f"{name} is not in deployments/ingress/api/table.py; say what it means here"
+          for name in missing()),
+        *renew(wanted, check=parser.parse_args(arguments).check),
+    ]  # fmt: skip
+    sys.stderr.writelines(f"{complaint}\n" for complaint in complaints)
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":
