@@ -195,7 +195,7 @@ def _type_name(hint: Any) -> str:
     if origin is Annotated:
         return " ".join((_type_name(arguments[0]), *map(str, arguments[1:])))
     if origin is typing.Literal:
-        return ", ".join(f"`{choice}`" for choice in arguments)
+        return ", ".join(f"`{choice}`" for choice in arguments if choice != "")
     if origin is tuple:
         return f"list of {_type_name(arguments[0])}"
     if isinstance(origin, type) and issubclass(origin, Mapping):

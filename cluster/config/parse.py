@@ -119,7 +119,9 @@ def _parse(kind: Any, value: Any, path: str) -> Any:
         return _parse_union(arguments, value, path)
     if origin is Literal:
         if value not in arguments:
-            raise ConfigError.at(path, f"{value!r} is none of: {', '.join(map(str, arguments))}")
+            raise ConfigError.at(
+                path, f"{value!r} is none of: {', '.join(filter(None, map(str, arguments)))}"
+            )
         return value
     if origin is not None and issubclass(origin, Mapping):
         keys, values = arguments

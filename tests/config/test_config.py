@@ -62,6 +62,11 @@ def test_an_integer_is_accepted_where_a_number_is_asked_for() -> None:
         ({"coordinator": {"max_draft_tokens": 1.5}}, "1.5 is not an integer"),
         ({"dashboard": {"enabled": 1}}, "dashboard.enabled: 1 is not true or false"),
         ({"target": {"engine": {"dtype": "fp8"}}}, "'fp8' is none of: auto, float32"),
+        (
+            {"drafters": {"lm": {"placement": {"with": "targt"}}}},
+            "drafters.lm.placement.with: 'targt' is none of: target",
+        ),
+        ({"drafters": {"lm": {"placement": "pool"}}}, "'pool' is not auto or a mapping"),
         ({"target": []}, "target: [] is not a mapping"),
         ({"drafters": ["lm"]}, "drafters: ['lm'] is not a mapping"),
         ({"tasks": {"code": "lm"}}, "tasks.code: 'lm' is not a list"),
