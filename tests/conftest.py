@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
-from cluster.worker import stall_debt
+from cluster.draft import breaker
 from tests.support.checkpoints import noisy_copy, tiny_checkpoint
 
 # A busy machine is no failure: examples take as long as they take.  The parent is Hypothesis's own
@@ -68,7 +68,7 @@ def tireless_residents() -> Iterator[None]:
     Several workers of pytest share the cores, so a call may last half a second; the drafter then
     rests for longer than a test lasts, and what the test says of its drafts holds of none."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stall_debt, "_STALL_SLACK_S", math.inf)
+        patch.setattr(breaker, "_STALL_SLACK_S", math.inf)
         yield
 
 

@@ -37,9 +37,7 @@ def _residents() -> Residents:
     settings = DrafterConfig(kind="suffix")
     drafter = registry.create("suffix", settings, DrafterContext("suffix", 16, 64))
     breaker = CircuitBreaker(3, 2.0)
-    return Residents(
-        [ResidentDrafter("suffix", drafter, VOCAB_SIZE, breaker, 2.0, time.perf_counter)]
-    )
+    return Residents([ResidentDrafter("suffix", drafter, VOCAB_SIZE, breaker, time.perf_counter)])
 
 
 def build(engine: NullEngine, budget: str, forward_s: float) -> TargetWorker:

@@ -6,7 +6,6 @@ Everything a drafter sends is checked here; nothing it does or fails to do can h
 from __future__ import annotations
 
 import logging
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,7 +18,6 @@ from cluster.coordinator.replica import DrafterLink, DrafterReplica, Subscriptio
 from cluster.coordinator.replicas import DrafterReplicas
 from cluster.coordinator.session import Seat, Session
 from cluster.core import Observation, Proposal
-from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import ProposalFrame, Refusal, WorkerDescription
 from cluster.metrics import Recorder
 from cluster.plan.fence import Fence
@@ -298,21 +296,15 @@ class DrafterPool:
             return
         if refusal.generation != session.generation:
             return
-        error = error_from_code(refusal.code, refusal.message)
-        if isinstance(error, ProtocolError):
+        ruling = replica.breaker.rule(refusal.code)
+        if ruling.fault == "rubbish":
             # As the codec says of a proposal that it refuses: the drafter goes on with the next.
-            self._record_rubbish(replica, error.message, now)
+            self._record_rubbish(replica, f"{refusal.code}: {refusal.message}", now)
             return
-        if isinstance(error, RequestError):
-            # It is this request that it cannot serve (say, too long); nothing is wrong with it.
-            self._decline(replica, session, math.inf)
-            return
-        # Else its whole text would be sent again after every verdict.
-        self._decline(replica, session, now + self._config.breaker_reset_s)
-        if isinstance(error, CapacityError):
-            return  # nor is anything wrong with one that is full
-        # What it says itself may quote the prompt.
-        self._record_fault(replica, "refused", now, refusal.code)
+        self._decline(replica, session, now + ruling.kept_s)
+        if ruling.fault:
+            # What it says itself may quote the prompt.
+            self._record_fault(replica, ruling.fault, now, refusal.code)
 
 
 def share_devices(replica: DrafterReplica, seat: Seat | None) -> bool:

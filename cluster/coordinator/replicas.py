@@ -89,8 +89,6 @@ class DrafterReplicas:
         forget_engines(self._recorder, replica.id, replica.description)
         if failed:
             self.record_fault(replica, "link", now)
-        else:
-            self.breakers.left(replica.name, replica.id)
         self.breakers.forget({(other.name, other.id) for other in self}, now)
         return True
 
@@ -104,7 +102,7 @@ class DrafterReplicas:
 
         told: what the log is to say of it."""
         self.count_fault(replica.name, why)
-        is_open = replica.breaker.record_failure(now)
+        is_open = replica.breaker.record_failure(why, now)
         key = (replica.name, replica.id, why, is_open)
         if (told or is_open) and (count := self._said.is_due(key, now)):
             log.warning(

@@ -72,3 +72,14 @@ class Interruptible(Protocol):
     def interrupt(self) -> None:
         """End the current slice soon, because a commit has arrived.  Called from any thread."""
         ...
+
+
+@runtime_checkable
+class HasPages(Protocol):
+    """Optional protocol for drafters: the KV pages that they use, and how many there are."""
+
+    @property
+    def pages_in_use(self) -> int: ...
+
+    @property
+    def pages_total(self) -> int: ...

@@ -1,57 +1,120 @@
-"""The circuit breakers of drafters, at the coordinator and inside a target."""
+"""When a drafter is left alone: one rule for the pool, for a target and for the coordinator."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 
 # A replica that is gone and has not failed for so many times the reset time starts afresh.
 _MEMORY_RESETS = 10
+# A call that takes so many times the bound of a round, and at least so long, has stalled: a step of
+# a draft model, a garbage collection or a core that was busy elsewhere stays below that.
+_STALL_FACTOR = 8.0
+_LEAST_STALL_S = 0.1
+# What stalls may take of the time, beyond what any drafter may once: one that has taken more rests
+# until it is no more than this share.
+_STALL_SHARE = 0.02
+_STALL_SLACK_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """What follows from a drafter's refusal of a request.
+
+    fault: its reason where the drafter is at fault, else "".  kept_s: for so long the request is
+    kept from the drafter; else its whole text would be sent again after every verdict.
+    """
+
+    fault: str
+    kept_s: float
+
+
+def has_stalled(call_s: float, bound_s: float) -> bool:
+    """True if a call has taken far too long; bound_s: what all drafters have together."""
+    return call_s > max(_STALL_FACTOR * bound_s, _LEAST_STALL_S)
 
 
 class CircuitBreaker:
     """Closed until `failures` happen in a row; then open for `reset_s`, then on probation.
 
-    On probation the replica is used again; one more failure opens the breaker at once, one
-    success closes it.  Times are seconds of any one monotonic clock.
+    On probation the drafter is used again; one more failure opens the breaker at once, one
+    success closes it.  Beside that a drafter rests while its stalls have cost more than their
+    share.  Times are seconds of any one monotonic clock.  faults: how many there were, by reason.
     """
 
     def __init__(self, failures: int, reset_s: float) -> None:
         self._limit = max(1, failures)
         self._reset_s = reset_s
-        self._failures_in_a_row = 0
-        self._opened_at: float | None = None
         self._failed_at: float | None = None
+        self.reset()
+
+    def reset(self, *, keeps_stalls: bool = False) -> None:
+        """Begin afresh.  keeps_stalls: except for what its stalls have cost."""
+        self.faults: Counter[str] = Counter()
+        self.record_success()
+        if not keeps_stalls:
+            self._debt_s = self._debt_at = 0.0
+
+    def rule(self, code: str) -> Ruling:
+        """What follows from a refusal with this error code."""
+        error = error_from_code(code, "")
+        if isinstance(error, RequestError):
+            return Ruling("", math.inf)  # it cannot serve this very request (say, too long)
+        if isinstance(error, CapacityError):
+            return Ruling("", self._reset_s)  # nor is anything wrong with one that is full
+        return Ruling("rubbish" if isinstance(error, ProtocolError) else "refused", self._reset_s)
 
     def allows(self, now: float) -> bool:
-        """Whether the replica may be used."""
-        return self._opened_at is None or now - self._opened_at >= self._reset_s
+        """True if the drafter may be used."""
+        return not self._is_open(now) and not self._is_resting(now)
 
     def record_success(self) -> None:
         self._failures_in_a_row = 0
-        self._opened_at = None
+        self._opened_at: float | None = None
 
-    def record_failure(self, now: float) -> bool:
+    def record_failure(self, why: str, now: float) -> bool:
         """Count one failure.  True when the breaker is open after it."""
+        self.faults[why] += 1
         self._failures_in_a_row += 1
         self._failed_at = now
         if self._failures_in_a_row >= self._limit:
             self._opened_at = now
-        return not self.allows(now)
+        return self._is_open(now)
+
+    def record_stall(self, stalled_s: float, now: float) -> float:
+        """A call has stalled for so long.  Returns for how long the drafter rests."""
+        self.faults["stalled"] += 1
+        self._debt_s = self._debt(now) + stalled_s
+        self._debt_at = now
+        return max(self._debt_s - _STALL_SLACK_S, 0.0) / _STALL_SHARE
 
     def is_history(self, now: float) -> bool:
-        """Whether its last failure, if any, lies so far back that it is worth forgetting."""
-        return self._failed_at is None or now - self._failed_at >= _MEMORY_RESETS * self._reset_s
-
-    @property
-    def is_clean(self) -> bool:
-        """No failure since the last success: nothing worth remembering."""
-        return self._failures_in_a_row == 0
+        """True if there is no failure since the last success, or none that is worth remembering."""
+        if self._failures_in_a_row == 0 or self._failed_at is None:
+            return True
+        return now - self._failed_at >= _MEMORY_RESETS * self._reset_s
 
     def state(self, now: float) -> str:
-        """closed | open | probation, for status reports."""
+        """closed | open | probation | resting, for status reports."""
+        if self._is_resting(now):
+            return "resting"
         if self._opened_at is None:
             return "closed"
-        return "probation" if self.allows(now) else "open"
+        return "open" if self._is_open(now) else "probation"
+
+    def _is_open(self, now: float) -> bool:
+        return self._opened_at is not None and now - self._opened_at < self._reset_s
+
+    def _is_resting(self, now: float) -> bool:
+        return self._debt_s > 0.0 and self._debt(now) > _STALL_SLACK_S
+
+    def _debt(self, now: float) -> float:
+        """What stalls have cost beyond their share; it falls as time goes by."""
+        return max(self._debt_s - _STALL_SHARE * (now - self._debt_at), 0.0)
 
 
 class BreakerBook:
@@ -72,13 +135,8 @@ class BreakerBook:
             self._breakers[key] = CircuitBreaker(self._failures, self._reset_s)
         return self._breakers[key]
 
-    def left(self, name: str, replica_id: str) -> None:
-        """The replica is gone; its breaker is kept only if there is anything to remember."""
-        if self._breakers[(name, replica_id)].is_clean:
-            del self._breakers[(name, replica_id)]
-
     def forget(self, live: set[tuple[str, str]], now: float) -> None:
-        """Replicas that restart under new ids would leave one behind each time."""
+        """Drop those of replicas that are gone: under new ids each start would leave one behind."""
         for key, breaker in list(self._breakers.items()):
             if key not in live and breaker.is_history(now):
                 del self._breakers[key]

@@ -139,9 +139,7 @@ def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> 
     )  # fmt: skip
     drafter = registry.create(name, settings, context)
     breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
-    resident = ResidentDrafter(
-        name, drafter, engine.vocab_size, breaker, limits.breaker_reset_s, time.perf_counter
-    )
+    resident = ResidentDrafter(name, drafter, engine.vocab_size, breaker, time.perf_counter)
     resident.made_for = made_for_of(drafter)
     engine.model.resolve_taps(resident.wants.taps)  # refuses those that the target has not
     if resident.engine is not None:

@@ -6,29 +6,24 @@ growth, and so on; it sleeps only when all trees are complete.  Links live on th
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
+import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from cluster.core import Commit, Completion, DraftTask, Observation, Proposal
 from cluster.draft.base import Drafter
+from cluster.draft.breaker import CircuitBreaker
 from cluster.errors import WorkerError
 from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescription
+from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.worker.contained_drafter import ContainedDrafter
-from cluster.worker.draft_lease import DrafterLoad, DraftLease
-from cluster.worker.draft_names import (
-    name_within,
-    renamed_commit,
-    renamed_observation,
-    renamed_proposal,
-    renamed_refusal,
-)
+from cluster.worker.drafting import Drafting
+from cluster.worker.lease import DrafterLoad, DraftLease, News, renamed
 from cluster.worker.priority import lower_priority
 
 log = logging.getLogger(__name__)
@@ -36,25 +31,24 @@ log = logging.getLogger(__name__)
 # After so many failures in a row the drafter is at fault, not one request.
 _UNHEALTHY_FAILURES = 16
 
+DraftLink = Link[ProposalFrame, CommitFrame]
+# What a link hands to the growth thread; None instead of a frame: the link has ended.
+_Arrival = tuple[DraftLease, CommitFrame | None]
+
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """A request that the drafter holds, under its name within the drafter.
+    """A request that the drafter holds.  request_id: its coordinator's name for it.
 
-    generation, have_len: of the last commit that was taken in.  is_told: the coordinator knows that
-    nothing else comes after that.
+    task: the tree that is wanted, complete or not.  is_told: the coordinator knows that nothing
+    else comes after the last commit.
     """
 
     lease: DraftLease
     request_id: str
+    task: DraftTask | None = None
     offered: Proposal | None = None
-    generation: int = 0
-    have_len: int = 0
     is_told: bool = False
-
-
-# What a link hands to the growth thread; None instead of a frame: the link has ended.
-_Arrival = tuple[DraftLease, CommitFrame | None]
 
 
 class DraftWorker:
@@ -76,7 +70,9 @@ class DraftWorker:
         """nice: the growth thread's nice value, 0 to 19.  The thread that reads commits keeps its
         priority, unless only the whole process can be lowered."""
         self._nice = nice
-        self._drafter = ContainedDrafter(drafter, description.name, clock)
+        self._clock = clock
+        self._breaker = CircuitBreaker(_UNHEALTHY_FAILURES, math.inf)
+        self._drafting = Drafting(drafter, description.name, self._breaker, clock)
         self._description = description
         self._numbers = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="draft-growth", daemon=True)
@@ -87,21 +83,17 @@ class DraftWorker:
         self._stopping = False
         self._idle = True
         # Owned by the thread.
-        self._requests: dict[str, _Request] = {}
-        self._wanted: dict[str, DraftTask] = {}
-        # Commits that are still to be observed, and observations that are still to be sent.
-        self._unobserved: list[tuple[DraftLease, Commit]] = []
-        self._answers: dict[DraftLease, list[Observation]] = {}
-        # Those of _wanted that may not be complete yet.
-        self._growing: dict[str, DraftTask] = {}
+        self._requests: dict[str, _Request] = {}  # by their names within the drafter
+        self._untold: list[tuple[DraftLease, Commit]] = []
+        self._news: defaultdict[DraftLease, list[News]] = defaultdict(list)  # not put yet
 
     def describe(self) -> WorkerDescription:
         return self._description
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the thread runs and the drafter has not failed many times in a row."""
-        return self._thread.is_alive() and self._drafter.num_failures < _UNHEALTHY_FAILURES
+        """True while the thread runs and the drafter has not failed many times in a row."""
+        return self._thread.is_alive() and self._breaker.allows(self._clock())
 
     def start(self) -> None:
         self._thread.start()
@@ -121,41 +113,32 @@ class DraftWorker:
 
     # On the event loop
 
-    async def serve(self, link: Link[ProposalFrame, CommitFrame]) -> None:
+    async def serve(self, link: DraftLink) -> None:
         """Serve one coordinator until the link ends or breaks, or the worker stops."""
         lease = DraftLease(next(self._numbers))
         with self._condition:
             self._leases.add(lease)
             if self._stopping:
                 lease.finish()
-        log.info("link opened drafter=%s link=%s", self._description.name, lease.number)
-        reader = asyncio.create_task(self._read(lease, link))
-        writer = asyncio.create_task(self._write(lease, link))
+        named = self._description.name, lease.number
+        log.info("link opened drafter=%s link=%s", *named)
         try:
-            done, _ = await asyncio.wait((reader, writer), return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await run_until_first_ends(self._read(lease, link), self._write(lease, link))
         except WorkerError as error:
-            log.info(
-                "link broke drafter=%s link=%s: %s", self._description.name, lease.number, error
-            )
+            log.info("link broke drafter=%s link=%s: %s", *named, error)
         finally:
-            reader.cancel()
-            writer.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
             with self._condition:
                 self._leases.discard(lease)
             self._hand((lease, None))
             await link.close()
-            log.info("link ended drafter=%s link=%s", self._description.name, lease.number)
+            log.info("link ended drafter=%s link=%s", *named)
 
-    async def _read(self, lease: DraftLease, link: Link[ProposalFrame, CommitFrame]) -> None:
+    async def _read(self, lease: DraftLease, link: DraftLink) -> None:
         async for frame in link:
-            lease.frame_handed()
+            await lease.frame_handed()
             self._hand((lease, frame))
-            await lease.room()
 
-    async def _write(self, lease: DraftLease, link: Link[ProposalFrame, CommitFrame]) -> None:
+    async def _write(self, lease: DraftLease, link: DraftLink) -> None:
         while (frame := await lease.next_frame()) is not None:
             await link.send(frame)
 
@@ -164,7 +147,7 @@ class DraftWorker:
             if self._stopping:
                 return
             self._arrivals.append(arrival)
-            self._drafter.interrupt()
+            self._drafting.interrupt()
             self._idle = False
             self._condition.notify_all()
 
@@ -176,10 +159,10 @@ class DraftWorker:
             while (arrivals := self._take_arrivals()) is not None:
                 for lease, frame in arrivals:
                     self._receive(lease, frame)
-                self._observe()
-                if self._growing:
+                self._tell()
+                if self._drafting.growing:
                     self._grow()
-                self._answer()
+                self._put()
         finally:
             # Also on a defect of this loop: links must not hang on a dead thread.
             with self._condition:
@@ -188,14 +171,14 @@ class DraftWorker:
                 self._arrivals.clear()
                 leases = list(self._leases)
                 self._condition.notify_all()
-            self._drafter.release(list(self._requests))
+            self._drafting.release(list(self._requests))
             for lease in leases:
                 lease.finish()
 
     def _take_arrivals(self) -> list[_Arrival] | None:
         """Wait for something to do, and return all that has arrived; None at the end."""
         with self._condition:
-            if not self._arrivals and not self._growing:
+            if not self._arrivals and not self._drafting.growing:
                 self._idle = True
                 self._condition.notify_all()
                 self._condition.wait_for(lambda: self._arrivals or self._stopping)
@@ -207,127 +190,88 @@ class DraftWorker:
 
     def _receive(self, lease: DraftLease, frame: CommitFrame | None) -> None:
         if frame is None:
-            self._unobserved = [entry for entry in self._unobserved if entry[0] is not lease]
+            self._untold = [entry for entry in self._untold if entry[0] is not lease]
             self._forget([name for name, each in self._requests.items() if each.lease is lease])
-            self._report()
             return
         lease.frame_taken()
         # Before the commits: a full drafter has room for what comes in place of what ended, and a
         # commit for a request that is released in the same frame opens it anew.
         if frame.released:
-            self._observe()
+            self._tell()
             lease.withdraw(frame.released)
-            self._forget([name_within(lease.number, request_id) for request_id in frame.released])
-        self._unobserved.extend((lease, commit) for commit in frame.commits)
-        if frame.released:
-            self._report()
+            self._forget([lease.inside(request_id) for request_id in frame.released])
+        self._untold.extend((lease, commit) for commit in frame.commits)
 
-    def _observe(self) -> None:
+    def _tell(self) -> None:
         """Take in the commits of all frames that have come meanwhile, together.
 
         A drafter that shares busy cores with the target gets to run when the target has nothing to
         do: then there is a backlog, and next to no time to work it off frame by frame.
         """
-        commits, self._unobserved = self._unobserved, []
-        if not commits:
+        untold, self._untold = self._untold, []
+        if not untold:
             return
-        answers = self._drafter.observe(
-            [renamed_commit(lease.number, commit) for lease, commit in commits]
-        )
-        for (lease, commit), answer in zip(commits, answers, strict=True):
+        drafting = self._drafting
+        answers = drafting.tell([lease.named(commit) for lease, commit in untold])
+        for (lease, commit), answer in zip(untold, answers, strict=True):
+            name = commit.request_id
             if isinstance(answer, Refusal):
-                self._drop(answer.request_id)
-                named = renamed_refusal(answer, commit.request_id)
-                lease.put(self._load(), self._drafter.busy_s, (), (), [named])
+                self._requests.pop(answer.request_id, None)
+                self._news[lease].append(replace(answer, request_id=name))
                 continue
-            observed = renamed_observation(answer, commit.request_id)
-            self._answers.setdefault(lease, []).append(observed)
+            self._news[lease].append(
+                Observation(name, answer.generation, answer.have_len, answer.log_loss)
+            )
             if answer.have_len > 0:
-                new = _Request(lease, commit.request_id)
-                request = self._requests.setdefault(answer.request_id, new)
-                request.generation, request.have_len = answer.generation, answer.have_len
-                request.is_told = False
-            taken = answer.generation == commit.generation  # else a former owner's, come late
-            if taken and answer.have_len == commit.base_len + len(commit.token_ids):
-                self._want(answer.request_id, commit)
-        # What grows for these may finish others, whose work waited in the drafter.
-        self._growing.update(self._wanted)
-
-    def _answer(self) -> None:
-        """Send the observations that were not sent with proposals."""
-        answers, self._answers = self._answers, {}
-        for lease, observations in answers.items():
-            lease.put(self._load(), self._drafter.busy_s, (), observations)
-
-    def _want(self, name: str, commit: Commit) -> None:
-        """The drafter took the commit in: its tree may grow, if nodes are of use."""
-        if commit.max_nodes > 0:
-            task = DraftTask(name, commit.generation, commit.max_nodes)
-            self._wanted[name] = self._growing[name] = task
-        else:
-            self._wanted.pop(name, None)
-            self._growing.pop(name, None)
+                request = self._requests.setdefault(answer.request_id, _Request(lease, name))
+                request.task, request.is_told = drafting.growing.get(answer.request_id), False
+        self._grow_again()
 
     def _grow(self) -> None:
-        proposals, refusals = self._drafter.propose(list(self._growing.values()))
-        offers: dict[DraftLease, list[Proposal]] = {}
+        proposals, refusals = self._drafting.grow()
         for proposal in proposals:
             request = self._requests.get(proposal.request_id)
             # An empty tree only says that growth goes on, and so does the former object.
             if request is None or proposal is request.offered or len(proposal.tree) == 0:
                 continue
-            request.offered = proposal
-            request.is_told = proposal.is_complete
-            renamed = renamed_proposal(proposal, request.request_id)
-            offers.setdefault(request.lease, []).append(renamed)
-        load = self._load()
-        for lease, offered in offers.items():
-            observations = self._answers.pop(lease, ())
-            lease.put(load, self._drafter.busy_s, offered, observations)
+            request.offered, request.is_told = proposal, bool(proposal.is_complete)
+            self._news[request.lease].append(renamed(proposal, request.request_id))
         for refusal in refusals:
-            request = self._drop(refusal.request_id)
+            request = self._requests.pop(refusal.request_id, None)
             if request is not None:
-                named = renamed_refusal(refusal, request.request_id)
-                request.lease.withdraw([request.request_id])
-                request.lease.put(self._load(), self._drafter.busy_s, (), (), [named])
-        if not proposals:
-            self._tell_complete(self._growing)
-            self._growing.clear()
-            self._report()
+                named = replace(refusal, request_id=request.request_id)
+                self._news[request.lease].append(named)
 
-    def _tell_complete(self, names: Iterable[str]) -> None:
-        """These trees grow no further; say so where no proposal did."""
-        completions: dict[DraftLease, list[Completion]] = {}
-        for name in names:
-            request = self._requests.get(name)
-            if request is None or request.is_told:
-                continue
-            request.is_told = True
-            completion = Completion(request.request_id, request.generation, request.have_len)
-            completions.setdefault(request.lease, []).append(completion)
-        for lease, told in completions.items():
-            observations = self._answers.pop(lease, ())
-            lease.put(self._load(), self._drafter.busy_s, (), observations, completions=told)
-
-    def _forget(self, names: Sequence[str]) -> None:
-        self._drafter.release(names)
-        for name in names:
-            self._drop(name)
-        # What was released may be what others could not grow without.
-        self._growing.update(self._wanted)
-
-    def _drop(self, name: str) -> _Request | None:
-        self._wanted.pop(name, None)
-        self._growing.pop(name, None)
-        return self._requests.pop(name, None)
-
-    def _load(self) -> DrafterLoad:
-        return DrafterLoad(*self._drafter.pages, len(self._requests))
-
-    def _report(self) -> None:
-        """Tell every link what the drafter holds, where that changed since its last frame."""
-        load = self._load()
+    def _put(self) -> None:
+        """Hand to every link what there is for it, and what the drafter as a whole holds."""
+        drafting, is_idle = self._drafting, not self._drafting.growing
+        if is_idle:
+            self._tell_complete()
+        news, self._news = self._news, defaultdict(list)
+        load = DrafterLoad(*drafting.pages, len(drafting.held))
         with self._condition:
             leases = list(self._leases)
         for lease in leases:
-            lease.put(load, self._drafter.busy_s)
+            lease.put(news[lease], load, drafting.busy_s, is_idle=is_idle)
+
+    def _tell_complete(self) -> None:
+        """No tree grows further; say so where no proposal did."""
+        for name, request in self._requests.items():
+            if request.task is not None and not request.is_told:
+                request.is_told = True
+                held = self._drafting.held[name]
+                told = Completion(request.request_id, held.generation, held.have_len)
+                self._news[request.lease].append(told)
+
+    def _forget(self, names: Sequence[str]) -> None:
+        self._drafting.release(names)
+        for name in names:
+            self._requests.pop(name, None)
+        self._grow_again()
+
+    def _grow_again(self) -> None:
+        """What was told or released may be what other trees could not grow without: their work
+        waited in the drafter."""
+        self._drafting.growing.update(
+            (name, each.task) for name, each in self._requests.items() if each.task is not None
+        )

@@ -50,7 +50,7 @@ def test_a_target_is_told_all_of_the_text() -> None:
 def test_the_breaker_opens_after_failures_in_a_row_only() -> None:
     breaker = CircuitBreaker(3, 10.0)
     for now in range(5):
-        assert not breaker.record_failure(float(now)) or now > 1
+        assert not breaker.record_failure("link", float(now)) or now > 1
         if now == 1:
             breaker.record_success()
     assert not breaker.allows(4.0)
@@ -59,19 +59,19 @@ def test_the_breaker_opens_after_failures_in_a_row_only() -> None:
 
 def test_on_probation_one_failure_opens_and_one_success_closes() -> None:
     breaker = CircuitBreaker(2, 10.0)
-    breaker.record_failure(0.0)
-    breaker.record_failure(0.0)
+    breaker.record_failure("link", 0.0)
+    breaker.record_failure("link", 0.0)
     assert breaker.state(10.0) == "probation"
-    assert breaker.record_failure(10.0)
+    assert breaker.record_failure("link", 10.0)
     assert breaker.state(19.0) == "open"
     breaker.record_success()
     assert breaker.state(20.0) == "closed"
-    assert not breaker.record_failure(21.0)
+    assert not breaker.record_failure("link", 21.0)
 
 
 def test_a_breaker_is_history_long_after_its_last_failure() -> None:
     breaker = CircuitBreaker(2, 10.0)
     assert breaker.is_history(0.0)
-    breaker.record_failure(5.0)
+    breaker.record_failure("link", 5.0)
     assert not breaker.is_history(30.0)
     assert breaker.is_history(105.0)

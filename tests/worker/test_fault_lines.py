@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.inside import StepRows, StepWants
 from cluster.errors import ProtocolError, RequestError
+from cluster.messages import Refusal
 from cluster.spec.token_log import TokenLog
-from cluster.spec.tree_check import ANY_VOCABULARY
-from cluster.worker.contained_drafter import ContainedDrafter
+from cluster.worker.drafting import Drafting
 from deployments.console_log import is_wanted
 from tests.support.coordinator.house import FakeClock
 from tests.support.worker.draft_peer import CountingDrafter
@@ -54,13 +55,18 @@ class Raising(CountingDrafter):
         raise self.kind(SECRET)
 
 
-def contained(drafter: Any, clock: FakeClock) -> ContainedDrafter:
-    return ContainedDrafter(drafter, "mine", clock, ANY_VOCABULARY)
+def contained(drafter: Any, clock: FakeClock) -> Drafting:
+    return Drafting(drafter, "mine", CircuitBreaker(3, 2.0), clock)
 
 
-def call_all(drafter: ContainedDrafter) -> list[str]:
+def propose(drafter: Drafting) -> list[Refusal]:
+    drafter.growing["r"] = DraftTask("r", 1, 4)
+    return drafter.grow()[1]
+
+
+def call_all(drafter: Drafting) -> list[str]:
     """Calls everything that it has; returns what the refusals say."""
-    refusals = [*drafter.propose([DraftTask("r", 1, 4)])[1], *drafter.observe([COMMIT])]
+    refusals = [*propose(drafter), *drafter.tell([COMMIT])]
     drafter.release(["r"])
     drafter.interrupt()
     assert drafter.pages == (0, 0)
@@ -92,11 +98,11 @@ def test_a_fault_is_said_once_a_minute_with_its_count(caplog: pytest.LogCaptureF
     drafter = contained(Raising(ValueError), clock)
     caplog.clear()
     for _ in range(50):
-        drafter.propose([DraftTask("r", 1, 4)])
+        propose(drafter)
     of_propose = [line for line in caplog.messages if "request=r " in line]
     assert len(of_propose) == 1
     clock.now += 61.0
-    drafter.propose([DraftTask("r", 1, 4)])
+    propose(drafter)
     assert "times=51" in [line for line in caplog.messages if "request=r " in line][-1]
 
 

@@ -87,7 +87,7 @@ def resident(
     drafter: Drafter, name: str = "a", clock: Callable[[], float] = time.perf_counter, **limits: Any
 ) -> ResidentDrafter:
     breaker = CircuitBreaker(limits.get("failures", 3), limits.get("reset_s", RESET_S))
-    return ResidentDrafter(name, drafter, VOCAB_SIZE, breaker, RESET_S, clock)
+    return ResidentDrafter(name, drafter, VOCAB_SIZE, breaker, clock)
 
 
 def resident_text(

@@ -1,0 +1,74 @@
+"""Checks of what a drafter answers, before anything relies on it: it may be anything at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.core import Commit, Observation, Proposal, TokenTree
+from cluster.errors import CapacityError, DrafthouseError, ProtocolError
+from cluster.messages import Refusal
+
+# Counts travel in 32 bits.
+MAX_COUNT = (1 << 32) - 1
+
+
+def checked_observation(commit: Commit, answer: object) -> Observation | Refusal:
+    """The answer to the commit, or a refusal where the drafter takes nothing of the request.
+
+    It would not take the text next time either, and without a refusal the prompt would be sent
+    again and again.  Raises ProtocolError for what is no possible answer.
+    """
+    if not isinstance(answer, Observation):
+        raise ProtocolError(f"a drafter answered a commit with a {type(answer).__name__}")
+    if not (type(answer.generation) is type(answer.have_len) is int and answer.log_loss is None):
+        answer = _in_plain_numbers(answer)
+    generation, have_len, name = answer.generation, answer.have_len, answer.request_id
+    is_named = isinstance(name, str) and name == commit.request_id
+    if not (is_named and generation >= 0 and 0 <= have_len <= MAX_COUNT):
+        raise ProtocolError("a drafter's observation names another request, or counts no tokens")
+    is_opened = commit.base_len == 0 and len(commit.token_ids) > 0
+    if have_len > 0 or not is_opened or generation > commit.generation:
+        return answer
+    error: DrafthouseError = CapacityError(
+        "the drafter holds as many requests as it may; raise its max_requests or add a replica"
+    )
+    if commit.prefix_hash != 0:
+        error = ProtocolError(
+            f"a commit from the start has prefix hash {commit.prefix_hash}; that of no token is 0"
+        )
+    return Refusal(name, commit.generation, error.code, error.message)
+
+
+def _in_plain_numbers(answer: Observation) -> Observation:
+    counts, loss = (answer.generation, answer.have_len), answer.log_loss
+    if not all(isinstance(each, (int, np.integer)) for each in counts):
+        raise ProtocolError("a drafter's observation counts no tokens")
+    if not isinstance(loss, (int, float, np.floating, type(None))):
+        raise ProtocolError(f"a drafter's log_loss is a {type(loss).__name__}")
+    return replace(
+        answer, generation=int(counts[0]), have_len=int(counts[1]),
+        log_loss=None if loss is None else float(loss),
+    )  # fmt: skip
+
+
+def narrowed(proposal: Proposal) -> Proposal:
+    """The proposal with int32 and float32 arrays, where that loses nothing.
+
+    NumPy makes wider ones by default."""
+    if not (isinstance(proposal, Proposal) and isinstance(proposal.tree, TokenTree)):
+        return proposal
+    tree = TokenTree(
+        _narrow(proposal.tree.token_ids, np.int32), _narrow(proposal.tree.parents, np.int32)
+    )
+    return replace(proposal, tree=tree, survival=_narrow(proposal.survival, np.float32))
+
+
+def _narrow(array: Any, dtype: type) -> Any:
+    if not isinstance(array, np.ndarray) or array.dtype.kind != np.dtype(dtype).kind:
+        return array
+    narrow: npt.NDArray[Any] = array.astype(dtype)
+    return narrow if array.dtype.kind == "f" or np.array_equal(narrow, array) else array

@@ -1,0 +1,286 @@
+"""One drafter, wherever it runs: told of texts, asked for trees, contained and judged.
+
+By turns with the target's steps (`cluster.worker.resident`), or by a thread of its own in the pool
+(`cluster.worker.draft_worker`).  An exception or a malformed answer costs the request in question
+its drafts, and nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from operator import index
+from typing import Any, TypeVar
+
+from cluster.core import Commit, DraftTask, Observation, Proposal
+from cluster.draft import answers as checks
+from cluster.draft.answers import MAX_COUNT, checked_observation, narrowed
+from cluster.draft.base import Drafter, HasPages, Interruptible
+from cluster.draft.breaker import CircuitBreaker
+from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows, StepWants
+from cluster.draft.once_a_minute import OnceAMinute
+from cluster.errors import DrafthouseError, ProtocolError, WorkerError
+from cluster.messages import Refusal
+from cluster.spec.token_log import TokenLog
+from cluster.spec.tree_check import ANY_VOCABULARY, problem_in_text, problems_of_proposals
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Asked = TypeVar("Asked", Commit, DraftTask)
+Answer = TypeVar("Answer", Observation, Proposal)
+
+# Where what is raised is no fault in a drafter's own lines.
+_OURS = frozenset((__file__, checks.__file__))
+_NO_TEXTS: Mapping[str, TokenLog] = {}
+
+
+class Drafting:
+    """Belongs to the thread that drafts, but for `interrupt`.
+
+    held: its newest answer about each request of which it holds tokens.  growing: the trees that
+    may not be complete yet.  wants: what it wants of the target's steps.  busy_s: seconds that it
+    has computed.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        name: str,
+        breaker: CircuitBreaker,
+        clock: Callable[[], float],
+        vocab_size: int = ANY_VOCABULARY,
+    ) -> None:
+        self.name = name
+        self.breaker = breaker
+        self.busy_s = 0.0
+        self.held: dict[str, Observation] = {}
+        self.growing: dict[str, DraftTask] = {}
+        self._drafter = drafter
+        self._clock = clock
+        self._vocab_size = vocab_size
+        self._said = OnceAMinute()
+        self._has_failed = False  # since it was last told of something
+        self._interruptible = drafter if isinstance(drafter, Interruptible) else None
+        self._reader: StepReader | None = None
+        self.wants = WANTS_NOTHING
+        # Once: what is wanted of the target's steps decides how those are run.
+        if found := self._try("wants", lambda: _reader_of(drafter)):
+            self._reader, self.wants = found
+        # To look for its pages reads them.
+        self._pages = self._try("pages", lambda: drafter if isinstance(drafter, HasPages) else None)
+
+    @property
+    def pages(self) -> tuple[int, int]:
+        """KV pages in use, and all of them; zeros for a drafter without an engine."""
+        pages = self._pages
+        if pages is None:
+            return 0, 0
+        found = self._try("pages", lambda: (index(pages.pages_in_use), index(pages.pages_total)))
+        if found is None:
+            self._pages = None  # it is not asked again
+            return 0, 0
+        in_use, total = (min(max(count, 0), MAX_COUNT) for count in found)
+        return in_use, total
+
+    def interrupt(self) -> None:
+        """Ask the drafter to end its current slice soon, if it can.  Called from any thread."""
+        try:
+            if self._interruptible is not None:
+                self._interruptible.interrupt()
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            # It is not asked again; its slices only take longer.
+            self._interruptible = None
+            self._log("interrupt", error)
+
+    def tell(self, commits: Sequence[Commit]) -> list[Observation | Refusal]:
+        """Tell it of commits; one answer for each.
+
+        The tree of a text that it holds whole grows from now on, where nodes are wanted."""
+        self._has_failed = False
+        started = self._clock()
+        answers = self._ask(commits, self._observe)
+        self.busy_s += self._clock() - started
+        held, growing = self.held, self.growing
+        for commit, answer in zip(commits, answers, strict=True):
+            name = commit.request_id
+            if isinstance(answer, Refusal):
+                self._drop(name)
+                continue
+            have_len = answer.have_len
+            if have_len > 0 or name in held:
+                held[name] = answer
+            if answer.generation != commit.generation:
+                continue  # a former owner's, come late
+            if have_len == commit.base_len + len(commit.token_ids):
+                if commit.max_nodes > 0:
+                    growing[name] = DraftTask(name, commit.generation, commit.max_nodes)
+                else:
+                    growing.pop(name, None)
+        return answers
+
+    def grow(
+        self, texts: Mapping[str, TokenLog] = _NO_TEXTS
+    ) -> tuple[list[Proposal], list[Refusal]]:
+        """One slice of growth of all that is growing; without proposals nothing else comes.
+
+        texts: those that are at hand, which the trees must continue.
+        """
+        started = self._clock()
+        tasks = list(self.growing.values())
+        answers = self._ask(tasks, lambda some: self._propose(some, texts))
+        self.busy_s += self._clock() - started
+        proposals = [each for each in answers if isinstance(each, Proposal)]
+        refusals = [each for each in answers if isinstance(each, Refusal)]
+        for proposal in proposals:
+            if proposal.is_complete:
+                self.growing.pop(proposal.request_id, None)
+        if not proposals:
+            self.growing.clear()
+        elif not self._has_failed:
+            self.breaker.record_success()
+        return proposals, refusals
+
+    def read(self, rows: Sequence[StepRows]) -> None:
+        """Hand it the rows of a step; a fault costs it those rows alone."""
+        reader = self._reader
+        if reader is None:
+            return
+        started = self._clock()
+        self._try("rows", lambda: reader.read(rows), fault="refused")
+        self.busy_s += self._clock() - started
+
+    def release(self, request_ids: Sequence[str]) -> None:
+        """Forget these requests; the drafter ignores unknown ones."""
+        for request_id in request_ids:
+            self._drop(request_id)
+        self._try("release", lambda: self._drafter.release(request_ids), fault="refused")
+
+    def refuse(self, request_id: str, generation: int, error: Exception) -> Refusal:
+        """Reset a request over which the drafter is at fault, and return its refusal."""
+        self._log(request_id, error)
+        self.release([request_id])
+        code = error.code if isinstance(error, DrafthouseError) else WorkerError.code
+        self._blame(self.breaker.rule(code).fault)
+        told = f"the drafter failed with {self._told(error)}; its state of the request was reset"
+        return Refusal(request_id, generation, code, told)
+
+    def note_stall(self, stalled_s: float) -> None:
+        """Its calls have taken far too long: it rests until they have cost no more than a share."""
+        now = self._clock()
+        rests_s = self.breaker.record_stall(stalled_s, now)
+        if count := self._said.is_due("stalled", now):
+            log.warning(
+                "resident drafter stalled name=%s times=%d for_s=%.3f rests_s=%.1f",
+                self.name, count, stalled_s, rests_s,
+            )  # fmt: skip
+
+    def _drop(self, request_id: str) -> None:
+        self.held.pop(request_id, None)
+        self.growing.pop(request_id, None)
+
+    def _ask(
+        self, asked: Sequence[Asked], call: Callable[[Sequence[Asked]], list[Answer | Refusal]]
+    ) -> list[Answer | Refusal]:
+        """A batch that fails is repeated one by one, so that only the faulty one is refused.
+
+        Observing a commit twice is harmless.
+        """
+        try:
+            return call(asked)
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            if len(asked) == 1:
+                return [self.refuse(asked[0].request_id, asked[0].generation, error)]
+            return [answer for each in asked for answer in self._ask([each], call)]
+
+    def _observe(self, commits: Sequence[Commit]) -> list[Observation | Refusal]:
+        answers = list(self._drafter.observe(commits))
+        if len(answers) != len(commits):
+            raise ProtocolError(
+                f"the drafter answered {len(commits)} commits with {len(answers)} observations"
+            )
+        return [
+            checked_observation(commit, answer)
+            for commit, answer in zip(commits, answers, strict=True)
+        ]
+
+    def _propose(
+        self, tasks: Sequence[DraftTask], texts: Mapping[str, TokenLog]
+    ) -> list[Proposal | Refusal]:
+        """The sound proposals for these tasks.  Another one resets its request, as an exception
+        does."""
+        proposals = list(self._drafter.propose(tasks))
+        problems = problems_of_proposals(proposals, self._vocab_size)
+        if any(problems):
+            proposals = [narrowed(each) for each in proposals]
+            problems = problems_of_proposals(proposals, self._vocab_size)
+        generations = {task.request_id: task.generation for task in tasks}
+        found: list[Proposal | Refusal] = []
+        refused: dict[str, str] = {}
+        for proposal, problem in zip(proposals, problems, strict=True):
+            name: Any = getattr(proposal, "request_id", None)
+            is_known = isinstance(name, str) and name in generations
+            if problem is None:
+                if not is_known or proposal.generation != generations[name]:
+                    continue
+                text = texts.get(name)
+                problem = None if text is None else problem_in_text(proposal, text)
+            if problem is None:
+                found.append(proposal)
+            else:
+                refused.update(dict.fromkeys([name] if is_known else generations, problem))
+        if not refused:
+            return found
+        return [each for each in found if each.request_id not in refused] + [
+            self.refuse(name, generations[name], ProtocolError(problem))
+            for name, problem in refused.items()
+        ]
+
+    def _blame(self, fault: str) -> None:
+        if fault:
+            self._has_failed = True
+            self.breaker.record_failure(fault, self._clock())
+
+    def _try(self, what: str, call: Callable[[], T], fault: str = "") -> T | None:
+        """What a call returns that is about no single request; None where it raises.
+
+        fault: what the drafter is then blamed for."""
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
+            self._log(what, error)
+            self._blame(fault)
+            return None
+
+    def _log(self, what: str, error: Exception) -> None:
+        told = self._told(error)
+        count = self._said.is_due(told, self._clock())
+        if count:
+            log.warning(
+                "drafter failed drafter=%s request=%s times=%d: %s", self.name, what, count, told
+            )
+
+    def _told(self, error: Exception) -> str:
+        """An error's type and where in the drafter's own file, or below it, it was raised.
+
+        Its message may quote the prompt; only what we say of an answer that is none does not.
+        """
+        kind = type(error).__name__
+        places = [(frame.f_code.co_filename, line)
+                  for frame, line in traceback.walk_tb(error.__traceback__)]  # fmt: skip
+        theirs = [place for place in places if place[0] not in _OURS]
+        if not theirs:
+            is_ours = isinstance(error, ProtocolError)
+            return f"{kind}: {error}" if is_ours else f"{kind} over what it answered"
+        own = getattr(sys.modules.get(type(self._drafter).__module__), "__file__", None)
+        path, line = next((place for place in reversed(theirs) if place[0] == own), theirs[-1])
+        return f"{kind} ({path}, line {line})"
+
+
+def _reader_of(drafter: Drafter) -> tuple[StepReader, StepWants] | None:
+    if not isinstance(drafter, StepReader):
+        return None
+    wants = drafter.wants
+    return drafter, StepWants(tuple(map(index, wants.taps)), max(index(wants.num_top), 0))

@@ -1,0 +1,147 @@
+"""What one link holds of a draft worker: its requests' names there, and what is still to be sent.
+
+The growth thread puts results in; the link's writer, on its event loop, takes frames out.  Nothing
+is queued but the newest of everything: a link that could not send for a while then sends only the
+last proposal of each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cluster.core import Commit, Completion, Observation, Proposal, TokenTree
+from cluster.messages import ProposalFrame, Refusal
+
+# While so many frames wait for the growth thread, no more are read from the link.
+MAX_BACKLOG = 256
+
+News = Proposal | Observation | Refusal | Completion
+T = TypeVar("T", bound=News)
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterLoad:
+    """What the whole drafter holds: KV pages (0 without an engine), and requests."""
+
+    pages_in_use: int = 0
+    pages_total: int = 0
+    num_requests: int = 0
+
+
+class DraftLease:
+    """One link's requests and its outbox.
+
+    Created on the link's event loop; `put`, `withdraw`, `frame_taken` and `finish` are called from
+    the growth thread, everything else on the loop.
+    """
+
+    def __init__(self, number: int) -> None:
+        """number: the name space of the link's request ids."""
+        self.number = number
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._news: dict[tuple[type[News], str], News] = {}  # by kind and request
+        self._load = self._sent_load = DrafterLoad()
+        self._draft_time_s = self._sent_draft_time_s = 0.0
+        self._due = False  # there is something to send, and the writer is awake
+        self._wake = asyncio.Event()
+        self._room = asyncio.Semaphore(MAX_BACKLOG)
+        self._finished = False
+
+    def inside(self, request_id: str) -> str:
+        """The request's name within the drafter."""
+        return f"{self.number}/{request_id}"
+
+    def named(self, commit: Commit) -> Commit:
+        """The commit under its name within the drafter."""
+        # By hand: dataclasses.replace takes several times as long in every round.
+        return Commit(
+            self.inside(commit.request_id), commit.generation, commit.base_len, commit.prefix_hash,
+            commit.token_ids, commit.prompt_len, commit.max_nodes, commit.task, commit.params,
+            commit.tenant,
+        )  # fmt: skip
+
+    async def next_frame(self) -> ProposalFrame | None:
+        """Wait for news, and return all of it since the last frame; None at the end."""
+        await self._wake.wait()
+        self._wake.clear()
+        with self._lock:
+            if self._finished:
+                self._wake.set()
+                return None
+            news, self._news = self._news.values(), {}
+            load, draft_time_s = self._load, self._draft_time_s - self._sent_draft_time_s
+            self._sent_load, self._sent_draft_time_s = load, self._draft_time_s
+            self._due = False
+        return ProposalFrame(
+            _of(Proposal, news), _of(Observation, news), _of(Refusal, news),
+            load.pages_in_use, load.pages_total, load.num_requests, draft_time_s,
+            _of(Completion, news),
+        )  # fmt: skip
+
+    async def frame_handed(self) -> None:
+        """Wait until the growth thread has caught up with the frames that it was handed."""
+        await self._room.acquire()
+
+    def frame_taken(self) -> None:
+        self._call(self._room.release)
+
+    def put(
+        self, news: Iterable[News], load: DrafterLoad, draft_time_s: float, *, is_idle: bool
+    ) -> None:
+        """Keep the newest of everything, and wake the writer if there is something to send.
+
+        draft_time_s: the drafter's computing time since the worker's start.  is_idle: nothing grows
+        any more, so that no frame will tell of its pages by the way.
+        """
+        with self._lock:
+            self._load, self._draft_time_s = load, draft_time_s
+            for each in news:
+                if isinstance(each, Refusal):
+                    self._withdraw(each.request_id)
+                self._news[type(each), each.request_id] = each
+            is_changed = load != self._sent_load and (
+                is_idle or load.num_requests != self._sent_load.num_requests
+            )
+            if self._due or not (self._news or is_changed):
+                return
+            self._due = True
+        self._call(self._wake.set)
+
+    def withdraw(self, request_ids: Iterable[str]) -> None:
+        """Drop what is not sent yet about released requests, except refusals."""
+        with self._lock:
+            for request_id in request_ids:
+                self._withdraw(request_id)
+
+    def finish(self) -> None:
+        """The worker stops: next_frame answers None."""
+        with self._lock:
+            self._finished = True
+        self._call(self._wake.set)
+
+    def _withdraw(self, request_id: str) -> None:
+        for kind in (Proposal, Observation, Completion):
+            self._news.pop((kind, request_id), None)
+
+    def _call(self, callback: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing can be sent
+            self._loop.call_soon_threadsafe(callback)
+
+
+def _of(kind: type[T], news: Iterable[News]) -> tuple[T, ...]:
+    return tuple(each for each in news if isinstance(each, kind))
+
+
+def renamed(proposal: Proposal, request_id: str) -> Proposal:
+    """A copy with its own arrays: in-process links pass references, and drafters reuse arrays."""
+    tree = TokenTree(proposal.tree.token_ids.copy(), proposal.tree.parents.copy())
+    return Proposal(
+        request_id, int(proposal.generation), int(proposal.base_len), int(proposal.prefix_hash),
+        tree, proposal.survival.copy(), proposal.drafter, bool(proposal.is_complete),
+    )  # fmt: skip
