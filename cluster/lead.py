@@ -18,35 +18,28 @@ from functools import partial
 from cluster.config.file import load
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
-from cluster.errors import ConfigError, DrafthouseError, NotFoundError, ProtocolError
+from cluster.errors import ConfigError, DrafthouseError, ProtocolError
 from cluster.rpc.channel import connect_drafter, connect_target
 from cluster.rpc.server import serve_coordinator
-from cluster.rpc.standalone import run_until_signal
+from cluster.rpc.standalone import LOG_FORMAT, exit_code, run_until_signal
 
 log = logging.getLogger(__name__)
 
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a coordinator; returns the exit code: 0 clean shutdown, 1 failure, 2 wrong config."""
+    """Run a coordinator; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=arguments.log_level, format=_LOG_FORMAT, stream=sys.stderr)
-    try:
-        config = load(arguments.config, arguments.overrides).config
-        drafters = [_drafter_address(text, config) for text in arguments.drafter]
-        asyncio.run(_lead(config, arguments, drafters))
-    except (ConfigError, NotFoundError) as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 2
-    except DrafthouseError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 1
-    except KeyboardInterrupt:  # before the server installed its signal handlers
-        return 130
-    return 0
+    logging.basicConfig(level=arguments.log_level, format=LOG_FORMAT, stream=sys.stderr)
+    return exit_code(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    config = load(arguments.config, arguments.overrides).config
+    drafters = [_drafter_address(text, config) for text in arguments.drafter]
+    asyncio.run(_lead(config, arguments, drafters))
 
 
 def _parser() -> argparse.ArgumentParser:

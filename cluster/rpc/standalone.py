@@ -1,4 +1,4 @@
-"""Runs a server as its own process: prints a ready line and shuts down cleanly on a signal."""
+"""Runs a server as its own process: a ready line, a clean end on a signal, and an exit code."""
 
 from __future__ import annotations
 
@@ -7,11 +7,24 @@ import signal
 import sys
 from collections.abc import Callable
 
-from cluster.errors import WorkerError
+from cluster.errors import ConfigError, DrafthouseError, NotFoundError, WorkerError
 from cluster.rpc.server import RunningServer
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _HEALTH_INTERVAL_S = 1.0
 _STOP_GRACE_S = 1.0
+
+
+def exit_code(run: Callable[[], None]) -> int:
+    """Run a command; returns its exit code: 0 ended in order, 1 failed, 2 wrongly configured."""
+    try:
+        run()
+    except KeyboardInterrupt:  # before the server has taken over the signals
+        return 130
+    except DrafthouseError as error:
+        sys.stderr.write(f"error: {error.message}\n")
+        return 2 if isinstance(error, (ConfigError, NotFoundError)) else 1
+    return 0
 
 
 async def run_until_signal(

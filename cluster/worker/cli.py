@@ -14,49 +14,41 @@ import asyncio
 import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config.file import load
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
-from cluster.errors import ConfigError, DrafthouseError, NotFoundError
 from cluster.rpc.server import serve_drafter, serve_target
-from cluster.rpc.standalone import run_until_signal
+from cluster.rpc.standalone import LOG_FORMAT, exit_code, run_until_signal
 from cluster.worker.build import build_drafter, build_target
 from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
 
-_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _RANK_GRACE_S = 10.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one worker; returns the exit code: 0 ended in order, 1 failed, 2 wrongly configured."""
+    """Run one worker; returns the exit code."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=arguments.log_level, format=_LOG_FORMAT, stream=sys.stderr)
-    try:
-        file = load(arguments.config, arguments.overrides)
-        registry.search_in(Path.cwd(), file.path.parent)
-        config = file.config
-        if arguments.role == "target":
-            asyncio.run(_target(config, arguments))
-        elif arguments.role == "draft":
-            asyncio.run(_draft(config, arguments))
-        else:
-            _follow(config.target.engine, arguments.rank, arguments.leader)
-    except (ConfigError, NotFoundError) as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 2
-    except DrafthouseError as error:
-        sys.stderr.write(f"error: {error.message}\n")
-        return 1
-    except KeyboardInterrupt:  # before the server has taken over the signals
-        return 130
-    return 0
+    logging.basicConfig(level=arguments.log_level, format=LOG_FORMAT, stream=sys.stderr)
+    return exit_code(lambda: _run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    file = load(arguments.config, arguments.overrides)
+    registry.search_in(Path.cwd(), file.path.parent)
+    if arguments.role == "target":
+        asyncio.run(_target(file.config, arguments))
+    elif arguments.role == "draft":
+        asyncio.run(_draft(file.config, arguments))
+    else:
+        _follow(file.config.target.engine, arguments.rank, arguments.leader)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,9 +73,9 @@ def _parser() -> argparse.ArgumentParser:
 
 async def _target(config: Config, arguments: argparse.Namespace) -> None:
     pin_to_cores(config.target.placement.cores)
-    ranks = await _start_ranks(config.target.engine, arguments)
-    try:
-        engine = await asyncio.to_thread(_load, config, ranks.leader)
+    leader = f"127.0.0.1:{_free_port()}"
+    async with _ranks(config.target.engine, leader, arguments) as ranks:
+        engine = await asyncio.to_thread(_load, config, leader)
         worker = build_target(engine, config)
         if config.residents:
             shorten_switch_interval()
@@ -95,13 +87,12 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
                 max_frame_bytes=config.coordinator.max_frame_bytes,
             )  # fmt: skip
             await run_until_signal(
-                server, "target", lambda: worker.healthy and not ranks.any_ended()
-            )
+                server, "target",
+                lambda: worker.healthy and all(rank.returncode is None for rank in ranks),
+            )  # fmt: skip
         finally:
             await asyncio.to_thread(worker.stop)
             engine.close()
-    finally:
-        await ranks.stop()
 
 
 async def _draft(config: Config, arguments: argparse.Namespace) -> None:
@@ -155,35 +146,28 @@ def _configure_threads(config: EngineConfig) -> None:
     configure_threads(config)
 
 
-class _Ranks:
-    """Ranks 1 and up of a target, as child processes on this machine."""
+@asynccontextmanager
+async def _ranks(
+    config: EngineConfig, leader: str, arguments: argparse.Namespace
+) -> AsyncIterator[Sequence[asyncio.subprocess.Process]]:
+    """Ranks 1 and up of a target, as child processes on this machine.
 
-    def __init__(self, leader: str, processes: Sequence[asyncio.subprocess.Process]) -> None:
-        self.leader = leader
-        self._processes = processes
-
-    def any_ended(self) -> bool:
-        return any(process.returncode is not None for process in self._processes)
-
-    async def stop(self) -> None:
-        """Wait for the ranks to end after rank 0; kill those that do not."""
-        for process in self._processes:
+    They end after rank 0; those that do not are killed."""
+    options = [part for override in arguments.overrides for part in ("--set", override)]
+    options += ["--log-level", arguments.log_level]
+    ranks: list[asyncio.subprocess.Process] = []
+    try:
+        for rank in range(1, config.tensor_parallel):
+            command = [sys.executable, "-m", "cluster.worker", "rank", arguments.config, str(rank)]
+            ranks.append(await asyncio.create_subprocess_exec(*command, leader, *options))
+        yield ranks
+    finally:
+        for process in ranks:
             try:
                 await asyncio.wait_for(process.wait(), _RANK_GRACE_S)
             except TimeoutError:
                 process.kill()
                 await process.wait()
-
-
-async def _start_ranks(config: EngineConfig, arguments: argparse.Namespace) -> _Ranks:
-    leader = f"127.0.0.1:{_free_port()}"
-    overrides = [part for override in arguments.overrides for part in ("--set", override)]
-    processes = []
-    for rank in range(1, config.tensor_parallel):
-        place = ["rank", arguments.config, str(rank), leader, "--log-level", arguments.log_level]
-        command = [sys.executable, "-m", "cluster.worker", *place, *overrides]
-        processes.append(await asyncio.create_subprocess_exec(*command))
-    return _Ranks(leader, processes)
 
 
 def _free_port() -> int:
