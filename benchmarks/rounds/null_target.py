@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import json
 import sys
-import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,8 +24,7 @@ from cluster.rpc.standalone import run_until_signal
 from cluster.spec.step_profile import StepProfile
 from cluster.worker.draft_profile import profile_drafting
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
-from cluster.worker.resident import ResidentDrafter
-from cluster.worker.residents import Residents
+from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.target import TargetWorker
 from cluster.worker.verifier import Verifier
 
@@ -36,8 +34,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 def _residents() -> Residents:
     settings = DrafterConfig(kind="suffix")
     drafter = registry.create("suffix", settings, DrafterContext("suffix", 16, 64))
-    breaker = CircuitBreaker(3, 2.0)
-    return Residents([ResidentDrafter("suffix", drafter, VOCAB_SIZE, breaker, time.perf_counter)])
+    return Residents([ResidentDrafter("suffix", drafter, VOCAB_SIZE, CircuitBreaker(3, 2.0))])
 
 
 def build(engine: NullEngine, budget: str, forward_s: float) -> TargetWorker:

@@ -50,11 +50,12 @@ class CircuitBreaker:
         self._limit = max(1, failures)
         self._reset_s = reset_s
         self._failed_at: float | None = None
+        self.faults: Counter[str] = Counter()
         self.reset()
 
     def reset(self, *, keeps_stalls: bool = False) -> None:
         """Begin afresh.  keeps_stalls: except for what its stalls have cost."""
-        self.faults: Counter[str] = Counter()
+        self.faults.clear()
         self.record_success()
         if not keeps_stalls:
             self._debt_s = self._debt_at = 0.0

@@ -46,6 +46,12 @@ class MadeFor:
         return {**config, _MADE_FOR: asdict(self)}
 
 
+def made_for_of(drafter: object) -> MadeFor:
+    """What a drafter says of its own target; nothing is known where it says nothing."""
+    found = getattr(drafter, "made_for", None)
+    return found if isinstance(found, MadeFor) else MadeFor()
+
+
 def read_made_for(config: Mapping[str, Any]) -> MadeFor:
     """The target that a drafter's config.json names, in our words or in a published format's."""
     own = config.get(_MADE_FOR)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,18 +16,17 @@ from cluster.draft.breaker import CircuitBreaker
 from cluster.errors import ConfigError
 from cluster.grammar.compiler import create_compiler
 from cluster.messages import AdapterList, EngineState, WorkerDescription
-from cluster.models.made_for import MadeFor
+from cluster.models.made_for import made_for_of
 from cluster.models.resolve import resolve
-from cluster.spec.step_profile import DraftTime
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft_worker import DraftWorker
+from cluster.worker.grammars import Grammars
+from cluster.worker.residents import ResidentDrafter, Residents
 
 if TYPE_CHECKING:
     from cluster.engine.engine import Engine
-    from cluster.worker.grammars import Grammars
-    from cluster.worker.resident import ResidentDrafter
-    from cluster.worker.residents import Residents
     from cluster.worker.target import TargetWorker
+    from cluster.worker.verifier import Verifier
 
 log = logging.getLogger(__name__)
 
@@ -40,23 +38,20 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     """A target worker around a loaded engine, not yet started."""
     from cluster.plan.controller import Controller
     from cluster.worker.draft_profile import profile_drafting
-    from cluster.worker.grammars import Grammars
     from cluster.worker.target import TargetWorker
     from cluster.worker.verifier import Verifier
 
-    settings = config.target.engine
+    settings, pace = config.target.engine, config.coordinator
     # A fixed budget does not use step times.
-    is_asked = config.coordinator.budget == "adaptive"
+    is_asked = pace.budget == "adaptive"
     profile = engine.profile_steps() if is_asked else None
-    grammars = Grammars(
-        create_compiler(
-            resolve(settings.model), config.answers, engine.vocab_size, engine.eos_token_ids
-        ),
-        engine.vocab_size,
-        engine.eos_token_ids,
+    compiler = create_compiler(
+        resolve(settings.model), config.answers, engine.vocab_size, engine.eos_token_ids
     )
+    grammars = Grammars(compiler, engine.vocab_size, engine.eos_token_ids)
     residents, refused = _residents(engine, config, grammars)
     engine.capture_ahead(residents.wants.taps)
+    verifier = Verifier(engine, open_hook=grammars.open_hook, wants=residents.wants)
     description = WorkerDescription(
         worker_id=worker_id or _unique("target"),
         role="target",
@@ -75,18 +70,16 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
         look_ups=residents.look_ups,
         refused=refused,
         made_for=residents.made_for,
+        engines=(_state_of(engine, verifier), *_states(residents.engines)),
     )
-    verifier = Verifier(engine, open_hook=grammars.open_hook, wants=residents.wants)
-    times: tuple[DraftTime, ...] = ()
-    description = replace(description, engines=_engines(engine, residents, verifier.drawn_by))
-    if is_asked:
-        times = profile_drafting(
-            verifier, residents, engine.vocab_size, settings.max_running_sequences
-        )
+    times = (
+        profile_drafting(verifier, residents, engine.vocab_size, settings.max_running_sequences)
+        if is_asked
+        else ()
+    )
     worker = TargetWorker(
-        verifier, description, Controller(config.coordinator, profile, times), residents,
-        max_draft_tokens=config.coordinator.max_draft_tokens,
-        silence_s=config.coordinator.target_silence_s,
+        verifier, description, Controller(pace, profile, times), residents,
+        max_draft_tokens=pace.max_draft_tokens, silence_s=pace.target_silence_s,
         shadows=frozenset(name for name, drafter in config.drafters.items() if drafter.shadow),
         prepare=grammars.prepare,
     )  # fmt: skip
@@ -94,17 +87,23 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
     return worker
 
 
-def _engines(engine: Engine, residents: Residents, drawn_by: str) -> tuple[EngineState, ...]:
-    """The target's own, and those of its residents that have one."""
-    from cluster.engine.engine import Engine
+def _state_of(engine: Engine, verifier: Verifier) -> EngineState:
+    """The target's own."""
     from cluster.engine.state import TORCH, engine_state
 
-    if engine.device.type == "cuda" and drawn_by == TORCH:
+    if engine.device.type == "cuda" and verifier.drawn_by == TORCH:
         engine.forward.note_fallback("draws: torch draws, because the Triton kernel cannot run")
-    found = [engine_state(engine, draws=drawn_by)]
-    own = residents.engines.items()
-    found += [engine_state(each, name) for name, each in own if isinstance(each, Engine)]
-    return tuple(found)
+    return engine_state(engine, draws=verifier.drawn_by)
+
+
+def _states(engines: Mapping[str, object]) -> tuple[EngineState, ...]:
+    """Those of drafters, by their names, as far as they are engines of ours."""
+    if not engines:
+        return ()
+    from cluster.engine.engine import Engine
+    from cluster.engine.state import engine_state
+
+    return tuple(engine_state(e, name) for name, e in engines.items() if isinstance(e, Engine))
 
 
 def _residents(
@@ -114,8 +113,6 @@ def _residents(
 
     Returns those that can draft, and by name why the others cannot: the target serves without them.
     """
-    from cluster.worker.residents import Residents
-
     found: list[ResidentDrafter] = []
     refused: dict[str, str] = {}
     for name in config.residents:
@@ -129,7 +126,6 @@ def _residents(
 
 def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> ResidentDrafter:
     from cluster.worker.host import EngineHost
-    from cluster.worker.resident import ResidentDrafter
 
     settings, limits = _beside(engine, config.drafters[name], name), config.coordinator
     context = DrafterContext(
@@ -139,11 +135,10 @@ def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> 
     )  # fmt: skip
     drafter = registry.create(name, settings, context)
     breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
-    resident = ResidentDrafter(name, drafter, engine.vocab_size, breaker, time.perf_counter)
-    resident.made_for = made_for_of(drafter)
+    resident = ResidentDrafter(name, drafter, engine.vocab_size, breaker)
     engine.model.resolve_taps(resident.wants.taps)  # refuses those that the target has not
     if resident.engine is not None:
-        resident.warm_up(engine.vocab_size)
+        resident.warm_up()
     return resident
 
 
@@ -191,25 +186,9 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         devices=devices_of(engine),
         native_build=native_build(engine),
         made_for={name: made_for_of(drafter)},
-        engines=_engine_of(drafter),
+        engines=_states({"": engine} if engine else {}),
     )
     return DraftWorker(drafter, description, nice=settings.nice)
-
-
-def _engine_of(drafter: Any) -> tuple[EngineState, ...]:
-    """A pool drafter's, where it has one."""
-    if getattr(drafter, "engine", None) is None:
-        return ()
-    from cluster.engine.engine import Engine
-    from cluster.engine.state import engine_state
-
-    return (engine_state(drafter.engine),) if isinstance(drafter.engine, Engine) else ()
-
-
-def made_for_of(drafter: Any) -> MadeFor:
-    """The target that a drafter was made for, as far as it says so."""
-    found = getattr(drafter, "made_for", None)
-    return found if isinstance(found, MadeFor) else MadeFor()
 
 
 def _unique(role: str) -> str:

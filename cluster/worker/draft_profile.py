@@ -1,6 +1,6 @@
 """How long a target's residents draft, and read, before anyone is served.
 
-A coordinator that knows it need not find it out at the cost of requests: a model may take longer
+A control loop that knows it need not find it out at the cost of requests: a model may take longer
 to read a crowd's prompts than the crowd takes for its answers.
 """
 
@@ -17,8 +17,7 @@ import numpy as np
 from cluster.core import EMPTY_TREE, SamplingParams, VerifyItem, token_array
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
-from cluster.worker.resident import ResidentText
-from cluster.worker.residents import Residents
+from cluster.worker.residents import Residents, ResidentText
 from cluster.worker.step_verifier import StepVerifier
 
 log = logging.getLogger(__name__)
@@ -39,31 +38,39 @@ def profile_drafting(
     max_sequences: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[DraftTime, ...]:
-    """What turns of the residents take after steps of up to max_sequences sequences, whose texts
-    the target draws; empty where there are none, or where that cannot be measured.
+    """Return what turns of the residents take after steps of up to max_sequences sequences, whose
+    texts the target draws; empty where there are none, or where that cannot be measured.
 
     It ends with the first turn after two seconds.
     """
     found: list[DraftTime] = []
     deadline = clock() + _MAX_S
-    num_opened = 0
+    bench = _Bench(verifier, residents, vocab_size)
     sizes = [each for each in _SEQUENCES if each <= max_sequences]
-    for count, with_models in itertools.product(sizes, residents.kinds):
-        if clock() > deadline:
-            break
-        # Texts of its own: what another kind has read of a text is no measure.
-        numbers = range(num_opened, num_opened + count)
-        num_opened += count
-        group = _Group(verifier, residents, vocab_size, numbers, clock)
-        try:
-            found += group.drafting(with_models, deadline)
+    try:
+        for count, with_models in itertools.product(sizes, residents.kinds):
+            if clock() > deadline:
+                break
+            best: dict[int, float] = {}
+            bench.open(count, _PROMPT_LEN)
+            for turn, nodes in enumerate(_NODES):
+                time_s = bench.turn(nodes, with_models)
+                if turn == 0 and count == 1:
+                    residents.begin_afresh(is_warm=False)
+                if turn and time_s:
+                    best[nodes] = min(best.get(nodes, time_s), time_s)
+                if clock() > deadline:
+                    break
+            found += [DraftTime(count, nodes, with_models, best[nodes]) for nodes in best]
             if with_models and count == 1:
-                found += group.reading()
-        except Exception:  # a defect of ours: the target serves without knowing
-            log.exception("drafting could not be timed")
-            return ()
-        finally:
-            group.release()
+                bench.open(1, _READ_LEN)
+                if time_s := bench.turn(_NODES[0], with_models):
+                    found.append(DraftTime(1, _NODES[0], True, time_s, num_read=1))
+    except Exception:  # a defect of ours: the target serves without knowing
+        log.exception("drafting could not be timed")
+        return ()
+    finally:
+        bench.release()
     residents.begin_afresh(is_warm=True)
     return tuple(found)
 
@@ -84,67 +91,37 @@ class _Written:
         )  # fmt: skip
 
 
-class _Group:
+class _Bench:
     """Texts that are written at once."""
 
-    def __init__(
-        self,
-        verifier: StepVerifier,
-        residents: Residents,
-        vocab_size: int,
-        numbers: range,
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, verifier: StepVerifier, residents: Residents, vocab_size: int) -> None:
         self._verifier = verifier
         self._residents = residents
-        self._clock = clock
         self._vocab_size = vocab_size
-        self._open(numbers, _PROMPT_LEN)
-
-    def drafting(self, with_models: bool, deadline: float) -> list[DraftTime]:
-        count = len(self._texts)
-        best: dict[int, float] = {}
-        for turn, nodes in enumerate(_NODES):
-            time_s = self._round(nodes, with_models)
-            if turn == 0 and count == 1:
-                self._residents.begin_afresh(is_warm=False)
-            if turn and time_s:
-                best[nodes] = min(best.get(nodes, time_s), time_s)
-            if self._clock() > deadline:
-                break
-        return [DraftTime(count, nodes, with_models, time_s) for nodes, time_s in best.items()]
-
-    def reading(self) -> list[DraftTime]:
-        """Of one prompt."""
-        self.release()
-        self._open(range(1), _READ_LEN)
-        nodes = _NODES[0]
-        time_s = self._round(nodes, with_models=True)
-        return [DraftTime(1, nodes, True, time_s, num_read=1)] if time_s else []
-
-    def _open(self, numbers: range, prompt_len: int) -> None:
+        self._numbers = itertools.count()
         self._texts: dict[str, _Written] = {}
-        for number in numbers:
+
+    def open(self, count: int, prompt_len: int) -> None:
+        """Begin `count` texts in place of the former ones."""
+        self.release()
+        # New ones each time: what another kind has read of a text is no measure.
+        for number in itertools.islice(self._numbers, count):
             params = SamplingParams(temperature=1.0, seed=number + 1, max_tokens=1 << 20)
             tokens = TokenLog(token_array((number + np.arange(prompt_len)) % self._vocab_size))
-            name = f"draft-profile-{number}-{prompt_len}"
-            self._texts[name] = _Written(
-                ResidentText(
-                    name, 1, prompt_len, params, "", _TENANT, frozenset(self._residents.names),
-                    tokens,
-                )
-            )  # fmt: skip
+            name, residents = f"draft-profile-{number}", frozenset(self._residents.names)
+            text = ResidentText(name, 1, prompt_len, params, "", _TENANT, residents, tokens)
+            self._texts[name] = _Written(text)
 
     def release(self) -> None:
         request_ids = list(self._texts)
+        self._texts.clear()
         self._verifier.release(request_ids)
         self._residents.release(request_ids)
 
-    def _round(self, nodes: int, with_models: bool) -> float:
-        """A step of all texts and what residents draft after it; returns what that took, 0 = it
-        took several steps, or there was an error."""
-        items = {request_id: text.item() for request_id, text in self._texts.items()}
-        if self._verifier.submit(list(items.values())):
+    def turn(self, nodes: int, with_models: bool) -> float:
+        """Make a step of all texts; returns what residents took to draft after it, 0 = it took
+        several steps, or there was an error."""
+        if self._verifier.submit([text.item() for text in self._texts.values()]):
             return 0.0
         answered, time_s = 0, 0.0
         while self._verifier.has_pending:
@@ -160,4 +137,4 @@ class _Group:
                 self._verifier.last_rows,
             )  # fmt: skip
             answered, time_s = len(own), drafted.time_s
-        return time_s if answered == len(items) else 0.0
+        return time_s if answered == len(self._texts) else 0.0

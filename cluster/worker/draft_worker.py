@@ -252,7 +252,9 @@ class DraftWorker:
         with self._condition:
             leases = list(self._leases)
         for lease in leases:
-            lease.put(news[lease], load, drafting.busy_s, is_idle=is_idle)
+            # While trees grow, pages change with each slice.
+            if news[lease] or (is_idle and load != lease.load):
+                lease.put(news[lease], load, drafting.busy_s)
 
     def _tell_complete(self) -> None:
         """No tree grows further; say so where no proposal did."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 import logging
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import index
 from typing import Any, TypeVar
 
+from cluster import metrics
 from cluster.core import Commit, DraftTask, Observation, Proposal
 from cluster.draft import answers as checks
 from cluster.draft.answers import MAX_COUNT, checked_observation, narrowed
@@ -23,6 +25,7 @@ from cluster.draft.inside import WANTS_NOTHING, StepReader, StepRows, StepWants
 from cluster.draft.once_a_minute import OnceAMinute
 from cluster.errors import DrafthouseError, ProtocolError, WorkerError
 from cluster.messages import Refusal
+from cluster.plan.samples import Samples
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree_check import ANY_VOCABULARY, problem_in_text, problems_of_proposals
 
@@ -63,6 +66,8 @@ class Drafting:
         self._vocab_size = vocab_size
         self._said = OnceAMinute()
         self._has_failed = False  # since it was last told of something
+        self._reported_s = 0.0  # of busy_s
+        self._reported_faults: Counter[str] = Counter()
         self._interruptible = drafter if isinstance(drafter, Interruptible) else None
         self._reader: StepReader | None = None
         self.wants = WANTS_NOTHING
@@ -176,6 +181,27 @@ class Drafting:
                 "resident drafter stalled name=%s times=%d for_s=%.3f rests_s=%.1f",
                 self.name, count, stalled_s, rests_s,
             )  # fmt: skip
+
+    def begin_afresh(self, *, keeps_stalls: bool) -> None:
+        """Forget what it did so far: it was for nobody.  keeps_stalls: but for its stalls."""
+        self.breaker.reset(keeps_stalls=keeps_stalls)
+        self._reported_s = self.busy_s
+
+    def record(self, samples: Samples, worker_id: str) -> None:
+        """Say what it holds, how long it has drafted since this was last said, and its faults."""
+        busy_s, self._reported_s = self.busy_s - self._reported_s, self.busy_s
+        if busy_s > 0.0:
+            samples.add(metrics.DRAFT_TIME, busy_s, drafter=self.name)
+        num_held = len(self.held)
+        samples.set(metrics.DRAFTER_REQUESTS, num_held, drafter=self.name, worker=worker_id)
+        for why, count in (self.breaker.faults - self._reported_faults).items():
+            samples.add(metrics.DRAFTER_FAULTS, count, drafter=self.name, why=why)
+        self._reported_faults = self.breaker.faults.copy()
+        in_use, total = self.pages
+        if total:
+            own = {"role": "drafter", "worker": f"{worker_id}/{self.name}"}
+            samples.set(metrics.KV_PAGES_IN_USE, in_use, **own)
+            samples.set(metrics.KV_PAGES_TOTAL, total, **own)
 
     def _drop(self, request_id: str) -> None:
         self.held.pop(request_id, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from cluster.draft import registry
 from cluster.draft.inside import IndexArray, kv_layers_of
 from cluster.engine.engine import Engine
 from cluster.engine.first_layers import FirstLayers
-from cluster.engine.loading.model import ExtraLayers, LoadedModel
+from cluster.engine.loading.model import LoadedModel
 from cluster.engine.loading.part import part_of
 from cluster.engine.memory.pool_sizes import gpu_share
 from cluster.engine.types import LayerSpec
@@ -37,23 +38,18 @@ _STORED = {
 
 
 def load_target_engine(config: Config) -> Engine:
-    """The target's engine, on its only or first rank, with the layers that its residents want."""
-    return Engine.load(config.target.engine, extra_layers=resident_layers(config))
-
-
-def resident_layers(config: Config) -> ExtraLayers:
-    """The layers that the residents want in the target's KV cache, in the order of residents."""
+    """Load the target's engine, on its only or first rank, with the layers that residents want in
+    its KV cache, in the order of residents."""
 
     def layers(model: LoadedModel) -> list[LayerSpec]:
-        return [
-            layer for name in config.residents for layer in _layers(config, name, model.layers[0])
-        ]
+        own = (_layers(config, name, model.layers[0]) for name in config.residents)
+        return list(itertools.chain.from_iterable(own))
 
-    return layers
+    return Engine.load(config.target.engine, extra_layers=layers)
 
 
 def _layers(config: Config, name: str, like: LayerSpec) -> tuple[LayerSpec, ...]:
-    """One resident's; none where it cannot be made, which is said when it is made."""
+    """The layers of one resident; none where it cannot be made: making it says why."""
     settings = config.drafters[name]
     try:
         options = registry.check(name, settings)
@@ -68,24 +64,20 @@ class EngineHost:
 
     def __init__(self, engine: Engine, config: Config, drafter: str) -> None:
         model = engine.model
-        before = 0
-        for name in config.residents:
-            count = len(_layers(config, name, model.layers[0]))
-            if name == drafter:
-                break
-            before += count
-        else:
-            count = 0
-        first = len(model.layers) + before
+        counts = {name: len(_layers(config, name, model.layers[0])) for name in config.residents}
+        before = itertools.takewhile(lambda name: name != drafter, counts)
+        first = len(model.layers) + sum(counts[name] for name in before)
         self.num_layers = len(model.layers)
         self.vocab_size = engine.vocab_size
         self.device = engine.device
         self.dtype = model.layers[0].dtype
+        self.hidden_size = int(_text_config(model.module).hidden_size)
+        # An engine that was loaded without them has none.
+        self.caches: Sequence[torch.Tensor] = engine.cache.layers[
+            first : first + counts.get(drafter, 0)
+        ]
         self._engine = engine
         self._first = first
-        # An engine that was loaded without them has none.
-        self.caches: Sequence[torch.Tensor] = engine.cache.layers[first : first + count]
-        self.hidden_size = int(_text_config(model.module).hidden_size)
 
     def slots(self, request_id: str) -> IndexArray:
         length = self._engine.cached_len(request_id)
@@ -131,7 +123,7 @@ class EngineHost:
 
 
 def beside(config: EngineConfig, device: torch.device) -> dict[str, Any]:
-    """What of a draft model's settings is another one in the target's process."""
+    """Return the settings of a draft model that are others in the target's process."""
     if device.type != "cuda":
         return {"max_batch_tokens": min(config.max_batch_tokens, _MAX_CHUNK_ROWS)}
     # Its share is of the memory that the target has left.

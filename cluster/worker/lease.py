@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -34,24 +33,22 @@ class DrafterLoad:
 
 
 class DraftLease:
-    """One link's requests and its outbox.
+    """One link's requests and its outbox.  Created on the link's event loop.
 
-    Created on the link's event loop; `put`, `withdraw`, `frame_taken` and `finish` are called from
-    the growth thread, everything else on the loop.
+    `frame_taken`, `put`, `withdraw` and `finish` may be called from any thread: the loop does what
+    they ask, in that order.  load: what was put last.
     """
 
     def __init__(self, number: int) -> None:
         """number: the name space of the link's request ids."""
         self.number = number
         self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
         self._news: dict[tuple[type[News], str], News] = {}  # by kind and request
-        self._load = self._sent_load = DrafterLoad()
+        self.load = DrafterLoad()
         self._draft_time_s = self._sent_draft_time_s = 0.0
-        self._due = False  # there is something to send, and the writer is awake
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(MAX_BACKLOG)
-        self._finished = False
+        self._is_over = False
 
     def inside(self, request_id: str) -> str:
         """The request's name within the drafter."""
@@ -69,15 +66,13 @@ class DraftLease:
     async def next_frame(self) -> ProposalFrame | None:
         """Wait for news, and return all of it since the last frame; None at the end."""
         await self._wake.wait()
+        if self._is_over:
+            return None
         self._wake.clear()
-        with self._lock:
-            if self._finished:
-                self._wake.set()
-                return None
-            news, self._news = self._news.values(), {}
-            load, draft_time_s = self._load, self._draft_time_s - self._sent_draft_time_s
-            self._sent_load, self._sent_draft_time_s = load, self._draft_time_s
-            self._due = False
+        news, self._news = self._news.values(), {}
+        draft_time_s = self._draft_time_s - self._sent_draft_time_s
+        self._sent_draft_time_s = self._draft_time_s
+        load = self.load
         return ProposalFrame(
             _of(Proposal, news), _of(Observation, news), _of(Refusal, news),
             load.pages_in_use, load.pages_total, load.num_requests, draft_time_s,
@@ -91,43 +86,40 @@ class DraftLease:
     def frame_taken(self) -> None:
         self._call(self._room.release)
 
-    def put(
-        self, news: Iterable[News], load: DrafterLoad, draft_time_s: float, *, is_idle: bool
-    ) -> None:
-        """Keep the newest of everything, and wake the writer if there is something to send.
+    def put(self, news: Sequence[News], load: DrafterLoad, draft_time_s: float) -> None:
+        """Send the newest of everything.
 
-        draft_time_s: the drafter's computing time since the worker's start.  is_idle: nothing grows
-        any more, so that no frame will tell of its pages by the way.
+        draft_time_s: the drafter's computing time since the worker's start.
         """
-        with self._lock:
-            self._load, self._draft_time_s = load, draft_time_s
-            for each in news:
-                if isinstance(each, Refusal):
-                    self._withdraw(each.request_id)
-                self._news[type(each), each.request_id] = each
-            is_changed = load != self._sent_load and (
-                is_idle or load.num_requests != self._sent_load.num_requests
-            )
-            if self._due or not (self._news or is_changed):
-                return
-            self._due = True
-        self._call(self._wake.set)
+        self.load = load
+        self._call(lambda: self._put(news, draft_time_s))
 
     def withdraw(self, request_ids: Iterable[str]) -> None:
         """Drop what is not sent yet about released requests, except refusals."""
-        with self._lock:
-            for request_id in request_ids:
-                self._withdraw(request_id)
+        self._call(lambda: self._withdraw(request_ids))
 
     def finish(self) -> None:
         """The worker stops: next_frame answers None."""
-        with self._lock:
-            self._finished = True
-        self._call(self._wake.set)
+        self._call(self._finish)
 
-    def _withdraw(self, request_id: str) -> None:
-        for kind in (Proposal, Observation, Completion):
-            self._news.pop((kind, request_id), None)
+    # On the event loop
+
+    def _put(self, news: Sequence[News], draft_time_s: float) -> None:
+        self._draft_time_s = draft_time_s
+        for each in news:
+            if isinstance(each, Refusal):
+                self._withdraw([each.request_id])
+            self._news[type(each), each.request_id] = each
+        self._wake.set()
+
+    def _withdraw(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            for kind in (Proposal, Observation, Completion):
+                self._news.pop((kind, request_id), None)
+
+    def _finish(self) -> None:
+        self._is_over = True
+        self._wake.set()
 
     def _call(self, callback: Callable[[], object]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nothing can be sent

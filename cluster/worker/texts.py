@@ -21,7 +21,7 @@ from cluster.plan.texts import MAX_DRAFTERS, NO_SOURCES, SourceBits, Text
 from cluster.spec.credit import counts, owners
 from cluster.spec.ending import cut
 from cluster.spec.token_log import TokenLog
-from cluster.worker.resident import ResidentText
+from cluster.worker.residents import ResidentText
 from cluster.worker.target_stream import TargetStream
 
 # Each row of a step that scores has logits of the whole vocabulary: 256 are 160 MB of a large one.

@@ -13,8 +13,7 @@ from cluster.plan.samples import Tally
 from cluster.spec.step_profile import DraftTime
 from cluster.spec.token_log import TokenLog
 from cluster.worker.draft_profile import profile_drafting
-from cluster.worker.resident import ResidentText
-from cluster.worker.residents import Residents
+from cluster.worker.residents import Residents, ResidentText
 from cluster.worker.verifier import Verifier
 from tests.support.worker.residents import GreedyOracle, resident
 from tests.support.worker.texts import VOCAB_SIZE

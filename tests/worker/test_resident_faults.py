@@ -84,7 +84,7 @@ async def test_one_that_raises_in_every_tenth_call_changes_no_text(
     error: Exception, params: SamplingParams
 ) -> None:
     drafter = Faulty(error)
-    async with steps(residents=[resident(drafter, reset_s=0.0)]) as target:
+    async with steps(residents=[resident(drafter, clock=FakeClock(), reset_s=0.0)]) as target:
         assert await texts_of(target, [params] * 4) == [plain(params=params)] * 4
         assert target.loop.broken is None
         faults = faults_of(target)
@@ -136,7 +136,7 @@ LIES = {
 @pytest.mark.parametrize("name", LIES)
 async def test_no_lie_changes_a_text_or_ends_the_target(name: str) -> None:
     liar = Liar(**LIES[name])
-    residents = [resident(liar, failures=1000, reset_s=0.0)]
+    residents = [resident(liar, clock=FakeClock(), failures=1000, reset_s=0.0)]
     async with steps(residents=residents) as target:
         assert await texts_of(target, PARAMS) == [plain(params=params) for params in PARAMS]
         assert target.loop.broken is None

@@ -26,7 +26,7 @@ from cluster.messages import (
 )
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
-from cluster.worker.resident import ResidentDrafter
+from cluster.worker.residents import ResidentDrafter
 from cluster.worker.target_stream import TargetStream
 from cluster.worker.verifier import Answer, Verifier
 from tests.support.coordinator.toy_law import VOCAB_SIZE, toy_law

@@ -14,7 +14,7 @@ from cluster.draft.base import Drafter
 from cluster.draft.breaker import CircuitBreaker
 from cluster.draft.committed_text import RequestState, RequestTable, common_len
 from cluster.spec.token_log import TokenLog
-from cluster.worker.resident import ResidentDrafter, ResidentText
+from cluster.worker.residents import ResidentDrafter, ResidentText
 from tests.support.worker.texts import GREEDY, VOCAB_SIZE
 from tests.support.worker.toy_engine import hashed_law
 

@@ -13,8 +13,7 @@ from cluster.engine.engine import Engine
 from cluster.messages import Open, PoolTree, StepFrame, TextName, VerdictFrame
 from cluster.plan.controller import Controller
 from cluster.worker.mailbox import Mailbox
-from cluster.worker.resident import ResidentDrafter
-from cluster.worker.residents import Residents
+from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.step_loop import StepLoop
 from cluster.worker.target_stream import TargetStream, TargetStreams
 from cluster.worker.texts import TextTable
