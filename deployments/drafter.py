@@ -7,12 +7,9 @@ import logging
 from typing import Any
 
 from cluster.config.schema import Config
-from cluster.draft import registry
 from cluster.errors import ConfigError, WorkerError
 from cluster.rpc.server import serve_drafter
-from cluster.worker.build import build_drafter
-from cluster.worker.draft_worker import DraftWorker
-from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
+from cluster.worker.build import load_drafter
 from deployments.endpoints import REFUSAL_KEY
 from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
 
@@ -33,7 +30,9 @@ class DrafterDeployment:
         self._refusal = ""
         try:
             # Loading a model takes seconds, and Serve asks for the state meanwhile.
-            self._worker = await asyncio.to_thread(_create, config, name)
+            self._worker = await asyncio.to_thread(
+                load_drafter, config, name, process_id(f"drafter-{name}")
+            )
         except ConfigError as error:
             if _may_pass(error):
                 raise
@@ -75,17 +74,3 @@ def _may_pass(error: ConfigError) -> bool:
     """Whether Serve's next attempt may succeed: another process may free its memory meanwhile."""
     out_of_memory = type(error.__cause__).__name__ == "OutOfMemoryError"  # torch's, not imported
     return out_of_memory or (error.param or "").endswith("memory_fraction")
-
-
-def _create(config: Config, name: str) -> DraftWorker:
-    pin_to_cores(config.drafters[name].reserved.cores)
-    options = registry.check(name, config.drafters[name])
-    engine = getattr(options, "engine", None)
-    if engine is not None:
-        from cluster.engine.cpu.threads import configure_threads
-
-        configure_threads(engine)
-    shorten_switch_interval()
-    worker = build_drafter(config, name, process_id(f"drafter-{name}"))
-    freeze_gc()
-    return worker

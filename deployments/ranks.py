@@ -17,7 +17,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.config.schema import TargetConfig
 from cluster.errors import WorkerError
-from cluster.worker.priority import pin_to_cores
+from cluster.worker.build import follow_target
 from deployments.addresses import LOOPBACK
 from deployments.placement import actor_options
 from deployments.replica import where
@@ -43,19 +43,8 @@ class RankActor:
 def _follow(target: TargetConfig, rank: int, address: str, gpus: GpusOfRanks) -> None:
     # Before torch looks for GPUs.
     index = show_gpus(gpus, rank, os.environ)
-    from cluster.engine.cpu.threads import configure_threads
-    from cluster.engine.engine import Engine
-    from cluster.engine.parallel import init_rank, leave_group
-
-    config = target.engine
-    pin_to_cores(target.placement.cores)
-    configure_threads(config)
     stay_on_this_node()
-    init_rank(rank, config.tensor_parallel, address, local_rank=index)
-    try:
-        Engine.load(config).follow()
-    finally:
-        leave_group()
+    follow_target(target, rank, address, index)
 
 
 def stay_on_this_node() -> None:

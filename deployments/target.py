@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from cluster.config.schema import Config
 from cluster.errors import WorkerError
 from cluster.rpc.server import serve_target
-from cluster.worker.build import build_target
-from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
+from cluster.worker.build import build_target, load_target
+from cluster.worker.priority import freeze_gc, shorten_switch_interval
 from deployments import learned
 from deployments.ranks import GpusOfRanks, RankGroup, show_gpus, stay_on_this_node
 from deployments.replica import ReplicaServer, configure_logging, listen_address, process_id, where
@@ -102,17 +102,8 @@ class TargetDeployment:
 
 
 def _load(config: Config, address: str, gpus: GpusOfRanks) -> Engine:
-    engine = config.target.engine
-    # Before torch looks for GPUs.
-    index = show_gpus(gpus, 0, os.environ) if engine.tensor_parallel > 1 else None
-    # torch is imported in the replica only: the application is built without it.
-    from cluster.engine.cpu.threads import configure_threads
-    from cluster.engine.parallel import init_rank
-    from cluster.worker.host import load_target_engine
-
-    pin_to_cores(config.target.placement.cores)
-    configure_threads(engine)
-    if engine.tensor_parallel > 1:
-        stay_on_this_node()
-        init_rank(0, engine.tensor_parallel, address, local_rank=index)
-    return load_target_engine(config)
+    if config.target.engine.tensor_parallel == 1:
+        return load_target(config, address)
+    index = show_gpus(gpus, 0, os.environ)  # before torch looks for GPUs
+    stay_on_this_node()
+    return load_target(config, address, index)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cluster.config.parse import parse
-from cluster.config.schema import Config, DrafterConfig, EngineConfig
+from cluster.config.schema import Config, DrafterConfig, EngineConfig, TargetConfig
 from cluster.draft import registry
 from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
@@ -21,6 +21,7 @@ from cluster.models.resolve import resolve
 from cluster.worker.devices import devices_of, native_build
 from cluster.worker.draft_worker import DraftWorker
 from cluster.worker.grammars import Grammars
+from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
 from cluster.worker.residents import ResidentDrafter, Residents
 
 if TYPE_CHECKING:
@@ -189,6 +190,55 @@ def build_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker
         engines=_states({"": engine} if engine else {}),
     )
     return DraftWorker(drafter, description, nice=settings.nice)
+
+
+def load_target(config: Config, leader: str, local_rank: int | None = None) -> Engine:
+    """Load the target, or rank 0 of it, in a process of its own.
+
+    leader: host:port at which its ranks gather.  local_rank: as for `init_rank`.
+    """
+    from cluster.engine.cpu.threads import configure_threads
+    from cluster.engine.parallel import init_rank
+    from cluster.worker.host import load_target_engine
+
+    engine = config.target.engine
+    pin_to_cores(config.target.placement.cores)
+    configure_threads(engine)
+    if engine.tensor_parallel > 1:
+        init_rank(0, engine.tensor_parallel, leader, local_rank=local_rank)
+    return load_target_engine(config)
+
+
+def follow_target(
+    target: TargetConfig, rank: int, leader: str, local_rank: int | None = None
+) -> None:
+    """Be one more rank of a target until rank 0 closes its engine; arguments as above."""
+    from cluster.engine.cpu.threads import configure_threads
+    from cluster.engine.engine import Engine
+    from cluster.engine.parallel import init_rank, leave_group
+
+    pin_to_cores(target.placement.cores)
+    configure_threads(target.engine)
+    init_rank(rank, target.engine.tensor_parallel, leader, local_rank=local_rank)
+    try:
+        Engine.load(target.engine).follow()
+    finally:
+        leave_group()
+
+
+def load_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker:
+    """Return `build_drafter` in a process of its own."""
+    pin_to_cores(config.drafters[name].reserved.cores)
+    # Only kinds with a model of their own need torch.
+    engine = getattr(registry.check(name, config.drafters[name]), "engine", None)
+    if engine is not None:
+        from cluster.engine.cpu.threads import configure_threads
+
+        configure_threads(engine)
+    shorten_switch_interval()
+    worker = build_drafter(config, name, worker_id)
+    freeze_gc()
+    return worker
 
 
 def _unique(role: str) -> str:

@@ -17,18 +17,14 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cluster.config.file import load
 from cluster.config.schema import Config, EngineConfig
 from cluster.draft import registry
 from cluster.rpc.server import serve_drafter, serve_target
 from cluster.rpc.standalone import LOG_FORMAT, exit_code, run_until_signal
-from cluster.worker.build import build_drafter, build_target
-from cluster.worker.priority import freeze_gc, pin_to_cores, shorten_switch_interval
-
-if TYPE_CHECKING:
-    from cluster.engine.engine import Engine
+from cluster.worker.build import build_target, follow_target, load_drafter, load_target
+from cluster.worker.priority import freeze_gc, shorten_switch_interval
 
 _RANK_GRACE_S = 10.0
 
@@ -48,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> None:
     elif arguments.role == "draft":
         asyncio.run(_draft(file.config, arguments))
     else:
-        _follow(file.config.target.engine, arguments.rank, arguments.leader)
+        follow_target(file.config.target, arguments.rank, arguments.leader)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,10 +68,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _target(config: Config, arguments: argparse.Namespace) -> None:
-    pin_to_cores(config.target.placement.cores)
     leader = f"127.0.0.1:{_free_port()}"
     async with _ranks(config.target.engine, leader, arguments) as ranks:
-        engine = await asyncio.to_thread(_load, config, leader)
+        engine = await asyncio.to_thread(load_target, config, leader)
         worker = build_target(engine, config)
         if config.residents:
             shorten_switch_interval()
@@ -98,14 +93,7 @@ async def _target(config: Config, arguments: argparse.Namespace) -> None:
 async def _draft(config: Config, arguments: argparse.Namespace) -> None:
     name = arguments.name
     config.check_in_pool(name)
-    pin_to_cores(config.drafters[name].reserved.cores)
-    # Only kinds with a model of their own need torch.
-    engine = getattr(registry.check(name, config.drafters[name]), "engine", None)
-    if engine is not None:
-        _configure_threads(engine)
-    shorten_switch_interval()
-    worker = await asyncio.to_thread(build_drafter, config, name)
-    freeze_gc()
+    worker = await asyncio.to_thread(load_drafter, config, name)
     worker.start()
     try:
         server = await serve_drafter(
@@ -115,35 +103,6 @@ async def _draft(config: Config, arguments: argparse.Namespace) -> None:
         await run_until_signal(server, f"drafter {name}", lambda: worker.is_healthy)
     finally:
         await asyncio.to_thread(worker.stop)
-
-
-def _load(config: Config, leader: str) -> Engine:
-    from cluster.engine.parallel import init_rank
-    from cluster.worker.host import load_target_engine
-
-    engine = config.target.engine
-    _configure_threads(engine)
-    if engine.tensor_parallel > 1:
-        init_rank(0, engine.tensor_parallel, leader)
-    return load_target_engine(config)
-
-
-def _follow(config: EngineConfig, rank: int, leader: str) -> None:
-    from cluster.engine.engine import Engine
-    from cluster.engine.parallel import init_rank, leave_group
-
-    _configure_threads(config)
-    init_rank(rank, config.tensor_parallel, leader)
-    try:
-        Engine.load(config).follow()
-    finally:
-        leave_group()
-
-
-def _configure_threads(config: EngineConfig) -> None:
-    from cluster.engine.cpu.threads import configure_threads
-
-    configure_threads(config)
 
 
 @asynccontextmanager
