@@ -11,8 +11,9 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 
 from cluster.core import Commit, Completion, DraftTask, Observation, Proposal
@@ -24,6 +25,7 @@ from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 from cluster.worker.drafting import Drafting
 from cluster.worker.lease import DrafterLoad, DraftLease, News, renamed
+from cluster.worker.mailbox import ThreadMail
 from cluster.worker.priority import lower_priority
 
 log = logging.getLogger(__name__)
@@ -32,8 +34,6 @@ log = logging.getLogger(__name__)
 _UNHEALTHY_FAILURES = 16
 
 DraftLink = Link[ProposalFrame, CommitFrame]
-# What a link hands to the growth thread; None instead of a frame: the link has ended.
-_Arrival = tuple[DraftLease, CommitFrame | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -76,12 +76,10 @@ class DraftWorker:
         self._description = description
         self._numbers = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="draft-growth", daemon=True)
-        # Shared between the event loop and the thread, under the condition.
-        self._condition = threading.Condition()
+        # Shared between the event loop and the thread.
+        self._mailbox = ThreadMail[DraftLease, CommitFrame]()
         self._leases: set[DraftLease] = set()
-        self._arrivals: deque[_Arrival] = deque()
-        self._stopping = False
-        self._idle = True
+        self._is_over = False
         # Owned by the thread.
         self._requests: dict[str, _Request] = {}  # by their names within the drafter
         self._untold: list[tuple[DraftLease, Commit]] = []
@@ -100,26 +98,32 @@ class DraftWorker:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the thread after its current slice; open links end.  Idempotent."""
-        with self._condition:
-            self._stopping = True
-            self._condition.notify_all()
+        self._mailbox.close()
         if self._thread.is_alive():
             self._thread.join(timeout_s)
 
     def wait_idle(self, timeout_s: float) -> bool:
         """Block until every commit is taken in and every tree complete; False at the timeout."""
-        with self._condition:
-            return self._condition.wait_for(lambda: self._idle and not self._arrivals, timeout_s)
+        num_quiet, until = 0, time.monotonic() + timeout_s
+        # What had come with the first question is taken in before the second.
+        while num_quiet < 2:
+            is_growing = self._mailbox.call(lambda: bool(self._drafting.growing))
+            try:
+                num_quiet = 0 if is_growing.result(until - time.monotonic()) else num_quiet + 1
+            except TimeoutError:
+                return False
+            except CancelledError:  # the thread has ended
+                return True
+        return True
 
     # On the event loop
 
     async def serve(self, link: DraftLink) -> None:
         """Serve one coordinator until the link ends or breaks, or the worker stops."""
         lease = DraftLease(next(self._numbers))
-        with self._condition:
-            self._leases.add(lease)
-            if self._stopping:
-                lease.finish()
+        self._leases.add(lease)
+        if self._is_over:
+            lease.finish()
         named = self._description.name, lease.number
         log.info("link opened drafter=%s link=%s", *named)
         try:
@@ -127,66 +131,44 @@ class DraftWorker:
         except WorkerError as error:
             log.info("link broke drafter=%s link=%s: %s", *named, error)
         finally:
-            with self._condition:
-                self._leases.discard(lease)
-            self._hand((lease, None))
+            self._leases.discard(lease)
+            self._hand(lease, None)
             await link.close()
             log.info("link ended drafter=%s link=%s", *named)
 
     async def _read(self, lease: DraftLease, link: DraftLink) -> None:
         async for frame in link:
             await lease.frame_handed()
-            self._hand((lease, frame))
+            self._hand(lease, frame)
 
     async def _write(self, lease: DraftLease, link: DraftLink) -> None:
         while (frame := await lease.next_frame()) is not None:
             await link.send(frame)
 
-    def _hand(self, arrival: _Arrival) -> None:
-        with self._condition:
-            if self._stopping:
-                return
-            self._arrivals.append(arrival)
-            self._drafting.interrupt()
-            self._idle = False
-            self._condition.notify_all()
+    def _hand(self, lease: DraftLease, frame: CommitFrame | None) -> None:
+        self._mailbox.put(lease, frame)
+        self._drafting.interrupt()
 
     # In the growth thread
 
     def _run(self) -> None:
+        drafting = self._drafting
         try:
             lower_priority(self._nice)
-            while (arrivals := self._take_arrivals()) is not None:
-                for lease, frame in arrivals:
+            while (mail := self._mailbox.take(is_busy=bool(drafting.growing))) is not None:
+                for lease, frame in mail:
                     self._receive(lease, frame)
                 self._tell()
-                if self._drafting.growing:
+                if drafting.growing:
                     self._grow()
                 self._put()
         finally:
             # Also on a defect of this loop: links must not hang on a dead thread.
-            with self._condition:
-                self._stopping = True
-                self._idle = True
-                self._arrivals.clear()
-                leases = list(self._leases)
-                self._condition.notify_all()
-            self._drafting.release(list(self._requests))
-            for lease in leases:
+            self._is_over = True
+            self._mailbox.close()
+            drafting.release(list(self._requests))
+            for lease in self._leases.copy():
                 lease.finish()
-
-    def _take_arrivals(self) -> list[_Arrival] | None:
-        """Wait for something to do, and return all that has arrived; None at the end."""
-        with self._condition:
-            if not self._arrivals and not self._drafting.growing:
-                self._idle = True
-                self._condition.notify_all()
-                self._condition.wait_for(lambda: self._arrivals or self._stopping)
-            if self._stopping:
-                return None
-            arrivals = list(self._arrivals)
-            self._arrivals.clear()
-            return arrivals
 
     def _receive(self, lease: DraftLease, frame: CommitFrame | None) -> None:
         if frame is None:
@@ -249,9 +231,7 @@ class DraftWorker:
             self._tell_complete()
         news, self._news = self._news, defaultdict(list)
         load = DrafterLoad(*drafting.pages, len(drafting.held))
-        with self._condition:
-            leases = list(self._leases)
-        for lease in leases:
+        for lease in self._leases.copy():
             # While trees grow, pages change with each slice.
             if news[lease] or (is_idle and load != lease.load):
                 lease.put(news[lease], load, drafting.busy_s)

@@ -1,4 +1,4 @@
-"""What has come for the engine thread: frames of coordinators, and calls to make there."""
+"""What has come for a worker's thread: frames of coordinators, and calls to make there."""
 
 from __future__ import annotations
 
@@ -6,34 +6,33 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from cluster.messages import StepFrame
 from cluster.worker.target_stream import TargetStream
 
 T = TypeVar("T")
+Sender = TypeVar("Sender")
+Frame = TypeVar("Frame")
 
-# None: the stream has ended.
-Mail = tuple[TargetStream, StepFrame | None]
 
-
-class Mailbox:
-    """Filled from any thread, emptied by the engine thread."""
+class ThreadMail(Generic[Sender, Frame]):
+    """Filled from any thread, emptied by the one that works."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._mail: deque[Mail] = deque()
+        self._mail: deque[tuple[Sender, Frame | None]] = deque()
         self._calls: deque[tuple[Future[Any], Callable[[], None]]] = deque()
         self._is_closed = False
 
-    def put(self, stream: TargetStream, frame: StepFrame | None) -> None:
-        """Leave a frame, or word that the stream has ended."""
+    def put(self, sender: Sender, frame: Frame | None) -> None:
+        """Leave a frame, or word that the sender has ended."""
         with self._condition:
-            self._mail.append((stream, frame))
+            self._mail.append((sender, frame))
             self._condition.notify()
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Have `function` called in the engine thread, between two steps; cancelled where that
+        """Have `function` called in the thread, between two steps; cancelled where that
         ends before."""
         result: Future[T] = Future()
 
@@ -53,7 +52,7 @@ class Mailbox:
         return result
 
     def close(self) -> None:
-        """End the engine thread after the step it is in."""
+        """End the thread after the step it is in."""
         with self._condition:
             self._is_closed = True
             left = list(self._calls)
@@ -62,7 +61,7 @@ class Mailbox:
         for result, _ in left:
             result.cancel()
 
-    def take(self, *, is_busy: bool) -> list[Mail] | None:
+    def take(self, *, is_busy: bool) -> list[tuple[Sender, Frame | None]] | None:
         """What has come, after waiting for it where there is nothing else to do; None = closed."""
         with self._condition:
             if not is_busy:
@@ -75,3 +74,8 @@ class Mailbox:
         for _, call in calls:
             call()
         return mail
+
+
+Mailbox = ThreadMail[TargetStream, StepFrame]
+# None: the stream has ended.
+Mail = tuple[TargetStream, StepFrame | None]
