@@ -98,6 +98,7 @@ class DraftWorker:
 
     def stop(self, timeout_s: float = 10.0) -> None:
         """End the thread after its current slice; open links end.  Idempotent."""
+        self._is_over = True
         self._mailbox.close()
         if self._thread.is_alive():
             self._thread.join(timeout_s)

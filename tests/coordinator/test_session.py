@@ -1,4 +1,4 @@
-"""Where a text ends, what its target is told, and the breaker: small parts on their own."""
+"""Where a text ends and what its target is told: small parts on their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 
 from cluster.coordinator.session import Limits, Session
 from cluster.core import SamplingParams, token_array
-from cluster.draft.breaker import CircuitBreaker
 from tests.support.coordinator.house import request
 
 
@@ -45,33 +44,3 @@ def test_a_target_is_told_all_of_the_text() -> None:
     assert (opened.prompt_len, opened.max_len, opened.drafters) == (2, 11, ("a", "b"))
     text.tokens.append(token_array([1]))
     assert opened.token_ids.tolist() == [5, 6, 7, 8, 9]
-
-
-def test_the_breaker_opens_after_failures_in_a_row_only() -> None:
-    breaker = CircuitBreaker(3, 10.0)
-    for now in range(5):
-        assert not breaker.record_failure("link", float(now)) or now > 1
-        if now == 1:
-            breaker.record_success()
-    assert not breaker.allows(4.0)
-    assert breaker.state(4.0) == "open"
-
-
-def test_on_probation_one_failure_opens_and_one_success_closes() -> None:
-    breaker = CircuitBreaker(2, 10.0)
-    breaker.record_failure("link", 0.0)
-    breaker.record_failure("link", 0.0)
-    assert breaker.state(10.0) == "probation"
-    assert breaker.record_failure("link", 10.0)
-    assert breaker.state(19.0) == "open"
-    breaker.record_success()
-    assert breaker.state(20.0) == "closed"
-    assert not breaker.record_failure("link", 21.0)
-
-
-def test_a_breaker_is_history_long_after_its_last_failure() -> None:
-    breaker = CircuitBreaker(2, 10.0)
-    assert breaker.is_history(0.0)
-    breaker.record_failure("link", 5.0)
-    assert not breaker.is_history(30.0)
-    assert breaker.is_history(105.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -131,6 +132,50 @@ async def test_a_drafter_that_always_fails_makes_the_worker_unhealthy() -> None:
             refused |= {refusal.request_id for refusal in (await peer.read()).refusals}
         await running.idle()
         assert not running.worker.is_healthy
+
+
+class RaisingAtTrees(CountingDrafter):
+    """Takes every commit in, and raises whenever it is asked for a tree."""
+
+    error: Exception = ValueError("no")
+
+    def propose(self, tasks: Sequence[DraftTask]) -> Sequence[Proposal]:
+        raise self.error
+
+
+async def fail_one_by_one(drafter: RaisingAtTrees) -> bool:
+    """Let 20 requests be refused; returns whether the worker is healthy after that."""
+    async with house(drafter) as running:
+        peer = running.connect()
+        for index in range(20):
+            await peer.send(opening(str(index), [1]))
+            await peer.until(lambda frame: bool(frame.refusals))
+        return running.worker.is_healthy
+
+
+async def test_a_drafter_that_takes_commits_in_and_never_drafts_is_unhealthy_too() -> None:
+    assert not await fail_one_by_one(RaisingAtTrees())
+
+
+async def test_a_drafter_that_cannot_serve_these_requests_is_healthy() -> None:
+    drafter = RaisingAtTrees()
+    drafter.error = RequestError("too long for this drafter")
+    assert await fail_one_by_one(drafter)
+
+
+async def test_a_drafter_that_drafts_for_nobody_lets_its_worker_sleep() -> None:
+    class Elsewhere(CountingDrafter):
+        def _proposal(self, task: DraftTask) -> Proposal:
+            return replace(super()._proposal(task), request_id="somebody else's")
+
+    drafter = Elsewhere(slices=10**9)
+    async with house(drafter) as running:
+        peer = running.connect()
+        await peer.send(opening("a", [1, 2]))
+        await peer.until(lambda frame: bool(frame.completions))
+        await running.idle()
+        assert drafter.num_proposes == 1
+        assert not any(frame.proposals for frame in peer.frames)
 
 
 async def test_a_drafter_that_answers_too_few_commits_is_refused_its_request() -> None:
