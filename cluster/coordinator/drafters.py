@@ -74,7 +74,7 @@ class DrafterPool:
         self.replicas.refuse(name)
 
     def availability(self, names: Sequence[str], now: float) -> Availability:
-        """How many of the drafters `names` could serve a request now."""
+        """Count the drafters of `names` that could serve a request now."""
         return self.replicas.availability(names, now)
 
     def remove(self, replica: DrafterReplica, now: float, *, failed: bool) -> list[Session]:
@@ -308,5 +308,5 @@ class DrafterPool:
 
 
 def share_devices(replica: DrafterReplica, seat: Seat | None) -> bool:
-    """Whether it slows the target down when it computes, as far as their devices are known."""
+    """True if its computing slows the target down, as far as their devices are known."""
     return seat is not None and not replica.devices.isdisjoint(seat.devices)

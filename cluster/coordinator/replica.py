@@ -22,7 +22,7 @@ DrafterLink = Link[CommitFrame, ProposalFrame]
 
 @dataclass(slots=True)
 class Subscription:
-    """What one drafter replica has been told of a session, and what it answered.
+    """One drafter replica's part of a session: what it was told, and what it answered.
 
     sent_len: tokens it has been sent.  base_len, generation: of the last commit, None before the
     first.  expected: lengths at the ends of commits that it has not answered yet.
@@ -96,7 +96,7 @@ class DrafterReplica:
         }
 
     def is_stalled(self, now: float, patience_s: float) -> bool:
-        """Whether it owes an answer for so long."""
+        """True if it has owed an answer for so long."""
         since = self.unanswered_since
         return since is not None and now - since >= patience_s
 
@@ -138,7 +138,7 @@ class DrafterReplica:
             self._has_pages = True
 
     def forget_gauges(self, recorder: Recorder) -> None:
-        """What a lost replica last said of itself is not true any more."""
+        """Forget what a lost replica last said of itself: it is not true any more."""
         if self._has_reported:
             recorder.forget(metrics.DRAFTER_REQUESTS, drafter=self.name, worker=self.id)
         if self._has_pages:

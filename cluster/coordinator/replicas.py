@@ -112,7 +112,7 @@ class DrafterReplicas:
         return is_open
 
     def faults(self) -> dict[str, dict[str, int]]:
-        """How many there were, by the drafter's name and by reason."""
+        """Return the number of faults by the drafter's name and by reason."""
         return {name: dict(counts) for name, counts in self._faults.items()}
 
     def left_alone(self, now: float) -> list[str]:
@@ -143,7 +143,7 @@ class DrafterReplicas:
         self._refused.add(name)
 
     def availability(self, names: Sequence[str], now: float) -> Availability:
-        """How many of the drafters `names` could serve a request now."""
+        """Count the drafters of `names` that could serve a request now."""
         return Availability(
             num_configured=len(names),
             num_usable=sum(self._is_usable(name, now) for name in names),
@@ -157,5 +157,5 @@ class DrafterReplicas:
         return is_inside or any(replica.breaker.allows(now) for replica in replicas)
 
     def is_stalled(self, replica: DrafterReplica, now: float) -> bool:
-        """Whether it has owed an answer for too long."""
+        """True if it has owed an answer for too long."""
         return replica.is_stalled(now, self._patience_s)

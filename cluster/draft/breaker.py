@@ -23,7 +23,7 @@ _STALL_SLACK_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """What follows from a drafter's refusal of a request.
+    """The consequence of a drafter's refusal of a request.
 
     fault: its reason where the drafter is at fault, else "".  kept_s: for so long the request is
     kept from the drafter; else its whole text would be sent again after every verdict.
@@ -61,7 +61,7 @@ class CircuitBreaker:
             self._debt_s = self._debt_at = 0.0
 
     def rule(self, code: str) -> Ruling:
-        """What follows from a refusal with this error code."""
+        """Return what follows from a refusal with this error code."""
         error = error_from_code(code, "")
         if isinstance(error, RequestError):
             return Ruling("", math.inf)  # it cannot serve this very request (say, too long)
@@ -114,7 +114,7 @@ class CircuitBreaker:
         return self._debt_s > 0.0 and self._debt(now) > _STALL_SLACK_S
 
     def _debt(self, now: float) -> float:
-        """What stalls have cost beyond their share; it falls as time goes by."""
+        """Return what stalls have cost beyond their share; it falls as time goes by."""
         return max(self._debt_s - _STALL_SHARE * (now - self._debt_at), 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What could be said many times a second is said once a minute, with how often it was."""
+"""Says once a minute, with a count, what comes up many times a second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OnceAMinute:
         self._said: dict[Hashable, tuple[float, int]] = {}  # when, and how often it came until now
 
     def is_due(self, key: Hashable, now: float) -> int:
-        """How often `key` has come, this time included, where it is to be said now; else 0."""
+        """Return how often `key` has come, with this time, where it is to be said now; else 0."""
         said_at, count = self._said.get(key, (None, 0))
         is_due = said_at is None or now - said_at >= _PERIOD_S
         if len(self._said) >= _MAX_KEYS and key not in self._said:

@@ -27,7 +27,9 @@ def devices_of(engine: Any = None) -> tuple[str, ...]:
     # The ranks of a group use all GPUs that the process sees.
     is_group = engine.config.tensor_parallel > 1
     indices = range(torch.cuda.device_count()) if is_group else (first,)
-    return tuple(f"{host}/gpu-{_identity(torch, index)}" for index in indices)
+    found = [(index, torch.cuda.get_device_properties(index)) for index in indices]
+    # A GPU's index differs between processes that see different GPUs.
+    return tuple(f"{host}/gpu-{getattr(gpu, 'uuid', index)}" for index, gpu in found)
 
 
 def _host() -> str:
@@ -37,13 +39,8 @@ def _host() -> str:
         return socket.gethostname()
 
 
-def _identity(torch: Any, index: int) -> str:
-    # A GPU's index differs between processes that see different GPUs.
-    return str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
-
-
 def native_build(engine: Any = None) -> str:
-    """Which machine code of ours `engine` runs, "" = none; see `cluster.cpp.Native`."""
+    """Return which machine code of ours `engine` runs, "" = none; see `cluster.cpp.Native`."""
     device = getattr(engine, "device", None)
     if device is None or device.type != "cpu":
         return ""

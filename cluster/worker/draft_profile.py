@@ -1,4 +1,4 @@
-"""How long a target's residents draft, and read, before anyone is served.
+"""Times how a target's residents draft, and read, before anyone is served.
 
 A control loop that knows it need not find it out at the cost of requests: a model may take longer
 to read a crowd's prompts than the crowd takes for its answers.

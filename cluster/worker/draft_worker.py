@@ -253,8 +253,7 @@ class DraftWorker:
         self._grow_again()
 
     def _grow_again(self) -> None:
-        """What was told or released may be what other trees could not grow without: their work
-        waited in the drafter."""
+        """Ask for all trees once more: some may have waited for what was told or released."""
         self._drafting.growing.update(
             (name, each.task) for name, each in self._requests.items() if each.task is not None
         )

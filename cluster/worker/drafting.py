@@ -270,7 +270,7 @@ class Drafting:
             self.breaker.record_failure(fault, self._clock())
 
     def _try(self, what: str, call: Callable[[], T], fault: str = "") -> T | None:
-        """What a call returns that is about no single request; None where it raises.
+        """Return what a call returns that is about no single request; None where it raises.
 
         fault: what the drafter is then blamed for."""
         try:

@@ -1,4 +1,4 @@
-"""What can be told of an item before the engine sees it, and how one is refused."""
+"""Checks an item before the engine sees it, and refuses one."""
 
 from __future__ import annotations
 

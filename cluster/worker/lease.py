@@ -1,4 +1,4 @@
-"""What one link holds of a draft worker: its requests' names there, and what is still to be sent.
+"""One link's part of a draft worker: its requests' names there, and the news to send.
 
 The growth thread puts results in; the link's writer, on its event loop, takes frames out.  Nothing
 is queued but the newest of everything: a link that could not send for a while then sends only the
@@ -25,7 +25,7 @@ T = TypeVar("T", bound=News)
 
 @dataclass(frozen=True, slots=True)
 class DrafterLoad:
-    """What the whole drafter holds: KV pages (0 without an engine), and requests."""
+    """KV pages (0 without an engine) and requests of the whole drafter."""
 
     pages_in_use: int = 0
     pages_total: int = 0

@@ -1,4 +1,4 @@
-"""What has come for a worker's thread: frames of coordinators, and calls to make there."""
+"""Mail for a worker's thread: frames of coordinators, and calls to make there."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ThreadMail(Generic[Sender, Frame]):
             result.cancel()
 
     def take(self, *, is_busy: bool) -> list[tuple[Sender, Frame | None]] | None:
-        """What has come, after waiting for it where there is nothing else to do; None = closed."""
+        """Return what has come, after waiting where there is nothing else to do; None = closed."""
         with self._condition:
             if not is_busy:
                 self._condition.wait_for(lambda: self._mail or self._calls or self._is_closed)

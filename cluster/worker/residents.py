@@ -237,7 +237,7 @@ class ResidentDrafter:
         self._declined[refusal.request_id] = self._clock() + kept_s
 
     def _stalled_s(self, took_s: float, longest_s: float, bound_s: float) -> float:
-        """How long it took where its longest call has stalled, else 0; then it rests."""
+        """Return how long it took where its longest call has stalled, else 0; then it rests."""
         if not has_stalled(longest_s, bound_s):
             return 0.0
         self._drafting.note_stall(took_s)
@@ -256,7 +256,7 @@ def _cut(proposal: Proposal, max_nodes: int) -> Proposal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafted:
-    """What residents made of a step.
+    """The drafts of all residents after one step.
 
     trees: each with its drafter.  time_s: of all of them but those that have stalled.  num_read:
     texts that models read first; then the time is not that of drafting alone.  stalled: one of them
@@ -328,7 +328,7 @@ class Residents:
         return {drafter.name: drafter.state() for drafter in self._drafters}
 
     def faults(self) -> dict[str, dict[str, int]]:
-        """How many there were, by the drafter's name and by reason."""
+        """Return the number of faults by the drafter's name and by reason."""
         return {each.name: dict(each.faults) for each in self._drafters if each.faults}
 
     def begin_afresh(self, *, is_warm: bool) -> None:
