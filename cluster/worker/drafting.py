@@ -185,6 +185,7 @@ class Drafting:
     def begin_afresh(self, *, keeps_stalls: bool) -> None:
         """Forget what it did so far: it was for nobody.  keeps_stalls: but for its stalls."""
         self.breaker.reset(keeps_stalls=keeps_stalls)
+        self._reported_faults.clear()
         self._reported_s = self.busy_s
 
     def record(self, samples: Samples, worker_id: str) -> None:
