@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
-from cluster.messages import StepReport
+from cluster.messages import PlainWhy, StepReport, TextVerdict
 
 log = logging.getLogger(__name__)
 
@@ -15,16 +16,25 @@ _INTERVAL_S = 10.0
 
 @dataclass(slots=True)
 class Activity:
-    """Counts since the last line."""
+    """Counts since the last line.  plain_steps: that could have had drafts, by their reason."""
 
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_spec_steps: int = 0
     num_accepted: int = 0
+    plain_steps: Counter[PlainWhy] = field(default_factory=Counter)
 
     @property
     def mean_acceptance_length(self) -> float:
         return 1.0 + self.num_accepted / self.num_spec_steps if self.num_spec_steps else 1.0
+
+    @property
+    def plain_share(self) -> str:
+        """The plain steps among all that could have had drafts, with the reasons."""
+        num_plain = self.plain_steps.total()
+        share = num_plain / max(num_plain + self.num_spec_steps, 1)
+        whys = [f"{why.name.lower()} {count}" for why, count in self.plain_steps.most_common()]
+        return f"{share:.0%}" + (f" ({', '.join(whys)})" if whys else "")
 
 
 class ActivityLog:
@@ -35,13 +45,15 @@ class ActivityLog:
         self._pages: dict[str, tuple[int, int]] = {}  # by target: in use, of how many
         self._since = now
 
-    def note_step(self, num_drafted: int, num_accepted: int, num_emitted: int) -> None:
+    def note_step(self, verdict: TextVerdict) -> None:
         """One sequence's share of a step."""
         counts = self.counts
-        counts.num_output_tokens += num_emitted
-        if num_drafted:
+        counts.num_output_tokens += len(verdict.token_ids)
+        if verdict.num_nodes:
             counts.num_spec_steps += 1
-            counts.num_accepted += num_accepted
+            counts.num_accepted += len(verdict.sources)
+        elif verdict.why:
+            counts.plain_steps[verdict.why] += 1
 
     def note_report(self, target_id: str, report: StepReport) -> None:
         self._pages[target_id] = report.pages_in_use, report.pages_total
@@ -62,11 +74,12 @@ class ActivityLog:
         total = sum(pages for _, pages in self._pages.values())
         log.info(
             "running %d requests, waiting %d, prompt %.1f tokens/s, output %.1f tokens/s, "
-            "mean acceptance length %.2f, KV cache %.1f %%",
+            "mean acceptance length %.2f, plain steps %s, KV cache %.1f %%",
             num_running,
             num_waiting,
             counts.num_prompt_tokens / elapsed_s,
             counts.num_output_tokens / elapsed_s,
             counts.mean_acceptance_length,
+            counts.plain_share,
             100.0 * in_use / total if total else 0.0,
         )

@@ -114,7 +114,7 @@ class StepLog:
             session, verdict = answer.session, answer.verdict
             task, num_kept = session.request.task, len(verdict.token_ids)
             num_tokens[task] = num_tokens.get(task, 0) + num_kept
-            self._activity.note_step(verdict.num_nodes, len(verdict.sources), num_kept)
+            self._activity.note_step(verdict)
             if answer.last_event_at is None:
                 self._activity.counts.num_prompt_tokens += session.prompt_len
                 recorder.observe(metrics.TTFT, answer.at - session.arrived_at, task=task)

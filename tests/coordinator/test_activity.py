@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 
 from cluster.coordinator.activity import ActivityLog
-from cluster.messages import StepReport
+from cluster.core import token_array
+from cluster.messages import PlainWhy, StepReport, TextVerdict
 from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
@@ -17,12 +19,19 @@ def _info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="cluster.coordinator.activity")
 
 
+def verdict(num_tokens: int, *, num_nodes: int = 0, why: PlainWhy = PlainWhy.NONE) -> TextVerdict:
+    accepted = np.ones(num_tokens - 1 if num_nodes else 0, dtype=np.uint32)
+    tokens = token_array(range(num_tokens))
+    return TextVerdict("r", 1, 5, tokens, accepted, num_nodes=num_nodes, why=why)
+
+
 def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture) -> None:
     activity = ActivityLog(100.0)
     activity.counts.num_prompt_tokens += 50
-    activity.note_step(0, 0, 1)
-    activity.note_step(8, 3, 4)
-    activity.note_step(8, 2, 3)
+    activity.note_step(verdict(1, why=PlainWhy.NO_DRAFTS))
+    activity.note_step(verdict(4, num_nodes=8))
+    activity.note_step(verdict(3, num_nodes=8))
+    activity.note_step(verdict(0))  # the prompt's own step could have had none
     activity.note_report("t0", StepReport(pages_in_use=10, pages_total=60))
     activity.note_report("t1", StepReport(pages_in_use=20, pages_total=60))
     activity.tick(109.5, 3, 1)
@@ -30,7 +39,7 @@ def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture)
     activity.tick(110.0, 3, 1)
     assert caplog.messages == [
         "running 3 requests, waiting 1, prompt 5.0 tokens/s, output 0.8 tokens/s, "
-        "mean acceptance length 3.50, KV cache 25.0 %"
+        "mean acceptance length 3.50, plain steps 33% (no_drafts 1), KV cache 25.0 %"
     ]
 
 
@@ -39,7 +48,7 @@ def test_nothing_is_said_of_idle_times(caplog: pytest.LogCaptureFixture) -> None
     for now in range(1, 100):
         activity.tick(float(now), 0, 0)
     assert caplog.messages == []
-    activity.note_step(0, 0, 1)
+    activity.note_step(verdict(1))
     activity.tick(100.0, 0, 0)
     assert len(caplog.messages) == 1
 
