@@ -24,7 +24,7 @@ from cluster.messages import CommitFrame, ProposalFrame, Refusal, WorkerDescript
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 from cluster.worker.drafting import Drafting
-from cluster.worker.lease import DrafterLoad, DraftLease, News, renamed
+from cluster.worker.lease import DrafterLoad, DraftLease, News, ToldTime, renamed
 from cluster.worker.mailbox import ThreadMail
 from cluster.worker.priority import lower_priority
 
@@ -75,6 +75,7 @@ class DraftWorker:
         self._drafting = Drafting(drafter, description.name, self._breaker, clock)
         self._description = description
         self._numbers = itertools.count(1)
+        self._told_time = ToldTime()
         self._thread = threading.Thread(target=self._run, name="draft-growth", daemon=True)
         # Shared between the event loop and the thread.
         self._mailbox = ThreadMail[DraftLease, CommitFrame]()
@@ -121,7 +122,7 @@ class DraftWorker:
 
     async def serve(self, link: DraftLink) -> None:
         """Serve one coordinator until the link ends or breaks, or the worker stops."""
-        lease = DraftLease(next(self._numbers))
+        lease = DraftLease(next(self._numbers), self._told_time)
         self._leases.add(lease)
         if self._is_over:
             lease.finish()

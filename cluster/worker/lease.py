@@ -32,6 +32,19 @@ class DrafterLoad:
     num_requests: int = 0
 
 
+class ToldTime:
+    """How much of the drafter's computing time was told: each second of it to one link alone."""
+
+    def __init__(self) -> None:
+        self._told_s = 0.0
+
+    def news(self, draft_time_s: float) -> float:
+        """Return what nobody was told of yet.  draft_time_s: since the worker's start."""
+        since_s = max(draft_time_s - self._told_s, 0.0)
+        self._told_s += since_s
+        return since_s
+
+
 class DraftLease:
     """One link's requests and its outbox.  Created on the link's event loop.
 
@@ -39,13 +52,15 @@ class DraftLease:
     they ask, in that order.  load: what was put last.
     """
 
-    def __init__(self, number: int) -> None:
-        """number: the name space of the link's request ids."""
+    def __init__(self, number: int, told_time: ToldTime | None = None) -> None:
+        """number: the name space of the link's request ids.  told_time: shared by the links of one
+        worker."""
         self.number = number
+        self._told_time = told_time or ToldTime()
         self._loop = asyncio.get_running_loop()
         self._news: dict[tuple[type[News], str], News] = {}  # by kind and request
         self.load = DrafterLoad()
-        self._draft_time_s = self._sent_draft_time_s = 0.0
+        self._draft_time_s = 0.0
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(MAX_BACKLOG)
         self._is_over = False
@@ -70,12 +85,11 @@ class DraftLease:
             return None
         self._wake.clear()
         news, self._news = self._news.values(), {}
-        draft_time_s = self._draft_time_s - self._sent_draft_time_s
-        self._sent_draft_time_s = self._draft_time_s
         load = self.load
         return ProposalFrame(
             _of(Proposal, news), _of(Observation, news), _of(Refusal, news),
-            load.pages_in_use, load.pages_total, load.num_requests, draft_time_s,
+            load.pages_in_use, load.pages_total, load.num_requests,
+            self._told_time.news(self._draft_time_s),
             _of(Completion, news),
         )  # fmt: skip
 
