@@ -173,15 +173,6 @@ class WorkerDescription:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheMiss:
-    """ "The engine has `have_len` tokens": it lost or never had the rest."""
-
-    request_id: str
-    generation: int
-    have_len: int
-
-
-@dataclass(frozen=True, slots=True)
 class Refusal:
     """An item the worker cannot serve, and why (an error code of `cluster.errors`)."""
 
@@ -204,13 +195,29 @@ class Heartbeat:
     """Said once a second by either side: the texts that it runs for the other.
 
     heard: serial of the last frame of the other side that was taken in.  What came later may be
-    missing here, and is not missed.  seats: of the target, how many texts the coordinator may have
-    there, 0 = any number.
+    missing here, and is not missed.
     """
 
     texts: tuple[TextName, ...] = ()
     heard: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How busy a target is with the texts of all coordinators, a coordinator with those of all
+    ingresses.
+
+    seats: of a target, texts that whoever is told may have there, 0 = any number; of a coordinator,
+    texts that its targets would run for it.  num_waiting: texts without a verdict yet; without a
+    place.  num_steps: of a target since its start.
+    """
+
     seats: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_steps: int = 0
+    pages_in_use: int = 0
+    pages_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +309,10 @@ class ProposalFrame:
 class VerdictFrame:
     """Target to coordinator: what a step said of the coordinator's texts.
 
-    refusals: texts that the target does not run, or not any more.  report: of the step.  serial,
-    acknowledged: as in `StepFrame`.  adapters: in the first frame, and when they change.  samples:
-    the target's own metrics, to one of the coordinators.  status: a JSON object, likewise.
+    refusals: texts that the target does not run, or not any more.  serial, acknowledged: as in
+    `StepFrame`.  load: with every heartbeat.  load, adapters: when adapters change, and when
+    coordinators come or go.  report: of the step; samples: the target's own metrics; status: a JSON
+    object: these three to one of the coordinators, which counts them.
     """
 
     verdicts: tuple[TextVerdict, ...] = ()
@@ -316,6 +324,7 @@ class VerdictFrame:
     adapters: AdapterList | None = None
     samples: tuple[Sample, ...] = ()
     status: str = ""
+    load: Load | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -334,8 +343,10 @@ class SubmitFrame:
 class EventFrame:
     """Coordinator to ingress: what the requests of this stream got since the last frame.
 
-    adapters: those that every target serves; None = they are as they were.
+    adapters: those that every target serves; None = they are as they were.  load: once a second, so
+    that silence is noticed.
     """
 
     events: tuple[TokenEvent, ...] = ()
     adapters: AdapterList | None = None
+    load: Load | None = None

@@ -76,7 +76,7 @@ BATCH_SIZE = Metric(
 BATCH_PURITY = Metric(
     "drafthouse_batch_purity",
     "gauge",
-    "Mean share of a batch that belongs to its most frequent task class.",
+    "Mean share of a coordinator's texts in a step that belongs to their most frequent task class.",
 )
 DEFICIT = Metric(
     "drafthouse_speculation_deficit_seconds",
@@ -233,7 +233,7 @@ ENGINE_FALLBACKS = Metric(
     "0.",
     ("role", "worker", "engine"),
 )
-TARGET_UP = Metric("drafthouse_target_up", "gauge", "Connected target replicas.")
+TARGET_UP = Metric("drafthouse_target_up", "gauge", "Targets that the coordinator has.")
 FAILOVERS = Metric("drafthouse_failovers", "counter", "Requests that were moved to another target.")
 CACHE_MISSES = Metric(
     "drafthouse_target_cache_misses",

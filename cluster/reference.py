@@ -80,6 +80,10 @@ A process that does not answer within five seconds is missing in that scrape;
 `drafthouse_missing_processes` counts it. Ray's metrics agents export the same series with the
 prefix `ray_`, a few seconds later.
 
+With several coordinators, counters and histograms may be added up over processes: a request counts
+at the coordinator that has it, and a target or drafter tells its own to one of them. A gauge of a
+worker is each coordinator's own view: take `max without (process)`.
+
 The names of counters end in `_total`; times are in seconds. As in vLLM, the *acceptance rate* is
 accepted / drafted tokens, and the *mean acceptance length* is 1 + accepted / steps. Both count
 only steps that verified at least one draft token:

@@ -1,12 +1,13 @@
-"""What a coordinator says of its work in the log: a line while there is some."""
+"""The coordinator's lines in the log: one every ten seconds while there is work."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cluster.messages import PlainWhy, StepReport, TextVerdict
+from cluster.messages import Load, PlainWhy, TextVerdict
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,6 @@ class ActivityLog:
 
     def __init__(self, now: float) -> None:
         self.counts = Activity()
-        self._pages: dict[str, tuple[int, int]] = {}  # by target: in use, of how many
         self._since = now
 
     def note_step(self, verdict: TextVerdict) -> None:
@@ -55,28 +55,25 @@ class ActivityLog:
         elif verdict.why:
             counts.plain_steps[verdict.why] += 1
 
-    def note_report(self, target_id: str, report: StepReport) -> None:
-        self._pages[target_id] = report.pages_in_use, report.pages_total
+    def tick(self, now: float, own: Load, targets: Sequence[Load]) -> None:
+        """Write the line if it is time for one; to be called twice a second or so.
 
-    def forget(self, target_id: str) -> None:
-        """The target has left."""
-        self._pages.pop(target_id, None)
-
-    def tick(self, now: float, num_running: int, num_waiting: int) -> None:
-        """Write the line if it is time for one; to be called twice a second or so."""
+        own: how busy the coordinator is.  targets: how busy they are.
+        """
         elapsed_s = now - self._since
         if elapsed_s < _INTERVAL_S:
             return
         counts, self.counts, self._since = self.counts, Activity(), now
-        if not (counts.num_prompt_tokens or counts.num_output_tokens or num_running or num_waiting):
+        num_requests = own.num_running + own.num_waiting
+        if not (counts.num_prompt_tokens or counts.num_output_tokens or num_requests):
             return
-        in_use = sum(pages for pages, _ in self._pages.values())
-        total = sum(pages for _, pages in self._pages.values())
+        in_use = sum(each.pages_in_use for each in targets)
+        total = sum(each.pages_total for each in targets)
         log.info(
             "running %d requests, waiting %d, prompt %.1f tokens/s, output %.1f tokens/s, "
             "mean acceptance length %.2f, plain steps %s, KV cache %.1f %%",
-            num_running,
-            num_waiting,
+            own.num_running,
+            own.num_waiting,
             counts.num_prompt_tokens / elapsed_s,
             counts.num_output_tokens / elapsed_s,
             counts.mean_acceptance_length,

@@ -13,7 +13,7 @@ Listener = Callable[[AdapterList], None]
 
 
 class AdapterNews:
-    """What the targets serve, as they last said; listeners hear of every change.
+    """The adapters that all targets serve, as they last said; listeners hear of every change.
 
     current: None = no target has said anything yet.  While there is no target it stays as it was.
     """

@@ -40,6 +40,7 @@ from cluster.core import Request, TokenEvent
 from cluster.errors import ProtocolError
 from cluster.messages import (
     EventFrame,
+    Load,
     StepFrame,
     SubmitFrame,
     VerdictFrame,
@@ -118,7 +119,7 @@ class Coordinator:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def export_learned(self) -> dict[str, Any]:
-        """What was learned of the pool's drafters, as one record of plain values."""
+        """Return what was learned of the pool's drafters, as one record of plain values."""
         return self._scores.export()
 
     def restore_learned(self, state: Mapping[str, Any]) -> None:
@@ -149,9 +150,8 @@ class Coordinator:
                 self.remove_drafter(replica.name, replica.id)
         for name, reason in description.refused.items():
             self.refuse_drafter(name, reason)
-        note_foreign(description, description, self.recorder)
-        for replica in self._pool:
-            note_foreign(replica.description, description, self.recorder)
+        for each in (description, *(replica.description for replica in self._pool)):
+            note_foreign(each, description, self.recorder)
         task = self._targets.add(target_id, description, link)
         record_engines(self.recorder, target_id, description)
         self._warn_of_shared()
@@ -228,6 +228,11 @@ class Coordinator:
         self._table.cancel(session_id)
         self._table.admit()
 
+    def load(self) -> Load:
+        """How busy it is, as every ingress is told."""
+        table = self._table
+        return Load(table.num_seats, table.num_running, table.num_waiting)
+
     async def serve(self, link: Link[EventFrame, SubmitFrame]) -> None:
         """Serve one ingress link until it ends."""
         await IngressLink(self, link, f"{next(self._link_numbers)}/", self._adapters).serve()
@@ -282,9 +287,8 @@ class Coordinator:
     def _refusals(self) -> dict[str, str]:
         """Why drafters take no part, by name, and why a change of the adapters was refused."""
         adapters = self._adapters.current
-        if adapters is None or not adapters.refused:
-            return dict(self._refused)
-        return {**self._refused, ADAPTERS: adapters.refused}
+        refused = adapters.refused if adapters is not None else ""
+        return {**self._refused, **({ADAPTERS: refused} if refused else {})}
 
     def tick(self) -> None:
         """Act on everything that is overdue; called every half second by the watch."""
@@ -293,7 +297,7 @@ class Coordinator:
         self._table.fail_unserved(now, self._config.coordinator.target_timeout_s)
         for session in self._pool.move_stalled(now):
             self._pool.commit(session, now)
-        self._activity.tick(now, self._table.num_running, self._table.num_waiting)
+        self._activity.tick(now, self.load(), [seat.load for seat in self._targets.seats])
 
     # Tasks
 

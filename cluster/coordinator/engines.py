@@ -1,4 +1,4 @@
-"""What the engines of targets and drafters compute with, in metrics and reports."""
+"""The engines of targets and drafters, and what they compute with, in metrics and reports."""
 
 from __future__ import annotations
 

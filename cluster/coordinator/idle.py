@@ -59,7 +59,7 @@ class Availability:
 
     @property
     def are_loading(self) -> bool:
-        """Whether those that are not there may still come."""
+        """True if those that are not there may still come."""
         return not self.num_seen and self.uptime_s < _LOADING_S
 
 
@@ -75,8 +75,8 @@ _REASONS = {
 def idle_reason(
     *, is_enabled: bool, drafters: Availability, steps: Counter[PlainWhy]
 ) -> IdleReason:
-    """What kept a request without a speculative step from having one; where several things did,
-    what did so in most steps.  steps: its plain steps that could have had drafts, by why."""
+    """Return what kept a request from having a speculative step; of several things, the one that
+    did so in most steps.  steps: its plain steps that could have had drafts, by why."""
     if not is_enabled:
         return IdleReason.DISABLED
     if drafters.num_refused >= drafters.num_configured:

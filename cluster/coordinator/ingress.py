@@ -12,7 +12,7 @@ from cluster.coordinator.session import Deliver
 from cluster.coordinator.sessions import error_event
 from cluster.core import EMPTY_TOKENS, Request, TokenEvent
 from cluster.errors import DrafthouseError, WorkerError
-from cluster.messages import AdapterList, EventFrame, SubmitFrame
+from cluster.messages import AdapterList, EventFrame, Load, SubmitFrame
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
 
@@ -20,14 +20,18 @@ log = logging.getLogger(__name__)
 
 # Far below any frame limit, also with twenty alternatives' log-probabilities per token.
 _MAX_EVENTS_PER_FRAME = 256
+# How often an ingress hears that the coordinator is there, and how busy.
+_HEARTBEAT_S = 1.0
 
 
 class RequestTaker(Protocol):
-    """What an ingress link needs of the coordinator."""
+    """The coordinator, as far as an ingress link needs it."""
 
     def open(self, session_id: str, request: Request, deliver: Deliver) -> None: ...
 
     def cancel(self, session_id: str) -> None: ...
+
+    def load(self) -> Load: ...
 
 
 class IngressLink:
@@ -46,6 +50,7 @@ class IngressLink:
         self._live: set[str] = set()
         self._adapters = adapters
         self._news: AdapterList | None = None  # to be told
+        self._is_beat_due = False
         self._events: deque[TokenEvent] = deque()
         self._wake = asyncio.Event()
 
@@ -53,7 +58,7 @@ class IngressLink:
         """Until the link ends; its requests are then cancelled: nobody would read their text."""
         self._adapters.listen(self._note_adapters)
         try:
-            await run_until_first_ends(self._read_all(), self._send_forever())
+            await run_until_first_ends(self._read_all(), self._send_forever(), self._beat())
         except WorkerError as error:
             log.info("ingress link broke: %s", error.message)
         finally:
@@ -85,6 +90,12 @@ class IngressLink:
         if request.id in self._live and not request.was_admitted:
             self._deliver(TokenEvent(request.id, len(request.output_ids), EMPTY_TOKENS))
 
+    async def _beat(self) -> None:
+        while True:
+            self._is_beat_due = True
+            self._wake.set()
+            await asyncio.sleep(_HEARTBEAT_S)
+
     def _note_adapters(self, adapters: AdapterList) -> None:
         self._news = adapters
         self._wake.set()
@@ -99,9 +110,9 @@ class IngressLink:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            news, self._news = self._news, None
-            if news is not None:
-                await self._link.send(EventFrame(adapters=news))
+            if self._news is not None or self._is_beat_due:
+                news, self._news, self._is_beat_due = self._news, None, False
+                await self._link.send(EventFrame(adapters=news, load=self._taker.load()))
             while self._events:
                 count = min(len(self._events), _MAX_EVENTS_PER_FRAME)
                 await self._link.send(

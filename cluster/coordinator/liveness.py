@@ -14,54 +14,37 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.coordinator.targets import TargetSeat
 from cluster.messages import VerdictFrame
 
 
-@dataclass(slots=True, eq=False)
-class _Watch:
-    """What has been missed of one target, in seconds: any word, and any progress."""
+@dataclass(slots=True)
+class Liveness:
+    """For how many seconds a target with work has said nothing, and has made no progress."""
 
     silent_s: float = 0.0
     stuck_s: float = 0.0
+    _num_steps: int = 0
 
-
-class Liveness:
-    """Counts the time in which each target was not heard of.
-
-    silence_s, timeout_s: `coordinator.target_silence_s` and `coordinator.target_timeout_s`.
-    """
-
-    def __init__(self, silence_s: float, timeout_s: float) -> None:
-        self._silence_s = silence_s
-        self._timeout_s = timeout_s
-        self._watches: dict[TargetSeat, _Watch] = {}
-
-    def heard(self, seat: TargetSeat, frame: VerdictFrame) -> None:
+    def heard(self, frame: VerdictFrame) -> None:
         """A frame of the target has come."""
-        watch = self._watches.get(seat)
-        if watch is None:
-            return  # nothing has been missed of it so far
-        watch.silent_s = 0.0
-        has_stepped = frame.report is not None and frame.report.step_time_s > 0.0
-        if frame.verdicts or frame.refusals or has_stepped:
-            watch.stuck_s = 0.0
+        self.silent_s = 0.0
+        num_steps = self._num_steps if frame.load is None else frame.load.num_steps
+        if frame.verdicts or frame.refusals or num_steps != self._num_steps:
+            self.stuck_s = 0.0
+        self._num_steps = num_steps
 
-    def forget(self, seat: TargetSeat) -> None:
-        """The target has been left."""
-        self._watches.pop(seat, None)
+    def missed(self, elapsed_s: float, *, has_work: bool) -> None:
+        """Time has passed in which frames of the target would have been heard."""
+        self.silent_s = self.silent_s + elapsed_s if has_work else 0.0
+        self.stuck_s = self.stuck_s + elapsed_s if has_work else 0.0
 
-    def why_leave(self, seat: TargetSeat, elapsed_s: float) -> str:
-        """Time has passed in which frames of the target would have been heard; why it is to be left
-        now, "" = it is not."""
-        if not seat.sessions:
-            self.forget(seat)
-            return ""
-        watch = self._watches.setdefault(seat, _Watch())
-        watch.silent_s += elapsed_s
-        watch.stuck_s += elapsed_s
-        if watch.silent_s >= self._silence_s:
-            return f"said nothing for {watch.silent_s:.1f} s"
-        if watch.stuck_s >= self._timeout_s:
-            return f"has been in one step for {watch.stuck_s:.0f} s"
+    def why_leave(self, silence_s: float, timeout_s: float) -> str:
+        """Return why the target is to be left now, "" if it is not.
+
+        silence_s, timeout_s: `coordinator.target_silence_s` and `coordinator.target_timeout_s`.
+        """
+        if self.silent_s >= silence_s:
+            return f"said nothing for {self.silent_s:.1f} s"
+        if self.stuck_s >= timeout_s:
+            return f"has been in one step for {self.stuck_s:.0f} s"
         return ""

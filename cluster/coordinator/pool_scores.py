@@ -1,4 +1,4 @@
-"""What the pool's drafters are worth, and how much each is asked for."""
+"""The worth of the pool's drafters, and how much each is asked for."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class PoolScores:
         record_scores(self.acceptance, samples)
 
     def export(self) -> dict[str, Any]:
-        """What was learned, as one small record of plain values."""
+        """Return what was learned, as one small record of plain values."""
         return {"version": _STATE_VERSION, "scores": self.acceptance.export()}
 
     def restore(self, state: Mapping[str, Any]) -> None:

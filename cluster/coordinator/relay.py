@@ -1,4 +1,4 @@
-"""What targets say is committed here, told to the clients and to the pool's drafters.
+"""Commits what targets say, and tells it to the clients and to the pool's drafters.
 
 Nothing is asked of a target in return: it runs its texts by itself.
 """
@@ -8,49 +8,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from typing import Protocol
 
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.session import Limits, Session
+from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.step_log import StepLog
 from cluster.coordinator.targets import TargetSeat
 from cluster.coordinator.verdicts import problem_of
-from cluster.core import FinishReason
-from cluster.errors import (
-    CapacityError,
-    DrafthouseError,
-    ProtocolError,
-    RequestError,
-    error_from_code,
-)
+from cluster.errors import CapacityError, ProtocolError, RequestError, error_from_code
 from cluster.messages import Heartbeat, Refusal, TextName, TextVerdict, VerdictFrame
 from cluster.plan.fence import Fence
 
 log = logging.getLogger(__name__)
-
-
-class SessionOwner(Protocol):
-    """Who decides about the coming and going of sessions: the session table."""
-
-    def finish(self, session: Session, reason: FinishReason) -> None:
-        """The text has ended: free what is held for it.  The relay delivers the last event."""
-        ...
-
-    def fail(self, session: Session, error: DrafthouseError) -> None:
-        """The request ends with `error`."""
-        ...
-
-    def relocate(self, session: Session, error: DrafthouseError) -> None:
-        """Its target could not serve it; try again, elsewhere if possible."""
-        ...
-
-    def put_back(self, session: Session) -> None:
-        """Its target has no place for it; it waits for one, elsewhere if possible."""
-        ...
-
-    def reopen(self, session: Session) -> None:
-        """Its target has lost it, or something it said of it: let it begin anew from here."""
-        ...
 
 
 class Relay:
@@ -58,13 +27,13 @@ class Relay:
 
     def __init__(
         self,
-        owner: SessionOwner,
+        table: SessionTable,
         pool: DrafterPool,
         log_of_steps: StepLog,
         fence: Fence,
         clock: Callable[[], float],
     ) -> None:
-        self._owner = owner
+        self._table = table
         self._pool = pool
         self._log = log_of_steps
         self._statistics = fence.section("statistics")
@@ -85,6 +54,8 @@ class Relay:
         seat.note_received(frame.serial)
         if frame.heartbeat is not None:
             self._take_heartbeat(seat, frame.heartbeat)
+        if frame.load is not None:
+            seat.note_load(frame.load)
         if frame.report is not None:
             self._log.note_report(seat, frame.report)
         self._log.note_samples(seat, frame.samples)
@@ -99,12 +70,12 @@ class Relay:
             return  # it came twice
         if verdict.context_len > len(session.tokens):
             log.warning("a verdict was lost target=%s; the text begins anew from here", seat.id)
-            self._owner.reopen(session)
+            self._table.reopen(session)
             return
         problem = problem_of(verdict, session, self.limits.vocab_size)
         if problem is not None:
             error = ProtocolError(f"target {seat.id} sent a verdict that cannot be: {problem}")
-            self._owner.relocate(session, error)
+            self._table.relocate(session, error)
             return
         position, reason = session.num_output_tokens, verdict.finish_reason
         if not verdict.beams:
@@ -121,7 +92,7 @@ class Relay:
         session.last_event_at = now
         if reason is not None:
             seat.ended(session)
-            self._owner.finish(session, reason)
+            self._table.finish(session, reason)
         session.deliver(session.event(position, verdict, reason))
         if reason is None:
             self._pool.commit(session, now)
@@ -130,20 +101,20 @@ class Relay:
         error = error_from_code(refusal.code, refusal.message)
         seat.ended(session)
         if isinstance(error, RequestError):
-            self._owner.fail(session, error)
+            self._table.fail(session, error)
         elif isinstance(error, CapacityError):
-            self._owner.put_back(session)
+            seat.note_full()
+            self._table.put_back(session)
         else:
-            self._owner.relocate(session, error)
+            self._table.relocate(session, error)
 
     def _take_heartbeat(self, seat: TargetSeat, beat: Heartbeat) -> None:
-        seat.seats = beat.seats
         named = set(beat.texts)
         for session in list(seat.sessions.values()):
             is_known = 0 < session.opened_serial <= beat.heard
             if is_known and TextName(session.id, session.generation) not in named:
                 log.warning("a text is lost target=%s; it begins anew from here", seat.id)
-                self._owner.reopen(session)
+                self._table.reopen(session)
 
 
 def _answered(seat: TargetSeat, session_id: str, generation: int) -> Session | None:

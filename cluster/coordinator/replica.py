@@ -72,6 +72,7 @@ class DrafterReplica:
         self.link = link
         self.breaker = breaker
         self.sessions: dict[str, Subscriber] = {}
+        self._num_elsewhere = 0  # requests that it holds for other coordinators
         self.unanswered_since: float | None = None  # a frame was sent and nothing came back yet
         self._has_reported = False  # it has gauges of its own, of requests and of KV pages
         self._has_pages = False
@@ -82,9 +83,14 @@ class DrafterReplica:
         self._released: list[str] = []
         self._wake = asyncio.Event()
 
+    @property
+    def num_held(self) -> int:
+        """Requests that it holds, as it last said and as was added since."""
+        return self._num_elsewhere + len(self.sessions)
+
     def has_room(self) -> bool:
         limit = self.description.max_running_sequences
-        return limit == 0 or len(self.sessions) < limit
+        return limit == 0 or self.num_held < limit
 
     def status(self, now: float) -> dict[str, object]:
         """A plain picture of the moment, for status reports."""
@@ -125,6 +131,7 @@ class DrafterReplica:
         """Take note of what a frame says of the drafter as a whole."""
         if math.isfinite(frame.draft_time_s) and frame.draft_time_s > 0.0:
             recorder.add(metrics.DRAFT_TIME, frame.draft_time_s, drafter=self.name)
+        self._num_elsewhere = max(frame.num_requests - len(self._told), 0)
         self._record_gauges(recorder, frame)
 
     def _record_gauges(self, recorder: Recorder, frame: ProposalFrame) -> None:

@@ -134,7 +134,7 @@ class DrafterReplicas:
         ]
         return min(
             usable,
-            key=lambda replica: (self.is_stalled(replica, now), len(replica.sessions)),
+            key=lambda replica: (self.is_stalled(replica, now), replica.num_held),
             default=None,
         )
 

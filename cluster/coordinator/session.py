@@ -28,7 +28,7 @@ class Status(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What ends a text besides its own stop tokens.
+    """The limits that end a text, besides its own stop tokens.
 
     max_context_len: prompt and output together, 0 = unknown.  vocab_size: 0 = unknown.
     """
@@ -104,7 +104,7 @@ class Session(Text):
 
     @property
     def is_scored(self) -> bool:
-        """Whether the output is given, and only its log-probabilities are asked for."""
+        """True if the output is given, and only its log-probabilities are asked for."""
         return len(self.request.params.forced_ids) > 0
 
     def help_by(self, drafters: tuple[str, ...]) -> None:
@@ -112,7 +112,7 @@ class Session(Text):
         self.drafters = self.names = drafters[:MAX_DRAFTERS]
 
     def opened(self) -> Open:
-        """What its target is told, once: all of it."""
+        """Return what its target is told, once: all of it."""
         tokens, request = self.tokens, self.request
         return Open(
             self.id, self.generation, tokens.token_ids.copy(), tokens.hash_at(len(tokens)),

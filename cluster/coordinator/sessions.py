@@ -12,6 +12,7 @@ from cluster.config.schema import Config
 from cluster.coordinator.admission import WaitingLine, check_request
 from cluster.coordinator.drafters import DrafterPool
 from cluster.coordinator.idle import IdleReason, idle_reason
+from cluster.coordinator.placement import Placement
 from cluster.coordinator.session import Deliver, Limits, Session, Status
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import EMPTY_TOKENS, FinishReason, Request, TokenEvent
@@ -50,6 +51,7 @@ class SessionTable:
         self._max_frame_tokens = max_frame_tokens
         self._clock = clock
         self._line = WaitingLine()
+        self._placement = Placement(config.target.engine.page_size)
         self._arrivals = itertools.count()
         # Never repeated within this process, so an answer meant for an earlier owner, or for an
         # earlier request of the same id, is always recognised.
@@ -67,6 +69,11 @@ class SessionTable:
     @property
     def num_running(self) -> int:
         return len(self.sessions) - len(self._line)
+
+    @property
+    def num_seats(self) -> int:
+        """How many texts the targets would run for this coordinator."""
+        return sum(seat.num_seats for seat in self.seats.values())
 
     def open(self, session_id: str, request: Request, deliver: Deliver) -> None:
         """Admit a request, or raise RequestError or CapacityError before any work is done."""
@@ -155,6 +162,7 @@ class SessionTable:
         """The target is gone; its sessions are prefilled again wherever there is room."""
         if self.seats.get(seat.id) is seat:
             del self.seats[seat.id]
+        self._placement.forget(seat.id)
         self._unserved_since = self._clock()
         lost = list(seat.sessions.values())
         if lost:
@@ -171,9 +179,9 @@ class SessionTable:
 
     def admit(self) -> None:
         """Give places to those who wait, first come first served, while there are any."""
-        limit = self._config.coordinator.max_running_sequences
+        limit = self._share_of(self._config.coordinator.max_running_sequences)
         while len(self._line) and self.num_running < limit:
-            seat = self._free_seat(next(iter(self._line)))
+            seat = self._placement.choose(next(iter(self._line)), self.seats.values())
             if seat is None:
                 return
             self._place(self._line.pop(), seat)
@@ -188,7 +196,7 @@ class SessionTable:
                 self.fail(session, UnavailableError(waited))
 
     def _may_help(self, name: str, request: Request) -> bool:
-        """Whether the drafter has anything to go by: without a prediction one costs nothing."""
+        """True if the drafter has anything to go by: without a prediction one costs nothing."""
         return bool(request.params.prediction) or self._config.drafters[name].kind != "prediction"
 
     def _drafters_of(self, request: Request) -> tuple[str, ...]:
@@ -221,10 +229,10 @@ class SessionTable:
         limits = self._config.coordinator
         has_place = (
             not len(self._line)
-            and self.num_running < limits.max_running_sequences
+            and self.num_running < self._share_of(limits.max_running_sequences)
             and any(seat.has_room() for seat in self.seats.values())
         )
-        if not has_place and len(self._line) >= limits.max_queued_requests:
+        if not has_place and len(self._line) >= self._share_of(limits.max_queued_requests):
             retry_after_s = self._retry_after_s()
             raise CapacityError(
                 f"{self.num_running} requests are running and {len(self._line)} are waiting; ask "
@@ -237,13 +245,14 @@ class SessionTable:
         low, high = _RETRY_AFTER_S
         return min(max(self._mean_duration_s / max(self.num_running, 1), low), high)
 
-    def _free_seat(self, session: Session) -> TargetSeat | None:
-        free = [seat for seat in self.seats.values() if seat.has_room()]
-        return min(
-            free,
-            key=lambda seat: (seat.id == session.shunned_target, len(seat.sessions)),
-            default=None,
-        )
+    def _share_of(self, limit: int) -> int:
+        """Return this coordinator's part of a limit of all of them: as large as its part of the
+        targets' seats, and without any targets the same for each."""
+        own, everybody = 1, self._config.coordinator.replicas
+        if self.seats:
+            own = self.num_seats
+            everybody = sum(seat.max_seats for seat in self.seats.values())
+        return -(-limit * own // everybody)
 
     def _place(self, session: Session, seat: TargetSeat) -> None:
         session.limit(self.limits)
@@ -258,6 +267,7 @@ class SessionTable:
             session.queue_time_s = self._clock() - session.arrived_at
         session.status = Status.RUNNING
         seat.open(session)
+        self._placement.remember(seat, session)
         # Drafters on other devices read the prompt while the target does.
         self._pool.commit(session, self._clock())
 
@@ -274,6 +284,7 @@ class SessionTable:
         seat = None if place is None else self.seats.get(place.id)
         if seat is not None:
             seat.drop(session)
+            self._placement.remember(seat, session)
         elif session.status is Status.WAITING and session in self._line:
             self._line.remove(session)
 

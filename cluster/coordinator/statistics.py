@@ -1,9 +1,10 @@
-"""What speculation did: per request, per drafter, and per step."""
+"""The effect of speculation: per request, per drafter, and per step."""
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from cluster import metrics
 from cluster.core import SpeculationStats
@@ -11,41 +12,30 @@ from cluster.messages import StepReport, TextVerdict
 from cluster.metrics import Recorder
 
 _MAX_RECENT_STEPS = 512
+_STEP_FIELDS = (
+    "num_sequences", "num_nodes", "step_time_s", "forward_time_s", "period_s", "draft_time_s",
+)  # fmt: skip
 
 
+@dataclass(slots=True)
 class RequestStatistics:
     """Counts for one request, in the definitions of `SpeculationStats`.
 
     A draft counts as accepted when the target accepted it, also where a stop token cut it off.
     """
 
-    __slots__ = (
-        "_accepted",
-        "_first_at",
-        "_histogram",
-        "_last_at",
-        "_num_accepted",
-        "_num_drafted",
-        "_num_spec_steps",
-        "_num_steps",
-        "_shared",
-        "_verified",
-        "idle_because",
-    )
-
-    def __init__(self) -> None:
-        self._num_steps = 0
-        self._num_spec_steps = 0
-        self._num_drafted = 0
-        self._num_accepted = 0
-        self._histogram: list[int] = []
-        # By the number of the drafter.
-        self._accepted: Counter[int] = Counter()
-        self._shared: Counter[int] = Counter()
-        self._verified: Counter[int] = Counter()
-        self._first_at: float | None = None
-        self._last_at = 0.0
-        self.idle_because = ""
+    idle_because: str = ""
+    _num_steps: int = 0
+    _num_spec_steps: int = 0
+    _num_drafted: int = 0
+    _num_accepted: int = 0
+    _histogram: list[int] = field(default_factory=list)
+    # By the number of the drafter.
+    _accepted: Counter[int] = field(default_factory=Counter)
+    _shared: Counter[int] = field(default_factory=Counter)
+    _verified: Counter[int] = field(default_factory=Counter)
+    _first_at: float | None = None
+    _last_at: float = 0.0
 
     @property
     def has_speculated(self) -> bool:
@@ -154,14 +144,4 @@ class RecentSteps:
 
     def report(self) -> list[dict[str, float]]:
         """One plain record per step, oldest first."""
-        return [
-            {
-                "num_sequences": step.num_sequences,
-                "num_nodes": step.num_nodes,
-                "step_time_s": step.step_time_s,
-                "forward_time_s": step.forward_time_s,
-                "period_s": step.period_s,
-                "draft_time_s": step.draft_time_s,
-            }
-            for step in self._steps
-        ]
+        return [{name: getattr(step, name) for name in _STEP_FIELDS} for step in self._steps]

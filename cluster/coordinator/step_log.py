@@ -56,13 +56,13 @@ class StepLog:
         self._answers.append(_Answer(session, verdict, now, session.last_event_at))
 
     def note_report(self, seat: TargetSeat, report: StepReport) -> None:
-        """What a target says of a step; a report whose times can be none is left out."""
+        """A target tells of a step.  A report with impossible times is left out."""
         times_s = (report.step_time_s, report.forward_time_s, report.period_s, report.draft_time_s)
         if all(math.isfinite(time_s) and time_s >= 0.0 for time_s in times_s):
             self._reports.append((seat, report))
 
     def note_samples(self, seat: TargetSeat, samples: Sequence[Sample]) -> None:
-        """What a target has counted of its own."""
+        """A target tells its own metrics."""
         if samples:
             self._samples.append((seat, samples))
 
@@ -92,7 +92,6 @@ class StepLog:
     def forget(self, seat: TargetSeat) -> None:
         """The target has left: what it last said of itself is not true any more."""
         self.settle()
-        self._activity.forget(seat.id)
         with self._metrics:
             forget_engines(self._recorder, seat.id, seat.description)
         for metric, labels in seat.gauges:
@@ -132,23 +131,22 @@ class StepLog:
     def _enter_report(self, seat: TargetSeat, report: StepReport) -> None:
         recorder = self._recorder
         if report.num_sequences or report.num_prefill_tokens:
-            seat.period_s = report.period_s
             recorder.add(metrics.STEPS, target=seat.id)
             recorder.observe(metrics.STEP_TIME, report.step_time_s, target=seat.id)
             recorder.observe(metrics.FORWARD_TIME, report.forward_time_s, target=seat.id)
+        if report.num_sequences:
+            recorder.observe(metrics.BATCH_SIZE, report.num_sequences)
         if report.period_s and report.num_sequences and not report.num_prefill_tokens:
             self.recent_steps.add(report)
             outside_s = report.period_s - report.forward_time_s - report.draft_time_s
             recorder.observe(metrics.ROUND_OVERHEAD, max(outside_s, 0.0))
         seat.has_reported = True
-        self._activity.note_report(seat.id, report)
         recorder.set(metrics.KV_PAGES_IN_USE, report.pages_in_use, role="target", worker=seat.id)
         recorder.set(metrics.KV_PAGES_TOTAL, report.pages_total, role="target", worker=seat.id)
 
     def _enter_batch(self, tasks: Sequence[str]) -> None:
         """tasks: of the texts that a step has answered."""
         purity = max(tasks.count(task) for task in set(tasks)) / len(tasks)
-        self._recorder.observe(metrics.BATCH_SIZE, len(tasks))
         mean = purity if self._mean_purity is None else self._mean_purity
         self._mean_purity = mean + _PURITY_WEIGHT * (purity - mean)
         self._recorder.set(metrics.BATCH_PURITY, self._mean_purity)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from cluster.config.schema import CoordinatorConfig
 from cluster.coordinator.adapters import AdapterNews
 from cluster.coordinator.drafters import DrafterPool
-from cluster.coordinator.liveness import Liveness
 from cluster.coordinator.relay import Relay
 from cluster.coordinator.sessions import SessionTable
 from cluster.coordinator.step_log import StepLog
@@ -49,7 +48,7 @@ class TargetLinks:
         self._relay = relay
         self._pool = pool
         self._log = log_of_steps
-        self._liveness = Liveness(settings.target_silence_s, settings.target_timeout_s)
+        self._patience_s = settings.target_silence_s, settings.target_timeout_s
         self._max_frame_tokens = max_frame_tokens
         self._clock = clock
         self._tasks: dict[TargetSeat, asyncio.Task[None]] = {}
@@ -102,15 +101,15 @@ class TargetLinks:
         if is_beat_due:
             self._beaten_at = now
         for seat in self.seats:
-            why = self._liveness.why_leave(seat, elapsed_s)
-            if why:
+            seat.liveness.missed(elapsed_s, has_work=bool(seat.sessions))
+            if why := seat.liveness.why_leave(*self._patience_s):
                 log.error("target is left id=%s: it %s", seat.id, why)
                 self.remove(seat.id)
             elif is_beat_due:
                 seat.beat()
 
     def _update_limits(self) -> None:
-        """What every target can serve; without targets, what the last ones could."""
+        """Serve what every target can; without targets, what the last ones could."""
         limits = limits_of(seat.description for seat in self.seats)
         if limits is not None:
             self._table.limits = self._relay.limits = limits
@@ -126,7 +125,7 @@ class TargetLinks:
 
     async def _read_all(self, seat: TargetSeat) -> None:
         async for frame in seat.link:
-            self._liveness.heard(seat, frame)
+            seat.liveness.heard(frame)
             if frame.adapters is not None and self._table.seats.get(seat.id) is seat:
                 self._adapters.said(seat.id, frame.adapters)
             self._relay.take(seat, frame)
@@ -141,6 +140,5 @@ class TargetLinks:
             self._table.lose_seat(seat)
             self._pool.replicas.lose_residents(seat.id)
             self._log.forget(seat)
-            self._liveness.forget(seat)
             self._adapters.left(seat.id)
             self._update_limits()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from typing import Any
 
+from cluster.coordinator.liveness import Liveness
 from cluster.coordinator.session import Session
 from cluster.messages import (
     Heartbeat,
+    Load,
     Open,
     PoolTree,
     StepFrame,
@@ -18,15 +21,16 @@ from cluster.messages import (
 from cluster.plan.samples import Gauge
 from cluster.rpc.link import Link
 
-# Frames that a target may have sent before it is told that they came: a quarter of what it parks
-# this coordinator's texts at.
+# Frames that a target may have sent before it is told that they came.  It parks this coordinator's
+# texts at four times as many.
 _ACKNOWLEDGE_EVERY = 16
+_ANY_NUMBER = 2**16  # of seats, where a target has no limit
 
 
 class TargetSeat:
     """A target replica as the coordinator sees it.
 
-    state: what the target last said of its control loop.
+    load: how busy the target last said it was.  state: what it last said of its control loop.
     """
 
     def __init__(
@@ -42,11 +46,13 @@ class TargetSeat:
         self.residents = description.residents
         self.link = link
         self.sessions: dict[str, Session] = {}
-        self.seats = description.max_running_sequences
+        self.liveness = Liveness()
+        self.load = Load(seats=description.max_running_sequences)
+        self._num_elsewhere = 0  # texts that it runs for other coordinators
+        self._is_full = False  # it has refused a text since it last said how busy it is
         self.state: dict[str, Any] = {}
         self.has_reported = False  # it has gauges of its own
         self.gauges: set[Gauge] = set()  # more of them, which it has set itself
-        self.period_s = 0.0  # of its last step
         self.received = 0  # serial of its last frame
         self._acknowledged = 0  # as it was last told
         self._serial = 0
@@ -61,8 +67,33 @@ class TargetSeat:
     def num_sessions(self) -> int:
         return len(self.sessions)
 
+    @property
+    def max_seats(self) -> int:
+        """Seats that the target has for all coordinators."""
+        return self.description.max_running_sequences or _ANY_NUMBER
+
+    @property
+    def num_seats(self) -> int:
+        """This coordinator's share of them."""
+        return min(self.load.seats or _ANY_NUMBER, self.max_seats)
+
+    @property
+    def num_free(self) -> int:
+        """Seats that no coordinator's text takes, as the target said and as was opened since."""
+        return max(self.max_seats - self._num_elsewhere - len(self.sessions), 0)
+
     def has_room(self) -> bool:
-        return self.seats == 0 or len(self.sessions) < self.seats
+        """True if this coordinator may have one more text there."""
+        return not self._is_full and len(self.sessions) < self.num_seats
+
+    def note_load(self, load: Load) -> None:
+        """The target has said how busy it is."""
+        self.load, self._is_full = load, False
+        self._num_elsewhere = max(load.num_running + load.num_waiting - len(self.sessions), 0)
+
+    def note_full(self) -> None:
+        """The target has refused a text for want of room."""
+        self._is_full = True
 
     def open(self, session: Session) -> None:
         """Let the target run `session`, from its first token on."""
@@ -110,8 +141,7 @@ class TargetSeat:
         return {
             "id": self.id,
             "sessions": len(self.sessions),
-            "seats": self.seats,
-            "period_s": self.period_s,
+            "load": dataclasses.asdict(self.load),
             **{name: self.state[name] for name in ("scores", "loads") if name in self.state},
         }
 

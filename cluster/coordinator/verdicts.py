@@ -1,4 +1,4 @@
-"""What targets answer, checked before it changes anything."""
+"""Checks what targets answer, before it changes anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers say of themselves: checks of what joins a coordinator, and its own word."""
+"""Descriptions: checks of workers that join a coordinator, and the coordinator's own."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def note_foreign(
 
 
 def limits_of(targets: Iterable[WorkerDescription]) -> Limits | None:
-    """What every one of `targets` can serve; None without any."""
+    """Return what every one of `targets` can serve; None without any."""
     served = list(targets)
     if not served:
         return None

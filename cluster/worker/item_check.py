@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from cluster.core import VerifyItem
 from cluster.errors import DrafthouseError, ProtocolError
 from cluster.messages import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class CacheMiss:
+    """ "The engine has `have_len` tokens": it lost or never had the rest."""
+
+    request_id: str
+    generation: int
+    have_len: int
+
 
 log = logging.getLogger(__name__)
 

@@ -215,6 +215,7 @@ class StepLoop:
         """Commit what the step said, and send it.  Returns the texts with a verdict, the plain
         steps that their tokens would have taken, and why they end."""
         answered: list[tuple[TargetText, int, FinishReason | None]] = []
+        self._streams.note_step(report)
         frames: dict[TargetStream, list[TextVerdict]] = {stream: [] for stream in self._streams}
         for verdict in stepped.verdicts:
             text = self._keeper.get(verdict.request_id)
@@ -228,7 +229,8 @@ class StepLoop:
             answered.append((text, num_tokens, said.finish_reason))
         for stream, verdicts in frames.items():
             if verdicts or (stream.counts and not stream.is_parked):
-                stream.post(VerdictFrame(tuple(verdicts), report=report))
+                told = report if stream.counts else None
+                stream.post(VerdictFrame(tuple(verdicts), report=told))
         for miss in stepped.misses:
             self._keeper.take_answer(miss)
         for refusal in stepped.refusals:
@@ -316,7 +318,7 @@ class StepLoop:
         state["residents"] = self._residents.states()
         state["faults"] = self._residents.faults()
         self._residents.record(samples, self._worker_id)
-        in_use, total = self._verifier.pages
+        in_use, total = self._streams.pages = self._verifier.pages
         page_report = StepReport(pages_in_use=in_use, pages_total=total)
         return VerdictFrame(report=page_report, samples=samples.take()), state
 

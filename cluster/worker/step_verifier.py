@@ -7,7 +7,8 @@ from typing import Protocol
 
 from cluster.core import VerifyItem
 from cluster.draft.inside import StepRows
-from cluster.messages import CacheMiss, Refusal
+from cluster.messages import Refusal
+from cluster.worker.item_check import CacheMiss
 from cluster.worker.verifier import Stepped
 
 

@@ -56,13 +56,13 @@ class TargetWorker:
     ) -> None:
         """silence_s: texts of a coordinator that says nothing for so long are freed."""
         residents = residents or Residents(())
-        self.streams = TargetStreams(description.max_running_sequences)
+        self._texts = TextTable(residents.names, description.vocab_size, max_draft_tokens)
+        self.streams = TargetStreams(description.max_running_sequences, self._texts)
         self._description = description
         self._controller = controller
         self._silence_s = silence_s
         self._prepare = prepare
         self._mailbox = Mailbox()
-        self._texts = TextTable(residents.names, description.vocab_size, max_draft_tokens)
         self._loop = StepLoop(
             verifier, residents, controller, self.streams, self._texts, self._mailbox,
             worker_id=description.worker_id, max_batch_tokens=description.max_batch_tokens,
@@ -97,7 +97,7 @@ class TargetWorker:
             log.warning("what was learned before is of another form, and left aside: %s", error)
 
     async def export_learned(self) -> Mapping[str, Any]:
-        """What the control loop has learned, as one record of plain values."""
+        """Return what the control loop has learned, as one record of plain values."""
         return await asyncio.wrap_future(self._mailbox.call(self._loop.export_learned))
 
     async def serve(self, link: TargetLink) -> None:
@@ -131,7 +131,7 @@ class TargetWorker:
             await asyncio.sleep(_HEARTBEAT_S)
             heard = stream.heard
             names = (*self._texts.names(stream), *reader.late)
-            stream.post(VerdictFrame(heartbeat=Heartbeat(names, heard, self.streams.seats)))
+            stream.post(VerdictFrame(heartbeat=Heartbeat(names, heard), load=self.streams.load))
             if stream.counts:
                 report, state = await asyncio.wrap_future(self._mailbox.call(self._loop.report))
                 stream.post(_with_status(report, state))

@@ -7,9 +7,10 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Protocol
 
 from cluster.errors import WorkerError
-from cluster.messages import AdapterList, Heartbeat, VerdictFrame
+from cluster.messages import AdapterList, Load, StepReport, VerdictFrame
 from cluster.rpc.link import Link
 
 # Steps that a coordinator may leave unacknowledged before its texts are parked: half a second of
@@ -18,7 +19,7 @@ _MAX_UNACKNOWLEDGED = 64
 
 
 class TargetStream:
-    """What one link has created at the worker; it is freed when the link ends.
+    """All that one link has created at the worker; it is freed when the link ends.
 
     Inside the worker a request's id has the stream's prefix, since coordinators choose ids by
     themselves.  Frames may be posted from any thread; they are numbered where they are sent, in the
@@ -41,7 +42,7 @@ class TargetStream:
 
     @property
     def is_parked(self) -> bool:
-        """Whether its texts wait until it says that it still reads."""
+        """True if its texts wait until it says that it still reads."""
         return self.serial - self.acknowledged > _MAX_UNACKNOWLEDGED
 
     def inside(self, request_id: str) -> str:
@@ -84,11 +85,25 @@ class TargetStream:
             self._loop.call_soon_threadsafe(callback, argument)  # type: ignore[arg-type]
 
 
-class TargetStreams:
-    """Those that are open.  Opened and closed by the event loop."""
+class Texts(Protocol):
+    """The texts of all streams, counted from any thread."""
 
-    def __init__(self, max_texts: int) -> None:
-        """max_texts: that the target runs at a time, 0 = any number."""
+    def __len__(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+
+
+class TargetStreams:
+    """Those that are open.  Opened and closed by the event loop.
+
+    pages: of the KV cache, in use and of how many; set by the engine thread.
+    """
+
+    def __init__(self, max_texts: int, texts: Texts) -> None:
+        """max_texts: that the target runs at a time, 0 = any number.  texts: that it runs."""
+        self.pages = (0, 0)
+        self._num_steps = 0
+        self._texts = texts
         self._open: list[TargetStream] = []
         self._max_texts = max_texts
         self._num_opened = 0
@@ -103,12 +118,24 @@ class TargetStreams:
         which asks for too much takes nothing from the others."""
         return -(-self._max_texts // max(len(self._open), 1))
 
+    @property
+    def load(self) -> Load:
+        """The load as every coordinator is told it."""
+        num_waiting = self._texts.num_waiting
+        num_running = max(len(self._texts) - num_waiting, 0)
+        return Load(self.seats, num_running, num_waiting, self._num_steps, *self.pages)
+
+    def note_step(self, report: StepReport) -> None:
+        """A step is done; called by the engine thread."""
+        self._num_steps += 1
+        self.pages = report.pages_in_use, report.pages_total
+
     def open(self) -> TargetStream:
         self._num_opened += 1
         stream = TargetStream(self._num_opened)
         stream.counts = not self._open
         self._open.append(stream)
-        stream.post(VerdictFrame(adapters=self._adapters, heartbeat=Heartbeat(seats=self.seats)))
+        self._tell_all()
         return stream
 
     def close(self, stream: TargetStream) -> None:
@@ -116,9 +143,14 @@ class TargetStreams:
         self._open.remove(stream)
         if stream.counts and self._open:
             self._open[0].counts = True
+        self._tell_all()
 
     def announce(self, adapters: AdapterList) -> None:
         """Tell every coordinator, now and as it comes, what new requests may ask for."""
         self._adapters = adapters
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Tell every coordinator of the adapters, and of its share of the seats."""
         for stream in self._open:
-            stream.post(VerdictFrame(adapters=adapters))
+            stream.post(VerdictFrame(adapters=self._adapters, load=self.load))

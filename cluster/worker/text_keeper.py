@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 
 from cluster import metrics
 from cluster.errors import DrafthouseError, RequestError, WorkerError, error_from_code
-from cluster.messages import CacheMiss, Open, PoolTree, Refusal, TextName, VerdictFrame
+from cluster.messages import Open, PoolTree, Refusal, TextName, VerdictFrame
 from cluster.plan.controller import Controller
 from cluster.plan.fence import Fence
 from cluster.plan.samples import Tally
 from cluster.plan.texts import POOL, HeldTree
 from cluster.spec.tree_check import problem_of_tree
+from cluster.worker.item_check import CacheMiss
 from cluster.worker.mailbox import Mail
 from cluster.worker.residents import Residents
 from cluster.worker.step_verifier import StepVerifier

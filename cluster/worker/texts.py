@@ -174,7 +174,8 @@ def _verified(sources: SourceBits, num_names: int) -> tuple[int, ...]:
 
 
 class TextTable:
-    """All texts, by their names inside the worker.  Engine thread only, but for `names`."""
+    """All texts, by their names inside the worker.  Engine thread only, but for `names`,
+    `num_waiting` and `len`."""
 
     def __init__(self, residents: Sequence[str], vocab_size: int, max_draft_tokens: int) -> None:
         self._residents = residents
@@ -187,6 +188,11 @@ class TextTable:
 
     def __iter__(self) -> Iterator[TargetText]:
         return iter(list(self._texts.values()))
+
+    @property
+    def num_waiting(self) -> int:
+        """Texts that have no verdict yet; from any thread."""
+        return sum(text.num_steps == 0 for text in self._texts.copy().values())
 
     def get(self, name: str) -> TargetText | None:
         return self._texts.get(name)

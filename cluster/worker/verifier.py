@@ -27,7 +27,7 @@ from cluster.errors import (
     RequestError,
     WorkerError,
 )
-from cluster.messages import CacheMiss, Refusal, StepReport
+from cluster.messages import Refusal, StepReport
 from cluster.spec.draw import FusedDraw
 from cluster.spec.logits_hook import LogitsHook
 from cluster.spec.logprobs import token_logprobs
@@ -36,7 +36,7 @@ from cluster.spec.params import check_params
 from cluster.spec.tree_check import are_sound, check_tree
 from cluster.spec.verify import walk_draws
 from cluster.worker.beams import BeamEngine, Beams
-from cluster.worker.item_check import check_item, refusal
+from cluster.worker.item_check import CacheMiss, check_item, refusal
 from cluster.worker.step_rows import rows_of_step
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all, possible
 

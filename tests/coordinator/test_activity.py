@@ -9,7 +9,7 @@ import pytest
 
 from cluster.coordinator.activity import ActivityLog
 from cluster.core import token_array
-from cluster.messages import PlainWhy, StepReport, TextVerdict
+from cluster.messages import Load, PlainWhy, TextVerdict
 from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyDrafter, ToyTarget, oracle_chain
 
@@ -32,11 +32,11 @@ def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture)
     activity.note_step(verdict(4, num_nodes=8))
     activity.note_step(verdict(3, num_nodes=8))
     activity.note_step(verdict(0))  # the prompt's own step could have had none
-    activity.note_report("t0", StepReport(pages_in_use=10, pages_total=60))
-    activity.note_report("t1", StepReport(pages_in_use=20, pages_total=60))
-    activity.tick(109.5, 3, 1)
+    own = Load(num_running=3, num_waiting=1)
+    targets = [Load(pages_in_use=number, pages_total=60) for number in (10, 20)]
+    activity.tick(109.5, own, targets)
     assert caplog.messages == []
-    activity.tick(110.0, 3, 1)
+    activity.tick(110.0, own, targets)
     assert caplog.messages == [
         "running 3 requests, waiting 1, prompt 5.0 tokens/s, output 0.8 tokens/s, "
         "mean acceptance length 3.50, plain steps 33% (no_drafts 1), KV cache 25.0 %"
@@ -46,10 +46,10 @@ def test_every_ten_seconds_of_work_have_a_line(caplog: pytest.LogCaptureFixture)
 def test_nothing_is_said_of_idle_times(caplog: pytest.LogCaptureFixture) -> None:
     activity = ActivityLog(0.0)
     for now in range(1, 100):
-        activity.tick(float(now), 0, 0)
+        activity.tick(float(now), Load(), [])
     assert caplog.messages == []
     activity.note_step(verdict(1))
-    activity.tick(100.0, 0, 0)
+    activity.tick(100.0, Load(), [])
     assert len(caplog.messages) == 1
 
 

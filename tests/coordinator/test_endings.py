@@ -9,7 +9,8 @@ import pytest
 
 from cluster.core import FinishReason, SpeculationOptions, VerifyItem
 from cluster.errors import RequestError, WorkerError
-from cluster.messages import CacheMiss, Refusal
+from cluster.messages import Refusal
+from cluster.worker.item_check import CacheMiss
 from tests.support.coordinator.house import GREEDY, SEEDED, collect, house, request, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,

@@ -16,6 +16,7 @@ from cluster.core import FinishReason, TokenLogprob, token_array
 from cluster.errors import ProtocolError
 from cluster.messages import (
     Heartbeat,
+    Load,
     PlainWhy,
     Refusal,
     Sample,
@@ -167,7 +168,8 @@ FRAMES = {
         heartbeat=Heartbeat((TextName("x", 1), TextName("r", 2**63)), heard=0)
     ),
     "heard what was not sent": VerdictFrame(heartbeat=Heartbeat((), heard=2**63)),
-    "no places": VerdictFrame(heartbeat=Heartbeat((TextName("r", 1),), seats=1)),
+    "no places": VerdictFrame(load=Load(1, 2**32 - 1, 2**32 - 1, 0, 2**32 - 1, 0)),
+    "no steps": VerdictFrame(load=Load(0, 0, 0, 2**64 - 1)),
     "times": VerdictFrame(report=StepReport(NAN, -1.0, float("inf"), -NAN, -5, -5, -5, -5, -5)),
     "a status": VerdictFrame(status="{"),
     "another status": VerdictFrame(status="[1, 2]"),

@@ -10,7 +10,7 @@ import numpy as np
 from cluster.coordinator.session import Session
 from cluster.coordinator.targets import TargetSeat
 from cluster.core import SamplingParams, TokenTree
-from cluster.messages import PoolTree, StepFrame, TextName, WorkerDescription
+from cluster.messages import Load, PoolTree, StepFrame, TextName, WorkerDescription
 from cluster.rpc.memory import MemoryLink, memory_pair
 from tests.support.coordinator.house import request
 
@@ -20,7 +20,7 @@ class Target:
 
     def __init__(self, max_frame_tokens: int = 1000) -> None:
         ours, self.link = memory_pair()
-        description = WorkerDescription("t", "target", "t", vocab_size=8, max_running_sequences=2)
+        description = WorkerDescription("t", "target", "t", vocab_size=8, max_running_sequences=3)
         self.seat = TargetSeat("t", description, ours, max_frame_tokens)
         self._ours: MemoryLink[Any, Any] = ours
 
@@ -119,11 +119,14 @@ async def test_a_heartbeat_names_the_texts_once_all_of_them_were_sent() -> None:
 
 async def test_a_target_has_the_room_that_it_says() -> None:
     seat = Target().seat
+    seat.note_load(Load(seats=2))
     seat.open(session("a"))
-    assert seat.has_room()
+    assert (seat.has_room(), seat.num_free) == (True, 2)
     seat.open(session("b"))
+    assert (seat.has_room(), seat.num_free) == (False, 1)
+    seat.note_load(Load(seats=99, num_running=3, num_waiting=9))  # no more than there are
+    assert (seat.has_room(), seat.num_free) == (True, 0)
+    seat.note_full()
     assert not seat.has_room()
-    seat.seats = 3
-    assert seat.has_room()
-    seat.seats = 0
-    assert seat.has_room()
+    seat.note_load(Load(seats=3))
+    assert (seat.has_room(), seat.num_free) == (True, 1)

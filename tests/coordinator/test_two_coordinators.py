@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from cluster.coordinator.replica import DrafterReplica
 from cluster.core import SamplingParams
-from cluster.rpc.memory import MemoryLink
+from cluster.draft.breaker import BreakerBook
+from cluster.errors import CapacityError
+from cluster.messages import ProposalFrame
+from cluster.metrics import Recorder
+from cluster.rpc.memory import MemoryLink, memory_pair
 from tests.support.coordinator.house import GREEDY, SEEDED, House, collect, house, request, text_of
 from tests.support.coordinator.toys import (
     ToyDrafter,
     ToyTarget,
+    drafter_description,
     oracle_in_a_crowd,
     plain_text,
     random_tree,
@@ -33,8 +40,12 @@ class Pair:
 
 
 @asynccontextmanager
-async def pair(target: ToyTarget, budget: str = "fixed", **limits: int) -> AsyncIterator[Pair]:
-    async with house(budget=budget) as first, house(budget=budget) as second:
+async def pair(
+    target: ToyTarget, budget: str = "fixed", settings: Mapping[str, int] = {}, **limits: int
+) -> AsyncIterator[Pair]:
+    """settings: of the coordinators.  limits: of the target."""
+    given = {"budget": budget, "replicas": 2, **settings}
+    async with house(**given) as first, house(**given) as second:
         links = [each.add_target(target, **limits) for each in (first, second)]
         yield Pair(first, second, links)
 
@@ -120,6 +131,95 @@ async def test_the_targets_own_metrics_go_to_one_of_them_and_then_to_the_next() 
         await both.first.settle()
         await both.second.pass_time(2.0)
         assert (gauge(both.first), gauge(both.second)) == (False, True)
+
+
+def metric(stage: House, series: str) -> float:
+    for line in stage.coordinator.render_metrics().decode().splitlines():
+        if line.startswith(series + " "):
+            return float(line.rpartition(" ")[2])
+    return 0.0
+
+
+async def test_a_step_with_texts_of_both_counts_once() -> None:
+    target = ToyTarget()
+    async with pair(target) as both:
+        texts = await asyncio.gather(
+            texts_of(both.first, 3, GREEDY), texts_of(both.second, 3, GREEDY, first=9)
+        )
+        await both.first.settle()
+        houses = (both.first, both.second)
+        for series, expected in {
+            'drafthouse_target_steps_total{target="target-0"}': len(target.steps),
+            'drafthouse_target_step_seconds_count{target="target-0"}': len(target.steps),
+            "drafthouse_batch_size_sum": sum(map(len, target.steps)),
+            'drafthouse_output_tokens_total{task="default"}': sum(
+                len(text) for found in texts for text in found
+            ),
+            'drafthouse_requests_total{finish_reason="length",task="default"}': 6,
+        }.items():
+            assert sum(metric(each, series) for each in houses) == expected, series
+
+
+async def test_queue_and_places_are_shared_and_one_that_is_left_alone_has_all() -> None:
+    target = ToyTarget()
+    limits = {"max_running_sequences": 4, "max_queued_requests": 6}
+    async with pair(target, settings=limits, max_running_sequences=64) as both:
+        await both.first.settle()
+        target.gate.clear()
+
+        async def taken(stage: House, name: str) -> int:
+            """Ask until one is sent away; returns how many are not."""
+            for number in itertools.count():
+                running.append(
+                    asyncio.create_task(collect(stage.coordinator, request(id=f"{name}{number}")))
+                )
+                await stage.settle(5)
+                if running[-1].done():
+                    with pytest.raises(CapacityError):
+                        await running.pop()
+                    return number
+            raise AssertionError
+
+        running: list[asyncio.Task[Any]] = []
+        assert await taken(both.first, "first") == 2 + 3
+        assert await taken(both.second, "second") == 2 + 3
+        both.links[1].sever()
+        await both.first.settle()
+        assert await taken(both.first, "more") == 2 + 3
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+
+async def test_a_target_that_steps_for_another_is_not_taken_for_stuck() -> None:
+    """The second text waits for pages; the coordinator that waits counts none of the steps."""
+    target = ToyTarget(waits=lambda name: name.startswith("2/"))
+    async with pair(target, settings={"target_timeout_s": 20}) as both:
+        waiting = asyncio.create_task(collect(both.second.coordinator, request()))
+        running = asyncio.create_task(
+            collect(both.first.coordinator, request(params=replace(GREEDY, max_tokens=4000)))
+        )
+        for _ in range(30):
+            await both.first.pass_time(1.0)
+            await both.second.pass_time(1.0)
+        (target_now,) = both.second.coordinator.status()["targets"]
+        assert target_now["sessions"] == 1
+        assert not running.done()
+        target.waits = lambda name: False
+        assert text_of(await waiting) == plain_text([1, 2, 3], GREEDY)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_drafter_has_the_room_that_it_says_whoever_fills_it() -> None:
+    description = replace(drafter_description("d"), max_running_sequences=3)
+    breaker = BreakerBook(3, 1.0).of("d", "d")
+    replica = DrafterReplica("d", "d", description, memory_pair()[0], breaker, 1000)
+    assert (replica.has_room(), replica.num_held) == (True, 0)
+    replica.record(Recorder(), ProposalFrame(num_requests=3))
+    assert (replica.has_room(), replica.num_held) == (False, 3)
+    replica.record(Recorder(), ProposalFrame(num_requests=2))
+    assert replica.has_room()
 
 
 LONG = replace(GREEDY, max_tokens=200)

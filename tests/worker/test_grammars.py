@@ -76,9 +76,7 @@ async def test_a_text_that_waits_is_named_in_heartbeats_and_another_links_gramma
     peer, other = built.connect(), built.connect()
     await peer.open(constrained("late", "x"))
     await other.open(constrained("other", "y"))
-    for each in (peer, other):
-        await each.until(lambda: len(each.frames) > 1)  # noqa: B023
-    beats = [each.frames[1].heartbeat for each in (peer, other)]
+    beats = [(await each.next_beat()).heartbeat for each in (peer, other)]
     assert [beat.texts for beat in beats if beat] == [
         (TextName("late", 1),), (TextName("other", 1),),
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from cluster import metrics
 from cluster.core import DraftTask, Proposal, SamplingParams
 from cluster.engine.work import Output
 from cluster.errors import ProtocolError, WorkerError
-from cluster.messages import AdapterList, Heartbeat, StepFrame, TextName
+from cluster.messages import AdapterList, Heartbeat, Load, StepFrame, TextName
 from tests.support.worker.residents import GreedyOracle
 from tests.support.worker.stage import Peer, Stage, stage, worker_of
 from tests.support.worker.texts import GREEDY, LAWS, VOCAB_SIZE, opened, plain
@@ -99,8 +99,7 @@ async def test_the_first_frame_brings_seats_and_adapters_and_news_come_by_themse
     built.worker.streams.announce(adapters)
     peer = built.connect()
     first = await peer.next()
-    assert (first.serial, first.adapters) == (1, adapters)
-    assert first.heartbeat == Heartbeat(seats=64)
+    assert (first.serial, first.adapters, first.load) == (1, adapters, Load(seats=64))
     news = AdapterList(("sql@2",), "the last one was broken")
     built.worker.streams.announce(news)
     assert (await peer.next()).adapters == news
@@ -217,12 +216,15 @@ async def test_a_heartbeat_names_the_texts_that_are_here_while_a_step_lasts(
     await other.open(opened("elsewhere"))
     await asyncio.to_thread(engine.stepping.wait, 20)
     await peer.open(opened("not taken in yet"))
-    for each in (peer, other):
-        await each.next()
-    beat, others = (await peer.next()).heartbeat, (await other.next()).heartbeat
-    assert beat == Heartbeat((TextName("a", 1), TextName("b", 7)), 3, 32)
+    beat, others = await peer.next_beat(), await other.next_beat()
+    assert beat.heartbeat == Heartbeat((TextName("a", 1), TextName("b", 7)), 3)
+    assert beat.load is not None
     # It may have come during the step.
-    assert others in (Heartbeat((TextName("elsewhere", 1),), 0, 32), Heartbeat((), 0, 32))
+    assert others.heartbeat in (Heartbeat((TextName("elsewhere", 1),), 0), Heartbeat((), 0))
+    for load in (beat.load, others.load):
+        assert load is not None
+        assert (load.seats, load.num_running) == (32, 0)
+        assert load.num_waiting in (2, 3)
 
 
 async def test_one_coordinator_counts_the_targets_own_metrics_and_another_after_it(

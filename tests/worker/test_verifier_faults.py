@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cluster.core import SamplingParams, TokenTree, VerifyItem, token_array
-from cluster.messages import CacheMiss, Refusal, StepReport
+from cluster.messages import Refusal, StepReport
+from cluster.worker.item_check import CacheMiss
 from cluster.worker.verifier import Verifier
 from tests.support.worker.rounds import Session, decode, decode_all, no_drafts, random_drafts
 from tests.support.worker.toy_engine import ToyEngine, hashed_law

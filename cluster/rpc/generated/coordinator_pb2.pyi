@@ -53,12 +53,14 @@ class SpeculationOptions(_message.Message):
     def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., drafters: _Optional[_Union[_common_pb2.DrafterNames, _Mapping]] = ..., latency_class: _Optional[str] = ..., return_draft_sources: _Optional[bool] = ...) -> None: ...
 
 class EventFrame(_message.Message):
-    __slots__ = ("events", "adapters")
+    __slots__ = ("events", "adapters", "load")
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     events: _containers.RepeatedCompositeFieldContainer[TokenEvent]
     adapters: _target_pb2.AdapterList
-    def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., adapters: _Optional[_Union[_target_pb2.AdapterList, _Mapping]] = ...) -> None: ...
+    load: _target_pb2.Load
+    def __init__(self, events: _Optional[_Iterable[_Union[TokenEvent, _Mapping]]] = ..., adapters: _Optional[_Union[_target_pb2.AdapterList, _Mapping]] = ..., load: _Optional[_Union[_target_pb2.Load, _Mapping]] = ...) -> None: ...
 
 class TokenEvent(_message.Message):
     __slots__ = ("request_id", "position", "token_ids", "logprobs", "finish_reason", "stats", "error_code", "error_message", "retry_after_s", "draft_sources", "queue_time_s", "num_cached", "beams")

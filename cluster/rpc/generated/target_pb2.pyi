@@ -50,14 +50,28 @@ class TextName(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("texts", "heard", "seats")
+    __slots__ = ("texts", "heard")
     TEXTS_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
-    SEATS_FIELD_NUMBER: _ClassVar[int]
     texts: _containers.RepeatedCompositeFieldContainer[TextName]
     heard: int
+    def __init__(self, texts: _Optional[_Iterable[_Union[TextName, _Mapping]]] = ..., heard: _Optional[int] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("seats", "num_running", "num_waiting", "num_steps", "pages_in_use", "pages_total")
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
+    NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PAGES_IN_USE_FIELD_NUMBER: _ClassVar[int]
+    PAGES_TOTAL_FIELD_NUMBER: _ClassVar[int]
     seats: int
-    def __init__(self, texts: _Optional[_Iterable[_Union[TextName, _Mapping]]] = ..., heard: _Optional[int] = ..., seats: _Optional[int] = ...) -> None: ...
+    num_running: int
+    num_waiting: int
+    num_steps: int
+    pages_in_use: int
+    pages_total: int
+    def __init__(self, seats: _Optional[int] = ..., num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., num_steps: _Optional[int] = ..., pages_in_use: _Optional[int] = ..., pages_total: _Optional[int] = ...) -> None: ...
 
 class Open(_message.Message):
     __slots__ = ("request_id", "generation", "token_ids", "prefix_hash", "prompt_len", "params", "max_len", "task", "tenant", "adapter", "drafters", "max_draft_tokens", "weight")
@@ -112,7 +126,7 @@ class PoolTree(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., generation: _Optional[int] = ..., base_len: _Optional[int] = ..., prefix_hash: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., survival: _Optional[bytes] = ..., sources: _Optional[bytes] = ..., weights: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class VerdictFrame(_message.Message):
-    __slots__ = ("verdicts", "refusals", "report", "serial", "acknowledged", "heartbeat", "adapters", "samples", "status")
+    __slots__ = ("verdicts", "refusals", "report", "serial", "acknowledged", "heartbeat", "adapters", "samples", "status", "load")
     VERDICTS_FIELD_NUMBER: _ClassVar[int]
     REFUSALS_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
@@ -122,6 +136,7 @@ class VerdictFrame(_message.Message):
     ADAPTERS_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
     verdicts: _containers.RepeatedCompositeFieldContainer[TextVerdict]
     refusals: _containers.RepeatedCompositeFieldContainer[_common_pb2.Refusal]
     report: StepReport
@@ -131,7 +146,8 @@ class VerdictFrame(_message.Message):
     adapters: AdapterList
     samples: _containers.RepeatedCompositeFieldContainer[Sample]
     status: str
-    def __init__(self, verdicts: _Optional[_Iterable[_Union[TextVerdict, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., serial: _Optional[int] = ..., acknowledged: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., status: _Optional[str] = ...) -> None: ...
+    load: Load
+    def __init__(self, verdicts: _Optional[_Iterable[_Union[TextVerdict, _Mapping]]] = ..., refusals: _Optional[_Iterable[_Union[_common_pb2.Refusal, _Mapping]]] = ..., report: _Optional[_Union[StepReport, _Mapping]] = ..., serial: _Optional[int] = ..., acknowledged: _Optional[int] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., adapters: _Optional[_Union[AdapterList, _Mapping]] = ..., samples: _Optional[_Iterable[_Union[Sample, _Mapping]]] = ..., status: _Optional[str] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Sample(_message.Message):
     __slots__ = ("metric", "labels", "value", "is_gauge")

@@ -17,7 +17,6 @@ from cluster.core import VerifyItem
 from cluster.engine.work import Output
 from cluster.errors import WorkerError
 from cluster.messages import (
-    CacheMiss,
     Heartbeat,
     Refusal,
     StepFrame,
@@ -26,6 +25,7 @@ from cluster.messages import (
 )
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.link import Link
+from cluster.worker.item_check import CacheMiss
 from cluster.worker.residents import ResidentDrafter
 from cluster.worker.target_stream import TargetStream
 from cluster.worker.verifier import Answer, Verifier
@@ -127,7 +127,8 @@ class ToyTarget:
         """Tell the coordinators which texts are here, as a worker does every second."""
         for stream in self.streams if self._is_begun and not self.is_mute else ():
             names = self.texts.names(stream)
-            stream.post(VerdictFrame(heartbeat=Heartbeat(names, stream.heard, self.streams.seats)))
+            beat = Heartbeat(names, stream.heard)
+            stream.post(VerdictFrame(heartbeat=beat, load=self.streams.load))
             if stream.counts:
                 report, state = self.loop.report()
                 stream.post(

@@ -188,7 +188,8 @@ def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ..
     return st.lists(strategy, max_size=4).map(tuple)
 
 
-beats = st.builds(messages.Heartbeat, several(names), lengths, lengths)
+beats = st.builds(messages.Heartbeat, several(names), lengths)
+loads = st.builds(messages.Load, lengths, lengths, lengths, hashes, lengths, lengths)
 step_frames = st.builds(
     messages.StepFrame, several(opens), several(names), several(pool_trees()), hashes, hashes,
     st.none() | beats,
@@ -211,9 +212,13 @@ verdict_frames = st.builds(
     st.none() | adapter_lists,
     several(samples),
     texts,
+    st.none() | loads,
 )
 submit_frames = st.builds(SubmitFrame, several(requests), several(ids))
-event_frames = st.builds(EventFrame, several(events()), st.none() | adapter_lists)
+event_frames = st.builds(
+    EventFrame, several(events()), st.none() | adapter_lists,
+    st.none() | loads,
+)  # fmt: skip
 
 
 def text(name: str, length: int = 2) -> messages.Open:

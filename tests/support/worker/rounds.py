@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cluster.core import EMPTY_TREE, SamplingParams, TokenTree, Verdict, VerifyItem, token_array
-from cluster.messages import CacheMiss, Refusal
+from cluster.messages import Refusal
 from cluster.spec.token_log import prefix_hash
+from cluster.worker.item_check import CacheMiss
 from cluster.worker.verifier import Verifier
 from tests.support.spec.trees import random_tree
 

@@ -49,6 +49,12 @@ class Peer(Told):
             await self.send(StepFrame(acknowledged=self.serial))
         return frame
 
+    async def next_beat(self) -> VerdictFrame:
+        """The next frame with a heartbeat."""
+        while (frame := await self.next()).heartbeat is None:
+            continue
+        return frame
+
     async def until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
             await self.next()

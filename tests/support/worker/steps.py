@@ -86,10 +86,10 @@ class Steps:
         self.engine: Any = engine or ToyEngine(hashed_law(VOCAB_SIZE), VOCAB_SIZE)
         self.controller = Controller(config)
         self.residents = Residents(residents, clock)
-        self.streams = TargetStreams(max_texts)
         self.texts = TextTable(
             self.residents.names, self.engine.vocab_size, config.max_draft_tokens
         )
+        self.streams = TargetStreams(max_texts, self.texts)
         self.mailbox = Mailbox()
         self.verifier = verifier or Verifier(self.engine, clock, wants=self.residents.wants)
         self.loop = StepLoop(

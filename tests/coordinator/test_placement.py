@@ -1,0 +1,166 @@
+"""Which target a text goes to, and what is remembered of those that were placed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.coordinator.placement import Placement
+from cluster.coordinator.session import Session
+from cluster.coordinator.targets import TargetSeat
+from cluster.core import SamplingParams
+from cluster.messages import Load, WorkerDescription
+from cluster.rpc.memory import memory_pair
+from tests.support.coordinator.house import request
+
+PAGE = 4
+LAW = SamplingParams(max_tokens=9)
+
+
+def seat(name: str, num_seats: int = 8) -> TargetSeat:
+    description = WorkerDescription(
+        name, "target", name, vocab_size=99, max_running_sequences=num_seats
+    )
+    return TargetSeat(name, description, memory_pair()[0], 1000)
+
+
+_numbers = iter(range(10**9))
+
+
+def text(
+    tokens: Sequence[int] = (1,), task: str = "default", *, temperature: float = 0.0,
+    tenant: bytes = b"",
+) -> Session:  # fmt: skip
+    params = SamplingParams(max_tokens=9, temperature=temperature)
+    asked = request(tokens, params, id=f"r{next(_numbers)}", task=task, tenant=tenant)
+    return Session(asked.id, asked, lambda event: None, 0, 0.0)
+
+
+def filled(name: str, *texts: Session, num_seats: int = 8) -> TargetSeat:
+    found = seat(name, num_seats)
+    for each in texts:
+        found.open(each)
+    return found
+
+
+LONG = list(range(1, 33))  # eight pages
+
+
+def test_a_text_goes_where_most_of_its_prompt_is_held() -> None:
+    placement, seats = Placement(PAGE), [seat("a"), seat("b"), seat("c")]
+    placement.remember(seats[1], text(LONG[:24]))
+    placement.remember(seats[2], text([*LONG[:16], 77, 77, 77, 77]))
+    asked = text([*LONG[:30], 88, 88])
+    assert [placement.num_held(each.id, asked) for each in seats] == [0, 24, 16]
+    chosen = placement.choose(asked, seats)
+    assert chosen is seats[1]
+
+
+def test_less_than_half_of_a_prompt_is_no_reason_to_crowd_a_target() -> None:
+    placement = Placement(PAGE)
+    holder, empty = filled("holder", text()), seat("empty")
+    placement.remember(holder, text(LONG[:12]))
+    assert placement.choose(text(LONG), [holder, empty]) is empty
+    placement.remember(holder, text(LONG[:16]))
+    assert placement.choose(text(LONG), [holder, empty]) is holder
+
+
+def test_a_prefix_of_another_tenant_or_adapter_is_none() -> None:
+    placement, held = Placement(PAGE), seat("held")
+    placement.remember(held, text(LONG, tenant=b"one"))
+    assert placement.num_held("held", text(LONG, tenant=b"one")) == len(LONG)
+    assert placement.num_held("held", text(LONG, tenant=b"other")) == 0
+    asked = request(LONG, LAW, adapter="sql@1", tenant=b"one")
+    adapted = Session("s", asked, lambda event: None, 0, 0.0)
+    assert placement.num_held("held", adapted) == 0
+
+
+def test_like_goes_with_like_and_an_empty_target_is_like_all() -> None:
+    placement = Placement(PAGE)
+    code, chat = filled("code", text(task="code")), filled("chat", text(task="chat"))
+    assert placement.choose(text(task="chat"), [code, chat]) is chat
+    assert placement.choose(text(task="code"), [chat, code]) is code
+    sampled = filled("sampled", text(task="code", temperature=0.7))
+    assert placement.choose(text(task="code", temperature=0.7), [code, sampled]) is sampled
+    crowd = filled("crowd", *(text(task="code") for _ in range(3)))
+    assert placement.choose(text(task="code"), [crowd, seat("empty")]).id == "empty"  # type: ignore[union-attr]
+
+
+def test_the_freest_target_is_taken_as_the_targets_themselves_say() -> None:
+    placement, one, other = Placement(PAGE), filled("one", text()), filled("other", text(), text())
+    assert placement.choose(text(), [other, one]) is one
+    one.note_load(Load(seats=8, num_running=4, num_waiting=1))
+    assert placement.choose(text(), [other, one]) is other
+
+
+def test_no_preference_piles_texts_up_at_one_of_the_targets() -> None:
+    placement, seats = Placement(PAGE), [seat("a"), seat("b")]
+    for count in range(12):
+        asked = text(LONG)
+        chosen = placement.choose(asked, seats)
+        assert chosen is not None
+        chosen.open(asked)
+        placement.remember(chosen, asked)
+        freest = max(each.num_free for each in seats)
+        assert all(2 * (each.num_free + 1) >= freest for each in seats), count
+    assert all(each.num_free for each in seats)
+
+
+def test_a_full_target_gets_nothing_and_one_that_failed_the_text_only_at_need() -> None:
+    placement = Placement(PAGE)
+    full, other = filled("full", text(), text(), num_seats=2), seat("other", 2)
+    placement.remember(full, text(LONG))
+    asked = text(LONG)
+    assert placement.choose(asked, [full, other]) is other
+    assert placement.choose(asked, [full]) is None
+    assert placement.choose(asked, []) is None
+    asked.shunned_target = "other"
+    spare = filled("spare", text(), num_seats=2)
+    assert placement.choose(asked, [full, other, spare]) is spare
+    assert placement.choose(asked, [full, other]) is other
+
+
+def test_a_lost_target_holds_nothing() -> None:
+    placement, lost = Placement(PAGE), seat("lost")
+    placement.remember(lost, text(LONG))
+    placement.forget("lost")
+    placement.forget("unknown")
+    assert placement.num_held("lost", text(LONG)) == 0
+
+
+def test_no_more_is_remembered_than_the_target_has_pages() -> None:
+    placement, small = Placement(PAGE, max_pages=100), seat("small")
+    small.note_load(Load(seats=8, pages_total=5))
+    placement.remember(small, text(LONG))
+    # Its end is forgotten first, for nobody could use that without the beginning.
+    assert placement.num_held("small", text(LONG)) == 5 * PAGE
+    placement.remember(small, text([9] * 12))
+    assert placement.num_held("small", text([9] * 12)) == 3 * PAGE
+    assert placement.num_held("small", text(LONG)) == 2 * PAGE
+
+
+prompts = st.lists(st.sampled_from([[1] * PAGE, [2] * PAGE]), max_size=6).map(
+    lambda pages: [token for page in pages for token in page] or [7]
+)
+
+
+@given(placed=st.lists(prompts, max_size=12), asked=prompts, room=st.integers(1, 8))
+def test_what_is_held_is_the_longest_run_of_pages_that_are_remembered(
+    placed: list[list[int]], asked: list[int], room: int
+) -> None:
+    """The search by halves finds it, since a page never outlives those before it."""
+    placement, one = Placement(PAGE, max_pages=room), seat("one")
+    for tokens in placed:
+        placement.remember(one, text(tokens))
+    recent: list[tuple[int, ...]] = []  # used last at the end
+    for tokens in placed:
+        for end in range(len(tokens) // PAGE * PAGE, 0, -PAGE):
+            page = tuple(tokens[:end])
+            recent = [*(each for each in recent if each != page), page]
+        recent = recent[-room:]
+    expected = 0
+    while expected < len(asked) // PAGE * PAGE and tuple(asked[: expected + PAGE]) in recent:
+        expected += PAGE
+    assert placement.num_held("one", text(asked)) == expected
