@@ -7,6 +7,8 @@ import importlib.metadata
 from collections.abc import Mapping
 from typing import Any
 
+from ray import serve
+
 from cluster.config.schema import Config
 from cluster.coordinator.coordinator import Coordinator
 from cluster.errors import ProtocolError
@@ -101,7 +103,8 @@ class CoordinatorDeployment:
         if self._keeping or not settings.keep_learned or settings.budget != "adaptive":
             return
         version = importlib.metadata.version("drafthouse")
-        path = learned.learned_file(self._config, target, version, "coordinator")
+        whose = f"coordinator {serve.get_replica_context().rank.rank}"
+        path = learned.learned_file(self._config, target, version, whose)
         state = learned.read(path)
         if state is not None:
             self._coordinator.restore_learned(state)

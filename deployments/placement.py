@@ -48,7 +48,7 @@ def group_options(placement: PlacementConfig, tensor_parallel: int) -> dict[str,
 
 
 def rank_bundle(placement: PlacementConfig) -> dict[str, float]:
-    """What one rank reserves, in the keys of a placement group bundle."""
+    """Return what one rank reserves, in the keys of a placement group bundle."""
     wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
     bundle = {name: amount for name, amount in wanted.items() if amount > 0}
     if not bundle:
@@ -60,7 +60,7 @@ def rank_bundle(placement: PlacementConfig) -> dict[str, float]:
 
 
 def total_resources(config: Config) -> dict[str, float]:
-    """What the whole application reserves, summed over replicas and ranks."""
+    """Return what the whole application reserves, summed over replicas and ranks."""
     total: dict[str, float] = {}
     parts = [
         (config.target.placement, config.target.replicas * config.target.engine.tensor_parallel),

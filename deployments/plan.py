@@ -85,7 +85,7 @@ def _engine_row(path: str, engine: EngineConfig, found: Inspected | None) -> str
 
 
 def _caches(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
-    """What KV cache there is: so large a one, or what GPUs of some sizes have left."""
+    """The size of each KV cache; on a GPU, what cards of some sizes have left for it."""
     on_gpus = []
     for path, engine in engines(config).items():
         if path not in found:

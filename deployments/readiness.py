@@ -1,4 +1,4 @@
-"""Whether the application answers and with what, as its own /health says."""
+"""Asks the application's own /health what it serves, and waits until it does."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def wait_until_connected(
 
 
 def engine_line(state: Mapping[str, Any]) -> str:
-    """What the target computes with, in words, as /health says it; "" where it does not."""
+    """Return in words what the target computes with, as /health says; "" where it does not."""
     engines = [each for each in state.get("engines", ()) if each["role"] == "target"]
     own = next((each for each in engines if not each["name"]), None)
     if own is None:
@@ -94,7 +94,7 @@ def _told(url: str, state: dict[str, Any]) -> str:
 
 
 def health(url: str) -> dict[str, Any]:
-    """What /health says; `status` is there in any case, with the reason where nothing answers."""
+    """Return what /health says.  `status` is always there: where nothing answers, it says why."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
             return _state(reply.read(), "no JSON object")

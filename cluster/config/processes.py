@@ -211,7 +211,8 @@ class CoordinatorConfig:
     }
 
     replicas: PositiveInt = 1
-    """Number of coordinators. One leads all targets; more than one is refused."""
+    """Number of coordinators. Each of them opens texts at every target and asks every drafter; if
+    one dies, its requests go on at another. They share the limits below."""
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     max_running_sequences: PositiveInt = 64
     """Requests that are decoded at the same time; the others wait in the queue."""
@@ -245,19 +246,18 @@ class CoordinatorConfig:
     """How long it is left alone."""
     # Of two words that are missed one may just be late.
     target_silence_s: Annotated[float, Range(2)] = 6.0
-    """A target with work that says nothing for so long is given up, and its requests move to
-    another. A target that computes says so every second."""
+    """A target with work, or a coordinator, that says nothing for so long is given up, and its
+    requests move to another. Each says every second that it is there."""
     target_timeout_s: Annotated[float, Range(0.1)] = 120.0
     """A target that says it computes, but ends no step for so long, is given up. Requests wait as
     long for a target when there is none."""
 
     def check(self) -> None:
-        """Raise ConfigError for a second coordinator: nothing keeps it from the same targets."""
-        if self.replicas > 1:
+        """Raise ConfigError where the coordinators cannot share the places of requests."""
+        if self.replicas > self.max_running_sequences:
             raise ConfigError.at(
                 "coordinator.replicas",
-                f"{self.replicas} coordinators would each lead every target, so that their batches "
-                "queue behind each other and neither knows what a step costs; set it to 1, and "
-                "raise ingress.replicas where text is the bottleneck, target.replicas where the "
-                "model is",
+                f"{self.replicas} coordinators share the {self.max_running_sequences} places of "
+                "coordinator.max_running_sequences, so that some would have none; lower replicas "
+                "or raise that",
             )

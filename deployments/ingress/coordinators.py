@@ -1,7 +1,7 @@
 """The ingress' connections to the coordinators: one stream each for many requests, and failover.
 
-If a coordinator dies, its requests are sent to another one with the tokens they already have.  The
-text does not depend on the coordinator, so the client only sees a pause.
+If a coordinator dies or falls silent, its requests are sent to another one with the tokens they
+already have.  The text does not depend on the coordinator, so the client only sees a pause.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 
 from cluster.core import FinishReason, Request, TokenEvent
-from cluster.errors import DrafthouseError, TooLargeError, UnavailableError
+from cluster.errors import CapacityError, DrafthouseError, TooLargeError, UnavailableError
 from cluster.messages import SubmitFrame, WorkerDescription
 from cluster.rpc.duplex import run_until_first_ends
 from cluster.rpc.frames import MAX_FRAME_BYTES
@@ -22,6 +22,10 @@ log = logging.getLogger(__name__)
 # How long a request waits for a coordinator to connect before it is answered with 503.
 DEFAULT_CONNECT_TIMEOUT_S = 30.0
 _RESUME_PAUSE_S = 0.05
+# Coordinators say every second that they are there.  Looks are counted, not time: when the ingress
+# itself was stopped, it has heard nobody meanwhile, and that counts as one look.
+DEFAULT_SILENCE_S = 6.0
+_NUM_LOOKS = 12
 # Upper bound for the bytes of a request on the wire besides its tokens: parameters, biases, names.
 _ENVELOPE_BYTES = 32 * 1024
 
@@ -33,8 +37,11 @@ class Coordinators:
         self,
         connect_timeout_s: float = DEFAULT_CONNECT_TIMEOUT_S,
         max_frame_bytes: int = MAX_FRAME_BYTES,
+        silence_s: float = DEFAULT_SILENCE_S,
     ) -> None:
+        """silence_s: a coordinator that says nothing for so long is left."""
         self._connect_timeout_s = connect_timeout_s
+        self._silence_s = silence_s
         self._max_prompt_len = (max_frame_bytes - _ENVELOPE_BYTES) // 4  # a token has four bytes
         self._peers: dict[str, Peer] = {}
         self._joined = asyncio.Event()
@@ -46,19 +53,20 @@ class Coordinators:
 
     @property
     def is_connected(self) -> bool:
-        """Whether a coordinator is connected that can take requests."""
+        """True if a coordinator is connected that can take requests."""
         return bool(self._peers)
 
     async def use(
         self, peer_id: str, description: WorkerDescription, link: CoordinatorStream
     ) -> None:
-        """Send requests to this coordinator until its link ends; then resume them elsewhere."""
+        """Send requests to this coordinator until its link ends or it falls silent; then resume
+        them elsewhere."""
         peer = Peer(peer_id, description, link)
         self._peers[peer_id] = peer
         self._joined.set()
         self.announce()
         try:
-            await run_until_first_ends(self._read(peer), self._write(peer))
+            await run_until_first_ends(self._read(peer), self._write(peer), self._watch(peer))
         except DrafthouseError as error:
             log.warning("lost coordinator id=%s: %s", peer_id, error)
         finally:
@@ -152,7 +160,10 @@ class Coordinators:
             ) from None
 
     def _place(self, ticket: Ticket, request: Request) -> None:
-        peer = min(self._peers.values(), key=lambda one: len(one.tickets))
+        peer = min(
+            self._peers.values(),
+            key=lambda one: (one.id in ticket.refused_by, not one.load.seats, one.num_in_hand),
+        )
         if ticket.wire_id in peer.tickets:
             raise DrafthouseError(
                 f"request id {ticket.wire_id} is already in use; ids must be unique"
@@ -208,18 +219,36 @@ class Coordinators:
                     ticket.fail(error)
         await peer.link.send(SubmitFrame((), cancelled))
 
+    async def _watch(self, peer: Peer) -> None:
+        """Return when the coordinator has said nothing for too long."""
+        num_missed = 0
+        while num_missed < _NUM_LOOKS:
+            await asyncio.sleep(self._silence_s / _NUM_LOOKS)
+            num_missed = 0 if peer.is_heard else num_missed + 1
+            peer.is_heard = False
+        log.error("coordinator is left id=%s: it said nothing for %g s", peer.id, self._silence_s)
+
     async def _read(self, peer: Peer) -> None:
         async for frame in peer.link:
+            peer.is_heard = True
+            if frame.load is not None:
+                peer.note_load(frame.load)
             if frame.adapters is not None:
                 peer.adapters = frame.adapters
                 self._update_adapters()
             for event in frame.events:
                 self._deliver(peer, event)
 
-    def _update_adapters(self) -> None:
-        """Any coordinator may get the next request, so what only some of them have is not served.
+    def _has_other(self, ticket: Ticket, peer: Peer) -> bool:
+        """True if a coordinator is left that has not refused the request for want of room."""
+        ticket.refused_by.add(peer.id)
+        return not ticket.failovers and not self._peers.keys() <= ticket.refused_by
 
-        While there is none, and of those that have said nothing, what was known holds."""
+    def _update_adapters(self) -> None:
+        """Serve the adapters that every coordinator has: any of them may get the next request.
+
+        A coordinator that has said nothing yet is left out.  If that is all, nothing changes.
+        """
         told = [peer.adapters.served for peer in self._peers.values() if peer.adapters is not None]
         if told:
             shared = [each for each in told[0] if all(each in other for other in told)]
@@ -240,6 +269,10 @@ class Coordinators:
             # We did not cancel it: that coordinator is shutting down, and another one continues.
             del peer.tickets[event.request_id]
             self._resume_later(ticket)
+            return
+        if event.error_code == CapacityError.code and self._has_other(ticket, peer):
+            del peer.tickets[event.request_id]
+            self._place(ticket, ticket.request)
             return
         ticket.push(event)
         if ticket.finished:

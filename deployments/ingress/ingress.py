@@ -55,7 +55,9 @@ class Ingress:
         self.recorder = Recorder(process, only=metrics.INGRESS)
         self._others = others
         settings = config.coordinator
-        self.coordinators = Coordinators(max_frame_bytes=settings.max_frame_bytes)
+        self.coordinators = Coordinators(
+            max_frame_bytes=settings.max_frame_bytes, silence_s=settings.target_silence_s
+        )
         self._links: dict[str, CoordinatorLink] = {}
         self._draining = Draining()
         self._grammars = GrammarCheck(
@@ -206,28 +208,29 @@ class Ingress:
         refused: dict[str, str] = {}
         faults: dict[str, Counter[str]] = {}
         left_alone: set[str] = set()
-        engines: list[dict[str, Any]] = []
-        num_targets = 0
+        # Every coordinator tells of the same targets and drafters: each counts once.
+        engines: dict[tuple[str, str], dict[str, Any]] = {}
+        targets: set[str] = set()
         for report in reports:
-            engines += report["engines"]
-            num_targets += len(report["targets"])
+            engines |= {(each["worker"], each["name"]): each for each in report["engines"]}
+            targets.update(target["id"] for target in report["targets"])
             replicas = Counter(drafter["name"] for drafter in report["drafters"])
             refused |= report["refused"]
             left_alone.update(report["left_alone"])
             for name, counts in report["faults"].items():
                 faults.setdefault(name, Counter()).update(counts)
             drafters |= {name: max(drafters.get(name, 0), replicas[name]) for name in replicas}
-        status = "ok" if num_targets else "unavailable"
+        status = "ok" if targets else "unavailable"
         return {
             "status": "stopping" if self.is_stopping else status,
             "model": self.config.model_name,
             "coordinators": len(reports),
-            "targets": num_targets,
+            "targets": len(targets),
             "drafters": drafters,
             "refused": refused,
             "faults": faults,
             "left_alone": sorted(left_alone),
-            "engines": engines,
+            "engines": list(engines.values()),
         }
 
     async def render_metrics(self) -> bytes:

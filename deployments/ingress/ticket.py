@@ -9,7 +9,13 @@ import numpy as np
 
 from cluster.core import Request, TokenArray, TokenEvent
 from cluster.errors import CapacityError, DrafthouseError, error_from_code
-from cluster.messages import AdapterList, EventFrame, SubmitFrame, WorkerDescription
+from cluster.messages import (
+    AdapterList,
+    EventFrame,
+    Load,
+    SubmitFrame,
+    WorkerDescription,
+)
 from cluster.rpc.link import Link
 from deployments.ingress.backlog import compacted_events, compacted_tokens
 
@@ -27,6 +33,7 @@ class Ticket:
         self.wire_id = request.id  # changes with every failover, so that old events are recognised
         self.peer: Peer | None = None
         self.failovers = 0
+        self.refused_by: set[str] = set()  # ids of peers that had no room for it
         self.finished = False
         self.cancelled = False
         self.output_len = len(request.output_ids)
@@ -37,7 +44,7 @@ class Ticket:
         self._signal = arrived
 
     def is_admitted(self) -> bool:
-        """Whether a coordinator has taken the request; raises the error if it refused it."""
+        """True if a coordinator has taken the request; raises the error if it refused it."""
         if self._error is not None:
             raise self._error
         return self._is_answered or self.finished
@@ -118,7 +125,21 @@ class Peer:
         self.description = description
         self.link = link
         self.adapters: AdapterList | None = None  # what it last said of them
+        # Until it has said it, it is taken to have seats.
+        self.load = Load(seats=description.max_running_sequences)
+        self.is_heard = False  # since the last look
+        self._num_elsewhere = 0  # its requests of other ingresses
         self.tickets: dict[str, Ticket] = {}
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
         self.wake = asyncio.Event()
+
+    @property
+    def num_in_hand(self) -> int:
+        """Requests that it has, as it last said and as was sent since."""
+        return self._num_elsewhere + len(self.tickets)
+
+    def note_load(self, load: Load) -> None:
+        """It has said how busy it is."""
+        self.load = load
+        self._num_elsewhere = max(load.num_running + load.num_waiting - len(self.tickets), 0)

@@ -124,8 +124,8 @@ def test_the_minimal_configuration_obeys_the_rules() -> None:
         ({"target": {}}, "target.engine.model: no model is named"),
         ({"coordinator": {"max_running_sequences": 0}}, "must be at least 1"),
         (
-            {"coordinator": {"replicas": 2}},
-            "coordinator.replicas: 2 coordinators would each lead every target",
+            {"coordinator": {"replicas": 3, "max_running_sequences": 2}},
+            "coordinator.replicas: 3 coordinators share the 2 places of coordinator.max_running",
         ),
         ({"coordinator": {"max_draft_tokens": -1}}, "coordinator.max_draft_tokens: -1 is out of"),
         ({"coordinator": {"target_timeout_s": float("nan")}}, "nan is out of range"),

@@ -6,10 +6,13 @@ Real coordinators on in-process links, with the toy target whose text is a pure 
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
-from cluster.core import FinishReason, SamplingParams
+from cluster.core import FinishReason, SamplingParams, TokenEvent, token_array
 from cluster.errors import (
     CapacityError,
     DrafthouseError,
@@ -17,15 +20,15 @@ from cluster.errors import (
     TooLargeError,
     UnavailableError,
 )
-from cluster.messages import EventFrame, SubmitFrame
+from cluster.messages import EventFrame, Load, SubmitFrame, WorkerDescription
 from cluster.rpc.mailbox import Mailbox
-from cluster.rpc.memory import MemoryLink
+from cluster.rpc.memory import MemoryLink, memory_pair
 from deployments.ingress.coordinators import Coordinators
 from deployments.ingress.openai_error import error_response
 from deployments.ingress.ticket import Ticket
-from tests.support.coordinator.house import house, request
+from tests.support.coordinator.house import collect, house, request
 from tests.support.coordinator.toys import ToyTarget, plain_text
-from tests.support.deployments.stage import stage
+from tests.support.deployments.stage import Stage, stage
 
 PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=60)
 
@@ -244,3 +247,103 @@ async def test_an_accepted_request_is_not_refused_for_want_of_room_after_a_failo
         assert await read(other, other_news) == plain_text([1, 2, 3], PARAMS)
         assert await read(ticket, arrived) == plain_text([1, 2, 3], PARAMS)
         assert ticket.failovers >= 1
+
+
+async def test_a_coordinator_that_falls_silent_is_left_and_its_requests_go_on_elsewhere() -> None:
+    ingress = Coordinators(silence_s=1.5)  # heartbeats come every second
+    description = WorkerDescription("c", "coordinator", "c", vocab_size=9, max_context_len=99)
+    ours, mute = memory_pair()
+    using = asyncio.create_task(ingress.use("mute", description, ours))
+    await asyncio.sleep(0)
+    arrived = asyncio.Event()
+    ticket = await ingress.submit(request(params=PARAMS), arrived)
+    frame: SubmitFrame = await anext(mute)
+    whole = plain_text([1, 2, 3], PARAMS)
+    event = TokenEvent(frame.requests[0].id, 0, token_array(whole[:5]))
+    await mute.send(EventFrame((event,)))
+    async with asyncio.timeout(20), house() as heard:
+        setting = Stage(ingress)
+        setting.add("heard", heard)
+        tokens = await read(ticket, arrived)
+        await using
+        assert ingress.is_connected
+        await setting.close()
+    assert tokens == whole
+    assert ticket.failovers == 1
+
+
+Ours = MemoryLink[EventFrame, SubmitFrame]
+
+
+@asynccontextmanager
+async def peers(ingress: Coordinators, *names: str) -> AsyncIterator[dict[str, Ours]]:
+    """Coordinators that the test plays itself."""
+    description = WorkerDescription("c", "coordinator", "c", max_running_sequences=64)
+    pairs = {name: memory_pair() for name in names}
+    using = [
+        asyncio.create_task(ingress.use(name, description, theirs))
+        for name, (_, theirs) in pairs.items()
+    ]
+    await asyncio.sleep(0)
+    try:
+        yield {name: ours for name, (ours, _) in pairs.items()}
+    finally:
+        for task in using:
+            task.cancel()
+        await asyncio.gather(*using, return_exceptions=True)
+
+
+async def placed(ingress: Coordinators, count: int) -> list[str]:
+    """Where new requests go."""
+    chosen = []
+    for _ in range(count):
+        ticket = await ingress.submit(request(id=f"r{next(_numbers)}"), asyncio.Event())
+        assert ticket.peer is not None
+        chosen.append(ticket.peer.id)
+    return chosen
+
+
+_numbers = itertools.count()
+
+
+async def says(link: Ours, load: Load) -> None:
+    await link.send(EventFrame(load=load))
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_requests_go_to_the_coordinator_that_has_least_in_hand_of_all_ingresses() -> None:
+    ingress = Coordinators()
+    async with peers(ingress, "a", "b") as links:
+        assert sorted(await placed(ingress, 4)) == ["a", "a", "b", "b"]
+        await says(links["a"], Load(num_running=5, seats=8))
+        await says(links["b"], Load(num_running=2, seats=8))
+        assert await placed(ingress, 3) == ["b", "b", "b"]
+        assert sorted(await placed(ingress, 2)) == ["a", "b"]
+        await says(links["b"], Load(num_running=6, seats=0))  # without targets
+        assert await placed(ingress, 3) == ["a", "a", "a"]
+        await says(links["a"], Load(num_running=9, seats=0))
+        assert await placed(ingress, 1) == ["b"]
+
+
+async def test_a_request_is_sent_away_only_when_no_coordinator_has_room() -> None:
+    full = house(max_running_sequences=1, max_queued_requests=0)
+    async with stage() as setting, full as first, house() as second:
+        busy = setting.add("busy", first)
+        await first.settle()  # it says that it has nothing to do
+        busy.gate.clear()
+        filling = asyncio.create_task(collect(first.coordinator, request(id="of another ingress")))
+        await busy.wait_for_frames(1)
+        arrived = asyncio.Event()
+        ticket = await setting.ingress.submit(request(params=PARAMS, id="sent away"), arrived)
+        with pytest.raises(CapacityError):
+            await read(ticket, arrived)
+        setting.add("free", second)
+        await second.settle()
+        ticket = await setting.ingress.submit(request(params=PARAMS), arrived)
+        assert ticket.peer is not None
+        assert ticket.peer.id == "busy"
+        assert await read(ticket, arrived) == plain_text([1, 2, 3], PARAMS)
+        assert (ticket.failovers, ticket.refused_by) == (0, {"busy"})
+        filling.cancel()
+        await asyncio.gather(filling, return_exceptions=True)
