@@ -204,12 +204,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a target is with the texts of all coordinators, a coordinator with those of all
-    ingresses.
+    """How busy a target or a coordinator is, with the texts of all its peers.
 
-    seats: of a target, texts that whoever is told may have there, 0 = any number; of a coordinator,
-    texts that its targets would run for it.  num_waiting: texts without a verdict yet; without a
-    place.  num_steps: of a target since its start.
+    seats: texts that a target runs at most for whom it tells this, 0 = any number; texts that all
+    targets run for a coordinator.  num_waiting: without a verdict yet; without a target.
     """
 
     seats: int = 0

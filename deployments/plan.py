@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from cluster.config.schema import Config, EngineConfig, PlacementConfig
+from cluster.config.schema import Config, CoordinatorConfig, EngineConfig, PlacementConfig
 from deployments.configured_models import engines
 from deployments.placement import total_resources
 from deployments.preflight import TARGET, Inspected
@@ -31,6 +31,8 @@ def _lines(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
         yield _row(f"drafter-{name}", drafter.replicas, drafter.reserved)
     total = total_resources(config)
     yield f"{'in all':<20} {'':>8}  " + _amounts(total)
+    if config.coordinator.replicas > 1:
+        yield _shares(config.coordinator)
     yield ""
     columns = f"{'weights':>10} {'KV, 1k tokens':>14} {'context':>9} {'tokens':>9}"
     yield f"{'engine':<32} {columns}  model"
@@ -46,6 +48,13 @@ def _lines(config: Config, found: Mapping[str, Inspected]) -> Iterator[str]:
     yield ""
     for task in config.tasks or {"default": ()}:
         yield f"task {task}: " + (", ".join(config.drafters_of(task)) or "no drafters")
+
+
+def _shares(limits: CoordinatorConfig) -> str:
+    return (
+        f"the {limits.replicas} coordinators share {limits.max_running_sequences} running and "
+        f"{limits.max_queued_requests} queued requests"
+    )
 
 
 def _place(config: Config, name: str) -> str:

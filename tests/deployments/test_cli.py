@@ -207,6 +207,9 @@ def test_check_prints_the_plan(config_file: Path, capsys: pytest.CaptureFixture[
     for word in ("ingress", "coordinator", "target", "target.engine", "KiB"):
         assert word in plan
     assert "drafter lookup: inside the target" in plan
+    assert main(["check", str(config_file), "--set", "coordinator.replicas=2"]) == 0
+    plan = capsys.readouterr().out
+    assert "the 2 coordinators share 64 running and 256 queued requests" in plan
 
 
 @pytest.mark.parametrize(
