@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.core import FinishReason, TokenEvent
 from cluster.errors import RequestError
-from cluster.messages import SubmitFrame
+from cluster.messages import Load, SubmitFrame
 from cluster.rpc.memory import MemoryLink, memory_pair
 from tests.support.coordinator.house import GREEDY, House, house, request, text_of
 from tests.support.coordinator.toys import ToyTarget, plain_text
@@ -52,6 +52,18 @@ async def test_two_links_may_use_the_same_id() -> None:
             await link.send(SubmitFrame((request([index, 9], id="x"),)))
         texts = [text_of((await read(link, "x"))["x"]) for link in links]
     assert texts == [plain_text([index, 9], GREEDY) for index in range(2)]
+
+
+async def test_each_ingress_hears_how_busy_the_coordinator_is_with_all_of_them() -> None:
+    async with house(drafters=(), max_running_sequences=1) as stage:
+        first = connect(stage)
+        assert (await anext(first)).load == Load(seats=0)  # there is no target
+        target = ToyTarget()
+        target.gate.clear()
+        stage.add_target(target)
+        await first.send(SubmitFrame((request(id="x"), request(id="y"))))
+        await target.wait_for_frames(1)
+        assert (await anext(connect(stage))).load == Load(64, num_running=1, num_waiting=1)
 
 
 async def test_a_refused_request_is_answered_with_an_error_event() -> None:

@@ -20,6 +20,7 @@ import pytest
 
 from cluster.client import Client
 from cluster.core import SpeculationOptions
+from cluster.rpc.codec_generation import REQUEST
 from cluster.rpc.generation import GenerationRequest, SamplingOptions
 from tests.deployments.conftest import (
     MODEL,
@@ -30,7 +31,6 @@ from tests.deployments.conftest import (
     wait_until,
 )
 from tests.deployments.test_silence import resumed_afterwards
-from tests.support.rpc.generation_messages import encode_request
 
 APPLICATION = "many"
 NUM_WRITERS = 4
@@ -85,7 +85,7 @@ def asked(seed: int, *, speculates: bool = True) -> Any:
         MODEL, f"abc {seed} abc", sampling=sampling,
         speculation=SpeculationOptions(enabled=speculates),
     )  # fmt: skip
-    return encode_request(request)
+    return REQUEST.encode(request)
 
 
 def written(client: Client, seed: int, *, speculates: bool = True) -> str:
