@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.worker.draft_lease import DrafterLoad, DraftLease, ToldTime
+from cluster.worker.lease import DrafterLoad, DraftLease, ToldTime
 
 
 async def test_each_second_of_a_drafter_is_told_to_one_link() -> None:
