@@ -1,8 +1,8 @@
 """The nouns of speculative serving.  NumPy only; every module speaks in these terms.
 
 Lengths count tokens from the start of the prompt.  For one sequence
-`base_len <= base_len + len(delta) = context_len`: the worker is believed to hold `base_len`
-tokens, is sent `delta`, and then has the whole committed context.
+`base_len <= base_len + len(delta) = context_len`: the sender assumes that the worker holds
+`base_len` tokens and sends `delta`; then the worker has the whole committed context.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def token_array(token_ids: Iterable[int] | TokenArray) -> TokenArray:
-    """`token_ids` as a contiguous int32 array; no copy when it is one already."""
+    """Return `token_ids` as a contiguous int32 array; no copy when it is one already."""
     if isinstance(token_ids, np.ndarray):
         return np.ascontiguousarray(token_ids, dtype=np.int32)
     return np.fromiter(token_ids, dtype=np.int32)
@@ -47,7 +47,7 @@ _SEED_MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the target draws; together with the prompt and the target it determines the text.
+    """The rules for the target's draws; with the prompt and the target they determine the text.
 
     temperature 0 is greedy.  top_k 0 and top_p 1 and min_p 0 keep every candidate.
     Presence and frequency penalties count output tokens, repetition_penalty prompt and output.
@@ -57,7 +57,7 @@ class SamplingParams:
     logprobs: number of alternatives to report per token, None = no log-probabilities at all.
     prediction: output tokens that the client expects; drafts may come from them, the text does not.
     forced_ids: the whole output, which is then scored instead of drawn; max_tokens is their number.
-    beams: texts are searched for, not drawn: of all else only what ends them and logprobs count.
+    beams: a beam search replaces the draws; only limits, stops and logprobs still count.
     """
 
     temperature: float = 1.0
@@ -95,13 +95,13 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """The request's say over speculation: never over its text.
+    """The request's options for speculation, which never change its text.
 
     max_draft_tokens: upper bound of draft nodes per step, None = the controller decides.
     drafters: names allowed for this request, None = those of its task.
-    latency_class: what its speed counts for when a step's nodes are shared out; a name in
-    `coordinator.latency_classes`, None = 1.
-    return_draft_sources: whether events say which drafters had proposed each token.
+    latency_class: a name in `coordinator.latency_classes`, which gives the weight of the request's
+    speed when a step's nodes are distributed; None = weight 1.
+    return_draft_sources: events say which drafters had proposed each token.
     """
 
     enabled: bool = True
@@ -113,12 +113,12 @@ class SpeculationOptions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """What a client asked, in tokens.  Immutable.
+    """A client's request, in tokens.  Immutable.
 
     output_ids: tokens already emitted, which the output continues.
-    was_admitted: a coordinator that is gone had let it in; it need not queue again.
-    tenant: `cluster.requests.tenant`; only its own earlier texts may help.
-    adapter: what the target runs with, as an `AdapterList` has it or by name alone, "" = none.
+    was_admitted: a former coordinator had admitted it, so it need not queue again.
+    tenant: see `cluster.requests.tenant`; only the tenant's own earlier texts may help.
+    adapter: the adapter to run with, as in an `AdapterList` or by name alone, "" = none.
     """
 
     id: str
@@ -133,8 +133,7 @@ class Request:
 
     @property
     def group(self) -> tuple[str, bool]:
-        """Requests alike in how well drafts fit them: by task class with adapter, and whether they
-        are sampled."""
+        """(task class with adapter, is sampled): drafts fare alike for the requests of a group."""
         task = f"{self.task}@{self.adapter}" if self.adapter else self.task
         return task, self.params.temperature > 0.0
 
@@ -188,7 +187,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """The drafter proposes nothing else after the first `base_len` tokens: nobody need wait."""
+    """Tells that the drafter proposes nothing else after the first `base_len` tokens."""
 
     request_id: str
     generation: int
@@ -199,10 +198,10 @@ class Completion:
 class Commit:
     """Committed tokens for a drafter: "append `token_ids` from `base_len`".
 
-    prefix_hash: poly64 of the first base_len tokens.  max_nodes: how many nodes the coordinator
-    can use at present.  params, task and tenant come with the first commit of a (request,
-    generation) and whenever base_len is 0; a drafter that knows fewer than base_len tokens answers
-    with what it has (`Observation.have_len`) and is sent the rest.
+    prefix_hash: poly64 of the first base_len tokens.  max_nodes: the most nodes that the
+    coordinator can use at present.  params, task and tenant come with the first commit of a
+    (request, generation) and whenever base_len is 0.  A drafter that holds fewer than base_len
+    tokens answers with their number (`Observation.have_len`) and is sent the rest.
     """
 
     request_id: str
@@ -233,7 +232,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class DraftTask:
-    """Ask a drafter for one bounded slice of growth of one request's tree."""
+    """Asks a drafter for one bounded slice of growth of one request's tree."""
 
     request_id: str
     generation: int
@@ -246,7 +245,8 @@ class VerifyItem:
 
     prefix_hash: poly64 of the first base_len tokens.  delta: int32[k], k >= 1.
     params, tenant: sent when base_len is 0 (the target then opens the request), else None and b"".
-    prompt_len: the token at a of all is output a - prompt_len.  task, adapter: with params.
+    prompt_len: the token at index i of the text is output token i - prompt_len.  task, adapter:
+    sent with params.
     """
 
     request_id: str
@@ -277,7 +277,7 @@ class TokenLogprob:
 
 @record(frozen=True, slots=True, eq=False)
 class Verdict:
-    """What the target said about one item.
+    """The target's answer to one item.
 
     context_len: tokens before the first of token_ids.  path: accepted nodes of the item's tree,
     root first.  token_ids: int32[len(path) + 1], the path's tokens and one more of the target's.
@@ -290,7 +290,7 @@ class Verdict:
     token_ids: TokenArray
     logprobs: tuple[TokenLogprob, ...] = ()
     num_cached: int = 0  # tokens of the item's delta that were found in the prefix cache
-    beams: tuple[BeamEnd, ...] = ()  # of a search, which has no path: token_ids are all its texts
+    beams: tuple[BeamEnd, ...] = ()  # only of a beam search: token_ids are all its texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,14 +298,14 @@ class SpeculationStats:
     """Per-request statistics, in vLLM's definitions (see `docs` of the response field)."""
 
     num_steps: int = 0  # every target step that emitted tokens for the request
-    num_spec_steps: int = 0  # those that verified at least one draft node
+    num_spec_steps: int = 0  # steps that verified at least one draft node
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
     acceptance_histogram: tuple[int, ...] = ()  # [k] = speculative steps that accepted k drafts
-    accepted_by_drafter: Mapping[str, int] = field(default_factory=dict)  # each for one drafter
+    accepted_by_drafter: Mapping[str, int] = field(default_factory=dict)  # credited to one each
     idle_because: str = ""  # a name of `cluster.coordinator.idle`; "" = there was such a step
-    verified_by_drafter: Mapping[str, int] = field(default_factory=dict)  # each for all of its own
-    shared_by_drafter: Mapping[str, int] = field(default_factory=dict)  # accepted, for another one
+    verified_by_drafter: Mapping[str, int] = field(default_factory=dict)  # counts for all drafters
+    shared_by_drafter: Mapping[str, int] = field(default_factory=dict)  # credited to another one
     decode_time_s: float = 0.0  # from the first verdict to the last
 
     @property

@@ -1,7 +1,7 @@
 """C++ sources of this package, compiled once per machine and then loaded.
 
-For what must be faster than any library makes it, and has a slower equal: without a compiler
-everything runs all the same.
+It serves functions that must be faster than any library.  Each has a slower equivalent, so
+everything also runs without a compiler.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OPTIONS = (
     "-std=c++17", "-O2", "-march=native", "-ffp-contract=fast", "-fno-exceptions", "-fno-rtti",
     "-fPIC", "-shared", "-pthread",
 )  # fmt: skip
-# What `make check-native` builds with; the process must preload the sanitizer's library.
+# The options of `make check-native`; the process must preload the sanitizer's library.
 _SANITIZED = (
     "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g",
 )  # fmt: skip
@@ -37,8 +37,8 @@ _COMPILE_TIMEOUT_S = 120.0
 class Native:
     """A loaded library.
 
-    build: names all that its machine code follows from (sources, options, compiler, processor):
-    libraries of different builds may round differently.
+    build: identifies everything that determines its machine code (sources, options, compiler,
+    processor); libraries of different builds may round differently.
     """
 
     library: ctypes.CDLL
@@ -48,11 +48,11 @@ class Native:
 def load(
     folder: Path, names: Sequence[str], structures: Mapping[str, type[ctypes.Structure]]
 ) -> Native | None:
-    """The library of these sources and headers; None, and a line in the log, where there is none.
+    """Compile and load these sources; returns None, with a line in the log, if that fails.
 
-    structures: what its functions are handed, by their C++ names, of which `struct_size` in the
-    sources tells the size.  DRAFTHOUSE_NATIVE=0 does without native code, "sanitized" checks
-    every access of it.  Libraries are kept in $XDG_CACHE_HOME/drafthouse, named after their build.
+    structures: the structures that are passed to its functions, by their C++ names; `struct_size`
+    in the sources returns their sizes.  DRAFTHOUSE_NATIVE=0 turns native code off, "sanitized"
+    checks its memory accesses.  Libraries are kept in $XDG_CACHE_HOME/drafthouse under their build.
     """
     mode = os.environ.get("DRAFTHOUSE_NATIVE")
     if mode == "0":
@@ -84,7 +84,7 @@ def _compare_sizes(library: ctypes.CDLL, structures: Mapping[str, type[ctypes.St
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """What the kernel says of the first CPU; empty where it says nothing."""
+    """Return the flags of the first CPU as the kernel lists them; empty if it does not."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             for line in file:
@@ -97,14 +97,14 @@ def cpu_flags() -> frozenset[str]:
 
 
 def _built(folder: Path, names: Sequence[str], options: Sequence[str]) -> Path:
-    """The shared library, compiled unless an equal one is there."""
+    """Return the path of the shared library, which is compiled unless it is there already."""
     compiler = next((path for name in _COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
         raise OSError("there is no C++ compiler; on Debian and Ubuntu: apt install g++")
     told = hashlib.sha256()
     for name in names:
         told.update((folder / name).read_bytes())
-    # -march=native means this processor: a home folder may be shared by different ones.
+    # -march=native depends on the processor, and machines with different ones may share a home.
     told.update(" ".join((compiler, *options, *sorted(cpu_flags()))).encode())
     told.update(_version(compiler))
     command = (compiler, *options)
@@ -130,7 +130,7 @@ def _built(folder: Path, names: Sequence[str], options: Sequence[str]) -> Path:
 
 
 def _version(compiler: str) -> bytes:
-    """What the compiler says of itself: an upgrade keeps its path."""
+    """Return the compiler's version text, because an upgrade does not change the path."""
     command = [compiler, "--version"]
     return subprocess.run(
         command, check=True, capture_output=True, timeout=_COMPILE_TIMEOUT_S

@@ -1,6 +1,6 @@
-"""What processes say to each other: who they are, and the frames of their streams.
+"""The messages between processes: descriptions of workers, and the frames of streams.
 
-What the frames are about stands in `cluster.core`.
+`cluster.core` defines the objects that the frames are about.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ PROTOCOL_VERSION = 5
 
 @record(frozen=True, slots=True, eq=False)
 class Open:
-    """A text that a target is to run until it ends: the whole of it, so that nothing is asked back.
+    """A text that a target is to run to its end; it is complete, so the target asks nothing back.
 
-    token_ids: prompt and output so far.  prefix_hash: poly64 of them.  drafters: names, whose bits
-    stand for them in trees and verdicts.  max_draft_tokens: of one step.  weight: what its speed
-    counts for.  max_len: of prompt and output together, as fixed when the request was admitted.
+    token_ids: prompt and output so far.  prefix_hash: poly64 of them.  drafters: names, in the
+    order of their bits in trees and verdicts.  max_draft_tokens: limit for one step.  weight: the
+    weight of its speed.  max_len: limit for prompt and output together, fixed at admission.
     """
 
     request_id: str
@@ -61,11 +61,11 @@ class Open:
 
 @record(frozen=True, slots=True, eq=False)
 class PoolTree:
-    """What the pool guesses for a text, merged: it continues its first base_len tokens.
+    """The pool's merged tree for a text; it continues the first base_len tokens.
 
-    prefix_hash: poly64 of these.  survival: float32[n], calibrated.  sources: uint32[n], which
-    drafters proposed each node, as bits over the names of its `Open`.  weights: trust in each of
-    these names, 0 = in none of the pool.
+    prefix_hash: poly64 of these tokens.  survival: float32[n], calibrated.  sources: uint32[n], the
+    drafters that proposed each node, as bits over the names of its `Open`.  weights: the trust in
+    each of these names, 0 = not a drafter of the pool.
     """
 
     request_id: str
@@ -79,26 +79,26 @@ class PoolTree:
 
 
 class PlainWhy(enum.IntEnum):
-    """Why a step verified no drafts for a text."""
+    """The reason why a step verified no drafts for a text."""
 
     NONE = 0  # it verified some, or none were wanted
-    GUARD = 1  # drafts have cost more than they brought, as much as they may
+    GUARD = 1  # drafts have lost as much time as the guard allows
     NO_DRAFTS = 2  # none were at hand
-    NOT_WORTH_IT = 3  # to verify those at hand, or to make some, would not have paid
-    TIMED = 4  # now and then a plain step is timed, to know what drafts bring
-    UNMEASURED = 5  # it is not known yet what steps take
+    NOT_WORTH_IT = 3  # verifying the drafts at hand, or making some, would not have paid
+    TIMED = 4  # a plain step was timed, to measure the gain of drafts
+    UNMEASURED = 5  # step times are not known yet
     FAULT = 6  # the choice of nodes failed, or a step with drafts did
 
 
 @record(frozen=True, slots=True, eq=False)
 class TextVerdict:
-    """What a step said of a text.
+    """A step's result for one text.
 
-    context_len: tokens before the first of token_ids, which belong to the text: an end token does
-    not.  sources: uint32[accepted], which drafters had proposed each accepted node, as bits over
-    the names of its `Open`; owners: the one for which it counts (`cluster.spec.credit`).
-    num_nodes: that were verified.  verified, credited: of these, those that each of the names had
-    proposed, and those that count for it; empty = of none.  why: where num_nodes is 0.
+    context_len: tokens before the first of token_ids, which include no stop token.  sources:
+    uint32[accepted], the drafters that had proposed each accepted node, as bits over the names of
+    its `Open`; owners: the one that it is credited to (`cluster.spec.credit`).  num_nodes: number
+    of verified nodes.  verified, credited: by name, how many of these nodes it had proposed, and
+    how many are credited to it; empty = none.  why: the reason if num_nodes is 0.
     num_cached: tokens of the prompt that were found in the prefix cache.
     """
 
@@ -120,12 +120,12 @@ class TextVerdict:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What an engine computes with, once it has settled that.
+    """The device and the kernels that an engine has settled on.
 
     name: of the resident whose engine it is, "" = the worker's own.  device: cpu or cuda:N.
     attention: native, triton or sdpa.  graphs: cuda or none.  kernels: of the other layers on a
     CPU (native, packed, compiled or torch), of the draws on a GPU (triton or torch).  kv_bytes,
-    kv_tokens: size of the KV cache.  fallbacks: what runs in a slower way than was wanted, and why.
+    kv_tokens: size of the KV cache.  fallbacks: parts that run slower than configured, and why.
     """
 
     name: str
@@ -140,15 +140,15 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDescription:
-    """What a worker says of itself in Describe; a mismatch is refused at connect.
+    """A worker's description of itself in Describe; a mismatch is refused at connect.
 
     model_hash: of the checkpoint's config and weights index.  tokenizer_hash: over the token
-    strings in id order, "" for drafters that serve any vocabulary.  devices: names of what it
-    computes on, unique among all machines; empty = unknown.
-    native_build: of its own machine code, "" = none; a target that is_reproducible gives the same
-    bits as another of the same build.  residents: names of the drafters that run inside a target;
-    look_ups: of those, the ones that run no model; refused: those that should and cannot, and why.
-    made_for: of drafters that are here, by name, the target that each was made for.
+    strings in id order, "" for drafters that serve any vocabulary.  devices: names of the devices
+    that it computes on, unique among all machines; empty = unknown.
+    native_build: the build of its own machine code, "" = none; targets of the same build that are
+    is_reproducible give the same bits.  residents: names of the drafters that run inside a target;
+    look_ups: the residents that run no model; refused: drafters that cannot run inside, and why.
+    made_for: by the name of a drafter that is here, the target that it was made for.
     engines: the worker's own, and those of a target's residents.
     """
 
@@ -192,10 +192,10 @@ class TextName:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Said once a second by either side: the texts that it runs for the other.
+    """Sent once a second by either side: the texts that it runs for the other.
 
-    heard: serial of the last frame of the other side that was taken in.  What came later may be
-    missing here, and is not missed.
+    heard: serial of the last frame of the other side that was applied.  A text that a later frame
+    opens may be missing here without being lost.
     """
 
     texts: tuple[TextName, ...] = ()
@@ -204,10 +204,10 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How busy a target or a coordinator is, with the texts of all its peers.
+    """The load of a target or of a coordinator, with the texts of all its peers.
 
-    seats: texts that a target runs at most for whom it tells this, 0 = any number; texts that all
-    targets run for a coordinator.  num_waiting: without a verdict yet; without a target.
+    seats: of a target, the most texts of the receiver, 0 = any number; of a coordinator, the most
+    at all its targets.  num_waiting: texts without a verdict yet, or without a target.
     """
 
     seats: int = 0
@@ -220,10 +220,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """Where one target step's time went, and what the engine holds after it.
+    """The times of one target step, and the engine's pages after it.
 
-    step_time_s: forward, draw and walk.  period_s: since the step before began, 0 where it did not
-    follow at once.  draft_time_s: what residents took in that time.  num_sequences: texts that
+    step_time_s: forward, draw and walk.  period_s: since the step before began, 0 if this one did
+    not follow at once.  draft_time_s: residents' time in that period.  num_sequences: texts that
     drew (decode or verify).  num_nodes: draft nodes verified.  num_prefill_tokens: rows of prefill
     chunks in the same step.
     """
@@ -241,10 +241,10 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A change of one of a process's metrics, on its way to whoever exports them.
+    """A change of a metric, sent to the process that exports metrics.
 
-    metric: its name.  how: "add" to a counter, or "set" a gauge.  labels: their values, in the
-    metric's order.
+    metric: its name.  how: "add" to a counter, or "set" a gauge.  labels: the values of the labels,
+    in the metric's order.
     """
 
     metric: str
@@ -257,8 +257,8 @@ class Sample:
 class AdapterList:
     """The LoRA adapters that new requests may ask for.
 
-    served: of each its name, "@" and a digest of its content, so that what began with one content
-    does not go on with another.  refused: why the last change of them was, "" = it was not.
+    served: for each its name, "@" and a digest of its content, so that a request does not continue
+    with another content.  refused: why the last change was refused, "" = it was not.
     """
 
     served: tuple[str, ...] = ()
@@ -267,7 +267,7 @@ class AdapterList:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepFrame:
-    """Coordinator to target: what it is to run and to end, and what the pool guesses.
+    """Coordinator to target: texts to run, texts to end, and trees of the pool.
 
     cancels apply before opens.  serial: grows by one with every frame of the stream.  acknowledged:
     the greatest serial that was received.
@@ -305,12 +305,12 @@ class ProposalFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class VerdictFrame:
-    """Target to coordinator: what a step said of the coordinator's texts.
+    """Target to coordinator: a step's results for the coordinator's texts.
 
     refusals: texts that the target does not run, or not any more.  serial, acknowledged: as in
-    `StepFrame`.  load: with every heartbeat.  load, adapters: when adapters change, and when
-    coordinators come or go.  report: of the step; samples: the target's own metrics; status: a JSON
-    object: these three to one of the coordinators, which counts them.
+    `StepFrame`.  load: sent with every heartbeat.  load, adapters: sent when adapters change, and
+    when coordinators come or go.  report: of the step; samples: the target's own metrics; status: a
+    JSON object.  These three go to only one of the coordinators, which counts them.
     """
 
     verdicts: tuple[TextVerdict, ...] = ()
@@ -339,9 +339,9 @@ class SubmitFrame:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EventFrame:
-    """Coordinator to ingress: what the requests of this stream got since the last frame.
+    """Coordinator to ingress: events of this stream's requests since the last frame.
 
-    adapters: those that every target serves; None = they are as they were.  load: once a second, so
+    adapters: the adapters that every target serves; None = unchanged.  load: sent once a second, so
     that silence is noticed.
     """
 

@@ -25,8 +25,8 @@ _MAX_NATIVE_DELTA = 16
 class LMRequest(TreeRequest):
     """The state of one request.
 
-    Text and tree consist of the target's tokens; the engine is told those of `vocabulary`, where
-    the model has one of its own.
+    Text and tree consist of the target's tokens; if the model has a vocabulary of its own, the
+    engine gets the tokens translated by `vocabulary`.
 
     in_engine: the engine knows the request.  cached_len: committed tokens that the engine should
     hold in its KV cache.  tree: None while the logits at the end of the text are missing; its root
@@ -59,7 +59,7 @@ class LMRequest(TreeRequest):
         self.forget_cache(min(self.cached_len, length))
 
     def append(self, token_ids: TokenArray, vocab_size: int) -> None:
-        """vocab_size: tokens below it can be read."""
+        """Append tokens to the text.  vocab_size: the model can read only tokens below it."""
         if self._foreign_at is None and len(token_ids):
             foreign = np.flatnonzero((token_ids < 0) | (token_ids >= vocab_size))
             if len(foreign):
@@ -70,7 +70,7 @@ class LMRequest(TreeRequest):
 
     @property
     def _engine_text(self) -> TokenLog:
-        """The text as the engine is told it."""
+        """The text in the engine's tokens."""
         return self.text if self.vocabulary is None else self._read_text
 
     def _engine_tree(self, tree: LiveTree) -> TokenTree:
@@ -85,7 +85,7 @@ class LMRequest(TreeRequest):
         self.tree = None
 
     def is_draftable(self, max_context_len: int) -> bool:
-        """Whether the model can process the text, and a draft could still save a step."""
+        """True if the model can process the text and a draft could still save a step."""
         return (
             self._foreign_at is None
             and not self._failed
@@ -128,7 +128,7 @@ class LMRequest(TreeRequest):
         )
 
     def can_grow_natively(self, max_slots: int, min_survival: float) -> bool:
-        """Whether the native code supports the request's parameters and has something to grow."""
+        """True if the native code supports the request's parameters and has something to grow."""
         if self.pending is not None or not are_unprocessed(self.params):
             return False
         if self.tree is None:

@@ -1,13 +1,13 @@
-"""The worth of drafting: what residents' nodes add to the trees that are at hand without them.
+"""The worth of drafting: the gain of residents' nodes over the trees that are held without them.
 
-Residents draft in two arms, look-ups alone or models beside them, and in four sizes.  Of each arm
-it is learned how often its r-th best node of a text survives with which probability, whatever
-nodes cost at the moment.  From that follows what a size is worth at any price:
+Residents draft in two arms, look-ups alone or look-ups with models, and in four sizes.  For each
+arm the distribution of the survival of its r-th best node of a text is learned, which does not
+depend on present prices.  From it follows the worth of a size at any price:
 
     value(m) = max over s of  tokens of the nodes with a survival of at least s among the best m
                               - rate * (T_v(B, their number) - T_v(B, 0))
 
-A mean survival would not do: drafts are worth much in few places and little in all others.
+A mean survival would not suffice: drafts are worth much in few places and little in all others.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from cluster.spec.step_cost import NODE_EDGES
 # Nodes of each text that residents may be asked for.
 SIZES = (2, 4, 8, 16)
 _NUM_BINS = 20
-# Weight of the newest turn: what drafts bring changes with the passage.
+# Weight of the newest turn: the worth of drafts changes from passage to passage.
 _RECENT = 0.1
-_FIRST_RANKS = np.array((0, *SIZES[:-1]))  # of the groups of ranks that each size adds
+_FIRST_RANKS = np.array((0, *SIZES[:-1]))  # first rank of the group of ranks that each size adds
 
 
 class ArmWorth:
-    """What one arm has added, by rank and survival; the latest turns count most."""
+    """The nodes that one arm has added, by rank and survival; the latest turns count most."""
 
     def __init__(self) -> None:
-        # Per text and turn, by size and by bin of survival, the greatest survivals first.
+        # Number of nodes per text and turn, by size and by bin of survival, the greatest first.
         self._nodes = np.zeros((len(SIZES), _NUM_BINS))
         self._tokens = np.zeros((len(SIZES), _NUM_BINS))
         self._turns = np.zeros(len(SIZES), dtype=np.int64)
 
     def learn(self, ranks: Indices, survival: Floats, num_texts: int, size: int) -> None:
-        """A turn in which so many texts were asked for trees of `size` nodes.
+        """Learn from a turn in which num_texts texts were asked for trees of `size` nodes.
 
-        ranks, survival: of the nodes that only this arm has proposed, within each text.
+        ranks, survival: of the nodes that only this arm has proposed; ranks are within each text.
         """
         groups = np.searchsorted(SIZES, ranks, side="right")
         is_counted = groups < len(SIZES)
@@ -62,14 +62,14 @@ class ArmWorth:
 
     @property
     def num_turns(self) -> int:
-        """Turns that it has learned from."""
+        """Number of turns that it has learned from."""
         return int(self._turns[0])
 
     def values(self, weights: Floats, trust: float, prices: Prices) -> Floats:
-        """Weighted tokens that each of SIZES brings beyond a plain step, less the price of
-        verifying: float64[SIZES], 0 where nothing is known.
+        """Return the weighted tokens that each of SIZES brings beyond a plain step, less the price
+        of verifying: float64[SIZES], 0 where nothing is known.
 
-        weights: of each text's tokens.  trust: the share of what survivals promise that is kept.
+        weights: of each text's tokens.  trust: the share of the promised tokens that is accepted.
         """
         nodes = len(weights) * self._nodes.cumsum(axis=0).cumsum(axis=1)
         tokens = trust * float(weights.sum()) * self._tokens.cumsum(axis=0).cumsum(axis=1)
@@ -78,14 +78,14 @@ class ArmWorth:
         return np.where(self._turns > 0, values, 0.0)
 
     def export(self) -> list[list[float]]:
-        """What was learned, as plain values."""
+        """Return what was learned as plain values."""
         return [
             self._nodes.ravel().tolist(), self._tokens.ravel().tolist(),
             self._turns.astype(np.float64).tolist(),
         ]  # fmt: skip
 
     def restore(self, state: Sequence[Sequence[float]]) -> None:
-        """Go on from what `export` gave; ValueError where it is of another form."""
+        """Continue from a result of `export`; raises ValueError if it has another form."""
         nodes, tokens, turns = (np.array(each, dtype=np.float64) for each in state)
         shape = self._nodes.shape
         is_sound = nodes.size == tokens.size == self._nodes.size and turns.size == len(SIZES)

@@ -1,12 +1,12 @@
 """The control loop of one target: which drafts each step verifies, and what residents draft after.
 
     plan()   before a step: the trees at hand, priced; nodes per text, and nodes to draft after it
-    learn()  after a step: what it took and what it brought
-    score()  beside one: what the trees at hand would have been worth
+    learn()  after a step: the time that it took and the tokens that it brought
+    score()  beside a step: how many nodes of each held tree would have been accepted
 
-Everything is bought at one price (`cluster.spec.budget`, `cluster.plan.arms`).  Two things can turn
-drafting off beside it: the guard (it has lost what it may lose), and a drafter's circuit breaker
-(it fails).  No clock, no randomness, no I/O; `now` is an argument.
+One price decides about verifying and drafting (`cluster.spec.budget`, `cluster.plan.arms`).  Two
+more things can turn drafting off: the guard, once speculation has lost as much as it may, and the
+circuit breaker of a drafter that fails.  No clock, no randomness, no I/O; `now` is an argument.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cluster.spec.budget import NO_DRAFTS, Ask
 from cluster.spec.forest import depths, ranked
 from cluster.spec.step_profile import DraftTime, StepProfile
 
-_STATE_VERSION = 5  # of what `export` gives
+_STATE_VERSION = 5  # of the record that `export` returns
 
 
 class Controller:
@@ -44,7 +44,7 @@ class Controller:
         profile: StepProfile | None = None,
         draft_times: Sequence[DraftTime] = (),
     ) -> None:
-        """profile, draft_times: what was measured of its steps and residents before it served."""
+        """profile, draft_times: its step times and drafting times, measured before it served."""
         self._config = config
         self._target = TargetModel(profile, draft_times)
         self._num_looks = 0
@@ -52,7 +52,7 @@ class Controller:
         merge_trees.prepare()
 
     def states(self) -> list[dict[str, object]]:
-        """What pays at each load, for status reports."""
+        """Return the drafts that pay at each load, for status reports."""
         return self._target.states()
 
     @property
@@ -67,10 +67,10 @@ class Controller:
         max_nodes: int | None,
         moment: Moment,
     ) -> Plan:
-        """The next step of `texts`.
+        """Plan the next step of `texts`.
 
-        max_depths: of each text's nodes; deeper ones could never be emitted.
-        max_nodes: over the whole batch, None = as many as one likes.
+        max_depths: for each text, the depth beyond which a node could never be emitted.
+        max_nodes: limit for the whole batch, None = no limit.
         """
         caps = [min(text.max_draft_tokens, depth * 64) for text, depth in
                 zip(texts, max_depths, strict=True)]  # fmt: skip
@@ -83,13 +83,13 @@ class Controller:
             return _plan_fixed(texts, offers, caps, moment)
         load = self._load(len(texts), is_sampled=any_sampled(texts))
         load.law.load = load
-        num_new = sum(text.num_steps <= 1 for text in texts)  # the prompt's own step was one
+        num_new = sum(text.num_steps <= 1 for text in texts)  # the step of the prompt was the first
         load.num_new += evidence.RECENT * (num_new - load.num_new)
         if not any(caps):
             load.asked = NO_DRAFTS
             return Plan(plain_items(texts))
         choice = StepChoice.of(self._target, load, texts, caps, moment)
-        if choice is None:  # the first steps tell what one takes
+        if choice is None:  # the first steps measure a step's time
             return Plan(plain_items(texts), why=PlainWhy.UNMEASURED)
         plan = choice.plan(offers)
         load.asked = plan.ask
@@ -105,7 +105,7 @@ class Controller:
         return offers if is_within.all() else offers.keep(is_within)
 
     def first_ask(self, text: Text, now: float) -> Ask:
-        """What residents draft for a text whose prompt is read: as for those that run."""
+        """Return the ask for a text whose prompt is read; it is the one for running texts."""
         if self._config.budget == "fixed":
             return Ask(text.max_draft_tokens)
         target = self._target
@@ -113,7 +113,7 @@ class Controller:
         if load is not None and load.guard.max_extra_s(1.0) <= 0.0:
             return NO_DRAFTS
         ask = None if load is None else load.best
-        if ask is None:  # nobody knows: of models one text now and then
+        if ask is None:  # not known: models draft for one text now and then
             ask = Ask(step_choice.FIRST_NODES, target.first.is_due(now, target.read_s))
         if ask.num_nodes and ask.with_models:
             target.first.take(now)
@@ -121,7 +121,7 @@ class Controller:
         return ask
 
     def learn(self, done: Round) -> None:
-        """Enter a finished step into costs, rate and guard."""
+        """Enter a finished step into the costs, the rate and the guard."""
         size = len(done.texts)
         if size == 0:
             return
@@ -136,7 +136,7 @@ class Controller:
         if plain_s is not None and step_s is not None:
             is_plain = not (done.num_nodes or done.draft_time_s)
             time_s = step_s + done.draft_time_s
-            # A plain step is its own plain equivalent, slow or not.
+            # The plain equivalent of a plain step is its own time, even if it was slow.
             credited_s = (plain_s if done.num_nodes else step_s) * sum(done.num_tokens) / size
             load.guard.settle(time_s, credited_s, plain_s, is_plain=is_plain)
             if done.num_nodes:
@@ -152,20 +152,21 @@ class Controller:
         if done.prompt_rows:
             return
         if done.num_nodes or not (done.asked.num_nodes or done.draft_time_s):
-            # Beside drafts that nobody verifies a step takes longer than a plain one.
+            # Where residents draft, a step without nodes takes longer than a plain one: it is no
+            # measurement.
             target.measured(size, done.num_nodes, done.step_time_s or 0.0)
         target.measured_drafting(size, done.asked, done.draft_time_s, done.num_read)
 
     def score(self, texts: Sequence[Text], *, ends: bool = False) -> None:
-        """Score the trees of `texts` whose fate is known by now; ends: nothing more follows."""
+        """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
         score_texts(self.acceptance, texts, ends=ends)
 
     def record(self, samples: Samples) -> None:
-        """Export what drafts are worth; not on the way of a step."""
+        """Export the scores of drafts as metrics; called outside of steps."""
         record_scores(self.acceptance, samples)
 
     def export(self) -> dict[str, Any]:
-        """What was learned, as one small record of plain values, to be kept beside the model."""
+        """Return what was learned as a small record of plain values, to keep beside the model."""
         return {
             "version": _STATE_VERSION,
             "scores": self.acceptance.export(),
@@ -173,7 +174,7 @@ class Controller:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `export` gave, of the same model on the same hardware.
+        """Continue from a result of `export` for the same model on the same hardware.
 
         Raises ValueError for a record of another version or form.
         """
@@ -187,7 +188,7 @@ class Controller:
 
 
 def score_texts(acceptance: AcceptanceModel, texts: Sequence[Text], *, ends: bool) -> None:
-    """Enter the trees of `texts` whose fate is known by now; ends: nothing more follows."""
+    """Score the trees of `texts` whose outcome is known by now; ends: the texts are over."""
     acceptance.learn_all([
         Fate(seen, followed, text.next_steps(seen.drafter))
         for text in texts
@@ -196,7 +197,7 @@ def score_texts(acceptance: AcceptanceModel, texts: Sequence[Text], *, ends: boo
 
 
 def record_scores(acceptance: AcceptanceModel, samples: Samples) -> None:
-    """Export what each drafter's trees were worth."""
+    """Export the scores of each drafter's trees as metrics."""
     for drafter, (task, is_sampled), score in acceptance:
         if score.num_trees:
             labels = {"drafter": drafter, "task": task, "law": law_name(is_sampled=is_sampled)}
@@ -207,7 +208,7 @@ def record_scores(acceptance: AcceptanceModel, samples: Samples) -> None:
 def _plan_fixed(
     texts: Sequence[Text], offers: Offers | None, caps: Sequence[int], moment: Moment
 ) -> Plan:
-    """As many of the best nodes as each text may have, whatever they cost."""
+    """Plan as many of the best nodes as each text may have, whatever they cost."""
     drafted = Ask(max(caps)) if moment.residents else NO_DRAFTS
     if offers is None:
         return Plan(plain_items(texts), drafted, PlainWhy.NO_DRAFTS)
@@ -218,5 +219,5 @@ def _plan_fixed(
 
 
 def any_sampled(batch: Sequence[Text]) -> bool:
-    """The law of a batch, which is of one law where that can be."""
+    """True if the batch counts as sampled; a batch has texts of one law wherever possible."""
     return any(text.is_sampled for text in batch)

@@ -1,8 +1,9 @@
-"""What a round takes: a sum of parts, each with a factor that is learned.
+"""Predicts the time of a round as a sum of parts, each with a factor that is learned.
 
-A step is a plain step and the rows beyond it, as the profile says, times the machine's present
-speed and a row's price.  Drafting is a call, its texts and their nodes.  Whatever is measured tells
-of all sizes at once, and a slower hour is no loss of speculation.
+A step consists of a plain step and of the rows beyond it.  The profile gives both; their factors
+are the machine's present speed and the price of a row.  Drafting consists of a call, its texts and
+their nodes.  So each measurement informs the estimates of all sizes, and a machine that has become
+slower is not taken for a loss of speculation.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from cluster.spec.forest import Floats
 from cluster.spec.step_cost import NODE_EDGES
 from cluster.spec.step_profile import StepProfile
 
-# Rounds after which what was measured counts a third.
+# After so many rounds a measurement counts about a third of what it counted at first.
 _MEMORY = 64.0
-# What is believed at first counts as so many rounds.
+# The prior counts as much as so many measured rounds.
 _PRIOR_ROUNDS = 2.0
-# A round that takes so many times what was expected was slow for another reason.
+# A round counts as at most so many times its expected time; beyond that, something else slowed it.
 _STRAY = 2.0
-# Rows at which computing costs as much as reading the weights, of a target that says nothing.
+# Rows at which computing costs as much as reading the weights, for a target without a profile.
 _KNEE_ROWS = 32.0
-# Nodes that take as long as drafting at all, until it is measured: on two cores SmolLM2's residents
-# take 3.6 ms for 1 node and 4.5 ms for 16.
+# A drafting call takes as long as so many nodes, until that is measured: on two cores SmolLM2's
+# residents take 3.6 ms for 1 node and 4.5 ms for 16.
 _DRAFT_BASE = 16.0
 
-# Of so many sequences, beside so many other rows, with so many nodes: float64[nodes, parts].
+# (sequences, other rows, numbers of nodes) -> the parts of such rounds: float64[nodes, parts].
 Parts = Callable[[int, int, Floats], Floats]
 
 
 def step_parts(profile: StepProfile | None) -> Parts:
-    """(a plain step, what the nodes' rows add), as the target has profiled it."""
+    """Return the parts of a step by the target's profile: a plain step, and its nodes' rows."""
 
     def parts(num_sequences: int, num_others: int, num_nodes: Floats) -> Floats:
         rows = num_sequences + num_others + np.concatenate(([0.0], num_nodes))
@@ -44,31 +45,34 @@ def step_parts(profile: StepProfile | None) -> Parts:
 
 
 def draft_parts(num_sequences: int, num_others: int, num_nodes: Floats) -> Floats:
-    """(the call, its texts, its passes, their nodes); num_nodes: of each text."""
+    """Return the parts of drafting: the call, its texts, its passes, and their nodes.
+
+    num_nodes: of each text.
+    """
     share = num_sequences / _KNEE_ROWS
     base = _DRAFT_BASE * (num_nodes > 0)
     return np.stack((base, share * base, num_nodes, share * num_nodes), axis=1)
 
 
 class RoundTimes:
-    """Seconds by numbers of sequences and nodes: least squares over the latest rounds.
+    """The times of rounds by numbers of sequences and nodes, fitted by least squares to the latest.
 
-    num_recorded: rounds so far.
+    num_recorded: the rounds that were recorded so far.
     """
 
     def __init__(self, parts: Parts, *, is_in_seconds: bool = False) -> None:
-        """is_in_seconds: the parts may be believed where nothing is measured at all."""
+        """is_in_seconds: the parts are seconds, and are the estimate before any measurement."""
         self._parts = parts
         self._prior: Floats = np.ones(parts(1, 0, np.ones(1)).shape[1])
         self._factors: Floats | None = self._prior if is_in_seconds else None
         size = len(self._prior)
-        # Sums over rounds, each in units of what was expected of it.
+        # Sums over rounds, each round in units of its expected time.
         self._products, self._times = np.zeros((size, size)), np.zeros(size)
         self.num_recorded = 0
         self._plain_at = 0
 
     def record(self, num_sequences: int, num_nodes: int, time_s: float) -> None:
-        """One round took so long."""
+        """Record the time of one round."""
         parts = self._parts(num_sequences, 0, np.array([float(num_nodes)]))[0]
         if self._factors is None:
             self._prior *= time_s / float(parts.sum())
@@ -81,9 +85,9 @@ class RoundTimes:
         self._learn(scaled, time_s / expected_s)
 
     def record_rows(self, num_sequences: int, num_rows: int, time_s: float) -> None:
-        """A step with so many rows beside its sequences', of prompts, took so long.
+        """Record the time of a step that had num_rows rows of prompts beside its sequences' rows.
 
-        They are no nodes; but until nodes were measured, they tell best what a row takes.
+        Such rows are not nodes, but until nodes are measured they are the best estimate of a row.
         """
         if self._factors is None or num_rows < _KNEE_ROWS:
             return
@@ -98,7 +102,7 @@ class RoundTimes:
         self._fit()
 
     def _fit(self) -> None:
-        # What is believed counts as rounds like those that were seen.
+        # The prior counts as further rounds, with the same features as those that were recorded.
         num_rounds = max(min(self.num_recorded, _MEMORY), 1.0)
         beliefs = _PRIOR_ROUNDS / num_rounds * self._products.diagonal() + 1e-12
         evidence: Floats = self._products + np.diag(beliefs)
@@ -107,9 +111,9 @@ class RoundTimes:
         self._factors = np.maximum(found, 0.0)
 
     def at_edges(self, num_sequences: int, num_others: int = 0) -> Floats | None:
-        """Seconds for each number of nodes in EDGES, ascending; None while nothing is known.
+        """Return the seconds for each number of nodes in EDGES; None while nothing is known.
 
-        num_others: rows beside them, of prompts.
+        num_others: rows of prompts in the same step.
         """
         return self._at(num_sequences, num_others, NODE_EDGES.astype(np.float64))
 
@@ -125,16 +129,16 @@ class RoundTimes:
 
     @property
     def age(self) -> int:
-        """Rounds since the last plain one."""
+        """Number of rounds since the last plain one."""
         return self.num_recorded - self._plain_at
 
     def export(self) -> list[list[float]]:
-        """What was measured, as plain values."""
+        """Return the measurements as plain values."""
         factors = [] if self._factors is None else self._factors.tolist()
         return [factors, self._products.ravel().tolist(), self._times.tolist()]
 
     def restore(self, state: Sequence[Sequence[float]]) -> None:
-        """Go on from what `export` gave; ValueError where it is of another form."""
+        """Continue from a result of `export`; raises ValueError if it has another form."""
         factors, products, times = (np.array(each, dtype=np.float64) for each in state)
         size = len(self._prior)
         if not (products.size == size**2 and times.size == size and factors.size in (0, size)):

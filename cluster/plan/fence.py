@@ -1,7 +1,7 @@
-"""What learns is fenced from what serves: where it fails, only what it would have learned is lost.
+"""Keeps failures of the learning code away from serving.
 
-Statistics, calibration, accounts and planning see numbers that others sent.  Should one of them
-fail all the same, the round goes on without it, and the link that it happened on is not lost.
+Statistics, calibration, accounts and planning compute with numbers that other processes sent.  If
+one of them raises, its result is lost, but the round goes on and the link stays open.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ log = logging.getLogger(__name__)
 
 
 class Fence:
-    """Counts and logs what fails within its sections."""
+    """Counts and logs the exceptions that are raised within its sections."""
 
     def __init__(self, recorder: Samples) -> None:
         self._recorder = recorder
         self._num_failures: dict[str, int] = {}
 
     def section(self, part: str) -> AbstractContextManager[None]:
-        """A context that ends where something fails in it, and lets what follows go on.
+        """Return a context that suppresses, counts and logs an exception of its block.
 
-        part: names it in the metric.  It may be entered any number of times.
+        part: its name in the metric.  The context may be entered any number of times.
         """
         return _Section(self, part)
 
     def failed(self, part: str, error: Exception) -> None:
-        """Note a failure; each doubling of their number is logged, or every round would be."""
+        """Count a failure.  Only each doubling of the count is logged: every round may fail."""
         count = self._num_failures[part] = self._num_failures.get(part, 0) + 1
         self._recorder.add(metrics.BOOKKEEPING_FAULTS, part=part)
         if count & (count - 1) == 0:
@@ -42,7 +42,7 @@ class Fence:
 
 
 class _Section(AbstractContextManager[None]):
-    """One for many rounds: it holds nothing of the block that it guards."""
+    """A section that many rounds reuse, because it keeps no state of the block that it guards."""
 
     __slots__ = ("_fence", "_part")
 

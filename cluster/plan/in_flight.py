@@ -1,4 +1,4 @@
-"""What a step is to verify, why, and what it took."""
+"""Records of a step: its plan, the nodes under verification, and the finished round."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cluster.spec.budget import NO_DRAFTS, Ask
 
 @record(frozen=True, slots=True, eq=False)
 class InFlight:
-    """The nodes that a step verifies for a text, and where they came from.
+    """The nodes that a step verifies for a text, and their drafters.
 
-    sources: uint32[n], of each node the drafters that proposed it, as bits over `Text.names`.
+    sources: uint32[n], the drafters that proposed each node, as bits over `Text.names`.
     """
 
     tree: TokenTree = EMPTY_TREE
@@ -28,10 +28,10 @@ PLAIN = InFlight()
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When a batch is planned.
+    """The circumstances under which a batch is planned.
 
-    residents: which of the target's may be asked, by `Ask.with_models`; none = it has none.
-    prompt_rows: of the same step.
+    residents: which kinds of residents may be asked, by `Ask.with_models`; empty = the target has
+    none.  prompt_rows: rows of prompts in the same step.
     """
 
     now: float
@@ -41,10 +41,10 @@ class Moment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """What to do next: verify `in_flight`, one per text.
+    """The plan of a step: verify `in_flight`, one item per text.
 
-    ask: what residents are to draft for each text after the step.
-    why: there is nothing to verify, if there is nothing.
+    ask: the drafts that residents are to make for each text after the step.
+    why: the reason why there is nothing to verify, if there is nothing.
     """
 
     in_flight: list[InFlight]
@@ -52,7 +52,7 @@ class Plan:
     why: PlainWhy = PlainWhy.NONE
 
     def note_asked(self, texts: Sequence[Text]) -> None:
-        """Models are about to read what they lack of these."""
+        """Note that models are about to read the rest of these texts."""
         if self.ask.num_nodes and self.ask.with_models:
             for place, text in enumerate(texts):
                 if place not in self.ask.unread:
@@ -63,11 +63,11 @@ class Plan:
 class Round:
     """A finished round, as the controller learns from it.
 
-    texts, num_tokens: parallel; plain steps that the tokens of each would have taken.  asked: what
-    residents were to draft, in draft_time_s; nothing where that time tells nothing.  num_read:
-    texts that models have read in it.
-    step_time_s: the round without what residents drafted; None = not measured.  prompt_rows: that
-    it had beside these texts'; drafting is not timed then.
+    texts, num_tokens: parallel; the plain steps that the tokens of each text would have taken.
+    asked: the drafts that residents were asked for and made in draft_time_s; nothing if that time
+    is no valid measurement.  num_read: the texts that models have read in that time.
+    step_time_s: the time of the round without drafting; None = not measured.  prompt_rows: rows of
+    prompts in the same step; if there are any, drafting is not timed.
     """
 
     texts: Sequence[Text]

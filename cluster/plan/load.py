@@ -1,4 +1,4 @@
-"""What is known of a target: what its steps take, and how speculation fares at each load."""
+"""The control loop's knowledge of a target: its step times, and speculation's gains by load."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from cluster.spec.guard import DeficitGuard
 from cluster.spec.step_cost import NODE_EDGES, bucket
 from cluster.spec.step_profile import DraftTime, StepProfile
 
-# Share of the time that each kind of exploration may take: plain steps, and trees other than those
-# that pay.
+# The share of the time that each kind of exploration may take.  The kinds are plain steps, and
+# trees of other sizes than the one that pays.
 _EXPLORED_SHARE = 0.003
-# Of the first ones of each kind: they are spread over a text, whose first words tell little of the
-# rest.
+# The same share for the first explorations of each kind.  It spreads them over a text, because the
+# beginning of a text is not typical of the rest.
 _FIRST_SHARE = 0.05
 
 
 @dataclass(slots=True)
 class Turn:
-    """One kind of exploration: when it was last done, and how often."""
+    """One kind of exploration: when it was last done, and how many times so far."""
 
     done_at: float = -math.inf
     num_done: int = 0
 
     def is_due(self, now: float, cost_s: float) -> bool:
-        """True where what it costs is within its share of the time since it was last done."""
+        """True if its cost is within its share of the time since it was last done."""
         share = _FIRST_SHARE if self.num_done < evidence.FIRST_TRIES else _EXPLORED_SHARE
         return now - self.done_at >= cost_s / share
 
@@ -47,9 +47,10 @@ class Turn:
 
 @dataclass(slots=True)
 class Trust:
-    """How much of what trees promise is kept: nodes that are chosen are those that promise most.
+    """The share of the promised tokens that are accepted.
 
-    promised, held: tokens of late, and how many were accepted.
+    It is below 1 even if survivals are calibrated, because the nodes with the greatest survivals
+    are chosen.  promised, held: promised and accepted tokens of the latest steps.
     """
 
     promised: float = evidence.FEW
@@ -61,21 +62,21 @@ class Trust:
 
     @property
     def share(self) -> float:
-        """Tokens that were accepted per token promised, at most 1."""
+        """Accepted tokens per promised token, at most 1."""
         return min(self.held / self.promised, 1.0)
 
 
-# One for look-ups alone, and one for models beside them: by `Ask.with_models`.
+# One value for look-ups alone and one for look-ups with models: indexed by `Ask.with_models`.
 Each = TypeVar("Each")
 ByModels = tuple[Each, Each]
 
 
 @dataclass(slots=True, eq=False)
 class Law:
-    """What drafts are worth under one law, whatever the load.
+    """The worth of drafts under one law, at any load.
 
-    worth, trusts: of look-ups, and with models.  tried: trees other than those that pay.  load: of
-    the batch that was planned last.
+    worth, trusts: of look-ups alone, and of look-ups with models.  tried: the exploration of trees
+    other than those that pay.  load: the load of the batch that was planned last.
     """
 
     worth: ByModels[ArmWorth] = field(default_factory=lambda: (ArmWorth(), ArmWorth()))
@@ -86,13 +87,14 @@ class Law:
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """Batches of one law and of about so many sequences.
+    """The batches of one law and of about the same number of sequences.
 
-    tokens, time_s: weighted ones and the time they took, of late: their ratio is the rate.
-    asked: what residents were asked for after the last step.  best: what pays.
-    num_new: texts that begin in a round, running mean.
-    verify_s: what steps with drafts take longer than plain ones, running mean.  promised: tokens
-    that the step under way is expected to accept, and whose trees say so.
+    tokens, time_s: weighted tokens of the latest rounds and their time; the ratio is the rate.
+    asked: the drafts that residents were asked for after the last step.  best: the ask that pays
+    most.  num_new: running mean of the texts that begin in a round.
+    verify_s: running mean of the time that steps with drafts take longer than plain ones.
+    promised: the drafts that the step under way is expected to accept, and the trust to correct by
+    the outcome.
     """
 
     law: Law
@@ -107,29 +109,30 @@ class Load:
     plain: Turn = field(default_factory=Turn)
 
     def add(self, tokens: float, time_s: float) -> None:
-        """A round has brought so many weighted tokens."""
+        """Enter the weighted tokens and the time of a round."""
         self.tokens += tokens - evidence.RECENT * self.tokens
         self.time_s += time_s - evidence.RECENT * self.time_s
 
     @property
     def trust(self) -> Trust:
-        """In the trees at hand, which were asked for after the last step."""
+        """The trust in the trees that were asked for after the last step."""
         return self.law.trusts[self.asked.num_nodes > 0 and self.asked.with_models]
 
     def rate(self, plain_rate: float) -> float:
-        """Weighted tokens per second of late, at least plain decoding's."""
+        """Return the recent weighted tokens per second, at least plain decoding's rate."""
         return max(plain_rate, self.tokens / self.time_s) if self.time_s else plain_rate
 
 
 class TargetModel:
-    """Costs are shared by both laws: a step takes what it takes under either."""
+    """The costs and gains of one target.  Both laws share the costs: step times do not depend on
+    the law."""
 
     def __init__(self, profile: StepProfile | None, draft_times: Sequence[DraftTime] = ()) -> None:
-        """profile: of its steps, None = it has not measured any.  draft_times: of its residents."""
+        """profile: its measured step times, None = none.  draft_times: those of its residents."""
         self.steps = RoundTimes(step_parts(profile), is_in_seconds=profile is not None)
         self.drafting: ByModels[RoundTimes] = (RoundTimes(draft_parts), RoundTimes(draft_parts))
-        self.read_s = 0.0  # what models take to read a text before they draft, running mean
-        self.first = Turn()  # models' reading of a prompt at a load that is new
+        self.read_s = 0.0  # running mean of the time in which models read a text
+        self.first = Turn()  # reading of a prompt by models at a load without history
         self.laws: ByModels[Law] = (Law(), Law())  # greedy, sampled
         self.loads: dict[tuple[bool, int], Load] = {}
         for each in draft_times:
@@ -137,20 +140,22 @@ class TargetModel:
             self.measured_drafting(each.num_sequences, ask, each.time_s, each.num_read)
 
     def load(self, config: CoordinatorConfig, num_sequences: int, *, is_sampled: bool) -> Load:
-        """By bucket of sequences: what a crowd has lost, in steps of a crowd, would keep a lone
-        request from speculating for a long time."""
+        """Return the load for batches of about this size, which has a guard of its own.
+
+        Otherwise the losses of large batches would long keep a single request from speculating."""
         size = bucket(num_sequences)
         found = self.loads.get((is_sampled, size))
         if found is None:
-            # The luck of n sequences together is their root as large, in steps, as that of one.
+            # Measured in steps, the standard deviation of the mean over n sequences is that of one
+            # sequence divided by sqrt(n), and so is the loss by chance that the guard must allow.
             slack_steps = config.slowdown_slack / math.sqrt(max(size, 1))
             guard = DeficitGuard(config.max_slowdown, slack_steps)
             found = self.loads[is_sampled, size] = Load(self.laws[is_sampled], guard)
         return found
 
     def draft_s(self, num_sequences: int, num_new: float) -> ByModels[Floats | None]:
-        """What each arm takes for trees of SIZES, models' reading of new texts included; None
-        where it was never measured."""
+        """Return the seconds that each arm takes for trees of SIZES, with the time in which models
+        read new texts; None for an arm that was never measured."""
         found: list[Floats | None] = []
         for table, read_s in zip(self.drafting, (0.0, self.read_s), strict=True):
             times_s = table.at_edges(num_sequences)
@@ -160,16 +165,16 @@ class TargetModel:
         return found[0], found[1]
 
     def measured(self, num_sequences: int, num_nodes: int, step_time_s: float) -> None:
-        """A step took so long; 0 = not measured."""
+        """Enter the time of a step; 0 = not measured."""
         if step_time_s > 0.0:
             self.steps.record(num_sequences, num_nodes, step_time_s)
 
     def measured_drafting(
         self, num_sequences: int, ask: Ask, draft_time_s: float, num_read: int = 0
     ) -> None:
-        """What was asked of residents took so long; 0 = not measured.
+        """Enter the time in which residents answered `ask`; 0 = not measured.
 
-        num_read: texts that models read before they drafted."""
+        num_read: the number of texts that models read before they drafted."""
         if ask.num_nodes == 0 or ask.unread or not 0.0 < draft_time_s < math.inf:
             return
         drafting = self.drafting[ask.with_models]
@@ -182,12 +187,12 @@ class TargetModel:
         self.read_s += weight * (max(read_s, 0.0) - self.read_s)
 
     def export(self) -> list[Any]:
-        """What was measured and learned of this target, as plain values."""
+        """Return what was measured and learned of this target, as plain values."""
         worth = [[each.export() for each in law.worth] for law in self.laws]
         return [self.steps.export(), [each.export() for each in self.drafting], worth]
 
     def restore(self, state: Sequence[Any]) -> None:
-        """Go on from what `export` gave; ValueError where it is of another form."""
+        """Continue from a result of `export`; raises ValueError if it has another form."""
         steps, drafting, worth = state
         self.steps.restore(steps)
         for table, found in zip(self.drafting, drafting, strict=True):
@@ -198,7 +203,7 @@ class TargetModel:
                 turn.num_done = own.num_turns
 
     def states(self) -> list[dict[str, object]]:
-        """What pays at each load that there was, for status reports."""
+        """Return the drafts that pay at each load so far, for status reports."""
         return [
             {
                 "law": law_name(is_sampled=is_sampled),

@@ -1,4 +1,4 @@
-"""What the drafters of a batch offer at present: re-rooted, calibrated and merged, all at once."""
+"""The trees that a batch's drafters offer at present, re-rooted, calibrated and merged together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cluster.spec.held_trees import HeldTrees, MergedTrees
 from cluster.spec.merge_trees import merge_trees
 from cluster.spec.tree import below
 
-# Trees that are scored of one step or merge: evidence, not all there is.
+# The most trees of one step or merge that are scored: a sample of them is evidence enough.
 _MAX_LOOKED_AT = 16
 
 
@@ -38,7 +38,7 @@ class Offers:
     is_looked_up: Mask
 
     def keep(self, kept: Mask) -> Offers:
-        """The nodes where kept, each with its parent."""
+        """Return the offers with only the nodes where `kept` is set; each node's parent is kept."""
         return Offers(
             self.forest.keep(kept),
             self.survival[kept],
@@ -50,7 +50,7 @@ class Offers:
 
 @dataclass(slots=True)
 class _Row:
-    """The tree of one drafter for one text, which is the batch's index-th."""
+    """The tree of one drafter for the text at place `index` of the batch."""
 
     index: int
     name: str
@@ -61,7 +61,7 @@ class _Row:
 def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
     """The offers for `batch`; None when no drafter has anything for any of it.
 
-    Held trees are re-rooted at the last committed token and calibrated, once for good.
+    Held trees are re-rooted at the last committed token.  Each is calibrated only once.
     """
     rows: list[_Row] = []
     for index, text in enumerate(batch):
@@ -87,9 +87,9 @@ def gather(batch: Sequence[Text], acceptance: AcceptanceModel) -> Offers | None:
 
 
 def look_at(batch: Sequence[Text], turn: int) -> None:
-    """Remember some of the trees at hand, to be scored by the text that follows.
+    """Remember some of the held trees, to be scored by the text that follows.
 
-    Of many another part each time, by `turn`.  Shadow trees are looked at too.
+    If there are many, `turn` selects a different part each time.  Shadow trees are included.
     """
     held = [(text, name, tree) for text in batch for name, tree in text.held.items()]
     stride = -(-len(held) // _MAX_LOOKED_AT) if held else 1
@@ -101,13 +101,13 @@ def look_at(batch: Sequence[Text], turn: int) -> None:
 
 
 def _held(rows: Sequence[_Row], num_groups: int, acceptance: AcceptanceModel) -> HeldTrees:
-    """The trees as they were proposed, or as the last batch has left them."""
+    """Return the trees as they were proposed, or what the last batch has left of them."""
     scores = {key: acceptance.known(*key) for key in {(row.name, row.text.group) for row in rows}}
     weights = {key: score.weight() for key, score in scores.items()}
     # Merging takes losses in nats: exp(-loss) is a drafter's weight.
     losses = {key: -math.log(weight) for key, weight in weights.items()}
     for row in rows:
-        if row.name != POOL:  # the coordinator has weighed its drafters
+        if row.name != POOL:  # the coordinator has applied its drafters' weights
             row.text.weights[row.name] = weights[row.name, row.text.group]
     return HeldTrees(
         [row.held.tree for row in rows],
@@ -122,7 +122,7 @@ def _held(rows: Sequence[_Row], num_groups: int, acceptance: AcceptanceModel) ->
 
 
 def _note(rows: Sequence[_Row], found: MergedTrees) -> None:
-    """Leave with each text what has become of its trees."""
+    """Store with each text what has become of its trees."""
     bounds = found.left.starts.tolist()
     for index, (row, root) in enumerate(zip(rows, found.roots.tolist(), strict=True)):
         held, text = row.held, row.text
@@ -138,7 +138,7 @@ def _note(rows: Sequence[_Row], found: MergedTrees) -> None:
 
 
 def _sources_of(rows: Sequence[_Row], found: MergedTrees) -> SourceBits:
-    """Of each node that is left, its drafters: uint32[n]."""
+    """Return the drafters of each node that is left: uint32[n]."""
     bits = [
         1 << row.text.names.index(row.name) if row.name in row.text.names else 0 for row in rows
     ]
@@ -151,7 +151,7 @@ def _sources_of(rows: Sequence[_Row], found: MergedTrees) -> SourceBits:
 
 
 def _is_proposed(found: MergedTrees, is_meant: Sequence[bool]) -> Mask:
-    """Nodes that one of the trees meant holds; is_meant: of each tree."""
+    """Return the nodes that at least one selected tree has; is_meant: which trees are selected."""
     if all(is_meant) or not any(is_meant):
         return np.full(found.merged.num_nodes, is_meant[0])
     is_proposed = np.zeros(found.merged.num_nodes, dtype=np.bool_)
@@ -160,12 +160,12 @@ def _is_proposed(found: MergedTrees, is_meant: Sequence[bool]) -> Mask:
 
 
 def plain_items(texts: Sequence[Text]) -> list[InFlight]:
-    """Items without drafts."""
+    """Return items without drafts for these texts."""
     return [PLAIN] * len(texts)
 
 
 def in_flight_of(texts: Sequence[Text], offers: Offers | None, nodes: Indices) -> list[InFlight]:
-    """An item for each text, with those of its nodes that were chosen."""
+    """Return an item for each text, with its nodes among the chosen ones."""
     if offers is None or len(nodes) == 0:
         return plain_items(texts)
     is_chosen = np.zeros(offers.forest.num_nodes, dtype=np.bool_)

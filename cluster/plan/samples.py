@@ -1,4 +1,4 @@
-"""Measured values on their way to whoever exports them: a recorder's calls, kept to be sent."""
+"""Keeps the calls to a recorder so that they can be sent to the process that exports metrics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.metrics import Metric, Recorder
 
 
 class Samples(Protocol):
-    """What takes counts and gauges: a `Recorder`, or a `Tally` where the recorder is elsewhere."""
+    """Takes counts and gauges: a `Recorder`, or a `Tally` if the recorder is in another process."""
 
     def add(self, metric: Metric, amount: float = 1.0, **labels: str) -> None: ...
     def set(self, metric: Metric, value: float, **labels: str) -> None: ...
@@ -36,7 +36,7 @@ class Tally:
         self._gauges[_key(metric, labels)] = value
 
     def take(self) -> tuple[Sample, ...]:
-        """What has changed since this was last asked."""
+        """Return the changes since the last call."""
         counts, self._counts = self._counts, {}
         changed = {
             key: value for key, value in self._gauges.items() if self._told.get(key) != value
@@ -48,7 +48,7 @@ class Tally:
         )
 
     def tell_all(self) -> None:
-        """Tell every gauge anew: somebody else takes from now on."""
+        """Include every gauge in the next `take`, because the receiver has changed."""
         self._told.clear()
 
 
@@ -56,7 +56,7 @@ Gauge = tuple[Metric, tuple[str, ...]]
 
 
 def enter(samples: Iterable[Sample], recorder: Recorder) -> set[Gauge]:
-    """Do the calls that were kept; ones that name no metric of this release are left out.
+    """Replay the kept calls on `recorder`; samples of metrics that this release lacks are ignored.
 
     Returns the gauges that were set.
     """

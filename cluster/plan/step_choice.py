@@ -1,4 +1,4 @@
-"""One step's choice, made by the prices of the moment: nodes, and what residents draft after it."""
+"""Chooses, at present prices, the nodes that a step verifies and the drafts to make after it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from cluster.spec.budget import NO_DRAFTS, Ask, Prices, choose_nodes, ranking
 from cluster.spec.forest import Floats, Indices, ranked
 from cluster.spec.step_cost import EDGES
 
-# What speculation must promise beyond plain decoding, as a share of a step: less is the tables'
-# own error.
+# The gain over plain decoding that speculation must promise, as a share of a step: a smaller one
+# is within the error of the tables.
 _MARGIN = 0.01
 # Steps after which a plain one is worth timing again.
 _STALE_STEPS = 64
-# What a plain step is taken to cost, as a share of it: speculation seldom gains more than twice.
+# The assumed cost of a plain step in the place of a speculative one, as a share of its time:
+# speculation is seldom more than twice as fast.
 _PLAIN_COST = 0.5
-# Nodes of residents before it is known what they are worth.
+# Nodes that residents are asked for before the worth of their drafts is known.
 FIRST_NODES = 8
 
 
@@ -34,8 +35,9 @@ FIRST_NODES = 8
 class StepChoice:
     """A batch that is being planned.
 
-    caps: nodes of each text.  weights: of each text's tokens.  plain_s: a plain step.  draft_s:
-    what look-ups, and models beside them, take for trees of each of SIZES; None = not known yet.
+    caps: the most nodes of each text.  weights: the weight of each text's tokens.  plain_s: the
+    seconds of a plain step.  draft_s: the seconds for trees of each of SIZES, of look-ups alone and
+    of look-ups with models; None = not known yet.
     """
 
     target: TargetModel
@@ -57,7 +59,7 @@ class StepChoice:
         caps: Sequence[int],
         moment: Moment,
     ) -> StepChoice | None:
-        """None while nothing is known of what steps take."""
+        """Return the choice for a batch; None while no step time is known."""
         times_s = target.steps.at_edges(len(texts))
         if times_s is None:
             return None
@@ -74,7 +76,7 @@ class StepChoice:
         )  # fmt: skip
 
     def plan(self, offers: Offers | None) -> Plan:
-        """What to do with what drafters offer."""
+        """Return the plan for these offers."""
         load = self.load
         if offers is None:
             self._learn_worth(None)
@@ -91,7 +93,7 @@ class StepChoice:
         load.promised = promised, load.trust
         return Plan(in_flight_of(self.texts, offers, nodes[:num_nodes]), ask, why)
 
-    # What is verified
+    # Nodes to verify
 
     def _ranking(self, offers: Offers) -> tuple[Indices, Floats]:
         forest = offers.forest
@@ -104,7 +106,7 @@ class StepChoice:
         return nodes[: EDGES[-1]], gains[: EDGES[-1]]
 
     def _choose(self, gains: Floats, draft_s: float) -> tuple[PlainWhy, int]:
-        """(why none, how many of the best nodes are verified)."""
+        """Return (the reason if no node is verified, how many of the best nodes are verified)."""
         load, prices = self.load, self.prices
         margin = _MARGIN * prices.rate * self.plain_s
         free = choose_nodes(gains, replace(prices, max_extra_s=math.inf))
@@ -114,14 +116,14 @@ class StepChoice:
         choice = choose_nodes(gains, prices, spent_s=draft_s)
         if choice.value < margin:
             return PlainWhy.GUARD, 0
-        # Where residents draft, steps after which they were asked nothing tell it.
+        # Where residents draft, a plain step is measured after a step that asked them for nothing.
         if load.asked.num_nodes == 0 and self._takes_plain(1, choice.value / prices.rate):
             return PlainWhy.TIMED, 0
         return PlainWhy.NONE, choice.num_nodes
 
     def _takes_plain(self, least_age: int, cost_s: float) -> bool:
-        """True where a plain step is to be timed now, at the price of cost_s: the last one was more
-        than least_age steps ago."""
+        """True if a plain step is to be timed now: the last one was more than least_age steps ago,
+        and exploration may spend cost_s."""
         plain, now = self.load.plain, self.moment.now
         age = self.target.steps.age
         if age <= least_age or not plain.is_due(now, cost_s):
@@ -129,10 +131,10 @@ class StepChoice:
         plain.take(now)
         return True
 
-    # What residents draft
+    # Drafts to ask for
 
     def _learn_worth(self, offers: Offers | None) -> None:
-        """Learn what the trees that were asked for after the last step have added."""
+        """Learn how much the trees that were asked for after the last step have added."""
         asked, laws = self.load.asked, self.load.law
         if asked.num_nodes == 0:
             return
@@ -159,18 +161,18 @@ class StepChoice:
                 laws.worth[with_models].learn(ranks, survival, num_texts, asked.num_nodes)
 
     def _ask(self) -> tuple[Ask, float]:
-        """(what residents draft after this step, seconds that this takes)."""
+        """Return (the drafts to ask residents for after this step, the seconds that they take)."""
         load, prices, now = self.load, self.prices, self.moment.now
         if load.asked.num_nodes and self._takes_plain(_STALE_STEPS, _PLAIN_COST * self.plain_s):
-            return NO_DRAFTS, 0.0  # so that the next step tells what a plain one takes
+            return NO_DRAFTS, 0.0  # so that the next step measures a plain one
         best, best_value, best_s = NO_DRAFTS, _MARGIN * prices.rate * self.plain_s, 0.0
         most = int(self.caps.max())
         sizes = [size for size in SIZES if size <= most] or [most]
-        # Drafts that the guard would not let be verified are drafted for nothing.
+        # It is no use to make drafts that the guard would not let a step verify.
         affordable_s = prices.max_extra_s - min(load.verify_s, self.plain_s)
         for with_models in self.moment.residents:
             draft_s = self.draft_s[with_models]
-            if draft_s is None:  # nobody knows what it takes: find out
+            if draft_s is None:  # the time is not known: measure it
                 load.best = load.best or NO_DRAFTS
                 return Ask(min(most, FIRST_NODES), with_models), 0.0
             trust = load.law.trusts[with_models].share
@@ -181,7 +183,7 @@ class StepChoice:
                 best, best_value = Ask(sizes[where], with_models), float(values[where])
                 best_s = float(draft_s[where])
         load.best = best
-        # Trees of models tell of look-ups too, so only what is beyond the best tells something new.
+        # Trees of models show the worth of look-ups too, so only asks beyond the best one teach.
         known = (best.with_models and best.num_nodes > 0, best.num_nodes)
         for with_models in reversed(self.moment.residents):
             wanted = min(max(2 * best.num_nodes, FIRST_NODES), sizes[-1])
@@ -200,8 +202,8 @@ class StepChoice:
         return self._with_reading(best, best_s, affordable_s)
 
     def _with_reading(self, ask: Ask, draft_s: float, affordable_s: float) -> tuple[Ask, float]:
-        """What is asked and what it takes, where models must read texts first: no more at once than
-        is affordable, but one."""
+        """Return the ask and its seconds where models must first read texts: they read as many
+        texts at once as are affordable, and at least one."""
         if not (ask.num_nodes and ask.with_models and self.target.read_s):
             return ask, draft_s
         unread = [place for place, text in enumerate(self.texts) if not text.is_read]

@@ -1,6 +1,6 @@
-"""A text as far as its drafts are concerned: what is at hand for it, and what they have been worth.
+"""A text as the control loop sees it: the trees that are held for it, and their use so far.
 
-A session is one; the replay of recorded texts makes others.
+A session is such a text; the replay of recorded texts makes others.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from cluster.spec.step_cost import DRAFT_LENGTHS, MAX_COMMIT
 from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import below, walk
 
-# Bits over the drafters of a text: node by node, whose it is.
+# For each node the drafters that proposed it, as bits over the drafters of a text.
 SourceBits = npt.NDArray[np.uint32]
 NO_SOURCES: SourceBits = np.empty(0, dtype=np.uint32)
 NO_SOURCES.setflags(write=False)
 MAX_DRAFTERS = 32  # of one text
 
-# What the pool's merged tree is held under, beside the residents' names.
+# The name under which the pool's merged tree is held, beside the residents' names.
 POOL = "pool"
 
-# Trees of a text whose fate is awaited; of more the oldest is scored by what is known.
+# The most trees of a text that wait for their outcome; beyond that, the oldest is scored with the
+# tokens known so far.
 _MAX_SEEN = 8
 
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where a tree stands in the arrays of a batch.
+    """The place of a tree in the arrays of a batch.
 
-    claimed, calibrated: float32[n], survivals of all the forest's nodes.
+    claimed, calibrated: float32[n], the survivals of all nodes of the forest.
     """
 
     forest: Forest
@@ -51,12 +52,12 @@ class HeldTree:
     """The newest tree of one drafter; it continues the first `base_len` tokens.
 
     proposed_len: base_len as proposed, before any re-rooting; orders proposals that overtook
-    each other.  is_resident: it was drafted at the target, which spent its own time on it.
+    each other.  is_resident: it was drafted inside the target and cost the target's own time.
     is_shadow: it is scored and never verified.  calibrated: the claimed survivals after
-    calibration, None = not yet done.  place: what is left of it after the last batch, which mostly
-    is replaced before the next one.  is_look_up: it is a resident's that runs no model.
-    sources: uint32[n], of the pool's tree, which drafters had proposed each node, as bits over
-    `Text.names`.
+    calibration, None = not yet done.  place: where the rest of it stands in the arrays of the last
+    batch; mostly a new tree replaces it before the next batch.  is_look_up: it comes from a
+    resident that runs no model.  sources: uint32[n], only of the pool's tree: the drafters that
+    had proposed each node, as bits over `Text.names`.
     """
 
     base_len: int
@@ -72,14 +73,14 @@ class HeldTree:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the tree, or of what the last batch has left of it."""
+        """Number of nodes of the tree, or of the part that the last batch has left of it."""
         if self.place is None:
             return len(self.tree)
         starts = self.place.forest.starts
         return int(starts[self.place.index + 1] - starts[self.place.index])
 
     def settle(self) -> None:
-        """Take what is left of the tree out of the arrays of the last batch."""
+        """Copy the rest of the tree out of the arrays of the last batch."""
         place, self.place = self.place, None
         if place is not None:
             nodes = place.forest.span(place.index)
@@ -90,12 +91,12 @@ class HeldTree:
 class Text:
     """One text that is being written.
 
-    group: its task class, and whether it is sampled: what makes batches homogeneous, and drafts
-    alike.  max_draft_tokens: of one step.  weight: what
-    its speed counts for beside that of others.  names: of its drafters, at most MAX_DRAFTERS.
-    weights: trust in each of these, as it was when its tree was last merged.
-    held: the trees at hand, by drafter.  seen: trees whose fate is not known yet.  num_steps: of
-    the text so far.  asked_len: its tokens when models were last asked to draft for it.
+    group: its task class, and whether it is sampled; drafts fare alike within a group.
+    max_draft_tokens: the most in one step.  weight: how much its speed counts beside that of other
+    texts.  names: its drafters, at most MAX_DRAFTERS.  weights: the trust in each of them when its
+    tree was last merged.  held: the newest tree of each drafter.  seen: trees whose outcome is not
+    known yet.  num_steps: the steps of the text so far.  asked_len: the length of the text when
+    models were last asked to draft for it.
     """
 
     def __init__(self, text_id: str, group: Group, tokens: TokenLog) -> None:
@@ -120,7 +121,7 @@ class Text:
 
     @property
     def is_read(self) -> bool:
-        """Whether models that are asked now need not read it first."""
+        """True if models that are asked now need not read the text first."""
         return len(self.tokens) - self.asked_len <= MAX_COMMIT
 
     def next_steps(self, drafter: str) -> Indices:
@@ -130,20 +131,20 @@ class Text:
         return self._next_steps[drafter]
 
     def stepped(self, drafters: Sequence[str]) -> None:
-        """A step has answered that verified drafts of these for this text."""
+        """Note a step that verified drafts of these drafters for this text."""
         self.num_steps += 1
         self._used_at.update(dict.fromkeys(drafters, self.num_steps))
 
     def num_unused(self, drafter: str) -> int:
-        """Steps since a draft of that drafter was last verified for this text."""
+        """Count the steps since a draft of that drafter was last verified for this text."""
         return self.num_steps - self._used_at.get(drafter, 0)
 
     def emitted(self, num_tokens: int) -> None:
-        """A step has brought so many tokens."""
+        """Note that a step has brought num_tokens tokens."""
         self.tokens_per_step += evidence.RECENT * (max(num_tokens, 1) - self.tokens_per_step)
 
     def keep_newest(self, drafter: str, proposal: Proposal) -> HeldTree | None:
-        """Hold a drafter's newest tree; None for one that was overtaken on the way."""
+        """Hold a drafter's newest tree; returns None if a newer one has overtaken it."""
         former = self.held.get(drafter)
         length = proposal.base_len
         if former is not None and length < former.proposed_len:
@@ -152,12 +153,12 @@ class Text:
         return held
 
     def by_weight(self) -> list[int]:
-        """Numbers of its drafters, the one with the largest weight first."""
+        """Return the numbers of its drafters, the one with the largest weight first."""
         weights = [self.weights.get(name, 0.0) for name in self.names]
         return sorted(range(len(weights)), key=lambda place: -weights[place])
 
     def has_tree_left(self, drafter: str) -> bool:
-        """Whether a drafter's tree goes on behind what is committed."""
+        """True if a drafter's tree has nodes after the last committed token."""
         held = self.held.get(drafter)
         if held is None:
             return False
@@ -171,9 +172,9 @@ class Text:
         )
 
     def due(self, *, ends: bool = False) -> list[tuple[Seen, TokenArray]]:
-        """The trees whose fate is known by now, and what followed them; they are let go of.
+        """Remove and return the trees whose outcome is known by now, each with the tokens after it.
 
-        ends: nothing more will follow.
+        ends: the text is over.
         """
         found: list[tuple[Seen, TokenArray]] = []
         while self.seen:

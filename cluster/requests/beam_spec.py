@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-# Each beam's leading candidates are ranked in every step, so a step's work grows with the square.
+# A step ranks the best candidates of every beam, so its work grows with the square of the width.
 MAX_BEAMS = 64
 
 EarlyStopping = bool | Literal["never"]
@@ -13,7 +13,7 @@ EarlyStopping = bool | Literal["never"]
 
 @dataclass(frozen=True, slots=True)
 class BeamSpec:
-    """As in transformers' `generate(num_beams=..., do_sample=False)`.
+    """The settings of transformers' `generate(num_beams=..., do_sample=False)`.
 
     num_beams: width of the search, at least 1.
     length_penalty: a text's score is its log-probability over its length to this power.
@@ -28,10 +28,10 @@ class BeamSpec:
 
 @dataclass(frozen=True, slots=True)
 class BeamEnd:
-    """One of the texts of a beam search, all of which stand end to end, the best first.
+    """The end of one text of a beam search; all texts stand end to end, the best first.
 
-    num_tokens: of it, without a stop token.  is_stopped: by a stop token, else by the limit.
-    logprob: of the whole text, its stop token included.  score: what the texts are ordered by.
+    num_tokens: its length without a stop token.  is_stopped: it ends at a stop token, not at the
+    limit.  logprob: of the whole text, its stop token included.  score: orders the texts.
     """
 
     num_tokens: int

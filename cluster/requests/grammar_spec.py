@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class GrammarSpec:
-    """What a text must be, as its author wrote it; `cluster.grammar` compiles it.
+    """A grammar as its author wrote it; `cluster.grammar` compiles it.
 
     kind: "json_schema", "regex", "choice" (a JSON list of texts), "grammar" (Lark or GBNF) or
     "structural_tag".  reasoning_end: the tokens that end the reasoning before the answer, which is

@@ -1,4 +1,4 @@
-"""Which seed a request is sampled with: the one it sends, or one drawn for it."""
+"""Determines the seed with which a request is sampled: its own, or one drawn for it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ _NUM_DRAWN_BITS = 53
 
 
 def asked_seed(seed: int | None) -> int | None:
-    """The seed that a client asks for; None if one is to be drawn, which a negative one means."""
+    """Return the seed that a client asks for; None or a negative one asks for a drawn seed."""
     return None if seed is None or seed < 0 else seed
 
 
 def draw_seed() -> int:
-    """A random seed, small enough to pass through any JSON reader unchanged."""
+    """Draw a random seed that is small enough to pass through any JSON reader unchanged."""
     return secrets.randbits(_NUM_DRAWN_BITS)

@@ -1,16 +1,16 @@
-"""Whose texts may help whose: clients with different salts share nothing that was learned.
+"""Separates tenants: clients with different salts share no learned state.
 
-What earlier texts leave behind (drafters' stores, the prefix cache) makes later ones faster, and a
-client can see how fast it is served.  So it would learn what others wrote, were these not kept
-apart.  A request names its circle by `cache_salt`, as in vLLM; requests without one are one tenant.
+Drafters' stores and the prefix cache keep data of earlier texts, which makes later ones faster.  A
+client can see how fast it is served, so with a shared cache it could find out what others wrote.
+A request names its tenant by `cache_salt`, as in vLLM; all requests without one are one tenant.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-# What knows the salt of a tenant is its clients and the front door; everything behind it knows this
-# digest, which tells tenants apart and is of no use to a client.
+# Only the clients of a tenant and the ingress know its salt.  Everything behind the ingress knows
+# this digest, which distinguishes tenants and is of no use to a client.
 _DIGEST_BYTES = 16
 
 DEFAULT_TENANT = b""

@@ -1,12 +1,12 @@
-"""What drafts are worth: every tree that was at hand is walked along the text that followed.
+"""Scores drafts: every held tree is compared with the text that followed it.
 
-The law makes every tree comparable with the committed text, verified or not: its nodes on the text
-are those that would have been accepted.  So a drafter needs no probing, and one that is only
-scored (a shadow) can be known to be good.  Kept apart by drafter, task and law.
+The law of acceptance makes this possible for every tree, verified or not: its nodes on the text are
+those that would have been accepted.  So a drafter can be scored without verifying its drafts, even
+one that is never verified (a shadow).  Scores are kept apart by drafter, task and law.
 
-What a step with a drafter's best m nodes brings is the mean over the places where such a step would
-have begun.  Over all places it would be too great: where a text is copied, many places in a row see
-long trees come true, of which one step takes all.
+The expected gain of a step with a drafter's best m nodes is the mean over the places where such a
+step would have begun.  The mean over all places would be too great: where a text is copied, long
+trees are right at many places in a row, but one step accepts such a whole stretch.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from cluster.spec.tree import depths, walk
 
 Group = tuple[str, bool]  # task class; sampled, or greedy
 
-# Trees that count; older ones by halves.  Drafters learn, and what clients ask changes.
+# Half-life of a score, in trees: drafters learn, and clients' requests change.
 _HALF_LIFE = 1000.0
 TREE_DECAY = 0.5 ** (1.0 / _HALF_LIFE)
-# Trees of doubt in a score: what little was seen moves no weight by much.
+# The weight of the prior of a score, in trees, so that a few trees do not move a weight by much.
 _PRIOR_TREES = 8.0
-# A drafter's weight where drafters are merged goes by so many of its best nodes, ...
+# In a merge, a drafter's weight depends on the acceptance of so many of its best nodes, ...
 _WEIGHED_RANK = 3
-# ... and none is worth less than this: its nodes then count as its calibration says.
+# ... and is at least this, so that calibration alone decides about the nodes of a poor drafter.
 _LEAST_WEIGHT = 0.05
-# Tasks are named by clients; the oldest score makes room.
+# Limit for scores, because clients name tasks; the oldest score is dropped.
 _MAX_SCORES = 1024
 
 
 @record(frozen=True, slots=True, eq=False)
 class Seen:
-    """A tree that was at hand for a text of base_len tokens, re-rooted there.
+    """A tree that was held for a text of base_len tokens, re-rooted there.
 
-    claimed: float32[n], survivals as the drafter says.  depth: of its deepest node.
+    claimed: float32[n], survivals as the drafter claims them.  depth: of its deepest node.
     """
 
     drafter: str
@@ -66,7 +66,7 @@ class Seen:
 
 @record(frozen=True, slots=True, eq=False)
 class Fate:
-    """A tree, and what followed it: see `AcceptanceModel.learn`."""
+    """A tree and the text after it: see `AcceptanceModel.learn`."""
 
     seen: Seen
     followed: TokenArray
@@ -75,11 +75,11 @@ class Fate:
 
 @record(frozen=True, slots=True, eq=False)
 class Outcome:
-    """What became of a tree.
+    """The outcome of a tree.
 
-    conditionals, accepted: float64[known], of the nodes whose fate is known: what was claimed for
-    each, given its parent, and 1 where it was on the text.  accepted_of_best: int64[DRAFT_LENGTHS],
-    accepted ones of its best so many nodes.
+    conditionals, accepted: float64[known], for the nodes whose outcome is known: the claimed
+    probability given the parent, and 1 if the node was on the text.  accepted_of_best:
+    int64[DRAFT_LENGTHS], the number of accepted nodes among that many of its best ones.
     """
 
     conditionals: Floats
@@ -101,30 +101,30 @@ def outcome_of(tree: TokenTree, claimed: FloatArray, followed: TokenArray) -> Ou
 
 
 class Score:
-    """What one drafter's trees have been worth for one group."""
+    """The acceptance of one drafter's trees in one group."""
 
     def __init__(self) -> None:
         self.calibrator = Calibrator()
-        # Trees; then, by number of best nodes, places where a step would have begun, accepted
-        # nodes, and their squares.  Native code writes it in place.
+        # First the number of trees.  Then, by number of best nodes: the places where a step would
+        # have begun, the accepted nodes, and their squares.  Native code writes it in place.
         self.sums = np.zeros(1 + 3 * len(DRAFT_LENGTHS))
         self._by_length = self.sums[1:].reshape(3, len(DRAFT_LENGTHS))
 
     def add(
         self, tree: TokenTree, claimed: FloatArray, followed: TokenArray, begins: Mask | None = None
     ) -> Indices:
-        """Walk a tree along what followed it; returns the accepted ones of its best DRAFT_LENGTHS.
+        """Enter a tree and the text after it; returns the accepted among its best DRAFT_LENGTHS.
 
-        followed: the committed tokens behind its root.  Where they are fewer than the tree is
-        deep, the nodes beyond them are of unknown fate, and do not count.  begins:
-        bool[DRAFT_LENGTHS], whether a step with so many nodes would have begun here, None = all.
+        followed: the committed tokens after its root.  If the tree is deeper than that, the outcome
+        of the nodes beyond them is unknown, and they do not count.  begins: bool[DRAFT_LENGTHS],
+        True where a step with so many nodes would have begun here, None = all.
         """
         outcome = outcome_of(tree, claimed, followed)
         self.enter(outcome, begins)
         return outcome.accepted_of_best
 
     def enter(self, outcome: Outcome, begins: Mask | None = None) -> None:
-        """The same of a tree whose outcome is known."""
+        """Enter the outcome of a tree."""
         self.calibrator.observe(outcome.conditionals, outcome.accepted)
         found = outcome.accepted_of_best.astype(np.float64)
         counts = np.ones(len(DRAFT_LENGTHS)) if begins is None else begins.astype(np.float64)
@@ -134,7 +134,7 @@ class Score:
 
     @property
     def num_trees(self) -> float:
-        """Trees in effect: forgotten ones do not count."""
+        """Effective number of trees: forgotten ones do not count."""
         return float(self.sums[0])
 
     def expected(self, rank_index: int) -> tuple[float, float]:
@@ -146,11 +146,11 @@ class Score:
         return mean, math.sqrt(max(squares / count - mean**2, 0.0) / count)
 
     def accepted_of_few(self) -> float:
-        """Accepted tokens of a tree's best few nodes, on average."""
+        """Mean number of accepted tokens among a tree's best few nodes."""
         return self.expected(_WEIGHED_RANK)[0]
 
     def weight(self) -> float:
-        """Trust in this drafter beside others: the tokens that its best nodes bring."""
+        """The weight of this drafter in a merge: the tokens that its best nodes bring."""
         count, total, _ = self._by_length[:, _WEIGHED_RANK].tolist()
         return float((total + _PRIOR_TREES * 0.5) / (count + _PRIOR_TREES)) + _LEAST_WEIGHT
 
@@ -161,7 +161,7 @@ class Score:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `export` gave; ValueError where it is of another form."""
+        """Continue from a result of `export`; raises ValueError if it has another form."""
         sums = np.array(state["sums"], dtype=np.float64)
         if sums.shape != self.sums.shape or not np.isfinite(sums).all():
             raise ValueError("scores of another form")
@@ -177,7 +177,7 @@ class AcceptanceModel:
         self._of_all_tasks: dict[tuple[str, bool], Score] = {}  # by drafter and law
 
     def known(self, drafter: str, group: Group) -> Score:
-        """The score to go by: of the group, or of all tasks while that one is new."""
+        """Return the score to use: that of the group, or that of all tasks while it is new."""
         own = self.score(drafter, group)
         if own.num_trees >= evidence.FEW:
             return own
@@ -193,7 +193,7 @@ class AcceptanceModel:
         return found
 
     def learn_all(self, fates: Sequence[Fate]) -> None:
-        """Enter trees of which it is known what followed."""
+        """Enter trees whose outcome is known."""
         fates = [fate for fate in fates if len(fate.followed)]
         if not native.is_available():
             for fate in fates:
@@ -215,10 +215,10 @@ class AcceptanceModel:
                 calibrator.fit_if_due()
 
     def learn(self, seen: Seen, followed: TokenArray, next_steps: Indices | None = None) -> None:
-        """followed: the tokens behind the tree's root, as many as are committed by now.
+        """Enter one tree.  followed: the committed tokens after its root.
 
         next_steps: int64[DRAFT_LENGTHS], the text's length at which the next step would begin if
-        so many nodes of this drafter were verified in each; moved on.  None = everywhere.
+        every step verified so many nodes of this drafter; updated in place.  None = everywhere.
         """
         if len(followed) == 0:
             return
@@ -230,7 +230,7 @@ class AcceptanceModel:
             next_steps[begins] = seen.base_len + outcome.accepted_of_best[begins] + 1
 
     def _scores_of(self, seen: Seen) -> tuple[Score, Score]:
-        """Of its group, and of all tasks."""
+        """Return the score of its group and the score of all tasks."""
         return self.score(seen.drafter, seen.group), self._of_all(seen.drafter, seen.group[1])
 
     def _of_all(self, drafter: str, is_sampled: bool) -> Score:
@@ -262,7 +262,7 @@ class AcceptanceModel:
         ]
 
     def export(self) -> list[Any]:
-        """The scores as plain values; the task of all is None."""
+        """Return the scores as plain values; task None stands for all tasks."""
         own = [[drafter, *group, score.export()] for drafter, group, score in self]
         for (drafter, is_sampled), score in self._of_all_tasks.items():
             own.append([drafter, None, is_sampled, score.export()])
@@ -282,9 +282,9 @@ def law_name(*, is_sampled: bool) -> str:
 
 
 def _fates(tree: TokenTree, followed: TokenArray) -> tuple[list[int], Mask]:
-    """(nodes on the text, bool[n]: nodes of which it is known whether they are).
+    """Return (the nodes on the text, bool[n]: the nodes whose outcome is known).
 
-    A node is known where its parent was reached and a token followed that.
+    The outcome of a node is known if its parent was reached and a token followed the parent.
     """
     node, matched = walk(tree, followed)
     on_path: list[int] = []

@@ -1,4 +1,4 @@
-"""Which beam searches a target can serve.  Torch-free: the ingress asks the same question."""
+"""Checks whether a target can serve a beam search.  Torch-free: the ingress checks too."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from cluster.core import SamplingParams
 from cluster.errors import RequestError
 from cluster.requests.beam_spec import MAX_BEAMS
 
-# Of any length: a text's score is divided by its length to this power, which must stay a number.
+# A text's score is divided by its length to this power, which must stay finite for any length.
 MAX_LENGTH_PENALTY = 8.0
 
 
 def check_beams(params: SamplingParams) -> None:
-    """Raise RequestError, naming the field, for a beam search that has no meaning; nothing where
-    the request is none."""
+    """Raise RequestError, naming the field, for an invalid beam search; requests without a beam
+    search pass."""
     spec = params.beams
     if spec is None:
         return

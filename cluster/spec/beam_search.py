@@ -1,9 +1,9 @@
 """Beam search over one prompt, without a model: candidates in, beams and finished texts out.
 
-Step by step the same as transformers' `generate(num_beams=..., do_sample=False)`, in the same
-single precision.  A candidate is a beam and its next token; of the best `num_candidates` of a step
-the best `num_beams` that do not end go on, and those that end become texts if they are among the
-best `num_beams` of all.  Torch-free.
+Every step equals that of transformers' `generate(num_beams=..., do_sample=False)`, in the same
+single precision.  A candidate is a beam and its next token.  A step considers its best
+`num_candidates` candidates: the best `num_beams` of those that do not end go on, and those that end
+become texts if they are among the best `num_beams` of all.  Torch-free.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cluster.requests.beam_spec import BeamSpec
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beam:
-    """An unfinished text: what it continues, and its last token.
+    """An unfinished text: the beam that it continues, and its last token.
 
-    parent: None where the token follows the prompt.  logprob: of the whole text, float32.
-    row: which row of the step's candidates it was taken from.  chosen: the last token's own
-    log-probability and its alternatives, None where nobody asked.
+    parent: None if the token follows the prompt.  logprob: of the whole text, float32.
+    row: the row of the step's candidates that it was taken from.  chosen: the last token's own
+    log-probability and its alternatives, None if not requested.
     """
 
     token_id: int
@@ -33,7 +33,7 @@ class Beam:
     chosen: TokenLogprob | None = None
 
     def lineage(self) -> list[Beam]:
-        """It and what it continues, the first token's first."""
+        """Return the beams from the first token's to this one."""
         found: list[Beam] = []
         beam: Beam | None = self
         while beam is not None:
@@ -46,8 +46,8 @@ class Beam:
 class Hypothesis:
     """A finished text.
 
-    beam: its last token, the stop token included.  score: what texts are ordered by.
-    is_stopped: by a stop token, else by the limit of tokens.
+    beam: its last token, which may be a stop token.  score: orders the texts.
+    is_stopped: it ends with a stop token, not at the limit of tokens.
     """
 
     beam: Beam
@@ -74,12 +74,12 @@ class BeamSearch:
         self._length = 0
         self._is_over = False
         self._finished: list[Hypothesis] = []
-        # What the next candidates continue, the best first; before the first step only the prompt.
+        # The beams that the next candidates continue, the best first; empty before the first step.
         self.beams: list[Beam] = []
 
     @property
     def num_candidates(self) -> int:
-        """How many of a row's most probable tokens can matter, stop tokens included."""
+        """Number of a row's most probable tokens that can matter, stop tokens included."""
         return max(2, 1 + len(self._stops)) * self._spec.num_beams
 
     @property
@@ -92,7 +92,7 @@ class BeamSearch:
         return list(self._finished)
 
     def advance(self, token_ids: TokenArray, logprobs: FloatArray) -> None:
-        """One step.
+        """Make one step.
 
         token_ids: int32[rows, k], logprobs: float32[rows, k]: the k most probable next tokens after
         each of `beams` (the prompt in the first step), the most probable first;
@@ -112,7 +112,7 @@ class BeamSearch:
                 running.append(beam)
             elif rank < num_beams:
                 ended.append(Hypothesis(beam, np.float32(beam.logprob / divisor), is_stopped))
-        # Of equal scores the one that was there first stays.
+        # Among equal scores the one that was found first stays.
         ranked = sorted([*self._finished, *ended], key=lambda one: one.score, reverse=True)
         self._finished = ranked[:num_beams]
         self.beams = running[:num_beams]
@@ -144,7 +144,7 @@ class BeamSearch:
         return TokenLogprob(float(logprobs[column]), tuple(top))
 
     def _can_improve(self) -> bool:
-        """Whether a text that still runs may come to be among the finished ones."""
+        """True if an unfinished text may still become one of the best finished ones."""
         if len(self._finished) < self._spec.num_beams:
             return True
         if self._spec.early_stopping is True:

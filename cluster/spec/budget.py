@@ -1,22 +1,23 @@
-"""How many nodes to verify, and what to draft: one price for both.
+"""Decides at one price of time how many nodes to verify and how many to draft.
 
-A second is worth what the batch has emitted per second of late, its *rate*.  What is bought with
-time must bring more than that:
+The price of a second is the batch's *rate*: the tokens that it has recently emitted per second.
+Verifying and drafting must gain more tokens than their time costs.  Each of the following is
+maximised:
 
     n: the nodes to verify          gain(n) - rate * (T_v(B, n) - T_v(B, 0))
-    m: what residents draft next    the above, as trees of m nodes lead to expect it, less
-                                    rate * T_d(B, m); once for look-ups alone, once for models
-                                    beside them (`cluster.plan.arms`)
+    m: the nodes to draft next      the expectation of the above for trees of m nodes, less
+                                    rate * T_d(B, m); once for look-ups alone, once for look-ups
+                                    with models (`cluster.plan.arms`)
 
-gain(n): the n greatest weighted survivals of the batch.  Survival does not increase along a path,
-so the best n nodes are closed under parents.  n = m = 0, plain decoding, is always a
-candidate, and the rate is never taken to be below plain decoding's.  Maximising what is left after
-paying for time at the rate achieved so far leads to the greatest rate there is (Dinkelbach 1967).
+gain(n): the sum of the n greatest weighted survivals of the batch.  Survival does not increase
+along a path, so the best n nodes are closed under parents.  n = m = 0, plain decoding, is always a
+candidate, and the rate is never taken to be below plain decoding's.  Maximising the gain minus the
+price at the rate achieved so far converges to the greatest possible rate (Dinkelbach 1967).
 
-A sequence's tokens count in units of what it emits per step (`weights`): what is as great as can
-be is then the weighted geometric mean of the sequences' speeds (proportional fairness; Kelly,
-Maulloo and Tan 1998).  The plain sum would let those whose drafts hold make the others, which step
-with them, slower than plain decoding.
+A sequence's tokens are weighted by the inverse of its tokens per step (`weights`).  This maximises
+the weighted geometric mean of the sequences' speeds (proportional fairness; Kelly, Maulloo and Tan
+1998).  With the plain sum, sequences whose drafts are accepted would make the others, which share
+their steps, slower than plain decoding.
 
 Everything here is a pure function.
 """
@@ -35,10 +36,10 @@ from cluster.spec.step_cost import NODE_EDGES
 
 @record(frozen=True, slots=True, eq=False)
 class Prices:
-    """What is paid for a step of this batch.
+    """The prices of a step of this batch.
 
-    rate: weighted tokens per second.  extra_s: float64[EDGES], what steps of so many nodes take
-    longer than a plain one.  max_extra_s: what the guard allows a round to take longer.
+    rate: weighted tokens per second.  extra_s: float64[EDGES], the time that steps of so many nodes
+    take longer than a plain one.  max_extra_s: the extra time that the guard allows a round.
     """
 
     rate: float
@@ -48,8 +49,10 @@ class Prices:
 
 @record(frozen=True, slots=True)
 class Choice:
-    """num_nodes: of the ranking, best first.  value: weighted tokens beyond a plain step's, after
-    paying for the time; never negative.  extra_s: what the step takes longer than a plain one."""
+    """A number of nodes to verify.
+
+    num_nodes: so many of the ranking, best first.  value: weighted tokens beyond a plain step's,
+    less the price of the time; never negative.  extra_s: the step's time beyond a plain one's."""
 
     num_nodes: int
     value: float
@@ -62,8 +65,8 @@ NOTHING = Choice(0, 0.0, 0.0)
 def choose_nodes(gains: Floats, prices: Prices, spent_s: float = 0.0) -> Choice:
     """The best number of nodes to verify.
 
-    gains: float64[n], weighted survivals, best first.  spent_s: what the round takes beside its
-    step (drafting, waiting), of which the guard must know.
+    gains: float64[n], weighted survivals, best first.  spent_s: the round's time beside its step
+    (drafting, waiting), which counts for the guard.
     """
     num_gains = len(gains)
     if num_gains == 0:
@@ -94,10 +97,11 @@ def ranking(survival: FloatArray, weights: Floats, is_admissible: Mask) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What residents draft after a step: num_nodes of each sequence, 0 = nothing.
+    """The drafts that residents are asked for after a step: num_nodes per sequence, 0 = nothing.
 
-    with_models: all of them do; else look-ups alone, which take next to no time.  unread: places of
-    sequences for which look-ups alone are asked yet: to read all at once would take too long.
+    with_models: all residents draft; otherwise only look-ups, which take hardly any time.
+    unread: places of sequences for which only look-ups are asked for now, because it would take
+    too long if models read all texts at once.
     """
 
     num_nodes: int = 0
@@ -105,7 +109,7 @@ class Ask:
     unread: frozenset[int] = frozenset()
 
     def of(self, place: int) -> Ask:
-        """What is asked for the sequence at that place of the batch."""
+        """Return the ask for the sequence at that place of the batch."""
         return Ask(self.num_nodes, with_models=False) if place in self.unread else self
 
 

@@ -1,4 +1,4 @@
-"""Whose a draft token is where several drafters had proposed it: counts by drafter then add up."""
+"""Credits each draft token to one of its drafters, so that the counts by drafter add up."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def owners(sources: Sequence[int], order: Sequence[int]) -> list[int]:
-    """The drafter for which each node counts: the first one in `order` that had proposed it.
+    """Return the drafter that each node is credited to: the first one in `order` that proposed it.
 
-    sources: of each node its drafters, as bits.  order: drafters' numbers, the one with the largest
-    weight first.  -1: nobody in `order` had proposed it.
+    sources: each node's drafters, as bits.  order: drafters' numbers, the one with the largest
+    weight first.  The result is -1 for a node that no drafter in `order` had proposed.
     """
     known: dict[int, int] = {}
     for bits in sources:
@@ -19,7 +19,7 @@ def owners(sources: Sequence[int], order: Sequence[int]) -> list[int]:
 
 
 def counts(numbers: Sequence[int], length: int) -> tuple[int, ...]:
-    """How often each number from 0 to length stands there."""
+    """Count how often each number in [0, length) occurs in `numbers`."""
     found = [0] * length
     for number in numbers:
         if 0 <= number < length:

@@ -23,14 +23,14 @@ from cluster.spec.sampling import (
 
 Indices = npt.NDArray[np.int64]
 
-# Tensors of the logits' size that a draw has in memory at once, at most: the engine's logits, those
-# of all sequences joined and adjusted, those of the sampled rows, scaled ones, noise, and scores.
+# The most tensors of the logits' size that a draw holds at once: the engine's logits, the joined
+# and adjusted ones of all sequences, those of the sampled rows, the scaled ones, noise, and scores.
 _NUM_COPIES = 6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawRows:
-    """What each row's draw depends on besides its logits; one entry per row.
+    """The inputs of each row's draw besides its logits; one entry per row.
 
     packed: float64[rows, 4] of `sampling.pack`.  truncated: bool[rows], `sampling.is_truncated`.
     seeds, positions, streams: the noise; position counts output tokens.
@@ -61,7 +61,9 @@ class DrawRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draws:
-    """token_ids: int32[rows].  valid: bool[rows], False where the row's logits have no finite
+    """The draws of some rows.
+
+    token_ids: int32[rows].  valid: bool[rows], False where the row's logits have no finite
     maximum (NaN, infinite, or everything banned): such a row has no law to draw from.
     """
 
@@ -81,7 +83,7 @@ class FusedDraw(Protocol):
         rows: DrawRows,
         /,
     ) -> torch.Tensor:
-        """int64[rows], of rows of positive temperature: equal scores go to the lowest token id.
+        """Draw at rows of positive temperature: int64[rows]; equal scores go to the lowest id.
 
         logits: float32[rows, vocab] on the device it is made for.  maxima, temperatures, cutoffs:
         float32[rows]; cutoffs bound the scaled logits from below, None = nothing is truncated.
@@ -92,10 +94,10 @@ class FusedDraw(Protocol):
 def draw(
     logits: torch.Tensor, rows: DrawRows | None, noise: NoiseRows, fused: FusedDraw | None = None
 ) -> Draws:
-    """One token per row; equal scores go to the lowest token id.
+    """Draw one token per row; equal scores go to the lowest token id.
 
     logits: float32[rows, vocab] after penalties, bias and bans; not changed.  rows: None when
-    every row is greedy, which then costs one pass and one transfer.  fused: draws the same faster.
+    every row is greedy, which then costs one pass and one transfer.  fused: a faster equivalent.
     """
     # torch.max documents that the first of several maxima is returned, and NaN counts as largest.
     maxima, token_ids = logits.max(dim=1)
@@ -120,7 +122,7 @@ def _draw_sampled(
     noise: NoiseRows,
     fused: FusedDraw | None,
 ) -> torch.Tensor:
-    """int64[rows] for rows of positive temperature."""
+    """Draw at rows of positive temperature: int64[rows]."""
     laws = RowLaws.unpack(torch.from_numpy(rows.packed), logits.device)
     is_truncated = bool(rows.truncated.any())
     if fused is not None and not is_truncated:
@@ -148,14 +150,14 @@ def _draw_sampled(
 
 
 def drawing_bytes(num_rows: int, vocab_size: int) -> int:
-    """Memory that drawing at so many rows takes on a GPU at most, their logits included."""
+    """Return the most memory that drawing at num_rows rows takes on a GPU, with their logits."""
     return num_rows * vocab_size * torch.float32.itemsize * _NUM_COPIES + WORKSPACE_BYTES
 
 
 def winner_among(
     logits: torch.Tensor, token_ids: Indices, temperature: float, triple: Triple
 ) -> int:
-    """The draw at one row, when it is known to be one of some tokens.
+    """Return the draw at one row if only the tokens of token_ids can win.
 
     logits: float32[vocab] after penalties, bias and bans.  token_ids: int64, ascending.
     temperature: positive; nothing is truncated.
@@ -178,7 +180,7 @@ def _draw_full(
 
 
 def _draw_among(found: Survivors, rows: DrawRows) -> Indices:
-    """The same draw where the rows' few survivors are known: only they need noise."""
+    """Draw at rows whose few survivors are known: only these need noise."""
     values, token_ids = found.values.numpy(), found.token_ids.numpy()
     alive = values >= found.cutoffs.numpy()[:, None]
     row, column = np.nonzero(alive)
@@ -186,6 +188,6 @@ def _draw_among(found: Survivors, rows: DrawRows) -> Indices:
     scores: npt.NDArray[np.float32] = np.full(values.shape, -np.inf, dtype=np.float32)
     scores[row, column] = values[row, column] + noise
     tied = alive & (scores == scores.max(axis=1, keepdims=True))
-    # A row of NaN has no survivors; its draw is not valid, whatever stands here.
+    # A row of NaN has no survivors; its draw is invalid in any case.
     lowest: Indices = np.where(tied, token_ids, np.iinfo(np.int64).max).min(axis=1)
     return lowest

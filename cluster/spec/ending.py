@@ -1,4 +1,4 @@
-"""Where a text ends: the one function that decides it."""
+"""The one function that decides where a text ends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def cut(
     token_ids: TokenArray, num_output: int, remaining: int, stop_ids: Collection[int],
     min_tokens: int,
 ) -> tuple[int, FinishReason | None]:  # fmt: skip
-    """How many of a step's tokens belong to the text, and why it ends there; None = it goes on.
+    """Return how many of a step's tokens belong to the text, and why it ends; None = it goes on.
 
-    num_output: output tokens before them.  remaining: how many more there may be.  stop_ids end the
-    text once it has min_tokens, and are not part of it.
+    num_output: number of output tokens before this step.  remaining: the most tokens that may
+    follow them.  stop_ids end the text once it has min_tokens, and are not part of it.
     """
     if stop_ids:
         for index, token in enumerate(token_ids[: max(remaining, 0)].tolist()):

@@ -1,13 +1,13 @@
-"""How much evidence counts, for everything in the control loop that learns.
+"""Constants of learning that all parts of the control loop share.
 
-Read as attributes of this module, so that `benchmarks.replay` can vary them in one place.
+The parts read them as attributes of this module, so that `benchmarks.replay` can vary them here.
 """
 
 from __future__ import annotations
 
-# Weight of the newest value in a running mean: the last twenty or so count.
+# The weight of the newest value in a running mean, which so covers about the last twenty values.
 RECENT = 0.05
-# Fewer rounds, or trees, than this tell nothing.
+# Fewer rounds or trees than this are not enough for an estimate.
 FEW = 16
-# The first tries of anything may take more of the time, for until then nobody knows.
+# So many first explorations of each kind may take more of the time, as nothing is known before.
 FIRST_TRIES = 4

@@ -1,7 +1,7 @@
-"""Many trees as one set of arrays: what a whole batch needs, in the operations of one tree.
+"""Many trees in one set of arrays, so that one NumPy call serves a whole batch.
 
-A step's trees are small, and NumPy takes a microsecond a call: tree by tree, the calls would cost
-more than the work.
+A step's trees are small, and each NumPy call costs about a microsecond: tree by tree, the calls
+would cost more than the work.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Forest:
     starts: Indices
 
     def __len__(self) -> int:
-        """How many trees there are, empty ones included."""
+        """Number of trees, empty ones included."""
         return len(self.starts) - 1
 
     @property
@@ -42,7 +42,10 @@ class Forest:
         return len(self.token_ids)
 
     def keep(self, kept: Mask) -> Forest:
-        """The nodes where kept, each with its parent or parentless; all trees stay, if empty."""
+        """Return the forest of the nodes where `kept` is set.
+
+        A kept node has no parent or a kept one.  Trees without kept nodes stay as empty trees.
+        """
         places = kept.cumsum()
         below = self.parents[kept]
         parents = np.where((below >= 0) & kept[below], places[below] - 1, -1)
@@ -52,17 +55,17 @@ class Forest:
         return Forest(self.token_ids[kept], parents, self.owners[kept], starts)
 
     def span(self, index: int) -> slice:
-        """Where the nodes of one tree are."""
+        """Return the places of one tree's nodes."""
         return slice(int(self.starts[index]), int(self.starts[index + 1]))
 
     def tree(self, index: int) -> TokenTree:
-        """One of the trees."""
+        """Return one of the trees."""
         nodes = self.span(index)
         parents = np.maximum(self.parents[nodes] - nodes.start, -1)
         return TokenTree(self.token_ids[nodes], parents.astype(np.int32))
 
     def split(self) -> list[TokenTree]:
-        """The trees one by one, as views of two arrays."""
+        """Return the trees one by one, as views of two arrays."""
         local = np.maximum(self.parents - self.starts[self.owners], -1)
         tokens, parents = self.token_ids, local.astype(np.int32)
         bounds = self.starts.tolist()
@@ -72,7 +75,7 @@ class Forest:
 
 
 def join(trees: Sequence[TokenTree]) -> Forest:
-    """`trees` end to end.  What their parents say is not looked at."""
+    """Join `trees` end to end, without checks of their parents."""
     counts = [len(tree.token_ids) for tree in trees]
     starts = np.zeros(len(trees) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
@@ -84,7 +87,7 @@ def join(trees: Sequence[TokenTree]) -> Forest:
 
 
 def concatenated(arrays: Sequence[FloatArray]) -> FloatArray:
-    """The values of several trees end to end, float32[n]; of none, none."""
+    """Return the values of several trees end to end, float32[n]; empty for no trees."""
     return np.concatenate(arrays) if arrays else EMPTY_FLOATS
 
 
@@ -100,10 +103,11 @@ def depths(parents: Indices) -> npt.NDArray[np.int16]:
 
 
 def _doublings(parents: Indices) -> Iterator[tuple[Indices, Indices]]:
-    """The nodes that have an ancestor 1, 2, 4, ... levels above, and that ancestor.
+    """Yield the nodes that have an ancestor 1, 2, 4, ... levels above, and those ancestors.
 
-    What was summed over so many levels from a node is added to by the same of its ancestor, so the
-    whole path takes the logarithm of its length; as a tree has no cycle, never more than that.
+    If a node and this ancestor each have the sum over so many levels, their total is the sum over
+    twice as many.  So the sum over a whole path takes log2 of its length in iterations.  A tree has
+    no cycle, so the iterations end.
     """
     nodes, above = np.flatnonzero(parents >= 0), parents
     for _ in range(len(parents).bit_length()):
@@ -118,7 +122,7 @@ def _doublings(parents: Indices) -> Iterator[tuple[Indices, Indices]]:
 
 
 def ranked(survival: FloatArray, owners: Indices, starts: Indices) -> tuple[Indices, Indices]:
-    """The nodes tree by tree, each tree's best first: (nodes, ranks), int64[n] each.
+    """Sort the nodes tree by tree, each tree's best first: (nodes, ranks), int64[n] each.
 
     NaN and negatives count as 0.  Ties go to the lower index, which is never the child.
     """

@@ -1,18 +1,19 @@
-"""The guard: speculation may lose only what it has earned, and a little more.
+"""The guard bounds the time that speculation may lose against plain decoding.
 
-In any stretch of rounds that it has watched,
+In any stretch of rounds that it has observed,
 
     total time <= (1 + slowdown) * plain-equivalent time + allowance + overshoot
 
-plain-equivalent: what plain decoding would have taken for the tokens that were emitted.
-overshoot: by how much the dearest round exceeded what the guard had been told to expect.
+plain-equivalent time: the time in which plain decoding would have emitted the same tokens.
+overshoot: the greatest excess of a round's time over the time that the guard was told to expect.
 
-Proof.  The balance is what may still be lost.  A round moves it by (1 + slowdown) * plain - time
-and it is cut at the allowance, so over any stretch time - (1 + slowdown) * plain is at most the
-balance at its start, which is the allowance or less, minus the balance at its end.  A speculative
-round starts only if its expected extra time is within the balance, and emits at least what a plain
-step would, so it cannot end below minus its overshoot; a plain round never lowers a balance below
-zero.  A round is plain that verifies nothing, waits for nothing and lets no resident draft.
+Proof.  The balance is the time that may still be lost.  A round adds (1 + slowdown) * plain - time
+to it, and it is capped at the allowance, so over any stretch time - (1 + slowdown) * plain is at
+most the balance at its start, which is the allowance or less, minus the balance at its end.  A
+speculative round starts only if its expected extra time is within the balance, and it emits at
+least the tokens of a plain step, so the balance after it is at least minus its overshoot.  A plain
+round never lowers a balance below zero.  A round is plain if it verifies nothing, waits for nothing
+and lets no resident draft.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class DeficitGuard:
     """The account of a target under one law at one load.
 
     slowdown: share of plain decoding's time that speculation may cost for good.
-    slack_steps: the allowance, in plain steps, which makes it fit any model.  Gains beyond it are
-    not saved up: a long success pays for no long failure.
+    slack_steps: the allowance in plain steps, a unit that fits any model.  Gains beyond it are not
+    saved: a long success does not pay for a long failure.
     """
 
     __slots__ = ("_allowance_s", "_balance_s", "_slack_steps", "_slowdown")
@@ -40,20 +41,21 @@ class DeficitGuard:
         return 0.0 if self._balance_s is None else self._allowance_s - self._balance_s
 
     def max_extra_s(self, step_s: float) -> float:
-        """By how much longer than a plain step of step_s a round may be risked to take.
+        """Return how much longer than a plain step of step_s a round may be expected to take.
 
-        Below zero once the account is overdrawn: not even what is expected to cost nothing is
-        risked then.
+        Below zero once the account is overdrawn: then not even a round without expected extra time
+        may start.
         """
         return self._slack_steps * step_s if self._balance_s is None else self._balance_s
 
     def settle(
         self, time_s: float, plain_s: float, step_s: float, *, is_plain: bool = False
     ) -> None:
-        """A round took time_s; its tokens would have taken plain_s, one plain step step_s.
+        """Enter a round of time_s, whose tokens plain decoding would have emitted in plain_s.
 
-        is_plain: what it took beyond plain_s was noise, or somebody else's doing; that is charged
-        as far as there is a balance, or the machine's troubles would end speculation for good.
+        step_s: the time of one plain step.  is_plain: then its time beyond plain_s was noise or had
+        an outside cause.  It is charged only down to a balance of zero: otherwise a slow phase of
+        the machine would end speculation for good.
         """
         self._allowance_s = self._slack_steps * step_s
         balance_s = self._allowance_s if self._balance_s is None else self._balance_s

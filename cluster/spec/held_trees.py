@@ -1,4 +1,4 @@
-"""The trees that the drafters of a batch have sent, and what becomes of them: plain records."""
+"""Plain records of the trees that a batch's drafters have sent, and of their merge and scores."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from cluster.spec.survival import Calibrator
 class HeldTrees:
     """One tree per drafter and sequence, those of a sequence side by side; parallel lists.
 
-    claimed: float32[n] each, survivals.  calibrated: these after calibration, None = not yet done,
-    which `calibrators` do then.  committed: tokens since the tree was proposed, int32.
-    groups: each tree's sequence, ascending, of num_groups.  losses: of its drafter on the
-    sequence's text, in nats per token; NaN = unknown.
+    claimed: the survivals of each tree, float32[n].  calibrated: the survivals after calibration;
+    None = not yet done, and `calibrators` will do it.  committed: the tokens that were committed
+    since the tree was proposed, int32.  groups: the number of each tree's sequence, ascending,
+    below num_groups.  losses: the loss of the tree's drafter on the sequence's text, in nats per
+    token; NaN = unknown.
     """
 
     trees: Sequence[TokenTree]
@@ -30,17 +31,17 @@ class HeldTrees:
     num_groups: int
 
     def distinct_calibrators(self) -> list[Calibrator]:
-        """Each once, in the order of their first trees."""
+        """Return each calibrator once, in the order of their first trees."""
         return list({id(each): each for each in self.calibrators}.values())
 
 
 @record(frozen=True, slots=True, eq=False)
 class KnownTrees:
-    """Trees of which it is known what followed them, and where that is entered; parallel lists.
+    """Trees whose outcome is known, and the scores to enter it into; parallel lists.
 
-    base_lens: of the text at each tree's root.  followed: the tokens behind it.  next_steps: see
-    `AcceptanceModel.learn`, None = everywhere.  scores: two of each tree, by their place in sums
-    and calibrators, which native code writes.
+    base_lens: the length of the text at each tree's root.  followed: the tokens after the root.
+    next_steps: see `AcceptanceModel.learn`, None = everywhere.  scores: the two scores of each
+    tree, as indices into sums and calibrators, which native code writes.
     """
 
     trees: Sequence[TokenTree]
@@ -55,13 +56,13 @@ class KnownTrees:
 
 @record(frozen=True, slots=True, eq=False)
 class MergedTrees:
-    """What has become of the trees.
+    """The result of re-rooting, calibrating and merging trees.
 
-    roots: int64[trees], which of the tree's nodes is the last committed token now; -1 = it has not
-    moved, -2 = the text has left the tree.  left: the trees below their roots.  claimed,
-    calibrated: float32[n] of these, given that the root was reached.
-    merged: the union of each sequence's trees.  survival: float32[m], not increasing along a path.
-    places: int64[n], where in the union each node that is left has gone.
+    roots: int64[trees], the node of each tree that is now the last committed token; -1 = the root
+    has not moved, -2 = the text has left the tree.  left: the trees below their new roots.
+    claimed, calibrated: float32[n], the survivals of the nodes in `left`, given that the root was
+    reached.  merged: the union of each sequence's trees.  survival: float32[m], not increasing
+    along a path.  places: int64[n], the place in the union of each node in `left`.
     """
 
     roots: Indices

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def isotonic(values: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """Least squares under the order, by pooling adjacent violators (Ayer et al. 1955).
+    """Fit by least squares, pooling adjacent violators of the order (Ayer et al. 1955).
 
     weights: above 0, one per value.
     """

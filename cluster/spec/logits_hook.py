@@ -1,4 +1,4 @@
-"""The seam for what decides which of a sequence's tokens may be drawn at all: a grammar, say."""
+"""The interface of a hook, e.g. of a grammar, that decides which tokens may be drawn at all."""
 
 from __future__ import annotations
 
@@ -16,42 +16,44 @@ TokenMask = npt.NDArray[np.uint32]
 
 
 class LogitsHook(Protocol):
-    """One sequence's; it is told of its text, and masks the rows of each of its steps.
+    """The hook of one sequence: it is told of the text, and masks the rows of each step.
 
-    What it forbids at a row must depend on the text before that row alone: else drafts would change
-    what is emitted.  Reported log-probabilities are those of the raw law, without it.
+    The tokens that it forbids at a row must depend only on the text before that row; otherwise
+    drafts would change the output.  Reported log-probabilities ignore the hook: they are those of
+    the raw law.
     """
 
     def extend(self, base_len: int, token_ids: TokenArray) -> None:
-        """The text, its prompt included, is now its first `base_len` tokens and these.  A smaller
-        base_len than before is a rollback; 0 begins anew.
+        """Take in the text, prompt included: its first `base_len` tokens, followed by `token_ids`.
+        A smaller base_len than before is a rollback; 0 begins anew.
 
-        Raises RequestError where the text is none that the hook could have let through.
+        Raises RequestError if the hook would not have allowed the text.
         """
         ...
 
     def prepare(self, tree: TokenTree) -> Sequence[int] | None:
-        """The nodes of `tree` that may be drawn after the text, ascending, each with its parent;
-        None = all.  The others are not verified.
+        """Return the nodes of `tree` that may be drawn after the text, ascending, each with its
+        parent; None = all.  The others are not verified.
 
-        What takes long is begun here, and goes on beside the forward pass.  Raises as `masks`.
+        Long computations start here and run beside the forward pass.  Raises as `masks`.
         """
         ...
 
     def masks(self) -> TokenMask:
-        """What may be drawn after the text, and then after each node that is left of the prepared
-        tree, contiguous.  A row without a token ends the request with an error.
+        """Return the masks of the tokens that may be drawn after the text, and then after each
+        node that is left of the prepared tree.  Contiguous.  A row that allows no token ends the
+        request with an error.
 
-        Raises RequestError where the request cannot go on.
+        Raises RequestError if the request cannot go on.
         """
         ...
 
 
 def forbid(logits: torch.Tensor, masks: TokenMask, *, may_be_banned: bool) -> None:
-    """Make impossible, in place, what `masks` leaves out.  logits: float32[rows, vocab].
+    """Make the tokens that `masks` does not allow impossible, in place.
 
-    may_be_banned: tokens were made impossible before.  Where those are all that a mask allows, the
-    mask goes before: a grammar's end before min_tokens.
+    logits: float32[rows, vocab].  may_be_banned: some tokens may be impossible already.  If a mask
+    allows only such tokens, the mask wins: a text may end by its grammar before min_tokens.
     """
     forbidden = _forbidden(masks, logits)
     logits.masked_fill_(forbidden, -torch.inf)
@@ -61,7 +63,7 @@ def forbid(logits: torch.Tensor, masks: TokenMask, *, may_be_banned: bool) -> No
 
 
 def _forbidden(masks: TokenMask, logits: torch.Tensor) -> torch.Tensor:
-    """bool[rows, vocab] on the logits' device: the bits that are clear."""
+    """Return the tokens whose bits are clear: bool[rows, vocab] on the logits' device."""
     vocab_size = logits.shape[1]
     if logits.device.type == "cpu":
         bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
@@ -70,7 +72,7 @@ def _forbidden(masks: TokenMask, logits: torch.Tensor) -> torch.Tensor:
 
 
 def clear_bits(words: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """The same on any device, where the mask travels as words.  words: int32[rows, words]."""
+    """Return the tokens whose bits are clear in int32[rows, words], on the device of `words`."""
     shifts = torch.arange(32, dtype=torch.int32, device=words.device)
     allowed = (words.unsqueeze(2) >> shifts) & 1  # [rows, words, 32]
     return allowed.flatten(1)[:, :vocab_size] == 0

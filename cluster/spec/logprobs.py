@@ -34,7 +34,7 @@ def top_tokens(logits: torch.Tensor, num_top: int) -> TopTokens:
 def token_logprobs(
     logits: torch.Tensor, token_ids: TokenArray, num_top: int
 ) -> tuple[TokenLogprob, ...]:
-    """One entry per row.
+    """Return the log-probabilities of the emitted tokens and their alternatives, one entry per row.
 
     logits: float32[rows, vocab], unprocessed.  token_ids: int32[rows], the emitted tokens.
     num_top: alternatives per row, as `top_tokens` has them; 0 = none.

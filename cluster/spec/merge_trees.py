@@ -1,7 +1,7 @@
-"""What the drafters of a batch offer: their trees re-rooted, calibrated and merged.
+"""Re-roots, calibrates and merges the trees of a batch's drafters.
 
-There are two ways that give the same: native code for all trees of a batch at once, and the loops
-here, which say what is meant.
+Native code does it for all trees of a batch at once.  The loops here give the same results; they
+are the reference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cluster.spec.tree import monotone, reroot
 
 
 def prepare() -> None:
-    """Compile now what the first `merge_trees` would otherwise compile."""
+    """Compile the native code now, so that the first `merge_trees` need not."""
     native.is_available()
 
 
@@ -30,7 +30,7 @@ def merge_trees(held: HeldTrees) -> MergedTrees:
 
 
 def merge_trees_one_by_one(held: HeldTrees) -> MergedTrees:
-    """`merge_trees` in loops: without a compiler, and what the native code is held to."""
+    """Do `merge_trees` in loops: used without a compiler, and the reference of the native code."""
     left = [_left(held, index) for index in range(len(held.trees))]
     trees, counts = [each.tree for each in left], [len(each.tree) for each in left]
     members: list[list[int]] = [[] for _ in range(held.num_groups)]
@@ -66,8 +66,8 @@ def merge_trees_one_by_one(held: HeldTrees) -> MergedTrees:
 class MergedTree:
     """The union of several drafters' trees.
 
-    survival: float32[n], not increasing along a path.  places: int64 each, where the nodes of each
-    of the trees have gone.
+    survival: float32[n], not increasing along a path.  places: for each of the trees, the places of
+    its nodes in the union, int64.
     """
 
     tree: TokenTree
@@ -85,18 +85,18 @@ def merge(
     weights: of the drafters, above 0, on any scale; None = equal.  Nodes stand in order of first
     mention, so parents stand before children.
 
-    A node's probability, given its parent, is the mean of what those drafters say who looked
-    behind the parent, weighted by how likely each of them held it that the parent is reached.
-    Who proposed a child of the parent has looked, and says 0 of the children that it did not
-    propose; who did not reach the parent, or went no further, says nothing.  Where all have looked
-    at every node, a survival so is the weighted mean of the survivals that they claim.
+    A node's probability given its parent is a weighted mean over the drafters that proposed any
+    child of the parent.  The weight is the drafter's own, times its survival of the parent.  Such a
+    drafter claims 0 for the children that it did not propose; drafters that proposed no child of
+    the parent do not count.  So if all drafters have proposed children of every parent, a survival
+    is the weighted mean of the survivals that they claim.
     """
     shares = [1.0 / max(len(trees), 1)] * len(trees) if weights is None else weights
     edges: dict[tuple[int, int], int] = {}
     tokens: list[int] = []
     parents: list[int] = []
     claimed: list[float] = []
-    reached: dict[int, float] = {}  # what those claim for a parent who looked behind it
+    reached: dict[int, float] = {}  # by parent: weights of those who proposed children
     places: list[Indices] = []
     for tree, values, share in zip(trees, survivals, shares, strict=True):
         bounded = monotone(tree.parents, values).tolist()
@@ -129,10 +129,10 @@ def _survivals(
 
 
 def weights_of(losses: Sequence[float]) -> list[float] | None:
-    """Trust in each drafter, by how well it has predicted this text; without evidence, None.
+    """Return each drafter's weight, by its predictions of this text; None without evidence.
 
     losses: nats per token, NaN = unknown.  exp(-loss) is the geometric mean of the probabilities
-    that it gave to the committed tokens.
+    that the drafter gave to the committed tokens.
     """
     if any(map(math.isnan, losses)):
         return None
@@ -144,7 +144,7 @@ def weights_of(losses: Sequence[float]) -> list[float] | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Left:
-    """What is left of a tree below its root, which is as in `MergedTrees`."""
+    """The part of a tree below its new root; root: as in `MergedTrees`."""
 
     root: int
     tree: TokenTree

@@ -33,7 +33,7 @@ _CHUNK = 4096
 
 
 def split_seeds(seeds: npt.ArrayLike) -> tuple[Words, Words]:
-    """64-bit seeds as Philox keys: (low words, high words).  Negative seeds count modulo 2^64."""
+    """Split 64-bit seeds into Philox keys: (low words, high words).  Seeds count modulo 2^64."""
     if isinstance(seeds, np.ndarray) and seeds.dtype.kind in "iu":
         whole = seeds.astype(np.uint64)
     else:

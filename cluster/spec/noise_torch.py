@@ -91,9 +91,9 @@ def gumbel_of_words(words: torch.Tensor) -> torch.Tensor:
 class NoiseRows:
     """Remembers noise rows, so that each (seed, position, stream) is computed once.
 
-    A tree draws at the same output positions as the trees of the steps after it: a step's deeper
-    rows are the next step's first ones.  Rows that were not used for longest go first.
-    max_bytes: what the remembered rows take at most.
+    The deeper rows of a step's tree have the same output positions as the first rows of the next
+    step's tree.  The least recently used rows are dropped first.
+    max_bytes: limit for the memory of the remembered rows.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, max_bytes: int = 128 * 2**20) -> None:
@@ -119,7 +119,7 @@ class NoiseRows:
         )  # [rows, vocab]
         for triple in known:
             self._rows.move_to_end(triple)
-        if len(missing) <= self._max_rows:  # else they would push each other out
+        if len(missing) <= self._max_rows:  # more of them would displace each other
             self._remember(computed)
         return rows
 

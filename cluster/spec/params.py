@@ -1,4 +1,4 @@
-"""Which sampling parameters a target can serve.  Torch-free: the ingress asks the same question."""
+"""Checks whether a target can serve sampling parameters.  Torch-free: the ingress checks too."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from cluster.core import SamplingParams
 from cluster.errors import RequestError
 from cluster.spec.beam_params import check_beams
 
-# Of a request's prediction; it travels with every opening of the request, and is indexed there.
+# The limit of a request's prediction, which is sent with each opening of the request and indexed.
 MAX_PREDICTION_TOKENS = 32_768
 
 
-# Of single precision, in which the target divides by it.
+# The smallest normal float32, because the target divides by the temperature in single precision.
 _LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
 
 def divisor(params: SamplingParams) -> float:
-    """The temperature of a law that samples, as the target divides by it; 0 = it is greedy."""
+    """Return the temperature by which the target divides logits; 0 = the law is greedy."""
     return max(params.temperature, _LEAST_TEMPERATURE) if params.temperature > 0.0 else 0.0
 
 
 def check_params(params: SamplingParams, vocab_size: int) -> None:
-    """Raise RequestError, naming the field, its value and its range, for what has no meaning."""
+    """Raise RequestError for an invalid parameter; the error names field, value and range."""
     _check_range("temperature", params.temperature, 0.0, math.inf)
     _check_range("top_p", params.top_p, 0.0, 1.0, low_open=True)
     _check_range("min_p", params.min_p, 0.0, 1.0)

@@ -14,16 +14,17 @@ import torch
 
 from cluster.core import SamplingParams, TokenArray, TokenTree
 
-# Times a count, and on top of any logit, float32 still holds it.
+# Float32 can still hold a number of this size after it is multiplied by a count and added to a
+# logit.
 _MAX_SHIFT = 1e30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Counts:
-    """What one sequence has said so far, on the logits' device.
+    """The token counts of one sequence so far, on the logits' device.
 
-    output: float32[vocab], occurrences among the output tokens.  seen: bool[vocab], whether a
-    token occurs in the prompt or the output.
+    output: float32[vocab], occurrences among the output tokens.  seen: bool[vocab], True for the
+    tokens that occur in the prompt or the output.
     """
 
     output: torch.Tensor
@@ -62,9 +63,9 @@ class PenalisedRows:
 
 
 def single_precision_penalties(params: SamplingParams) -> tuple[float, float, float]:
-    """Repetition, frequency and presence penalty, such that float32 logits stay finite.
+    """Return repetition, frequency and presence penalty, bounded to keep float32 logits finite.
 
-    Beyond these bounds all other logits are as good as nothing already.
+    At these bounds the penalties already outweigh all logits, so greater ones have no more effect.
     """
     return (
         min(max(params.repetition_penalty, 1.0 / _MAX_SHIFT), _MAX_SHIFT),
@@ -74,7 +75,7 @@ def single_precision_penalties(params: SamplingParams) -> tuple[float, float, fl
 
 
 def bounded(shift: float) -> float:
-    """What is added to a logit, such that it stays finite in float32."""
+    """Bound a number that is added to logits, so that they stay finite in float32."""
     return min(max(shift, -_MAX_SHIFT), _MAX_SHIFT)
 
 
@@ -114,7 +115,8 @@ def penalise(logits: torch.Tensor, sequences: Sequence[PenalisedRows]) -> None:
 def _path_pairs(
     sequences: Sequence[PenalisedRows], sizes: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """(row, token) for every row and every token on its path, rows counted over `sequences`."""
+    """Return (row, token) for every row and every token on its path; rows of all `sequences`
+    are numbered together."""
     rows: list[int] = []
     tokens: list[int] = []
     base = 0
@@ -139,7 +141,7 @@ class TokenBias:
 
     @classmethod
     def of(cls, pairs: Sequence[tuple[int, float]], device: torch.device) -> TokenBias:
-        """A token named twice gets the sum."""
+        """Return the bias of these (token, number) pairs; a token named twice gets the sum."""
         sums: dict[int, float] = {}
         for token, value in pairs:
             sums[token] = sums.get(token, 0.0) + value

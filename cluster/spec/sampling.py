@@ -27,17 +27,17 @@ from cluster.core import SamplingParams
 
 # Most laws keep fewer candidates than this; finding so few is much cheaper than a whole sort.
 NUM_CANDIDATES = 64
-# On a GPU more of them cost little, and a row that they do not settle many passes.
+# On a GPU more of them cost little, and a row that they do not settle costs many passes.
 _NUM_CANDIDATES_ON_GPU = 512
-# Logits whose masses are computed at once: it bounds what that takes beside the logits themselves.
+# The number of logits whose masses are computed at once, which bounds the extra memory.
 _ENTRIES_AT_ONCE = 2**22
-# Bytes for each of them: masses and weights in int64, float32, int32 and the bits of comparisons.
+# Extra bytes per logit: masses and weights in int64, float32, int32 and the bits of comparisons.
 _BYTES_PER_ENTRY = 32
 WORKSPACE_BYTES = _ENTRIES_AT_ONCE * _BYTES_PER_ENTRY
-# A power of two: float32 numbers are multiplied exactly.  A vocabulary's sum, 2^20 tokens at most,
-# is below 2^63, and what is cut off of all of them together is below 2^-23 of the greatest.
+# A power of two, so that float32 numbers are multiplied exactly.  The sum over a vocabulary of at
+# most 2^20 tokens is below 2^63, and its total rounding error is below 2^-23 of the greatest mass.
 _MASS_UNITS = float(2**43)
-# All bits of a float32 but its sign, and those of infinity.
+# The bits of a float32 without its sign, and the bits of infinity.
 _MAGNITUDE, _INFINITE = 0x7FFFFFFF, 0x7F800000
 
 
@@ -78,19 +78,19 @@ class RowLaws:
 
 
 def pack(params: SamplingParams) -> tuple[float, float, float, float]:
-    """What a row's law depends on after penalties and bias, as plain numbers."""
+    """Return the parameters of a row's law after penalties and bias, as plain numbers."""
     return (params.temperature, float(params.top_k), params.top_p, params.min_p)
 
 
 def is_truncated(params: SamplingParams) -> bool:
-    """Whether a law drops candidates, so that a few of them usually hold all of its mass."""
+    """True if the law drops candidates; then a few of them usually hold all of its mass."""
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
 def single_precision(temperatures: torch.Tensor) -> torch.Tensor:
-    """Positive temperatures, float64, as the float32 that logits are divided by.
+    """Convert positive temperatures from float64 to the float32 by which logits are divided.
 
-    Neither zero nor infinite: 0 / 0, of the greatest logit, would be no number.
+    The result is neither zero nor infinite: a zero would turn the greatest logit into 0 / 0 = NaN.
     """
     limits = torch.finfo(torch.float32)
     return temperatures.clamp(limits.tiny, limits.max).float()
@@ -106,10 +106,10 @@ def scale(logits: torch.Tensor, maxima: torch.Tensor, temperature: torch.Tensor)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Survivors:
-    """Who may be drawn at each row: the candidates whose scaled logit is at least the cutoff.
+    """The candidates that may be drawn at each row: scaled logits that are at least the cutoff.
 
     cutoffs: float32[rows].  values, token_ids: [rows, width], each row's greatest scaled logits,
-    descending.  complete: bool[rows], all of the row's survivors stand among them.
+    descending.  complete: bool[rows], True where they include all of the row's survivors.
     """
 
     cutoffs: torch.Tensor
@@ -137,7 +137,8 @@ def select(
     num_candidates: int,
     exactly: Callable[[torch.Tensor, RowLaws], torch.Tensor],
 ) -> Survivors:
-    """Most rows are settled by their greatest logits; the others' cutoffs are found `exactly`.
+    """Find the survivors of each row.  The greatest logits settle most rows; the cutoffs of the
+    others are found by `exactly`.
 
     The result is the same for every number of candidates.
     """
@@ -155,19 +156,19 @@ def select(
 
 
 def sorted_cutoffs(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
-    """float32[rows], the cutoffs of rows on a CPU: by a sort of each."""
+    """Find the cutoffs of rows on a CPU by sorting each row: float32[rows]."""
     # NumPy's vectorised sort is several times faster than torch's.
     ascending = np.sort(scaled.numpy(), axis=1)
     return _cutoffs(torch.from_numpy(ascending[:, ::-1].copy()), scaled, laws)
 
 
 def searched_cutoffs(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
-    """float32[rows], the cutoffs: by bisection over all numbers that a cutoff can be.
+    """Find the cutoffs by bisection over all numbers that a cutoff can be: float32[rows].
 
-    31 passes that keep nothing, where a sort of a whole vocabulary keeps indices, a copy, and
-    sums of every candidate's mass.
+    It takes 31 passes but stores nothing.  A sort of a whole vocabulary would store indices, a
+    copy, and the sums of every candidate's mass.
     """
-    # The bits of numbers of one sign are in the order of their magnitudes.
+    # Among numbers of one sign, the order of their bits is the order of their magnitudes.
     magnitudes = scaled.view(torch.int32) & _MAGNITUDE
     vocab_size = scaled.shape[1]
     bounds = laws.min_cutoff.view(torch.int32) & _MAGNITUDE
@@ -186,7 +187,8 @@ def searched_cutoffs(scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
 def _first_reaching(
     magnitudes: torch.Tensor, weights: torch.Tensor | None, amounts: torch.Tensor
 ) -> torch.Tensor:
-    """int32[rows]: the least magnitude up to which a row's weights come to its amount.
+    """Return the least magnitude up to which the sum of a row's weights reaches its amount:
+    int32[rows].
 
     weights: int64[rows, vocab], None = 1 each.  amounts: float64[rows].
     """
@@ -203,7 +205,8 @@ def _first_reaching(
 
 
 def _cutoffs(values: torch.Tensor, scaled: torch.Tensor, laws: RowLaws) -> torch.Tensor:
-    """float32[rows]: the cutoffs, or a number no value is below where `values` cannot tell.
+    """Return the cutoffs, float32[rows]; where `values` does not determine the cutoff, a number
+    that is not above any of the values.
 
     values: [rows, width], the greatest of `scaled`, descending.
     """
@@ -246,16 +249,16 @@ def _mass(scaled: torch.Tensor, min_cutoff: torch.Tensor) -> torch.Tensor:
 
 
 def _masses(scaled: torch.Tensor) -> torch.Tensor:
-    """exp, as multiples of 1 / _MASS_UNITS: int64 of the same shape.
+    """Return exp(scaled) in units of 1 / _MASS_UNITS: int64 of the same shape.
 
-    Sums of integers do not depend on their order, so that no way to find a nucleus, no batch and
-    no device places its border elsewhere.
+    Sums of integers do not depend on their order, so the border of a nucleus is the same for every
+    algorithm, batch and device.
     """
     return scaled.exp().mul_(_MASS_UNITS).long()
 
 
 def probabilities(logits: torch.Tensor, laws: RowLaws) -> torch.Tensor:
-    """The law itself, float64[rows, vocab]: what drawing with noise samples from.
+    """Return the distribution that drawing with noise samples from, float64[rows, vocab].
 
     The serving path never needs it; tests and audits compare against it.
     """

@@ -1,4 +1,4 @@
-"""What a target's step takes by its number of rows, as it found out itself before it served."""
+"""The times of a target's steps and residents, which it measures itself before it serves."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from cluster.spec.isotonic import isotonic
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """rows: ascending numbers of rows of a step.  times_s: what such steps took, in seconds.
+    """Step times by number of rows.
 
-    It tells the shape of the staircase alone: where the steps of serving are measured, those
-    count, and what is not measured yet is derived from them by the profile's ratios.
+    rows: numbers of rows of a step, ascending.  times_s: the seconds of such steps.
+    Only the ratios between the times are used: the steps of serving are measured too, and the
+    times of sizes that have not occurred there follow from measured sizes by these ratios.
     """
 
     rows: tuple[int, ...]
@@ -26,7 +27,7 @@ class StepProfile:
 
     @classmethod
     def of(cls, rows: Sequence[int], times_s: Sequence[float]) -> StepProfile | None:
-        """None where it says nothing: too few points, or numbers that are none."""
+        """Return a profile; None if there are too few points or a number is not usable."""
         is_sound = (
             len(rows) == len(times_s) >= 2
             and all(a < b for a, b in pairwise(rows))
@@ -39,11 +40,11 @@ class StepProfile:
         return cls(tuple(rows), tuple(smooth))
 
     def at(self, rows: Sequence[float] | np.ndarray) -> Floats:
-        """Seconds for each number of rows: interpolated, and beyond the last one in proportion to
-        the rows that are added, as in the upper half."""
+        """Return the seconds for each number of rows, by interpolation; beyond the last point, with
+        the slope of the upper half."""
         wanted = np.asarray(rows, dtype=np.float64)
         found = np.interp(wanted, self.rows, self.times_s)
-        # Two neighbours may differ by noise alone.
+        # The slope is not that of the last two points, which may differ by noise alone.
         half = bisect.bisect_right(self.rows, self.rows[-1] // 2, hi=len(self.rows) - 1) - 1
         first = max(half, 0)
         slope = (self.times_s[-1] - self.times_s[first]) / (self.rows[-1] - self.rows[first])
@@ -52,9 +53,9 @@ class StepProfile:
 
 @dataclass(frozen=True, slots=True)
 class DraftTime:
-    """What a turn of a target's residents took: for so many sequences, nodes of each.
+    """The time of one turn of a target's residents, by its sequences and its nodes per sequence.
 
-    num_read: texts that models read before.
+    num_read: number of texts that models read first.
     """
 
     num_sequences: int

@@ -1,9 +1,8 @@
 """Survival: the probability that the emitted path passes through a draft node.
 
-A drafter claims it (`conditional`, `TauFit`); the coordinator recalibrates the claims by what
-verification reveals (`Calibrator`).  Both learn from *reached* nodes only: what would have been
-drawn at a node off the path says nothing about nodes on it, since leaving the path is itself a
-sign of a context that the drafter misjudged.
+A drafter claims it (`conditional`, `TauFit`), and the coordinator recalibrates the claims by the
+outcomes of verification (`Calibrator`).  Both learn from *reached* nodes only.  Draws at other
+nodes would bias them: the text has left the path there because the drafter misjudged the context.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class TauFit:
         return math.exp(self._log_tau)
 
     def observe(self, scores: npt.ArrayLike, temperature: float, drawn: int | None) -> None:
-        """One reached node: the candidates' scores, and which of them the target drew.
+        """Learn from one reached node: the candidates' scores, and which of them the target drew.
 
         drawn: index into scores; None = none of them, which argues for a larger tau.
         """
@@ -68,7 +67,7 @@ class TauFit:
 
 
 def claimed_conditionals(parents: TokenArray | Indices, survival: FloatArray) -> Floats:
-    """Each node's probability given its parent, from survivals: float64[n] in [0, 1]."""
+    """Return each node's probability given its parent, from survivals: float64[n] in [0, 1]."""
     values = survival.astype(np.float64)
     above = np.where(parents < 0, 1.0, values[parents])
     ratios = np.zeros(len(values))
@@ -80,10 +79,10 @@ NUM_BINS = 24
 NUM_FORECAST_BINS = 10
 _MAX_LOGIT = 6.0
 _CENTRES = (np.arange(NUM_BINS) + 0.5) * (2.0 * _MAX_LOGIT / NUM_BINS) - _MAX_LOGIT
-# A fit is due after so many new outcomes, and after so large a share of those it rests on.
+# A new fit is due after so many new outcomes, if they are also this share of the remembered ones.
 _REFIT_EVERY = 32
 _REFIT_SHARE = 0.05
-# A bin is held to the fit by so many times the prior.
+# The weight of the prior that pulls each bin towards the fit, as a multiple of the fit's prior.
 _BIN_PRIORS = 2.0
 _MIN_REMEMBERED = 1e-6
 _SLOPES = (0.1, 5.0)
@@ -93,30 +92,31 @@ _OFFSETS = (-5.0, 5.0)
 class Calibrator:
     """Maps claimed conditional probabilities to observed ones, for one (drafter, task).
 
-    calibrated = sigmoid(slope * logit(claimed) + offset + shift): Platt's form, so one class covers
-    a wrong temperature (slope) and a common bias (offset), and a shift that tells where claims of a
-    size differ from that form, as those of counts do (a token seen once in one place).  Outcomes
-    are kept as counts per bin of the claim, with exponential forgetting; the fit is a few Newton
-    steps over the bins, held to the identity by a prior that is worth `prior` observations, and
-    each bin to the fit by twice as many.
+    calibrated = sigmoid(slope * logit(claimed) + offset + shift).  Slope and offset are Platt's
+    form, which corrects a wrong temperature (slope) and a common bias (offset).  The shift depends
+    on the claim and corrects claims that deviate from that form, as those from counts do (a token
+    seen once in one place).  Outcomes are kept as counts per bin of the claim, with exponential
+    forgetting.  The fit is a few Newton steps over the bins; a prior that is worth `prior`
+    observations pulls it towards the identity, and one worth twice as many pulls each bin towards
+    the fit.
     """
 
     def __init__(self, half_life: float = 2000.0, prior: float = 20.0) -> None:
         """half_life: in observed nodes.
 
-        sums, curve: its evidence and its fit, as native code reads and writes them in place."""
+        Native code reads and writes `sums`, the evidence, and `curve`, the fit, in place."""
         self.decay = 0.5 ** (1.0 / half_life)
         self._prior = prior
         self.sums = np.zeros(3 * (NUM_BINS + NUM_FORECAST_BINS) + 1)
         bins = self.sums[: 3 * NUM_BINS].reshape(3, NUM_BINS)
-        self._num, self._accepted, self._claims = bins  # the last: sum of claimed logits
-        # By bins of what was predicted before the outcome was known: count, sum of predictions,
-        # sum of outcomes.
+        self._num, self._accepted, self._claims = bins  # _claims: sums of claimed logits
+        # Per bin of the prediction that was made before the outcome was known: count, sum of
+        # predictions, sum of outcomes.
         self._forecasts = self.sums[3 * NUM_BINS : -1].reshape(3, NUM_FORECAST_BINS)
-        self._unfitted = self.sums[-1:]  # nodes that the fit does not know yet
+        self._unfitted = self.sums[-1:]  # number of nodes since the last fit
         self.slope = 1.0
         self.offset = 0.0
-        # The shifts at these claimed logits, ascending; linear between them.
+        # The shifts at these claimed logits, which ascend; shifts are linear between them.
         self._knots = _CENTRES
         self._shifts = np.zeros(NUM_BINS)
         self.curve = np.zeros(2 + 2 * NUM_BINS)
@@ -124,7 +124,7 @@ class Calibrator:
 
     @property
     def num_observed(self) -> float:
-        """Observations in effect: forgotten ones do not count."""
+        """Effective number of observations: forgotten ones do not count."""
         return float(self._num.sum())
 
     def calibrate(self, claimed: npt.ArrayLike) -> Floats:
@@ -141,7 +141,7 @@ class Calibrator:
         return np.array(found, dtype=np.float32)
 
     def observe(self, claimed: npt.ArrayLike, accepted: npt.ArrayLike) -> None:
-        """Outcomes at revealed nodes: claimed conditionals and whether each was accepted."""
+        """Learn from reached nodes: their claimed conditionals, and whether each was accepted."""
         logits = np.atleast_1d(_logit(claimed))
         if len(logits) == 0:
             return
@@ -159,27 +159,28 @@ class Calibrator:
         self.fit_if_due()
 
     def fit_if_due(self) -> None:
-        """Fit anew where enough was observed since the last time."""
+        """Fit anew if enough was observed since the last fit."""
         if self._unfitted[0] >= max(_REFIT_EVERY, _REFIT_SHARE * self.num_observed):
             self._fit()
 
     def expected_error(self) -> float:
-        """Expected calibration error of what was predicted before each outcome was known.
+        """Return the expected calibration error of predictions that preceded their outcomes.
 
-        Mean |predicted - observed| over ten bins of equal width, by their counts, with the same
-        forgetting as the fit (Naeini et al. 2015, of forecasts instead of a held-out set).
+        It is the mean |predicted - observed| over ten bins of equal width, weighted by their
+        counts, with the same forgetting as the fit (Naeini et al. 2015, for forecasts instead of a
+        held-out set).
         """
         counts, predicted, observed = self._forecasts
         total = float(counts.sum())
         return float(np.abs(predicted - observed).sum()) / total if total > 0.0 else 0.0
 
     def export(self) -> list[list[float]]:
-        """What it has learned, as plain numbers."""
+        """Return what it has learned as plain numbers."""
         sums = (self._num, self._accepted, self._claims, *self._forecasts)
         return [each.tolist() for each in sums]
 
     def restore(self, state: Sequence[Sequence[float]]) -> None:
-        """Go on from what `export` gave; ValueError where it is of another form."""
+        """Continue from a result of `export`; raises ValueError if it has another form."""
         arrays = [np.array(each, dtype=np.float64) for each in state]
         lengths = [NUM_BINS] * 3 + [NUM_FORECAST_BINS] * 3
         if [each.shape for each in arrays] != [(length,) for length in lengths]:
@@ -196,10 +197,10 @@ class Calibrator:
             sums += np.bincount(bins, weights=values, minlength=NUM_FORECAST_BINS)
 
     def _fit(self) -> None:
-        """Penalised maximum likelihood over the bins, by Newton steps along one axis at a time.
+        """Fit slope and offset by penalised maximum likelihood: Newton steps, one axis at a time.
 
         The likelihood is concave, so this converges within the bounds too.  A slope below zero
-        would turn the drafter's ranking around.
+        would reverse the drafter's ranking.
         """
         self._unfitted[:] = 0.0
         means = self._claims / np.maximum(self._num, 1e-12)
@@ -214,11 +215,14 @@ class Calibrator:
                 step = max(-1.0, min(1.0, slope / (curvature + self._prior)))
                 weights[axis] = max(low, min(high, weights[axis] - step))
         self.slope, self.offset = weights
-        # Of a bin that is all but forgotten the mean is no number of that bin any more.
+        # If a bin's counts are almost forgotten, rounding can move its mean out of the bin.
         self._fit_shifts(np.where(self._num > _MIN_REMEMBERED, means, _CENTRES))
 
     def _fit_shifts(self, knots: Floats) -> None:
-        """What the bins tell beyond the fit, as far as the order of claims is kept."""
+        """Fit one shift per bin: the distance of its observed rate from the fit.
+
+        The rates are made non-decreasing, so that calibration keeps the order of claims.
+        """
         prior = _BIN_PRIORS * self._prior
         weights = self._num + prior
         fitted = self.slope * knots + self.offset
@@ -229,17 +233,17 @@ class Calibrator:
         self._pack()
 
     def _pack(self) -> None:
-        """The fit as native code takes it: slope, offset, knots, and the shifts at these."""
+        """Write the fit for native code: slope, offset, knots, and the shifts at the knots."""
         self.curve[:] = np.concatenate(([self.slope, self.offset], self._knots, self._shifts))
 
     def _fitted(self, logits: Floats) -> Floats:
-        """Calibrated probabilities of claimed logits."""
+        """Return the calibrated probabilities of claimed logits."""
         shifts = np.interp(logits, self._knots, self._shifts)
         return _sigmoid(self.slope * logits + self.offset + shifts)
 
 
 def _sibling_shares(parents: Sequence[int], conditionals: Sequence[float]) -> list[float]:
-    """Conditionals scaled down where siblings' sum exceeds 1: at most one of them is drawn."""
+    """Scale conditionals down where the sum of siblings exceeds 1: at most one of them is drawn."""
     totals = [0.0] * (len(parents) + 1)
     for parent, value in zip(parents, conditionals, strict=True):
         totals[parent + 1] += value

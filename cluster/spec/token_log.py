@@ -1,5 +1,4 @@
-"""The tokens of one sequence and the hash of each of their prefixes: every part's copy is one of
-these."""
+"""The tokens of one sequence with the hash of each prefix; every component's copy of a text."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _INITIAL_CAPACITY = 64
 
 
 def prefix_hash(token_ids: Sequence[int] | TokenArray, start: int = 0) -> int:
-    """poly64 of `token_ids`, continued from the hash `start` of what stands before them."""
+    """Return poly64 of `token_ids`, continued from the hash `start` of the tokens before them."""
     value = start
     for token in token_ids:
         value = (value * PREFIX_HASH_MULTIPLIER + int(token) + 1) & _MASK64
@@ -56,7 +55,7 @@ class TokenLog:
     def __init__(
         self, token_ids: TokenArray = EMPTY_TOKENS, capacity: int = _INITIAL_CAPACITY
     ) -> None:
-        """capacity: tokens for which there is room at first; there is always room for more."""
+        """capacity: the initial room, in tokens; it grows as needed."""
         capacity = max(capacity, len(token_ids), 1)
         self._tokens: TokenArray = np.empty(capacity, dtype=np.int32)
         self._hashes: HashArray = np.empty(capacity + 1, dtype=np.uint64)
@@ -86,7 +85,7 @@ class TokenLog:
         return self._tokens[start : self._len if stop is None else min(stop, self._len)]
 
     def ends_with(self, token_ids: TokenArray, start: int) -> bool:
-        """Whether the tokens from `start` to the end are exactly `token_ids`."""
+        """True if the tokens from `start` to the end are exactly `token_ids`."""
         return start + len(token_ids) == self._len and bool(
             np.array_equal(self._tokens[start : self._len], token_ids)
         )
@@ -112,7 +111,7 @@ class TokenLog:
         self._last_hash = self._hashes.item(self._len)
 
     def _grow(self, needed: int) -> None:
-        """Into new arrays: views of the former ones stay as they are."""
+        """Move to larger arrays, so that views of the former ones stay unchanged."""
         capacity = max(needed, 2 * len(self._tokens))
         tokens, hashes = self.token_ids, self.hashes
         self._tokens = np.empty(capacity, dtype=np.int32)

@@ -27,7 +27,7 @@ def depths(parents: TokenArray) -> TokenArray:
 
 
 def ancestor_mask(parents: TokenArray) -> npt.NDArray[np.bool_]:
-    """Which nodes each node may attend to.
+    """Return the nodes that each node may attend to.
 
     parents: int32[n], parents[i] < i, -1 for children of the context.
     Returns bool[n, n]; row i is True at i and at its ancestors.  O(n^2) memory; n is at most a few
@@ -76,11 +76,11 @@ def monotone(parents: TokenArray, survival: FloatArray) -> FloatArray:
 def prune(
     tree: TokenTree, survival: FloatArray, max_nodes: int
 ) -> tuple[TokenTree, FloatArray, TokenArray]:
-    """The prefix-closed part of at most `max_nodes` nodes with the greatest total survival.
+    """Keep the prefix-closed part of at most `max_nodes` nodes with the greatest total survival.
 
     Returns (tree, survival, kept): kept is int32[m], the old indices, ascending.  Survival is made
-    monotone first; then the greatest values are prefix-closed by themselves, ties going to the
-    lower index, which is never the child.
+    monotone first.  Then the nodes with the greatest values are prefix-closed, because ties go to
+    the lower index and a child's index is never lower than its parent's.
     """
     bounded = monotone(tree.parents, survival)
     if len(tree) <= max_nodes:
@@ -101,11 +101,12 @@ def subtree(tree: TokenTree, kept: TokenArray) -> TokenTree:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RerootResult:
-    """What is left of a tree after tokens were committed.
+    """The rest of a tree after tokens were committed.
 
     hit: the tree contained all of them.  node: the old node that is now the last committed token,
     -1 when nothing was committed.  tree, kept: its descendants, and their old indices (int32[m],
-    ascending).  survival: theirs, given that `node` was reached; empty when none was passed in.
+    ascending).  survival: that of the descendants, given that `node` was reached; empty when none
+    was passed in.
     """
 
     hit: bool
@@ -123,9 +124,9 @@ def reroot(
     committed: Sequence[int] | TokenArray,
     survival: FloatArray | None = None,
 ) -> RerootResult:
-    """Move the root along `committed`: its subtree stays, everything else goes.
+    """Move the root along `committed`: the subtree of the new root stays, everything else goes.
 
-    Tokens that leave the tree make a miss, whose tree is empty.
+    If the tokens leave the tree, the result is a miss with an empty tree.
     """
     reached, matched = walk(tree, committed)
     if matched < len(committed):
@@ -137,7 +138,7 @@ def reroot(
     kept = below(tree.parents, root)
     rest = EMPTY_FLOATS
     if survival is not None:
-        # Probabilities were claimed from the old root; condition them on having come so far.
+        # The claims are conditional on the old root; condition them on the new one.
         reached_share = max(float(survival[root]), 1e-6)
         rest = np.minimum(survival[kept] / reached_share, 1.0).astype(np.float32)
     return RerootResult(True, root, subtree(tree, kept), kept, rest)

@@ -1,8 +1,8 @@
-"""What a tree from outside must be before anything uses it: one check for every boundary.
+"""Checks trees that come from outside; every boundary uses this check.
 
-The wire codec, the draft worker, the coordinator's drafter pool and the target's verifier ask this
-module and nothing else, so a tree that one of them refuses is refused by all.  Code behind these
-boundaries relies on it: it follows parents without looking where they lead.
+The wire codec, the draft worker, the coordinator's drafter pool and the target's verifier use only
+this module, so a tree that one of them refuses is refused by all.  The code behind these boundaries
+relies on the check: it follows parents without bounds checks.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cluster.errors import ProtocolError
 from cluster.spec.native import trees as native
 from cluster.spec.token_log import TokenLog
 
-# The vocabulary of a peer that does not know the target's: ids are then bounded by their 32 bits.
+# The vocabulary size of a peer that does not know the target's: only int32 then bounds the ids.
 ANY_VOCABULARY = 0
-# No tree of use is larger, and to merge one takes time that grows with the square of its breadth.
+# No useful tree is larger, and the time of a merge grows with the square of a tree's breadth.
 MAX_PROPOSED_NODES = 1024
-# Products of rounded probabilities may exceed one, or what they are a product of, by a little.
+# By rounding, a product of probabilities may slightly exceed one or its own factors.
 MAX_SURVIVAL = 1.001
 GROWTH_FACTOR = 1.001
 GROWTH = 1e-6
@@ -42,7 +42,7 @@ def check_tree(tree: TokenTree, vocab_size: int) -> None:
 def are_sound(
     trees: Sequence[TokenTree], survivals: Sequence[FloatArray] | None, vocab_size: int
 ) -> bool:
-    """Whether `problem_of_tree` would find nothing wrong with any of the trees.
+    """True if `problem_of_tree` would find nothing wrong with any of the trees.
 
     survivals: float32[n] of each tree; None = the trees come without any.
     """
@@ -59,7 +59,7 @@ def are_sound(
 
 
 def problem_of_tree(tree: TokenTree, survival: FloatArray | None, vocab_size: int) -> str | None:
-    """Why a tree may not be used, or None.
+    """Return why a tree may not be used, or None.
 
     A tree is sound when its arrays are int32, one-dimensional and of equal length, parents stand
     before their children, every token is in [0, vocab_size), and no two siblings have the same
@@ -70,7 +70,7 @@ def problem_of_tree(tree: TokenTree, survival: FloatArray | None, vocab_size: in
 
 
 def problems_of_proposals(proposals: Sequence[Proposal], vocab_size: int) -> list[str | None]:
-    """Why each proposal, which may be any object at all, may not be used; None where it may."""
+    """Return for each proposal, which may be any object, why it may not be used; None = it may."""
     problems = [_problem_of_fields(proposal) for proposal in proposals]
     rest = [each for each, problem in zip(proposals, problems, strict=True) if problem is None]
     trees, survivals = [each.tree for each in rest], [each.survival for each in rest]
@@ -83,9 +83,9 @@ def problems_of_proposals(proposals: Sequence[Proposal], vocab_size: int) -> lis
 
 
 def problem_in_text(proposal: Proposal, tokens: TokenLog) -> str | None:
-    """Why a proposal of the right generation cannot be one for this text, or None.
+    """Return why a proposal of the right generation does not fit this text, or None.
 
-    What it is in itself has been looked at before.
+    The proposal itself has been checked before.
     """
     if proposal.base_len > len(tokens):
         return f"base_len {proposal.base_len} lies beyond the {len(tokens)} committed tokens"
@@ -95,7 +95,7 @@ def problem_in_text(proposal: Proposal, tokens: TokenLog) -> str | None:
 
 
 def _problem_of_fields(proposal: Proposal) -> str | None:
-    """What is wrong in all but the nodes: O(1)."""
+    """Return the problem of all fields but the nodes, or None; O(1)."""
     if not isinstance(proposal, Proposal):
         return f"a {type(proposal).__name__} is no Proposal"
     if not (isinstance(proposal.request_id, str) and isinstance(proposal.drafter, str)):
@@ -107,7 +107,7 @@ def _problem_of_fields(proposal: Proposal) -> str | None:
         ("generation", _MAX_HASH), ("base_len", _MAX_LENGTH), ("prefix_hash", _MAX_HASH),
     ):  # fmt: skip
         value = getattr(proposal, name)
-        if not isinstance(value, (int, np.integer)):  # whatever it is: it may quote a prompt
+        if not isinstance(value, (int, np.integer)):  # its value may quote a prompt
             return f"{name} of a proposal is of type {type(value).__name__}; send an integer"
         if not 0 <= value <= largest:
             return f"{name} of a proposal is {value}; send an integer in [0, {largest}]"
@@ -146,7 +146,7 @@ def _is_column(array: object, dtype: np.dtype[Any]) -> bool:
 
 
 def _problem_of_nodes(tree: TokenTree, survival: FloatArray | None, vocab_size: int) -> str | None:
-    """Of arrays that fit each other.  The scalar reference of the native check."""
+    """Return the problem of arrays that fit each other, or None.  The native check's reference."""
     tokens, parents = tree.token_ids.tolist(), tree.parents.tolist()
     claimed = None if survival is None else survival.tolist()
     num_ids = _num_ids(vocab_size)

@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 def serve_adapters(engine: Engine, config: Config, user_config: Any) -> AdapterList:
-    """Serve those of `config` with `user_config`; returns what is served then.
+    """Serve the adapters of `config` with `user_config`; returns the list that is then served.
 
-    Requests that run keep theirs.  Where one cannot be served, all stays as it was, and the reason
-    is logged and returned.  May be called from any thread, while another one steps the engine.
+    Running requests keep their adapters.  If an adapter cannot be served, nothing changes, and the
+    reason is logged and returned.  May be called from any thread while another steps the engine.
     """
     refused = ""
     try:

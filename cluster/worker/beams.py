@@ -1,7 +1,7 @@
 """Beam searches at the target: each answers one item after many steps, like a long prefill.
 
-A step evaluates the newest token of each beam beside everybody else's rows, so nobody waits for a
-search.  It keeps nothing that the item does not bring: whoever loses it sends the item again.
+A step evaluates the newest token of each beam beside the rows of all other requests, so no request
+waits for a search.  A search depends on its item alone: if it is lost, the item is sent again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from cluster.errors import ProtocolError, RequestError
 from cluster.requests.beam_spec import BeamEnd
 from cluster.spec.beam_search import Hypothesis
 
-# Tokens of all beams beyond what they share: a step looks at each pair of them, on the host too.
+# The most tokens of all beams beyond their common prefix: a step handles each pair of them, also on
+# the host.
 _MAX_LIVE_TOKENS = 4096
 
 
 class BeamEngine(Retaining, Protocol):
-    """What searches need of `cluster.engine.engine.Engine`."""
+    """The part of `cluster.engine.engine.Engine` that searches use."""
 
     @property
     def limits(self) -> Limits: ...
@@ -33,7 +34,7 @@ class BeamEngine(Retaining, Protocol):
 
 
 class Beams:
-    """The searches that run, by request.  One thread calls it."""
+    """The running searches, by request.  Used by one thread."""
 
     def __init__(self, engine: BeamEngine) -> None:
         self._engine = engine
@@ -44,7 +45,7 @@ class Beams:
         return request_id in self._runs
 
     def open(self, item: VerifyItem, adapter: int) -> Work:
-        """The first work of the item's search; raises RequestError for one that cannot fit.
+        """Return the first work of the item's search; raises RequestError if it cannot fit.
 
         adapter: as in `Work`."""
         params = item.params
@@ -66,7 +67,7 @@ class Beams:
         return run.work()
 
     def _check_room(self, prompt_len: int, num_beams: int, max_tokens: int) -> None:
-        """Raise RequestError for a search whose beams might come to hold too much."""
+        """Raise RequestError if the beams of the search might come to hold too many tokens."""
         most = num_beams * max_tokens
         if most > _MAX_LIVE_TOKENS:
             raise RequestError(
@@ -83,7 +84,9 @@ class Beams:
             )
 
     def take(self, item: VerifyItem, output: Output) -> Verdict | None:
-        """Go on with the engine's answer; the verdict, once there is one.  Raises RequestError."""
+        """Continue with the engine's answer; returns the verdict at the end, before that None.
+
+        Raises RequestError."""
         run = self._runs[item.request_id]
         if output.top is not None:
             self._num_rows += len(output.top.token_ids)
@@ -94,11 +97,11 @@ class Beams:
         return _verdict(item, run.hypotheses)
 
     def forget(self, request_id: str) -> None:
-        """Drop a search; the engine is told by the caller.  An unknown one is no error."""
+        """Drop a search; the caller tells the engine.  Unknown ones are ignored."""
         self._runs.pop(request_id, None)
 
     def take_num_rows(self) -> int:
-        """Rows that searches had in the engine's answers since this was last asked."""
+        """Return the rows that searches had in the engine's answers since the last call."""
         count, self._num_rows = self._num_rows, 0
         return count
 
@@ -121,7 +124,7 @@ def _verdict(item: VerifyItem, found: list[Hypothesis]) -> Verdict:
         request_id=item.request_id,
         generation=item.generation,
         context_len=item.context_len,
-        path=item.tree.token_ids,  # of no nodes
+        path=item.tree.token_ids,  # empty: the tree has no nodes
         token_ids=token_array(token_ids),
         logprobs=tuple(logprobs),
         beams=tuple(ends),

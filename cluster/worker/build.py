@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Of the reason for which a drafter is refused: it goes with the description of its target.
+# The most characters of the reason why a drafter is refused; the target's description contains it.
 _MAX_REFUSAL_LEN = 1000
 
 
@@ -89,7 +89,7 @@ def build_target(engine: Engine, config: Config, worker_id: str = "") -> TargetW
 
 
 def _state_of(engine: Engine, verifier: Verifier) -> EngineState:
-    """The target's own."""
+    """Return the state of the target's own engine."""
     from cluster.engine.state import TORCH, engine_state
 
     if engine.device.type == "cuda" and verifier.drawn_by == TORCH:
@@ -98,7 +98,7 @@ def _state_of(engine: Engine, verifier: Verifier) -> EngineState:
 
 
 def _states(engines: Mapping[str, object]) -> tuple[EngineState, ...]:
-    """Those of drafters, by their names, as far as they are engines of ours."""
+    """Return the states of drafters' engines, with their names, for engines of our own kind."""
     if not engines:
         return ()
     from cluster.engine.engine import Engine
@@ -110,9 +110,10 @@ def _states(engines: Mapping[str, object]) -> tuple[EngineState, ...]:
 def _residents(
     engine: Engine, config: Config, grammars: Grammars
 ) -> tuple[Residents, dict[str, str]]:
-    """The drafters inside the target, their models loaded beside its own.
+    """Make the drafters inside the target, with their models loaded beside the target's.
 
-    Returns those that can draft, and by name why the others cannot: the target serves without them.
+    Returns those that can draft, and for each of the others why it cannot; the target serves
+    without these.
     """
     found: list[ResidentDrafter] = []
     refused: dict[str, str] = {}
@@ -137,14 +138,14 @@ def _resident(engine: Engine, config: Config, name: str, grammars: Grammars) -> 
     drafter = registry.create(name, settings, context)
     breaker = CircuitBreaker(limits.breaker_failures, limits.breaker_reset_s)
     resident = ResidentDrafter(name, drafter, engine.vocab_size, breaker)
-    engine.model.resolve_taps(resident.wants.taps)  # refuses those that the target has not
+    engine.model.resolve_taps(resident.wants.taps)  # raises for taps that the target lacks
     if resident.engine is not None:
         resident.warm_up()
     return resident
 
 
 def _beside(engine: Engine, settings: DrafterConfig, name: str) -> DrafterConfig:
-    """Settings with which a draft model runs in the target's process."""
+    """Return the settings with which a draft model runs in the target's process."""
     own = settings.options.get("engine")
     if not isinstance(own, Mapping):
         return settings
@@ -212,7 +213,7 @@ def load_target(config: Config, leader: str, local_rank: int | None = None) -> E
 def follow_target(
     target: TargetConfig, rank: int, leader: str, local_rank: int | None = None
 ) -> None:
-    """Be one more rank of a target until rank 0 closes its engine; arguments as above."""
+    """Run one more rank of a target until rank 0 closes its engine; arguments as above."""
     from cluster.engine.cpu.threads import configure_threads
     from cluster.engine.engine import Engine
     from cluster.engine.parallel import init_rank, leave_group
@@ -227,7 +228,7 @@ def follow_target(
 
 
 def load_drafter(config: Config, name: str, worker_id: str = "") -> DraftWorker:
-    """Return `build_drafter` in a process of its own."""
+    """Return the result of `build_drafter`, for a process of its own."""
     pin_to_cores(config.drafters[name].reserved.cores)
     # Only kinds with a model of their own need torch.
     engine = getattr(registry.check(name, config.drafters[name]), "engine", None)

@@ -1,4 +1,4 @@
-"""What a step that raised costs: its texts run again one by one, and the guilty one is ended."""
+"""Contains a step that raises: its texts run again one by one, and one that raises alone ends."""
 
 from __future__ import annotations
 
@@ -11,37 +11,40 @@ from cluster.worker.text_keeper import TextKeeper
 
 log = logging.getLogger(__name__)
 
-# Requests that raise alone with no good step in between: then it is the engine that is broken.
+# If so many requests raise alone with no good step in between, the engine itself is broken.
 _MAX_RAISED_ALONE = 3
 
 
 class Containment:
-    """Belongs to the engine thread.  broken: why the engine cannot be used any more."""
+    """Handles steps that raise.  Belongs to the engine thread.
+
+    broken: the error after which the engine cannot be used any more, None = it can.
+    """
 
     def __init__(self, verifier: StepVerifier, keeper: TextKeeper, streams: TargetStreams) -> None:
         self.broken: WorkerError | None = None
         self._verifier = verifier
         self._keeper = keeper
         self._streams = streams
-        self._raised_alone: set[str] = set()  # texts, since the last step that went well
+        self._raised_alone: set[str] = set()  # names of texts, since the last good step
 
     def went_well(self) -> None:
-        """A step did not raise."""
+        """Note that a step did not raise."""
         self._raised_alone.clear()
 
     def contain(self, error: Exception) -> None:
-        """A step raised: its texts run again one by one and plain; one that raises alone is
-        refused.
+        """Handle a step that raised: its texts run again one by one, without drafts, and a text
+        that raises alone is refused.
 
-        The engine is past use when several texts raise with no good step in between, or when it
-        says so itself by a WorkerError (its device or a rank is lost).
+        The engine is broken if several texts raise alone with no good step in between, or if the
+        error is a WorkerError (its device or a rank is lost).
         """
         if isinstance(error, WorkerError):
             self.break_off(WorkerError(f"the target's engine is broken: {type(error).__name__}"))
             return
         failed = [text for text in self._keeper if text.in_flight is not None]
         try:
-            # Their state is dropped: its condition is unknown.
+            # Their state is dropped, because the step may have left it inconsistent.
             self._verifier.release([text.id for text in failed])
         except Exception:
             log.exception("state could not be freed")
@@ -61,7 +64,7 @@ class Containment:
             self._keeper.convict(text, WorkerError(message))
 
     def break_off(self, error: WorkerError) -> None:
-        """The engine cannot be used any more: every stream ends with that."""
+        """End every stream with `error`, because the engine cannot be used any more."""
         self.broken = error
         for stream in self._streams:
             stream.fail(error)

@@ -1,7 +1,7 @@
-"""Times how a target's residents draft, and read, before anyone is served.
+"""Measures the times in which a target's residents draft and read, before it serves.
 
-A control loop that knows it need not find it out at the cost of requests: a model may take longer
-to read a crowd's prompts than the crowd takes for its answers.
+So the control loop need not measure them at the cost of requests: a model may take longer to read
+the prompts of many requests than these take for their answers.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from cluster.worker.step_verifier import StepVerifier
 log = logging.getLogger(__name__)
 
 _SEQUENCES = (1, 4, 16)
-# The first turn of each kind warms it up; of the others of one size the faster one counts.
+# The first turn of each kind is a warm-up; of the other turns of one size the fastest one counts.
 _NODES = (8, 8, 2, 24, 8, 2, 24)
 _PROMPT_LEN = 8
-_READ_LEN = 128  # of a prompt, as chats have them
+_READ_LEN = 128  # tokens of a prompt, as in chats
 _MAX_S = 2.0
-_TENANT = b"draft-profile"  # look-ups keep what they learn of it from everybody else
+_TENANT = b"draft-profile"  # look-ups share what they learn here with no client
 
 
 def profile_drafting(
@@ -38,10 +38,10 @@ def profile_drafting(
     max_sequences: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[DraftTime, ...]:
-    """Return what turns of the residents take after steps of up to max_sequences sequences, whose
-    texts the target draws; empty where there are none, or where that cannot be measured.
+    """Return the times of residents' turns after steps of up to max_sequences sequences, whose
+    texts the target draws; empty if there are no residents or the measurement fails.
 
-    It ends with the first turn after two seconds.
+    The measurement ends with the first turn after two seconds.
     """
     found: list[DraftTime] = []
     deadline = clock() + _MAX_S
@@ -77,7 +77,7 @@ def profile_drafting(
 
 @dataclass(slots=True, eq=False)
 class _Written:
-    """A text that the target draws.  num_held: tokens of it that it holds."""
+    """A text that the target draws.  num_held: the tokens of it that the target holds."""
 
     resident: ResidentText
     num_held: int = 0
@@ -92,7 +92,7 @@ class _Written:
 
 
 class _Bench:
-    """Texts that are written at once."""
+    """Several texts that are decoded at once."""
 
     def __init__(self, verifier: StepVerifier, residents: Residents, vocab_size: int) -> None:
         self._verifier = verifier
@@ -104,7 +104,7 @@ class _Bench:
     def open(self, count: int, prompt_len: int) -> None:
         """Begin `count` texts in place of the former ones."""
         self.release()
-        # New ones each time: what another kind has read of a text is no measure.
+        # New texts each time: a text that another kind has read already would falsify the measure.
         for number in itertools.islice(self._numbers, count):
             params = SamplingParams(temperature=1.0, seed=number + 1, max_tokens=1 << 20)
             tokens = TokenLog(token_array((number + np.arange(prompt_len)) % self._vocab_size))
@@ -119,8 +119,8 @@ class _Bench:
         self._residents.release(request_ids)
 
     def turn(self, nodes: int, with_models: bool) -> float:
-        """Make a step of all texts; returns what residents took to draft after it, 0 = it took
-        several steps, or there was an error."""
+        """Make a step of all texts; returns the residents' time after it, or 0 if it took several
+        steps or there was an error."""
         if self._verifier.submit([text.item() for text in self._texts.values()]):
             return 0.0
         answered, time_s = 0, 0.0

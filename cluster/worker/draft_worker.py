@@ -82,7 +82,7 @@ class DraftWorker:
         self._leases: set[DraftLease] = set()
         self._is_over = False
         # Owned by the thread.
-        self._requests: dict[str, _Request] = {}  # by their names within the drafter
+        self._requests: dict[str, _Request] = {}  # by the names within the drafter
         self._untold: list[tuple[DraftLease, Commit]] = []
         self._news: defaultdict[DraftLease, list[News]] = defaultdict(list)  # not put yet
 
@@ -107,7 +107,7 @@ class DraftWorker:
     def wait_idle(self, timeout_s: float) -> bool:
         """Block until every commit is taken in and every tree complete; False at the timeout."""
         num_quiet, until = 0, time.monotonic() + timeout_s
-        # What had come with the first question is taken in before the second.
+        # The mail that arrived before the first call is processed before the second call runs.
         while num_quiet < 2:
             is_growing = self._mailbox.call(lambda: bool(self._drafting.growing))
             try:
@@ -165,7 +165,7 @@ class DraftWorker:
                     self._grow()
                 self._put()
         finally:
-            # Also on a defect of this loop: links must not hang on a dead thread.
+            # Also after a defect of this loop, so that links do not wait for a dead thread.
             self._is_over = True
             self._mailbox.close()
             drafting.release(list(self._requests))
@@ -178,8 +178,8 @@ class DraftWorker:
             self._forget([name for name, each in self._requests.items() if each.lease is lease])
             return
         lease.frame_taken()
-        # Before the commits: a full drafter has room for what comes in place of what ended, and a
-        # commit for a request that is released in the same frame opens it anew.
+        # Before the commits: a full drafter then has room for the new requests, and a commit for a
+        # request that is released in the same frame opens it anew.
         if frame.released:
             self._tell()
             lease.withdraw(frame.released)
@@ -187,10 +187,10 @@ class DraftWorker:
         self._untold.extend((lease, commit) for commit in frame.commits)
 
     def _tell(self) -> None:
-        """Take in the commits of all frames that have come meanwhile, together.
+        """Tell the drafter the commits of all frames that have arrived, together.
 
-        A drafter that shares busy cores with the target gets to run when the target has nothing to
-        do: then there is a backlog, and next to no time to work it off frame by frame.
+        A drafter that shares busy cores with the target runs only while the target is idle.  Then
+        there is a backlog, and too little time to process it frame by frame.
         """
         untold, self._untold = self._untold, []
         if not untold:
@@ -215,7 +215,7 @@ class DraftWorker:
         proposals, refusals = self._drafting.grow()
         for proposal in proposals:
             request = self._requests.get(proposal.request_id)
-            # An empty tree only says that growth goes on, and so does the former object.
+            # An empty or unchanged tree only says that growth goes on, so it is not sent.
             if request is None or proposal is request.offered or len(proposal.tree) == 0:
                 continue
             request.offered, request.is_told = proposal, bool(proposal.is_complete)
@@ -227,19 +227,19 @@ class DraftWorker:
                 self._news[request.lease].append(named)
 
     def _put(self) -> None:
-        """Hand to every link what there is for it, and what the drafter as a whole holds."""
+        """Hand every link its news, and the load of the whole drafter."""
         drafting, is_idle = self._drafting, not self._drafting.growing
         if is_idle:
             self._tell_complete()
         news, self._news = self._news, defaultdict(list)
         load = DrafterLoad(*drafting.pages, len(drafting.held))
         for lease in self._leases.copy():
-            # While trees grow, pages change with each slice.
+            # While trees grow, the pages in use change with each slice.
             if news[lease] or (is_idle and load != lease.load):
                 lease.put(news[lease], load, drafting.busy_s)
 
     def _tell_complete(self) -> None:
-        """No tree grows further; say so where no proposal did."""
+        """Tell that no tree grows further, where no proposal has said so."""
         for name, request in self._requests.items():
             if request.task is not None and not request.is_told:
                 request.is_told = True

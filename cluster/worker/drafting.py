@@ -1,8 +1,8 @@
-"""One drafter, wherever it runs: told of texts, asked for trees, contained and judged.
+"""Runs one drafter: tells it of texts, asks it for trees, and contains its faults.
 
-By turns with the target's steps (`cluster.worker.resident`), or by a thread of its own in the pool
-(`cluster.worker.draft_worker`).  An exception or a malformed answer costs the request in question
-its drafts, and nothing else.
+Inside the target it runs by turns with the steps (`cluster.worker.residents`), in the pool in a
+thread of its own (`cluster.worker.draft_worker`).  An exception or a malformed answer costs the
+request in question its drafts, and nothing else.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ T = TypeVar("T")
 Asked = TypeVar("Asked", Commit, DraftTask)
 Answer = TypeVar("Answer", Observation, Proposal)
 
-# Where what is raised is no fault in a drafter's own lines.
+# Files of ours: an exception raised in one of them does not come from the drafter's own code.
 _OURS = frozenset((__file__, checks.__file__))
 _NO_TEXTS: Mapping[str, TokenLog] = {}
 
 
 class Drafting:
-    """Belongs to the thread that drafts, but for `interrupt`.
+    """One drafter with its state.  Only the drafting thread uses it, except for `interrupt`.
 
-    held: its newest answer about each request of which it holds tokens.  growing: the trees that
-    may not be complete yet.  wants: what it wants of the target's steps.  busy_s: seconds that it
-    has computed.
+    held: the drafter's newest answer for each request of which it holds tokens.  growing: the trees
+    that may not be complete yet.  wants: the rows of the target's steps that it reads.  busy_s:
+    seconds that it has computed.
     """
 
     def __init__(
@@ -71,15 +71,15 @@ class Drafting:
         self._interruptible = drafter if isinstance(drafter, Interruptible) else None
         self._reader: StepReader | None = None
         self.wants = WANTS_NOTHING
-        # Once: what is wanted of the target's steps decides how those are run.
+        # Asked only once, because the target's steps are set up for what the drafters read.
         if found := self._try("wants", lambda: _reader_of(drafter)):
             self._reader, self.wants = found
-        # To look for its pages reads them.
+        # The check for the protocol evaluates the property `pages`, which may raise.
         self._pages = self._try("pages", lambda: drafter if isinstance(drafter, HasPages) else None)
 
     @property
     def pages(self) -> tuple[int, int]:
-        """KV pages in use, and all of them; zeros for a drafter without an engine."""
+        """Return the KV pages in use and in total; zeros for a drafter without an engine."""
         pages = self._pages
         if pages is None:
             return 0, 0
@@ -96,14 +96,15 @@ class Drafting:
             if self._interruptible is not None:
                 self._interruptible.interrupt()
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
-            # It is not asked again; its slices only take longer.
+            # It is not interrupted again, so its slices only take longer.
             self._interruptible = None
             self._log("interrupt", error)
 
     def tell(self, commits: Sequence[Commit]) -> list[Observation | Refusal]:
-        """Tell it of commits; one answer for each.
+        """Tell the drafter of commits; returns one answer for each.
 
-        The tree of a text that it holds whole grows from now on, where nodes are wanted."""
+        From then on the tree of a text grows if the drafter holds the whole text and nodes are
+        wanted."""
         self._has_failed = False
         started = self._clock()
         answers = self._ask(commits, self._observe)
@@ -118,7 +119,7 @@ class Drafting:
             if have_len > 0 or name in held:
                 held[name] = answer
             if answer.generation != commit.generation:
-                continue  # a former owner's, come late
+                continue  # a late commit of a former owner
             if have_len == commit.base_len + len(commit.token_ids):
                 if commit.max_nodes > 0:
                     growing[name] = DraftTask(name, commit.generation, commit.max_nodes)
@@ -129,9 +130,9 @@ class Drafting:
     def grow(
         self, texts: Mapping[str, TokenLog] = _NO_TEXTS
     ) -> tuple[list[Proposal], list[Refusal]]:
-        """One slice of growth of all that is growing; without proposals nothing else comes.
+        """Grow all growing trees by one slice; no proposals means that nothing else will come.
 
-        texts: those that are at hand, which the trees must continue.
+        texts: the texts of the requests, which the trees must continue.
         """
         started = self._clock()
         tasks = list(self.growing.values())
@@ -149,7 +150,7 @@ class Drafting:
         return proposals, refusals
 
     def read(self, rows: Sequence[StepRows]) -> None:
-        """Hand it the rows of a step; a fault costs it those rows alone."""
+        """Hand the drafter the rows of a step; after a fault it only misses these rows."""
         reader = self._reader
         if reader is None:
             return
@@ -173,7 +174,8 @@ class Drafting:
         return Refusal(request_id, generation, code, told)
 
     def note_stall(self, stalled_s: float) -> None:
-        """Its calls have taken far too long: it rests until they have cost no more than a share."""
+        """Let the drafter rest after calls that took far too long, until its stalls have cost no
+        more than their share of the time."""
         now = self._clock()
         rests_s = self.breaker.record_stall(stalled_s, now)
         if count := self._said.is_due("stalled", now):
@@ -183,13 +185,13 @@ class Drafting:
             )  # fmt: skip
 
     def begin_afresh(self, *, keeps_stalls: bool) -> None:
-        """Forget what it did so far: it was for nobody.  keeps_stalls: but for its stalls."""
+        """Forget faults and times so far, which served no request.  keeps_stalls: except stalls."""
         self.breaker.reset(keeps_stalls=keeps_stalls)
         self._reported_faults.clear()
         self._reported_s = self.busy_s
 
     def record(self, samples: Samples, worker_id: str) -> None:
-        """Say what it holds, how long it has drafted since this was last said, and its faults."""
+        """Record the tokens it holds, its drafting time since the last record, and its faults."""
         busy_s, self._reported_s = self.busy_s - self._reported_s, self.busy_s
         if busy_s > 0.0:
             samples.add(metrics.DRAFT_TIME, busy_s, drafter=self.name)
@@ -211,7 +213,8 @@ class Drafting:
     def _ask(
         self, asked: Sequence[Asked], call: Callable[[Sequence[Asked]], list[Answer | Refusal]]
     ) -> list[Answer | Refusal]:
-        """A batch that fails is repeated one by one, so that only the faulty one is refused.
+        """Ask the drafter about a batch.  If that fails, ask about each entry alone, so that only
+        the faulty one is refused.
 
         Observing a commit twice is harmless.
         """
@@ -236,8 +239,8 @@ class Drafting:
     def _propose(
         self, tasks: Sequence[DraftTask], texts: Mapping[str, TokenLog]
     ) -> list[Proposal | Refusal]:
-        """The sound proposals for these tasks.  Another one resets its request, as an exception
-        does."""
+        """Return the sound proposals for these tasks.  An unsound one resets its request, as an
+        exception does."""
         proposals = list(self._drafter.propose(tasks))
         problems = problems_of_proposals(proposals, self._vocab_size)
         if any(problems):
@@ -271,9 +274,9 @@ class Drafting:
             self.breaker.record_failure(fault, self._clock())
 
     def _try(self, what: str, call: Callable[[], T], fault: str = "") -> T | None:
-        """Return what a call returns that is about no single request; None where it raises.
+        """Return the result of a call that concerns no single request; None if it raises.
 
-        fault: what the drafter is then blamed for."""
+        fault: the reason under which an exception is counted."""
         try:
             return call()
         except Exception as error:  # noqa: BLE001 - a plug-in may raise anything
@@ -290,9 +293,10 @@ class Drafting:
             )
 
     def _told(self, error: Exception) -> str:
-        """An error's type and where in the drafter's own file, or below it, it was raised.
+        """Return an error's type and the place in or below the drafter's own file that raised it.
 
-        Its message may quote the prompt; only what we say of an answer that is none does not.
+        The message is left out, because it may quote the prompt; only our own messages about
+        malformed answers do not.
         """
         kind = type(error).__name__
         places = [(frame.f_code.co_filename, line)

@@ -61,7 +61,7 @@ class GrammarHook:
         return rows if len(nodes) == len(tree) else rows[[0, *(node + 1 for node in nodes)]]
 
     def _settle(self) -> None:
-        """The other thread is done with the text; what it has found or raised is let go of."""
+        """Wait until the other thread is done with the text; drop its result or exception."""
         masks, self._masks = self._masks, None
         if masks is not None:
             masks.exception()
@@ -90,12 +90,12 @@ class Grammars:
         return GrammarHook(self.text(spec), item.prompt_len, self._masks)
 
     def text(self, spec: GrammarSpec) -> ConstrainedText:
-        """A text under that grammar, which has not begun.  Raises RequestError as above."""
+        """Return a new text under that grammar.  Raises RequestError as above."""
         grammar = self.compiler.compile(spec)
         return ConstrainedText(grammar, spec, self._eos_token_ids, self._vocab_size)
 
     def prepare(self, opened: Open) -> Awaitable[None] | None:
-        """Compile the text's grammar beside the steps; None where nothing is to be done."""
+        """Compile the text's grammar beside the steps; returns None if there is nothing to do."""
         spec = opened.params.grammar
         if spec is None or self.compiler.is_ready(spec):
             return None

@@ -1,4 +1,4 @@
-"""The target's engine as the drafters inside it see it."""
+"""The interface of the target's engine for the drafters inside it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from cluster.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# Rows of one step of a resident on a CPU: enough to grow the widest trees, and a prompt is read in
-# such chunks, each of which steps of decoding wait for.
+# Rows of one step of a resident on a CPU.  They suffice to grow the widest trees.  Prompts are read
+# in chunks of this size, and decoding steps wait for each chunk.
 _MAX_CHUNK_ROWS = 128
-# Of a GPU's memory; the rest is for what comes and goes.
+# The share of a GPU's memory; the rest is for temporary tensors.
 _MAX_GPU_SHARE = 0.97
-# What checkpoints call the weights that heads share with their target; the last part of the name.
+# The last parts of the names that checkpoints give the weights which heads share with their target.
 _STORED = {
     "embedding": ("embed_tokens.weight", "wte.weight", "embed_in.weight"),
     "output": ("lm_head.weight", "embed_out.weight"),
@@ -49,7 +49,7 @@ def load_target_engine(config: Config) -> Engine:
 
 
 def _layers(config: Config, name: str, like: LayerSpec) -> tuple[LayerSpec, ...]:
-    """The layers of one resident; none where it cannot be made: making it says why."""
+    """Return the layers of one resident; none if it cannot be made, which is reported later."""
     settings = config.drafters[name]
     try:
         options = registry.check(name, settings)
@@ -72,7 +72,7 @@ class EngineHost:
         self.device = engine.device
         self.dtype = model.layers[0].dtype
         self.hidden_size = int(_text_config(model.module).hidden_size)
-        # An engine that was loaded without them has none.
+        # An engine that was loaded without the residents' layers has none.
         self.caches: Sequence[torch.Tensor] = engine.cache.layers[
             first : first + counts.get(drafter, 0)
         ]
@@ -92,7 +92,7 @@ class EngineHost:
         is_tied = bool(getattr(_text_config(model.module), "tie_word_embeddings", False))
         if name == "embedding" or is_tied:
             held = model.module.get_input_embeddings().weight
-            # A rank of several may hold a part of it.
+            # With several ranks, each may hold only a part of the weight.
             if type(held) in (torch.Tensor, torch.nn.Parameter) and held.shape == shape:
                 shared: torch.Tensor = held.detach()
                 return shared
@@ -104,7 +104,7 @@ class EngineHost:
         return FirstLayers(self._engine, part)
 
     def _whole_model(self) -> LoadedModel:
-        """The model, where its layers can be had alone."""
+        """Return the model, if its layers can be used separately."""
         if self._engine.config.tensor_parallel > 1:
             raise ConfigError(
                 "tensor_parallel: layers of a target on several ranks cannot draft for it; remove "
@@ -123,10 +123,10 @@ class EngineHost:
 
 
 def beside(config: EngineConfig, device: torch.device) -> dict[str, Any]:
-    """Return the settings of a draft model that are others in the target's process."""
+    """Return the settings of a draft model that differ in the target's process."""
     if device.type != "cuda":
         return {"max_batch_tokens": min(config.max_batch_tokens, _MAX_CHUNK_ROWS)}
-    # Its share is of the memory that the target has left.
+    # The draft model's share is of the memory that the target leaves free.
     free, total = torch.cuda.mem_get_info(device)
     share = 1.0 - (1.0 - gpu_share(config)) * free / total
     return {"memory_fraction": min(share, _MAX_GPU_SHARE)}
@@ -137,7 +137,7 @@ def _text_config(module: Any) -> Any:
 
 
 def _stored(folder: Path, names: Sequence[str], shape: tuple[int, int]) -> torch.Tensor:
-    """The tensor of a checkpoint whose name ends so."""
+    """Return the tensor of a checkpoint whose name ends with one of `names`."""
     from safetensors import safe_open
 
     for file in sorted(folder.glob("*.safetensors")):

@@ -12,7 +12,7 @@ from cluster.messages import Refusal
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss:
-    """ "The engine has `have_len` tokens": it lost or never had the rest."""
+    """The engine holds only `have_len` tokens; it lost or never had the rest."""
 
     request_id: str
     generation: int

@@ -1,8 +1,8 @@
 """One link's part of a draft worker: its requests' names there, and the news to send.
 
-The growth thread puts results in; the link's writer, on its event loop, takes frames out.  Nothing
-is queued but the newest of everything: a link that could not send for a while then sends only the
-last proposal of each request.
+The growth thread puts results in; the link's writer, on its event loop, takes frames out.  Only the
+newest news of each kind and request is kept: a link that could not send for a while then sends only
+the last proposal of each request.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class DrafterLoad:
 
 
 class ToldTime:
-    """How much of the drafter's computing time was told: each second of it to one link alone."""
+    """The part of the drafter's computing time that links were told; each second is told once."""
 
     def __init__(self) -> None:
         self._told_s = 0.0
 
     def news(self, draft_time_s: float) -> float:
-        """Return what nobody was told of yet.  draft_time_s: since the worker's start."""
+        """Return the time that no link was told of yet.  draft_time_s: since the worker's start."""
         since_s = max(draft_time_s - self._told_s, 0.0)
         self._told_s += since_s
         return since_s
@@ -48,8 +48,8 @@ class ToldTime:
 class DraftLease:
     """One link's requests and its outbox.  Created on the link's event loop.
 
-    `frame_taken`, `put`, `withdraw` and `finish` may be called from any thread: the loop does what
-    they ask, in that order.  load: what was put last.
+    `frame_taken`, `put`, `withdraw` and `finish` may be called from any thread: the loop runs them
+    in the order of the calls.  load: the load of the last `put`.
     """
 
     def __init__(self, number: int, told_time: ToldTime | None = None) -> None:
@@ -101,7 +101,7 @@ class DraftLease:
         self._call(self._room.release)
 
     def put(self, news: Sequence[News], load: DrafterLoad, draft_time_s: float) -> None:
-        """Send the newest of everything.
+        """Queue news; for each kind and request they replace those that are not sent yet.
 
         draft_time_s: the drafter's computing time since the worker's start.
         """
@@ -109,11 +109,11 @@ class DraftLease:
         self._call(lambda: self._put(news, draft_time_s))
 
     def withdraw(self, request_ids: Iterable[str]) -> None:
-        """Drop what is not sent yet about released requests, except refusals."""
+        """Drop unsent news about released requests, except refusals."""
         self._call(lambda: self._withdraw(request_ids))
 
     def finish(self) -> None:
-        """The worker stops: next_frame answers None."""
+        """Make next_frame return None, because the worker stops."""
         self._call(self._finish)
 
     # On the event loop
@@ -145,7 +145,10 @@ def _of(kind: type[T], news: Iterable[News]) -> tuple[T, ...]:
 
 
 def renamed(proposal: Proposal, request_id: str) -> Proposal:
-    """A copy with its own arrays: in-process links pass references, and drafters reuse arrays."""
+    """Return a copy of `proposal` under another id.
+
+    It has its own arrays: in-process links pass references, and drafters reuse arrays.
+    """
     tree = TokenTree(proposal.tree.token_ids.copy(), proposal.tree.parents.copy())
     return Proposal(
         request_id, int(proposal.generation), int(proposal.base_len), int(proposal.prefix_hash),

@@ -77,5 +77,5 @@ class ThreadMail(Generic[Sender, Frame]):
 
 
 Mailbox = ThreadMail[TargetStream, StepFrame]
-# None: the stream has ended.
+# None means that the stream has ended.
 Mail = tuple[TargetStream, StepFrame | None]

@@ -21,7 +21,7 @@ from cluster.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _AUTOGROUP = Path("/proc/self/autogroup")
-# Python's default is ten times as long, which is as long as some drafters need for a tree.
+# Python's default is ten times as long, about the time in which some drafters grow a tree.
 _SWITCH_INTERVAL_S = 0.0005
 
 
@@ -31,9 +31,9 @@ def shorten_switch_interval() -> None:
 
 
 def pin_to_cores(cores: Sequence[int]) -> None:
-    """Let this process, all threads that it has and will have, run on these cores only.
+    """Restrict this process, with its present and future threads, to these cores.
 
-    No cores: wherever it may run now.  Raises ConfigError for a core that it may not use.
+    An empty sequence changes nothing.  Raises ConfigError for a core that the process may not use.
     """
     if not cores:
         return
@@ -46,7 +46,7 @@ def pin_to_cores(cores: Sequence[int]) -> None:
                 param="cores",
             )
     for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended since
+        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
             os.sched_setaffinity(int(thread), cores)
 
 
@@ -70,7 +70,7 @@ def lower_priority(nice: int) -> None:
         return
     os.nice(nice)
     if os.getsid(0) != os.getpid():
-        return  # the group has other processes, whose priority is not ours to change
+        return  # the group has other processes, whose priority must not change
     try:
         if _group_nice() < nice:
             _AUTOGROUP.write_text(str(nice))
@@ -79,7 +79,7 @@ def lower_priority(nice: int) -> None:
 
 
 def _group_nice() -> int:
-    # As in "/autogroup-243 nice 0"; nothing where the session was never given a group.
+    # The file contains e.g. "/autogroup-243 nice 0"; it is empty if the session has no group.
     words = _AUTOGROUP.read_text().split()
     if not words:
         raise ValueError(f"{_AUTOGROUP} is empty: this session has no group of its own")

@@ -1,8 +1,8 @@
-"""The drafters inside the target worker: by turns with its steps, in its own thread.
+"""The drafters inside the target worker, which run by turns with its steps in the same thread.
 
-After a step's verdicts have left, the residents hear what was committed and grow trees for the
-texts that want some, the quickest of them first, until all trees are complete or their time is
-over.  Their trees stay in the worker.
+After a step's verdicts are sent, the residents are told of the committed tokens and grow trees for
+the texts that want some.  The quickest resident goes first, until all trees are complete or the
+residents' time is over.  Their trees stay in the worker.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from cluster.worker.drafting import Drafting
 
 log = logging.getLogger(__name__)
 
-# A drafter that is asked for nothing hears of a text once it lacks so many tokens: look-ups learn
+# A drafter that is asked for nothing is told of a text once it lacks so many tokens: look-ups learn
 # from all texts, and a commit of many tokens costs little more than one of a few.
 _MAX_LAG = 64
-# Weight of the newest round in the running mean of what a drafter takes.
+# Weight of the newest round in the running mean of a drafter's time.
 _TIME_WEIGHT = 0.1
-# What drafting after a step may take, as a share of the step's own time.  A round of twice a plain
-# one's time still pays where drafts double the tokens of a step, and hardly ever beyond that.  It
-# bounds what a text that is being read costs those that are being written: a prompt of many chunks
-# is read over as many rounds.
+# The time that drafting may take after a step, as a share of the step's own time.  A round that
+# takes twice as long as a plain one pays if drafts double the tokens of a step; a longer one hardly
+# ever pays.  The limit also bounds how long texts in decoding wait for models that read a prompt: a
+# prompt of many chunks is read over as many rounds.
 _STEP_SHARE = 1.0
-# The residents of a model whose steps are shorter than this take about as long for themselves.
+# The residents get at least this time: even for a model with shorter steps they need about so long.
 _LEAST_BOUND_S = 0.005
 
 
@@ -49,8 +49,9 @@ _LEAST_BOUND_S = 0.005
 class ResidentText:
     """The committed text of one request.
 
-    residents: names of the drafters that draft for it.  draft_nodes: wanted after the last verdict,
-    of look-ups alone where only_look_ups.  is_over: no draft can be of use any more.
+    residents: names of the drafters that draft for it.  draft_nodes: nodes wanted after the last
+    verdict.  only_look_ups: they are wanted of look-ups alone.  is_over: no draft can be of use any
+    more.
     """
 
     request_id: str
@@ -67,11 +68,11 @@ class ResidentText:
 
 
 class ResidentDrafter:
-    """Belongs to the engine thread.
+    """A drafter inside the target.  Belongs to the engine thread.
 
-    mean_s: running mean of what a round of it takes.  made_for: the target that it was made for.
-    is_look_up: it runs no model, and is asked where models would take too long.  num_read: texts
-    that a model of its own had to read before it drafted, the last time.
+    mean_s: running mean of its time per round.  made_for: the target that it was made for.
+    is_look_up: it runs no model, and is asked even if models would take too long.  num_read: the
+    texts that its own model had to read before it drafted, in the last round.
     """
 
     def __init__(
@@ -94,9 +95,9 @@ class ResidentDrafter:
         self.wants = self._drafting.wants  # of the target's steps
         self._breaker = breaker
         self._clock = clock
-        # A model of its own reads a text when it is asked, which may be never.
+        # Its own model reads a text only when it is asked to draft for it, which may be never.
         self._follows = self.is_look_up or self.wants != WANTS_NOTHING
-        self._declined: dict[str, float] = {}  # request -> until when it is not told of it
+        self._declined: dict[str, float] = {}  # request -> end of its exclusion
         self._num_asked: Counter[str] = Counter()  # nodes, by task
 
     def draft(
@@ -104,8 +105,8 @@ class ResidentDrafter:
     ) -> tuple[list[Proposal], float]:
         """Tell it of `texts` and let it grow the trees that they want, until the deadline.
 
-        bound_s: what all residents have together.  Returns the trees that have nodes, and how long
-        it took where it has stalled, else 0.
+        bound_s: the time of all residents together.  Returns the trees that have nodes, and its
+        time if it has stalled, else 0.
         """
         started = self._clock()
         self.num_read = 0
@@ -132,10 +133,10 @@ class ResidentDrafter:
         return trees, self._stalled_s(took_s, longest_s, bound_s)
 
     def read(self, rows: Sequence[StepRows], union: StepWants, bound_s: float) -> float:
-        """Hand it what a step computed, unless it wants nothing or is left alone.
+        """Hand it the rows of a step, unless it wants none or its breaker lets it rest.
 
-        union: what all residents want.  bound_s: what they have together after the step.  Returns
-        how long it took where it has stalled, else 0."""
+        union: what all residents want.  bound_s: the time of all residents after the step.  Returns
+        its time if it has stalled, else 0."""
         started = self._clock()
         if self.wants == WANTS_NOTHING or not self._breaker.allows(started):
             return 0.0
@@ -151,7 +152,7 @@ class ResidentDrafter:
             self._drafting.release(known)
 
     def record(self, samples: Samples, worker_id: str) -> None:
-        """Say what it holds, and what it was asked and did since this was last said."""
+        """Record the tokens it holds, and its asks and drafts since the last record."""
         self._drafting.record(samples, worker_id)
         for task, num_nodes in self._num_asked.items():
             samples.add(metrics.DRAFT_DEMAND, num_nodes, drafter=self.name, task=task)
@@ -162,7 +163,7 @@ class ResidentDrafter:
         return self._breaker.state(self._clock())
 
     def warm_up(self) -> None:
-        """Draft once for nobody: a model's first steps take longer than all that follow."""
+        """Draft once without a request, because a model's first steps take longer than the rest."""
         tokens, params = TokenLog(token_array([0] * 8)), SamplingParams(temperature=0.0)
         text = ResidentText("", 0, len(tokens), params, "", b"", frozenset((self.name,)), tokens, 4)
         self.draft([text], math.inf, self._clock() + 1.0)
@@ -170,15 +171,15 @@ class ResidentDrafter:
         self.mean_s = 0.0
 
     def begin_afresh(self, *, is_warm: bool) -> None:
-        """Forget faults and what it took: what it does for requests counts, and is told.
+        """Forget faults and times so far, so that only work for requests counts and is recorded.
 
-        is_warm: it has drafted before, so that its stalls are no first turn's."""
+        is_warm: it has drafted before, so its stalls are not those of a first turn and count."""
         self._drafting.begin_afresh(keeps_stalls=is_warm)
         self._declined.clear()
         self._num_asked.clear()
 
     def _due(self, texts: Iterable[ResidentText], now: float) -> list[ResidentText]:
-        """The texts that it is told of now."""
+        """Return the texts to tell it of now."""
         due = []
         for text in texts:
             if self.name not in text.residents or now < self._declined.get(text.request_id, now):
@@ -191,7 +192,7 @@ class ResidentDrafter:
         return due
 
     def _num_wanted(self, text: ResidentText) -> int:
-        """Nodes of `text` that are wanted of this drafter."""
+        """Return the number of nodes that `text` wants of this drafter."""
         return 0 if text.only_look_ups and not self.is_look_up else text.draft_nodes
 
     def _held_len(self, text: ResidentText) -> int:
@@ -199,7 +200,7 @@ class ResidentDrafter:
         return 0 if known is None else known.have_len
 
     def _tell(self, texts: Sequence[ResidentText]) -> list[ResidentText]:
-        """Tell it what it lacks; returns the texts of which it then lacks something still."""
+        """Tell it the tokens it lacks; returns the texts of which it still lacks tokens then."""
         short = []
         answers = self._drafting.tell([self._commit(text) for text in texts]) if texts else ()
         for text, answer in zip(texts, answers, strict=True):
@@ -221,7 +222,7 @@ class ResidentDrafter:
         )  # fmt: skip
 
     def _grow(self, logs: Mapping[str, TokenLog], newest: dict[str, Proposal]) -> None:
-        """One slice; `newest` are then the trees that there are."""
+        """Grow the trees by one slice, and enter them into `newest`."""
         tasks = self._drafting.growing.copy()
         proposals, refusals = self._drafting.grow(logs)
         for refusal in refusals:
@@ -232,12 +233,12 @@ class ResidentDrafter:
             newest[name] = _cut(proposal, tasks[name].max_nodes)
 
     def _decline(self, refusal: Refusal) -> None:
-        """Keep the request from it for a while."""
+        """Do not tell it of the request for a while."""
         kept_s = self._breaker.rule(refusal.code).kept_s
         self._declined[refusal.request_id] = self._clock() + kept_s
 
     def _stalled_s(self, took_s: float, longest_s: float, bound_s: float) -> float:
-        """Return how long it took where its longest call has stalled, else 0; then it rests."""
+        """Return took_s and let it rest if its longest call has stalled; otherwise return 0."""
         if not has_stalled(longest_s, bound_s):
             return 0.0
         self._drafting.note_stall(took_s)
@@ -245,7 +246,7 @@ class ResidentDrafter:
 
 
 def _cut(proposal: Proposal, max_nodes: int) -> Proposal:
-    """No more nodes than were asked for: what it takes to choose among them grows with them."""
+    """Keep only as many nodes as were asked for: choosing among more of them takes longer."""
     tree = proposal.tree
     if len(tree.token_ids) <= max_nodes:
         return proposal
@@ -258,9 +259,9 @@ def _cut(proposal: Proposal, max_nodes: int) -> Proposal:
 class Drafted:
     """The drafts of all residents after one step.
 
-    trees: each with its drafter.  time_s: of all of them but those that have stalled.  num_read:
-    texts that models read first; then the time is not that of drafting alone.  stalled: one of them
-    took far too long.
+    trees: each with its drafter.  time_s: the time of all residents but those that have stalled.
+    num_read: texts that models read first; if there are any, the time is not that of drafting
+    alone.  stalled: a resident took far too long.
     """
 
     trees: Sequence[tuple[ResidentDrafter, Proposal]] = ()
@@ -273,10 +274,11 @@ NOTHING_DRAFTED = Drafted()
 
 
 class Residents:
-    """All of them.  Belongs to the engine thread; request ids are those inside the worker.
+    """All drafters inside the target.  Belongs to the engine thread; request ids are those inside
+    the worker.
 
-    kinds: look-ups and models, as `Ask.with_models` tells them apart; empty = there are none.
-    wants: what all of them together want of the target's steps.
+    kinds: the values of `Ask.with_models` that they can serve; empty = there are no residents.
+    wants: the rows of the target's steps that any of them reads.
     """
 
     def __init__(
@@ -294,9 +296,9 @@ class Residents:
     def draft(
         self, texts: Sequence[ResidentText], step_time_s: float, rows: Sequence[StepRows] = ()
     ) -> Drafted:
-        """Tell them of texts that a step has answered, and let them grow what these want.
+        """Tell them of texts that a step has answered, and let them grow the trees these want.
 
-        rows: what the step computed, for the drafters that read it."""
+        rows: the rows of the step, for the drafters that read them."""
         if not self._drafters:
             return NOTHING_DRAFTED
         started, bound_s = self._clock(), max(_STEP_SHARE * step_time_s, _LEAST_BOUND_S)
@@ -304,7 +306,7 @@ class Residents:
         if rows:
             stalled_s += sum(each.read(rows, self.wants, bound_s) for each in self._drafters)
         trees: list[tuple[ResidentDrafter, Proposal]] = []
-        # Each gets one turn at least; the quick ones are not kept waiting by the others.
+        # Each gets at least one turn; the quick ones go first and do not wait for the others.
         for drafter in sorted(self._drafters, key=lambda each: each.mean_s) if texts else ():
             try:
                 proposals, lost_s = drafter.draft(texts, bound_s, started + bound_s)
@@ -314,17 +316,17 @@ class Residents:
             trees += [(drafter, proposal) for proposal in proposals]
             stalled_s += lost_s
             num_read = max(num_read, drafter.num_read)
-        # Who stalls rests, so that this is no part of what drafting takes.
+        # A drafter that stalls rests afterwards, so its stall is not part of the drafting time.
         drafted_s = max(self._clock() - started - stalled_s, 0.0)
         return Drafted(trees, drafted_s, num_read, stalled_s > 0.0)
 
     def record(self, samples: Samples, worker_id: str) -> None:
-        """Say what they hold, and what they did since this was last said."""
+        """Record the tokens they hold, and their work since the last record."""
         for drafter in self._drafters:
             drafter.record(samples, worker_id)
 
     def states(self) -> dict[str, str]:
-        """Of each the state of its breaker, or that it rests."""
+        """Return the state of each drafter's breaker, or that it rests."""
         return {drafter.name: drafter.state() for drafter in self._drafters}
 
     def faults(self) -> dict[str, dict[str, int]]:
@@ -332,11 +334,11 @@ class Residents:
         return {each.name: dict(each.faults) for each in self._drafters if each.faults}
 
     def begin_afresh(self, *, is_warm: bool) -> None:
-        """Forget how they fared so far: nobody was served.  is_warm: except for their stalls."""
+        """Forget faults and times so far, which served no request.  is_warm: but keep stalls."""
         for drafter in self._drafters:
             drafter.begin_afresh(is_warm=is_warm)
 
     def release(self, request_ids: Sequence[str]) -> None:
-        """Forget these requests; unknown ones are no error."""
+        """Forget these requests; unknown ones are ignored."""
         for drafter in self._drafters:
             drafter.release(request_ids)

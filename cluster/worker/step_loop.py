@@ -47,8 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class StepLoop:
-    """Everything of the target that is no network.  `run` is the engine thread's, and everything
-    else is called by it."""
+    """The target without its network side.  The engine thread calls `run`, which calls the rest."""
 
     def __init__(
         self,
@@ -82,10 +81,10 @@ class StepLoop:
         self._faults = Containment(verifier, self._keeper, streams)
         self._planning, self._learning = fence.section("planning"), fence.section("rounds")
         self._scoring = fence.section("scores")
-        self._drafted = NOTHING_DRAFTED  # after the step before
-        self._asked = NO_DRAFTS  # for what
-        self._began_at = 0.0  # the last step; 0 = the next one does not follow it at once
-        self._settled_s = 0.0  # what was done after the last step beside drafting
+        self._drafted = NOTHING_DRAFTED  # after the last step
+        self._asked = NO_DRAFTS  # the ask that led to it
+        self._began_at = 0.0  # start of the last step; 0 = the next one does not follow at once
+        self._settled_s = 0.0  # time of the work after the last step, without drafting
 
     def run(self) -> None:
         """Serve until the mailbox is closed."""
@@ -99,10 +98,10 @@ class StepLoop:
             )
             raise
         finally:
-            self._mailbox.close()  # nobody waits for an answer of a thread that has ended
+            self._mailbox.close()  # so that nobody waits for a thread that has ended
 
     def turn(self, mail: Sequence[Mail]) -> None:
-        """Take in what has come, and make a step if there is something to do."""
+        """Apply the mail, and make a step if there is something to do."""
         self._keeper.apply(mail)
         if self.has_work:
             self._step()
@@ -111,12 +110,12 @@ class StepLoop:
 
     @property
     def broken(self) -> WorkerError | None:
-        """Why the engine cannot be used any more; None = it can."""
+        """The error after which the engine cannot be used any more; None = it can."""
         return self._faults.broken
 
     @property
     def has_work(self) -> bool:
-        """Whether a text is ready, or the engine is not done with one."""
+        """True if a text is ready or the engine has unfinished work."""
         if self.broken is not None:
             return False
         return self._verifier.has_pending or any(_is_ready(text) for text in self._keeper)
@@ -151,7 +150,7 @@ class StepLoop:
         self._note_round(decoding, plan, answered, report, posted_at - began_at)
         self._draft(decoding, plan.ask, answered, report)
         drafted_at = self._clock()
-        # Not before: residents read what the step computed in the pages of these too.
+        # Only now, because residents read the rows of the step in the pages of these texts too.
         for text, _, reason in answered:
             if reason is not None:
                 self._keeper.drop(text)
@@ -160,7 +159,7 @@ class StepLoop:
         self._settled_s = self._clock() - drafted_at
 
     def _batch(self) -> list[TargetText]:
-        """The texts that join the step: all that are ready, but a suspect runs alone."""
+        """Return the texts that join the step: all that are ready, or one suspect alone."""
         ready = [text for text in self._keeper if _is_ready(text)]
         suspects = [text for text in ready if text.suspect]
         if suspects or any(text.suspect for text in self._keeper if text.in_flight is not None):
@@ -168,7 +167,7 @@ class StepLoop:
             return suspects[:1] if is_free else []
         if len(ready) <= self._max_rows:
             return ready
-        # Not all fit: the group of the one that has waited longest goes first.
+        # If not all fit, the group of the text that has waited longest goes first.
         first = min(ready, key=lambda text: text.answered_at).group
         ready.sort(key=lambda text: (text.group != first, text.answered_at))
         return ready[: self._max_rows]
@@ -188,13 +187,13 @@ class StepLoop:
         moment = Moment(self._clock(), self._residents.kinds, max(prompt_rows, 0))
         with self._planning:
             return self._controller.plan(decoding, max_depths, room, moment)
-        # Whichever tree it failed on is not tried again, and this step is a plain one.
+        # It is not known on which tree it failed, so all are dropped, and this step is a plain one.
         for text in decoding:
             text.held.clear()
         return Plan([PLAIN] * len(decoding), why=PlainWhy.FAULT)
 
     def _submit(self, batch: Sequence[TargetText]) -> bool:
-        """Hand the batch to the engine; False where that failed."""
+        """Hand the batch to the engine; returns False if that failed."""
         items = []
         for text in batch:
             assert text.in_flight is not None
@@ -212,8 +211,8 @@ class StepLoop:
     def _commit(
         self, stepped: Stepped, report: StepReport, why: PlainWhy
     ) -> list[tuple[TargetText, int, FinishReason | None]]:
-        """Commit what the step said, and send it.  Returns the texts with a verdict, the plain
-        steps that their tokens would have taken, and why they end."""
+        """Commit and send the answers of the step.  Returns the texts with a verdict, the plain
+        steps that their tokens would have taken, and why the texts end."""
         answered: list[tuple[TargetText, int, FinishReason | None]] = []
         self._streams.note_step(report)
         frames: dict[TargetStream, list[TextVerdict]] = {stream: [] for stream in self._streams}
@@ -280,14 +279,14 @@ class StepLoop:
         report: StepReport,
         step_s: float,
     ) -> None:
-        """Learn from the step; step_s: all of it, from the choice to the verdicts."""
+        """Learn from the step; step_s: its whole time, from the choice to the verdicts."""
         asked, drafted = self._asked, self._drafted
         tokens_of = {text.id: num_tokens for text, num_tokens, _ in answered}
         texts = [text for text in decoding if text.id in tokens_of]
         if not texts:
             return
         is_whole = len(texts) == len(answered) == len(decoding)
-        # After a drafter that has stalled it tells nothing, and beside prompts little.
+        # Drafting times are no use if a drafter has stalled, and of little use beside prompts.
         is_timed = not drafted.stalled and (is_whole or report.num_prefill_tokens > 0)
         is_clean = is_timed and report.num_prefill_tokens == 0
         done = Round(
@@ -296,7 +295,7 @@ class StepLoop:
             num_nodes=sum(len(in_flight.tree) for in_flight in plan.in_flight),
             is_sampled=any_sampled(texts),
             step_time_s=step_s + self._settled_s if is_timed else None,
-            # What reading prompts takes, too, says nothing of drafting.
+            # The time of reading prompts says nothing about drafting either.
             asked=asked if is_clean else NO_DRAFTS,
             draft_time_s=drafted.time_s if asked.num_nodes else 0.0,
             num_read=drafted.num_read,
@@ -308,7 +307,7 @@ class StepLoop:
     # Reports
 
     def report(self) -> tuple[VerdictFrame, dict[str, Any]]:
-        """The target's own metrics since this was last asked, and a picture of its state."""
+        """Return the target's own metrics since the last call, and a snapshot of its state."""
         samples, state = self._tally, dict[str, Any]()
         with self._scoring:
             self._controller.record(samples)
@@ -323,7 +322,7 @@ class StepLoop:
         return VerdictFrame(report=page_report, samples=samples.take()), state
 
     def export_learned(self) -> Mapping[str, Any]:
-        """What the control loop has learned, as plain values."""
+        """Return what the control loop has learned as plain values."""
         return self._controller.export()
 
 

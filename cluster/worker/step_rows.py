@@ -1,4 +1,4 @@
-"""What a step computed for the drafters that read it: from works, draws and hidden rows."""
+"""Collects the rows of a step for the drafters that read them: works, draws and hidden states."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ def rows_of_step(
     wants: StepWants, taps: Taps | None, answered: Sequence[Answered],
     unfinished: Iterable[Unfinished],
 ) -> list[StepRows]:  # fmt: skip
-    """The rows of one step.
+    """Return the rows of one step.
 
-    answered: the items with a verdict.  unfinished: those of which the step may have run a chunk.
+    answered: the items with a verdict.  unfinished: the items of which the step may have run a
+    chunk.
     """
     if wants == WANTS_NOTHING:
         return []

@@ -1,4 +1,4 @@
-"""What the step loop needs of a verifier."""
+"""The part of a verifier that the step loop uses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cluster.worker.verifier import Stepped
 
 
 class StepVerifier(Protocol):
-    """`cluster.worker.verifier.Verifier`, as far as steps are concerned."""
+    """The methods of `cluster.worker.verifier.Verifier` that the step loop calls."""
 
     @property
     def has_pending(self) -> bool: ...

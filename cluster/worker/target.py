@@ -1,4 +1,4 @@
-"""The target's process body: streams of coordinators around one step loop."""
+"""The target worker: serves the streams of coordinators with one step loop."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from cluster.worker.texts import TextTable
 log = logging.getLogger(__name__)
 
 TargetLink = Link[VerdictFrame, StepFrame]
-# What must be done before a text can run, beside the steps; None = nothing.
+# Returns the work that must precede a text, which runs beside the steps; None = there is none.
 Prepare = Callable[[Open], Awaitable[None] | None]
 
-# How often a coordinator hears which of its texts are here: often enough that one which misses some
-# of it in a row may call it silence, and far too seldom to cost anything.
+# The interval at which a coordinator is told which of its texts are here.  It is short enough that
+# several missing ones in a row mean silence, and long enough to cost nothing.
 _HEARTBEAT_S = 1.0
 
 
@@ -54,7 +54,7 @@ class TargetWorker:
         shadows: frozenset[str] = frozenset(),
         prepare: Prepare = lambda opened: None,
     ) -> None:
-        """silence_s: texts of a coordinator that says nothing for so long are freed."""
+        """silence_s: after so long without a frame, a coordinator's texts are freed."""
         residents = residents or Residents(())
         self._texts = TextTable(residents.names, description.vocab_size, max_draft_tokens)
         self.streams = TargetStreams(description.max_running_sequences, self._texts)
@@ -89,15 +89,15 @@ class TargetWorker:
         return self._loop.broken is None and self._thread.is_alive()
 
     def restore_learned(self, state: Mapping[str, Any]) -> None:
-        """Begin with what `export_learned` gave, before `start`; one of another form is left
-        aside."""
+        """Continue from a result of `export_learned`; call it before `start`.  A record of another
+        form is ignored."""
         try:
             self._controller.restore(state)
         except (ValueError, TypeError, LookupError) as error:
             log.warning("what was learned before is of another form, and left aside: %s", error)
 
     async def export_learned(self) -> Mapping[str, Any]:
-        """Return what the control loop has learned, as one record of plain values."""
+        """Return what the control loop has learned as one record of plain values."""
         return await asyncio.wrap_future(self._mailbox.call(self._loop.export_learned))
 
     async def serve(self, link: TargetLink) -> None:
@@ -125,8 +125,9 @@ class TargetWorker:
             await link.close()
 
     async def _beat(self, stream: TargetStream, reader: _Reader) -> None:
-        """Tell the coordinator, for ever, which of its texts are here; from the event loop, for the
-        engine thread may be in a long step."""
+        """Tell the coordinator again and again which of its texts are here.
+
+        This runs on the event loop, because the engine thread may be in a long step."""
         while True:
             await asyncio.sleep(_HEARTBEAT_S)
             heard = stream.heard
@@ -144,7 +145,7 @@ class TargetWorker:
 
 
 class _Reader:
-    """Hands the frames of one link to the engine thread.  late: texts that are prepared first."""
+    """Hands the frames of one link to the engine thread.  late: texts still in preparation."""
 
     def __init__(self, stream: TargetStream, mailbox: Mailbox, prepare: Prepare) -> None:
         self._stream = stream
@@ -158,7 +159,7 @@ class _Reader:
         return tuple(self._late)
 
     async def silence(self, least_s: float) -> None:
-        """Return when nothing was heard for so long."""
+        """Return once nothing was heard for least_s seconds."""
         while True:
             self._heard.clear()
             try:
@@ -180,7 +181,7 @@ class _Reader:
             task.cancel()
 
     def _without_late(self, frame: StepFrame) -> StepFrame:
-        """`frame` without the texts that must be prepared; they come by themselves."""
+        """Return `frame` without the texts that must be prepared; they are opened later."""
         for name in frame.cancels:
             for late in [late for late in self._late if late.request_id == name.request_id]:
                 if late.generation <= name.generation:

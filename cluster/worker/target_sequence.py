@@ -1,4 +1,4 @@
-"""What the target remembers of one request besides its KV cache: how to draw from its rows."""
+"""The sampling state of each request at the target, and the draws from the rows of a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cluster.spec.tree import depths
 class TargetSequence:
     """Sampling state of one request under one generation.
 
-    `context_len` committed tokens are known.  Their ids are kept only where penalties count them.
+    context_len: number of committed tokens.  Their ids are kept only if penalties count them.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TargetSequence:
         self.truncated = is_truncated(params)
         self.context_len = 0
         self.hook = hook
-        self.failure: RequestError | None = None  # of the hook: the request ends with it
+        self.failure: RequestError | None = None  # raised by the hook; the request ends with it
         self.adapter = adapter
         self.forced = token_array(params.forced_ids) if params.forced_ids else None
         self.bias = TokenBias.of(params.logit_bias, device) if params.logit_bias else None
@@ -59,7 +59,7 @@ class TargetSequence:
         self._counts: Counts | None = None
 
     def extend(self, base_len: int, token_ids: TokenArray) -> None:
-        """The context is now its first `base_len` tokens and `token_ids` after them."""
+        """Cut the context to its first `base_len` tokens, and append `token_ids`."""
         assert base_len <= self.context_len
         rolled_back = base_len < self.context_len
         self.context_len = base_len + len(token_ids)
@@ -89,7 +89,7 @@ class TargetSequence:
 
 
 def possible(sequence: TargetSequence, tree: TokenTree) -> tuple[TokenTree, TokenArray | None]:
-    """The nodes that the sequence's hook does not forbid, and their places; None = all."""
+    """Return the nodes that the sequence's hook allows, and their places; None = all."""
     nodes = None if sequence.hook is None else sequence.hook.prepare(tree)
     if nodes is None or len(nodes) == len(tree):
         return tree, None
@@ -114,10 +114,10 @@ def draw_all(
     native: DrawKernels | None = None,
     fused: FusedDraw | None = None,
 ) -> list[TokenArray]:
-    """The target's draws of each entry, int32[n + 1]; -1 where a row has no law to draw from.
+    """Return the target's draws of each entry, int32[n + 1]; -1 for a row without a valid law.
 
-    native: for logits on the CPU, fused: on a GPU; the draws are the same without them.
-    Where a sequence's output is given, its tokens stand in place of draws.
+    native: faster draws for logits on the CPU; fused: for logits on a GPU.  The draws are the same
+    without them.  If a sequence's output is given, its tokens replace the draws.
     """
     drawn = _draw_all(batch, noise, native, fused)
     return [_forced(entry, draws) for entry, draws in zip(batch, drawn, strict=True)]
@@ -128,7 +128,7 @@ def _forced(entry: Evaluated, draws: TokenArray) -> TokenArray:
     if given is None:
         return draws
     positions = _positions(entry)
-    # A row without a law has no log-probabilities either: it fails as in any other sequence.
+    # A row without a valid law has no log-probabilities either, so it fails as in other sequences.
     rows = np.flatnonzero((positions < len(given)) & (draws >= 0))
     draws[rows] = given[positions[rows]]
     return draws
@@ -172,7 +172,7 @@ def _draw_natively(
     spans: Sequence[tuple[int, int]],
     native: DrawKernels,
 ) -> TokenArray:
-    """All rows' draws, where no law truncates.  logits, masks: of each entry, spans: its rows."""
+    """Draw at all rows; no law may truncate.  logits, masks: of each entry; spans: its rows."""
     rows = [each.contiguous() for each in logits]
     shares = [
         DrawShare(
@@ -203,8 +203,8 @@ def _allowed(mask: TokenMask | None, row: int, logits: torch.Tensor) -> Indices:
 
 
 def _masks(entry: Evaluated) -> TokenMask | None:
-    """What the sequence's hook allows at each of its rows; None = everything, or nothing counts
-    any more because the request has failed."""
+    """Return the tokens that the sequence's hook allows at each of its rows; None = all tokens, or
+    the request has failed and its draws are not used."""
     if entry.sequence.hook is None:
         return None
     try:
@@ -222,7 +222,7 @@ def _positions(entry: Evaluated) -> Indices:
 
 
 def _draw_rows(batch: Sequence[Evaluated], sizes: Sequence[int]) -> DrawRows | None:
-    """What the rows' draws depend on; None when all are greedy."""
+    """Return the inputs of the rows' draws; None if all are greedy."""
     sequences = [entry.sequence for entry in batch]
     if all(sequence.params.temperature == 0.0 for sequence in sequences):
         return None

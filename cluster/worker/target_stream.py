@@ -13,19 +13,19 @@ from cluster.errors import WorkerError
 from cluster.messages import AdapterList, Load, StepReport, VerdictFrame
 from cluster.rpc.link import Link
 
-# Steps that a coordinator may leave unacknowledged before its texts are parked: half a second of
-# quick ones, in which nothing is lost if it has only been busy.
+# The steps that a coordinator may leave unacknowledged before its texts are parked.  That is half a
+# second of quick steps, so a coordinator that was only busy loses nothing.
 _MAX_UNACKNOWLEDGED = 64
 
 
 class TargetStream:
-    """All that one link has created at the worker; it is freed when the link ends.
+    """The state that one link has created at the worker; it is freed when the link ends.
 
-    Inside the worker a request's id has the stream's prefix, since coordinators choose ids by
-    themselves.  Frames may be posted from any thread; they are numbered where they are sent, in the
-    event loop that created the stream.  acknowledged: the last one that the coordinator has said to
-    have.  heard: serial of its last frame that the engine has taken in.  counts: whether it is told
-    of the target's own metrics.
+    Inside the worker a request's id has the stream's prefix, because coordinators choose ids
+    independently.  Frames may be posted from any thread; the event loop that created the stream
+    numbers and sends them.  acknowledged: serial of the last frame that the coordinator has
+    acknowledged.  heard: serial of the coordinator's last frame that the engine has applied.
+    counts: True if this stream gets the target's own metrics.
     """
 
     def __init__(self, number: int) -> None:
@@ -42,7 +42,7 @@ class TargetStream:
 
     @property
     def is_parked(self) -> bool:
-        """True if its texts wait until it says that it still reads."""
+        """True if its texts wait until the coordinator acknowledges frames again."""
         return self.serial - self.acknowledged > _MAX_UNACKNOWLEDGED
 
     def inside(self, request_id: str) -> str:
@@ -61,7 +61,7 @@ class TargetStream:
         self._call_soon(self._fail, error)
 
     async def send_forever(self, link: Link[VerdictFrame, object]) -> None:
-        """Send what is posted; raises the error that the stream was failed with."""
+        """Send posted frames; raises the error that was passed to `fail`."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -94,13 +94,13 @@ class Texts(Protocol):
 
 
 class TargetStreams:
-    """Those that are open.  Opened and closed by the event loop.
+    """The open streams.  The event loop opens and closes them.
 
-    pages: of the KV cache, in use and of how many; set by the engine thread.
+    pages: of the KV cache, in use and in total; set by the engine thread.
     """
 
     def __init__(self, max_texts: int, texts: Texts) -> None:
-        """max_texts: that the target runs at a time, 0 = any number.  texts: that it runs."""
+        """max_texts: the most texts that the target runs at a time, 0 = any number.  texts: all."""
         self.pages = (0, 0)
         self._num_steps = 0
         self._texts = texts
@@ -114,19 +114,19 @@ class TargetStreams:
 
     @property
     def seats(self) -> int:
-        """How many texts each of them may have, 0 = any number: a share for each, so that one
-        which asks for too much takes nothing from the others."""
+        """The most texts that each stream may have, 0 = any number.  Each gets an equal share, so
+        that a stream which asks for too much takes nothing from the others."""
         return -(-self._max_texts // max(len(self._open), 1))
 
     @property
     def load(self) -> Load:
-        """The load as every coordinator is told it."""
+        """The load that every coordinator is told."""
         num_waiting = self._texts.num_waiting
         num_running = max(len(self._texts) - num_waiting, 0)
         return Load(self.seats, num_running, num_waiting, self._num_steps, *self.pages)
 
     def note_step(self, report: StepReport) -> None:
-        """A step is done; called by the engine thread."""
+        """Note that a step is done; called by the engine thread."""
         self._num_steps += 1
         self.pages = report.pages_in_use, report.pages_total
 
@@ -146,7 +146,7 @@ class TargetStreams:
         self._tell_all()
 
     def announce(self, adapters: AdapterList) -> None:
-        """Tell every coordinator, now and as it comes, what new requests may ask for."""
+        """Tell every present and future coordinator which adapters new requests may use."""
         self._adapters = adapters
         self._tell_all()
 

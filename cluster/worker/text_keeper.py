@@ -1,4 +1,4 @@
-"""The coming and going of the target's texts: mail is applied, and what a text held is freed."""
+"""Opens and ends the target's texts by the mail that arrives, and frees their state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cluster.worker.texts import TargetText, TextTable
 
 log = logging.getLogger(__name__)
 
-# An engine that forgets a text so often without one verdict in between will not learn it.
+# If the engine forgets a text so often without a verdict in between, the text is given up.
 _MAX_MISSES_IN_A_ROW = 16
 
 
@@ -46,7 +46,7 @@ class TextKeeper:
         self._texts = texts
         self._tally = tally
         self._scoring = fence.section("scores")
-        self._convicted: set[str] = set()  # names that raised alone: they begin as suspects
+        self._convicted: set[str] = set()  # names that raised alone; they begin as suspects
 
     def __iter__(self) -> Iterator[TargetText]:
         return iter(self._texts)
@@ -59,7 +59,7 @@ class TextKeeper:
         return self._texts.get(name)
 
     def apply(self, mail: Sequence[Mail]) -> None:
-        """Take in what has come."""
+        """Apply the mail."""
         for stream, frame in mail:
             if frame is None:
                 self._end(stream)
@@ -76,13 +76,13 @@ class TextKeeper:
                 self._hold(stream, tree)
             if frame.heartbeat is not None:
                 self._forget_unnamed(stream, frame.heartbeat.texts)
-            # Last: what is named as heard is here.
+            # Last, because a frame counts as heard only once its texts are here.
             stream.heard = max(stream.heard, frame.serial)
 
     def _end(self, stream: TargetStream) -> None:
         for text in self._texts.of(stream):
             self.drop(text)
-        if stream.counts:  # another one is told from now on
+        if stream.counts:  # another stream gets the metrics from now on
             self._tally.tell_all()
         self._convicted = {name for name in self._convicted if not name.startswith(stream.prefix)}
 
@@ -131,7 +131,7 @@ class TextKeeper:
         )
 
     def drop(self, text: TargetText) -> None:
-        """Free everything that is held for a text."""
+        """Free all state of a text."""
         self._texts.remove(text)
         self._verifier.release([text.id])
         self._residents.release([text.id])
@@ -139,17 +139,17 @@ class TextKeeper:
             self._controller.score([text], ends=True)
 
     def end(self, text: TargetText, error: DrafthouseError) -> None:
-        """The target does not run a text any more, and says why."""
+        """Stop running a text, and tell the coordinator why."""
         self.drop(text)
         self._refuse(text.stream, text.opened, error)
 
     def convict(self, text: TargetText, error: DrafthouseError) -> None:
-        """A step with this text alone has raised: its next attempts begin as suspects."""
+        """End a text that raised in a step of its own; its next attempts begin as suspects."""
         self._convicted.add(text.id)
         self.end(text, error)
 
     def take_answer(self, answer: CacheMiss | Refusal) -> None:
-        """The engine lacks tokens of a text, which come from its log again, or cannot run it."""
+        """Take in that the engine lacks tokens of a text, which its log has, or cannot run it."""
         text = self._texts.get(answer.request_id)
         if text is None or answer.generation != text.opened.generation:
             return
@@ -166,7 +166,7 @@ class TextKeeper:
         error = error_from_code(answer.code, answer.message)
         has_drafts = in_flight is not None and len(in_flight.tree) > 0 and not text.is_scored
         if isinstance(error, RequestError) and has_drafts:
-            # Perhaps only its drafts were too much (pages, rows): they may never cost it its text.
+            # Perhaps only its drafts needed too much (pages, rows), and drafts must not end a text.
             text.held_len, text.max_draft_tokens = 0, 0
             return
         self.end(text, error)
@@ -181,7 +181,7 @@ class TextKeeper:
 
 
 def _is_sound(mail: PoolTree, num_names: int, vocab_size: int) -> bool:
-    """Whether it is a tree, each node of which is of one of the text's drafters."""
+    """True if the tree is well formed and each node has sources among the text's drafters."""
     known = (1 << num_names) - 1
     return (
         len(mail.sources) == len(mail.tree)

@@ -1,4 +1,4 @@
-"""The texts that the target runs: one token log each, from which everything lost is made again."""
+"""The texts that the target runs.  Lost state of a text is recomputed from its token log."""
 
 from __future__ import annotations
 
@@ -24,20 +24,22 @@ from cluster.spec.token_log import TokenLog
 from cluster.worker.residents import ResidentText
 from cluster.worker.target_stream import TargetStream
 
-# Each row of a step that scores has logits of the whole vocabulary: 256 are 160 MB of a large one.
+# A scoring step has logits of the whole vocabulary for each row: for a large vocabulary, 256 rows
+# take 160 MB.
 _MAX_SCORED_ROWS = 256
-# A coordinator can make its texts count for no more than the greatest latency class may.
+# The greatest weight that a coordinator can give its texts is that of the greatest latency class.
 _WEIGHTS = (0.01, 100.0)
-# Tokens for which a text's log has room at first.
+# The initial room of a text's log, in tokens.
 _FIRST_ROOM = 1024
 
 
 class TargetText(Text):
-    """One of them.  Engine thread only.
+    """One text of the target.  Engine thread only.
 
-    id: inside the worker.  held_len: tokens that the engine holds of it.  in_flight: what the step
-    under way verifies; None = nothing of it is in the engine.  resident: as residents see it, with
-    the same log.  suspect: a step with it raised; it runs alone and plain until one went well.
+    id: its name inside the worker.  held_len: tokens that the engine holds of it.  in_flight: the
+    nodes that the current step verifies; None = the text is not in a step.  resident: the text as
+    residents see it, with the same log.  suspect: a step with it raised; it runs alone and without
+    drafts until such a step succeeds.
     """
 
     def __init__(self, stream: TargetStream, opened: Open, residents: Sequence[str]) -> None:
@@ -60,9 +62,9 @@ class TargetText(Text):
         self.suspect = False
         self.was_decoding = False  # when the step under way was chosen
         self.answered_at = 0.0  # when the last step began that had a verdict for it
-        self.num_misses = 0  # of the engine, since the last verdict
+        self.num_misses = 0  # cache misses since the last verdict
         self.num_cached: int | None = None
-        # A given output is scored to its end: no token of it stops anything.
+        # A given output is scored to its end, so none of its tokens stops the text.
         self._forced = token_array(params.forced_ids)
         self._stop_ids = frozenset(() if self.is_scored else params.stop_token_ids)
         self.resident = ResidentText(
@@ -72,12 +74,12 @@ class TargetText(Text):
 
     @property
     def is_scored(self) -> bool:
-        """Whether the output is given, and only its log-probabilities are asked for."""
+        """True if the output is given and only its log-probabilities are requested."""
         return len(self._forced) > 0
 
     @property
     def is_decoding(self) -> bool:
-        """Whether the engine holds all but the last token, so that a tree may follow."""
+        """True if the engine holds all tokens but the last, so that a tree may follow."""
         is_drawn = not self.is_scored and self.params.beams is None
         return is_drawn and self.held_len == len(self.tokens) - 1 and not self.suspect
 
@@ -87,24 +89,25 @@ class TargetText(Text):
 
     @property
     def remaining(self) -> int:
-        """How many more tokens there may be."""
+        """The most tokens that the text may still get."""
         return self.opened.max_len - len(self.tokens)
 
     def forced_tree(self, max_batch_tokens: int) -> TokenTree:
-        """The next tokens of a given output as a chain, which a step accepts whole; else none.
+        """Return the next tokens of a given output as a chain, which a step accepts completely;
+        for other texts the empty tree.
 
-        max_batch_tokens: rows of the target's steps.
+        max_batch_tokens: the most rows of a step of the target.
         """
         if not self.is_scored or self.suspect:
             return EMPTY_TREE
-        # Like a chunk of a prefill: a share of a step that leaves room for those who decode.
+        # As for a chunk of a prefill, only a share of a step, which leaves room for decoding texts.
         most = max(min(max_batch_tokens // 4, _MAX_SCORED_ROWS), 1)
         start = self.num_output_tokens
-        # The last token needs no node: it is what the target says after the others.
+        # The last token needs no node: the target emits it after the others.
         return TokenTree.chain(self._forced[start : min(start + most, len(self._forced) - 1)])
 
     def item(self, tree: TokenTree) -> VerifyItem:
-        """The next item for the engine: what its cache lacks, and `tree` after that."""
+        """Return the next item for the engine: the tokens that its cache lacks, then `tree`."""
         base_len, tokens, opened = self.held_len, self.tokens, self.opened
         opens = base_len == 0
         return VerifyItem(
@@ -114,8 +117,8 @@ class TargetText(Text):
         )  # fmt: skip
 
     def take(self, verdict: Verdict, why: PlainWhy) -> tuple[TextVerdict, int]:
-        """A step has answered.  Returns what the coordinator is told, and the plain steps that the
-        tokens would have taken.  why: nothing was chosen for anybody, if nothing was."""
+        """Take in a step's answer.  Returns the verdict for the coordinator, and the plain steps
+        that the tokens would have taken.  why: the reason if no nodes were chosen."""
         in_flight, self.in_flight = self.in_flight or PLAIN, None
         if self.suspect:
             why = PlainWhy.FAULT
@@ -125,15 +128,15 @@ class TargetText(Text):
         self.num_steps += 1
         if self.num_cached is None:
             self.num_cached = min(verdict.num_cached, self.prompt_len)
-        # Before a text's last token there is nothing to draft, and its prompt's step drafts none.
+        # No draft is possible if only one token may follow, nor in the step of the prompt.
         could_draft = self.was_decoding or why is PlainWhy.FAULT
         could_draft = could_draft and self.max_draft_tokens > 0 and self.remaining > 1
         path = verdict.path
         reason: FinishReason | None = FinishReason.STOP
         num_kept = len(verdict.token_ids)
-        if not verdict.beams:  # these are whole texts, which nothing follows
+        if not verdict.beams:  # beams are whole texts, which nothing follows
             num_kept, reason = self._append(verdict.token_ids, len(path))
-        # The chain of a given output was no draft.
+        # The chain of a given output does not count as a draft.
         num_nodes = 0 if self.is_scored else len(in_flight.tree)
         sources, num_names = in_flight.sources, len(self.names)
         owned = owners(sources.tolist(), self.by_weight()) if num_nodes else []
@@ -155,8 +158,8 @@ class TargetText(Text):
         return said, num_kept + (reason is FinishReason.STOP)
 
     def _append(self, token_ids: TokenArray, num_accepted: int) -> tuple[int, FinishReason | None]:
-        """A step has drawn these, of which num_accepted were drafts; returns how many belong to the
-        text, and why it ends."""
+        """Append the tokens of a step, of which the first num_accepted were drafts; returns how
+        many belong to the text, and why it ends."""
         num_kept, reason = cut(
             token_ids, self.num_output_tokens, self.remaining, self._stop_ids,
             self.params.min_tokens,
@@ -168,7 +171,7 @@ class TargetText(Text):
 
 
 def _verified(sources: SourceBits, num_names: int) -> tuple[int, ...]:
-    """Of the nodes, how many each of the drafters had proposed."""
+    """Count the nodes that each of the drafters had proposed."""
     bits = sources.tolist()
     return tuple(sum(each >> place & 1 for each in bits) for place in range(num_names))
 
@@ -198,12 +201,12 @@ class TextTable:
         return self._texts.get(name)
 
     def of(self, stream: TargetStream) -> list[TargetText]:
-        """Those of one coordinator."""
+        """Return the texts of one coordinator."""
         return [text for text in self._texts.values() if text.stream is stream]
 
     def names(self, stream: TargetStream) -> tuple[TextName, ...]:
-        """Those of one coordinator, by its own names; from any thread."""
-        # A copy is one operation to Python: the engine thread may go on meanwhile.
+        """Return the coordinator's own names of its texts; may be called from any thread."""
+        # The copy is atomic in Python, so the engine thread may go on meanwhile.
         return tuple(
             TextName(text.opened.request_id, text.opened.generation)
             for text in self._texts.copy().values()
@@ -211,10 +214,10 @@ class TextTable:
         )
 
     def add(self, stream: TargetStream, opened: Open, seats: int) -> TargetText | None:
-        """Take a text in; None where it is here already, or a newer owner has it.
+        """Add a text; returns None if it is here already or a newer owner has it.
 
-        seats: of this coordinator, 0 = any number.  Raises ProtocolError for one that makes no
-        sense, and CapacityError where it may have no more.
+        seats: the most texts of this coordinator, 0 = any number.  Raises ProtocolError for an
+        invalid text, and CapacityError if the coordinator may have no more.
         """
         known = self._texts.get(stream.inside(opened.request_id))
         if known is not None and known.opened.generation >= opened.generation:

@@ -1,8 +1,8 @@
 """The target's side of a round: engine steps, draws and walks, per item.
 
-Tokens are the truth and caches are guesses: an item whose base the engine lacks is answered with
-what it has, never with an error, and is sent again from there.  A malformed item is refused
-alone.  Tokens beyond a stop or max_tokens are the coordinator's business.
+If the engine's cache lacks tokens that an item relies on, the answer is a cache miss, not an error,
+and the item is sent again with the missing tokens.  A malformed item is refused alone.  The caller
+cuts off tokens beyond a stop or max_tokens.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from cluster.worker.step_rows import rows_of_step
 from cluster.worker.target_sequence import Evaluated, TargetSequence, draw_all, possible
 
 Answer = Refusal | CacheMiss
-# What the rows of a request are edited by, from the item that opens it; None = by nothing.
+# Makes the logits hook of a request from the item that opens it; None = the request has no hook.
 OpenHook = Callable[[VerifyItem], LogitsHook | None]
 
 
 class EngineLike(BeamEngine, Protocol):
-    """What the verifier needs of `cluster.engine.engine.Engine`."""
+    """The part of `cluster.engine.engine.Engine` that the verifier uses."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -72,8 +72,8 @@ class EngineLike(BeamEngine, Protocol):
 class _Pending:
     """An item that the engine has not answered yet.
 
-    item: its tree has the nodes that may be drawn at all.  kept: their places in the tree that was
-    sent, None = all.
+    item: its tree has only the nodes that may be drawn.  kept: the places of these nodes in the
+    tree that was sent, None = all.
     """
 
     item: VerifyItem
@@ -82,7 +82,7 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stepped:
-    """What a step has answered: each item in one of the three."""
+    """The answers of a step; each item is in one of the three lists."""
 
     verdicts: Sequence[Verdict] = ()
     misses: Sequence[CacheMiss] = ()
@@ -93,7 +93,7 @@ class Stepped:
 class Verifier:
     """Turns items into verdicts.  Synchronous; one thread calls it.
 
-    last_rows: what the last step computed for those who read it; empty where nobody does.
+    last_rows: the rows of the last step for the drafters that read them; empty if none does.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Verifier:
         open_hook: OpenHook = lambda item: None,
         wants: StepWants = WANTS_NOTHING,
     ) -> None:
-        """wants: of every step, for the drafters inside the target."""
+        """wants: the rows of every step that the drafters inside the target read."""
         self.last_rows: Sequence[StepRows] = ()
         self._wants = wants
         self._engine = engine
@@ -119,16 +119,16 @@ class Verifier:
 
     @property
     def drawn_by(self) -> str:
-        """What draws on a GPU: "triton", or "torch"."""
+        """The implementation of draws on a GPU: "triton" or "torch"."""
         return "torch" if self._fused is None else "triton"
 
     @property
     def has_pending(self) -> bool:
-        """Whether `step` has something to do."""
+        """True if `step` has something to do."""
         return self._engine.has_pending
 
     def submit(self, items: Sequence[VerifyItem]) -> list[Answer]:
-        """Queue `items`.  Returns the answers that are known at once; the others come by `step`."""
+        """Queue `items`.  Returns the answers that are known at once; `step` gives the others."""
         answers: list[Answer] = []
         are_trees_sound = are_sound([item.tree for item in items], None, self._engine.vocab_size)
         for item in items:
@@ -142,14 +142,14 @@ class Verifier:
         return answers
 
     def release(self, request_ids: Iterable[str]) -> None:
-        """Forget these requests; what they had queued gets no answer.  Unknown ids are ignored.
+        """Forget these requests; their queued items get no answer.  Unknown ids are ignored.
 
-        Their adapters wait for the next call: one may come back, of another generation."""
+        Their adapters are freed later, because a request may come back in another generation."""
         for request_id in request_ids:
             self._forget(request_id)
 
     def step(self) -> Stepped:
-        """One forward over what the engine picks; answers every item that it completed."""
+        """Run one forward over the items that the engine picks; answers each completed item."""
         started_at = self._clock()
         self.last_rows = ()
         outputs = self._engine.step(self._wants.taps)
@@ -164,7 +164,7 @@ class Verifier:
                 continue
             pending = self._pending.pop(output.request_id, None)
             if pending is None:
-                continue  # released since
+                continue  # released in the meantime
             sequence = self._sequences[output.request_id]
             item = pending.item
             if output.logits is not None:
@@ -199,7 +199,7 @@ class Verifier:
         return Stepped(verdicts, misses, refusals, report)
 
     def _admit(self, item: VerifyItem, answers: list[Answer]) -> None:
-        """Queue one item, or answer what is missing; raises what makes it unacceptable."""
+        """Queue one item, or answer with a cache miss; raises if the item is unacceptable."""
         check_item(item, self._engine.vocab_size)
         known = self._sequences.get(item.request_id)
         if known is not None and item.generation < known.generation:
@@ -235,7 +235,7 @@ class Verifier:
         self._pending[item.request_id] = _Pending(possible_item, kept)
 
     def _hand_over(self, item: VerifyItem, answers: list[Answer]) -> None:
-        """Drop what an older generation of the item's request had here."""
+        """Drop the state of an older generation of the item's request."""
         pending = self._pending.get(item.request_id)
         if pending is not None:
             error = ProtocolError(f"generation {item.generation} took the request over")
@@ -243,7 +243,7 @@ class Verifier:
         self._forget(item.request_id)
 
     def _have_len(self, item: VerifyItem, sequence: TargetSequence | None) -> int:
-        """Tokens that are here already, as far as they can be told before the step."""
+        """Return how many tokens are here already, as far as that is known before the step."""
         if sequence is None:
             return 0
         if item.prompt_len != sequence.prompt_len:
@@ -252,7 +252,7 @@ class Verifier:
                 f"{sequence.prompt_len}"
             )
         if item.base_len <= sequence.context_len:
-            return item.base_len  # the engine knows whether they are still cached
+            return item.base_len  # only the engine knows if they are still cached
         return min(sequence.context_len, self._engine.cached_len(item.request_id))
 
     def _open(self, item: VerifyItem) -> TargetSequence:
@@ -266,15 +266,15 @@ class Verifier:
         return TargetSequence(item, item.params, engine.vocab_size, engine.device, hook, adapter)
 
     def _miss(self, item: VerifyItem, sequence: TargetSequence, have_len: int) -> CacheMiss:
-        # What was lost is sent again, with its tokens.
+        # The lost part is sent again, with its tokens.
         sequence.extend(min(have_len, sequence.context_len), item.delta[:0])
         return CacheMiss(item.request_id, item.generation, have_len)
 
     def _conclude(
         self, item: VerifyItem, entry: Evaluated, draws: TokenArray, num_cached: int
     ) -> Verdict:
-        """Walk, keep the accepted nodes' KV, and say so.  Raises WorkerError for broken logits,
-        RequestError where the request's own hook cannot go on."""
+        """Walk the tree, keep the accepted nodes' KV, and return the verdict.  Raises WorkerError
+        for broken logits, RequestError if the request's own hook cannot go on."""
         if entry.sequence.failure is not None:
             raise entry.sequence.failure
         path, token_ids = walk_draws(item.tree, draws)
@@ -292,7 +292,7 @@ class Verifier:
         )  # fmt: skip
 
     def _search(self, output: Output, verdicts: list[Verdict], refusals: list[Refusal]) -> None:
-        """Go on with a beam search; where it is over, its answer is added."""
+        """Continue a beam search; if it is over, add its answer."""
         item = self._pending[output.request_id].item
         try:
             verdict = self._beams.take(item, output)
@@ -324,13 +324,13 @@ class Verifier:
 
     @property
     def pages(self) -> tuple[int, int]:
-        """(KV pages in use, KV pages there are), once adapters that nobody runs with are freed."""
+        """Free the adapters without requests; returns (KV pages in use, KV pages in total)."""
         self._engine.drop_unused_adapters()
         return self._engine.pages_in_use, self._engine.pages_total
 
 
 def fused_draw(device: torch.device, vocab_size: int) -> FusedDraw | None:
-    """The draw in one kernel, ready to run; None where this device or installation has none."""
+    """Return the draw in one kernel, ready to run; None if device or installation lack it."""
     if device.type != "cuda" or importlib.util.find_spec("triton") is None:
         return None
     from cluster.engine.draw.triton import create_draw

@@ -13,7 +13,7 @@ inline double logit(double claimed) {
     return std::log(value) - std::log1p(-value);
 }
 
-/* Linear between the knots, and level beyond them. */
+/* Interpolates linearly between the knots; constant beyond them. */
 inline double interpolated(double x, const double *knots, const double *values, int64_t count) {
     if (!(x > knots[0])) return values[0];
     if (x >= knots[count - 1]) return values[count - 1];

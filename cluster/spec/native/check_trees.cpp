@@ -1,4 +1,4 @@
-/* Whether trees are what `tree_check.py`, the reference, takes for sound. */
+/* Checks trees as `tree_check.py`, the reference, does. */
 #include <algorithm>
 #include <vector>
 
@@ -19,7 +19,7 @@ extern "C" int64_t are_sound(const Checked *given) {
             edges.push_back((uint64_t)(parent + 1) << 32 | (uint32_t)tokens[node]);
             if (!survivals) continue;
             const double value = survivals[node];
-            if (!(value >= 0.0 && value <= given->max_survival)) return 0; /* false for what is no number */
+            if (!(value >= 0.0 && value <= given->max_survival)) return 0; /* false for NaN */
             if (parent >= 0 && value > given->growth_factor * (double)survivals[parent] + given->growth) return 0;
         }
         std::sort(edges.begin(), edges.end());

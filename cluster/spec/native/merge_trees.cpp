@@ -1,6 +1,5 @@
-/* What the drafters of a batch offer: trees re-rooted at the last committed token, calibrated and
- * merged sequence by sequence.  The same as in merge_trees.py, the reference, which says what the
- * numbers mean.
+/* Re-roots the trees of a batch's drafters at the last committed token, calibrates them and merges
+ * them sequence by sequence.  The reference is merge_trees.py, which explains the numbers.
  */
 #include <algorithm>
 #include <cmath>
@@ -14,11 +13,11 @@ namespace {
 
 const float MIN_REACHED = 1e-6f;
 
-/* Where the committed tokens lead: -1 = nowhere yet, -2 = out of the tree. */
+/* Returns the node to which the committed tokens lead; -1 = the root, -2 = out of the tree. */
 int64_t walk(const int32_t *tokens, const int32_t *parents, int64_t count, const int32_t *committed, int64_t length) {
     int64_t at = -1;
     for (int64_t step = 0; step < length; step++) {
-        int64_t node = at + 1; /* children stand behind their parents */
+        int64_t node = at + 1; /* children stand after their parents */
         while (node < count && !(parents[node] == at && tokens[node] == committed[step])) node++;
         if (node >= count) return -2;
         at = node;
@@ -26,7 +25,7 @@ int64_t walk(const int32_t *tokens, const int32_t *parents, int64_t count, const
     return at;
 }
 
-/* Survivals from claims; parents are local, -1 = the context. */
+/* Computes calibrated survivals from claims; parents are local, -1 = the context. */
 void calibrate(const int64_t *parents, int64_t first, int64_t count, const float *claimed, float *found,
                const double *fit, int64_t num_knots) {
     std::vector<double> shares(count), totals(count + 1, 0.0);
@@ -34,7 +33,7 @@ void calibrate(const int64_t *parents, int64_t first, int64_t count, const float
         const int64_t parent = parents[i] - (parents[i] < 0 ? 0 : first);
         const double above = parent < 0 ? 1.0 : claimed[parent];
         double ratio = above > 0.0 ? claimed[i] / above : 0.0;
-        ratio = ratio > 0.0 ? std::min(ratio, 1.0) : 0.0; /* false for what is no number */
+        ratio = ratio > 0.0 ? std::min(ratio, 1.0) : 0.0; /* false for NaN */
         shares[i] = fitted(logit(ratio), fit, num_knots);
         totals[parent + 1] += shares[i];
     }
@@ -47,12 +46,12 @@ void calibrate(const int64_t *parents, int64_t first, int64_t count, const float
     }
 }
 
-/* At most 1, at most `above`, and no NaN. */
+/* Bounds a survival by `above`; negatives and NaN become 0. */
 float bounded(float value, float above) { return value > 0.0f ? std::min(value, above) : 0.0f; }
 
 }  // namespace
 
-/* Returns how many trees of one group have nodes, at most. */
+/* Writes the result into the arrays of `out`, which the caller allocates. */
 extern "C" void merge_trees(const Held *held, const Merged *out) {
     int64_t num_left = 0, read = 0, committed = 0;
     std::vector<int64_t> place;
@@ -89,8 +88,8 @@ extern "C" void merge_trees(const Held *held, const Merged *out) {
 
     const auto has_nodes = [out](int64_t tree) { return out->starts[tree + 1] > out->starts[tree]; };
     int64_t num_merged = 0, tree = 0;
-    std::vector<int64_t> child, sibling; /* the first child of a merged node, the next of its parent */
-    /* Of each merged node: what is claimed for it, and what those claim who looked behind it. */
+    std::vector<int64_t> child, sibling; /* of a merged node: its first child, and its parent's next */
+    /* For each merged node: the claims for it, and those of drafters that proposed a child of it. */
     std::vector<double> claims, reached, values;
     std::vector<char> has_looked;
     std::vector<float> own(num_left);
@@ -110,7 +109,7 @@ extern "C" void merge_trees(const Held *held, const Merged *out) {
         for (int64_t member = begin; is_known && member < tree; member++)
             if (has_nodes(member)) total += std::exp(best - held->losses[member]);
         int64_t roots = -1; /* the first child of the context */
-        double context = 0.0; /* the shares of those that looked behind it */
+        double context = 0.0; /* the shares of those that proposed a child of it */
         child.clear();
         sibling.clear();
         claims.clear();
@@ -136,7 +135,7 @@ extern "C" void merge_trees(const Held *held, const Merged *out) {
                     num_merged++;
                     sibling.push_back(*head);
                     *head = found;
-                    child.push_back(-1); /* may move what `head` points to */
+                    child.push_back(-1); /* may invalidate `head` */
                     claims.push_back(0.0);
                     reached.push_back(0.0);
                 }
@@ -160,7 +159,7 @@ extern "C" void merge_trees(const Held *held, const Merged *out) {
     out->merged_starts[held->num_groups] = num_merged;
 }
 
-/* In bytes, -1 = unknown; cpp.py compares it with what Python takes it for. */
+/* Returns a size in bytes, -1 = unknown; cpp.py compares it with the size in Python. */
 extern "C" int64_t struct_size(const char *name) {
     if (!strcmp(name, "Held")) return sizeof(Held);
     if (!strcmp(name, "Merged")) return sizeof(Merged);

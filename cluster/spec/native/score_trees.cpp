@@ -1,6 +1,6 @@
-/* What trees have been worth: each is walked along the text that followed, and entered into the
- * scores of its drafter.  The same as `Score.add` in acceptance.py and `Calibrator.observe` in
- * survival.py, the references, which say what the numbers mean.
+/* Scores trees: each is walked along the text after it, and entered into the scores of its drafter.
+ * The references are `Score.add` in acceptance.py and `Calibrator.observe` in survival.py, which
+ * explain the numbers.
  */
 #include <algorithm>
 #include <cmath>
@@ -11,10 +11,10 @@
 
 namespace {
 
-/* One tree whose fate is known. */
+/* The outcome of one tree. */
 struct Outcome {
     std::vector<double> logits, accepted; /* of the nodes that were reached */
-    std::vector<int64_t> of_best;                        /* accepted ones of the best so many nodes */
+    std::vector<int64_t> of_best;                        /* accepted nodes by number of best nodes */
 };
 
 void walk(const Scored *given, int64_t tree, int64_t first, int64_t followed, std::vector<char> &on_path,
@@ -26,7 +26,7 @@ void walk(const Scored *given, int64_t tree, int64_t first, int64_t followed, st
     int64_t at = -1;
     for (int64_t step = 0; step < length; step++) {
         is_reached[at + 1] = 1; /* a token followed it */
-        int64_t node = at + 1;  /* children stand behind their parents */
+        int64_t node = at + 1;  /* children stand after their parents */
         while (node < count && !(parents[node] == at && tokens[node] == given->followed[followed + step])) node++;
         if (node >= count) return;
         on_path[node] = 1;
@@ -48,7 +48,7 @@ void judge(const Scored *given, int64_t tree, int64_t first, int64_t followed, O
         if (!is_reached[parent + 1]) continue;
         const double above = parent < 0 ? 1.0 : claimed[parent];
         double ratio = above > 0.0 ? claimed[node] / above : 0.0;
-        ratio = ratio > 0.0 ? std::min(ratio, 1.0) : 0.0; /* false for what is no number */
+        ratio = ratio > 0.0 ? std::min(ratio, 1.0) : 0.0; /* false for NaN */
         found.logits.push_back(logit(ratio));
         found.accepted.push_back(on_path[node]);
     }
@@ -68,7 +68,7 @@ int64_t bin_of(double value, int64_t num_bins) {
     return std::min(std::max((int64_t)value, (int64_t)0), num_bins - 1);
 }
 
-/* A calibrator's sums: counts, accepted, claims by bin, then what was predicted by bin, then how many are unfitted. */
+/* Updates a calibrator's sums: counts, accepted and claims by bin, forecasts by bin, unfitted nodes. */
 void observe(const Scored *given, double *sums, const double *fit, const Outcome &found) {
     const int64_t count = found.logits.size(), bins = given->num_bins, forecasts = given->num_forecast_bins;
     if (count == 0) return;

@@ -1,4 +1,4 @@
-/* What the functions of this folder are handed. */
+/* The arguments of the functions in this folder. */
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 struct Held {
     int64_t num_trees, num_groups, num_knots;
     const int64_t *counts, *committed_counts, *groups;
-    const int64_t *curves;                           /* of each tree, -1 = it is calibrated */
+    const int64_t *curves;                           /* of each tree, -1 = already calibrated */
     const int32_t *tokens, *parents, *committed;
     const float *claimed, *calibrated;
     const double *losses;                            /* NaN = unknown */
     const double *fits;                              /* [curves, 2 + 2 * knots]: slope, offset, knots, shifts */
 };
 
-/* Parents are places in these arrays.  places: of the nodes that are left in the merged forest. */
+/* Parents are places in these arrays.  places: the places of the left nodes in the merged forest. */
 struct Merged {
     int64_t *roots, *starts, *parents, *owners, *places;
     int32_t *tokens;
@@ -32,7 +32,7 @@ struct Checked {
     double max_survival, growth_factor, growth;
 };
 
-/* Trees whose fate is known.  scores: two of each tree, by their place in the three lists behind it. */
+/* Trees whose outcome is known.  scores: two per tree, as indices into sums, calibrators and fits. */
 struct Scored {
     int64_t num_trees, num_lengths, num_bins, num_forecast_bins, num_knots;
     const int64_t *counts, *followed_counts, *base_lens, *scores, *lengths;

@@ -1,4 +1,7 @@
-"""The native ways of `cluster.spec.{merge_trees,tree_check,acceptance}`: see the sources."""
+"""Native versions of functions of `cluster.spec.{merge_trees,tree_check,acceptance}`.
+
+The C++ sources beside this file document them.
+"""
 
 from __future__ import annotations
 
@@ -81,7 +84,7 @@ class _Columns:
 
 
 def _flat(arrays: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """The arrays end to end, of the dtype that the native code takes for granted."""
+    """Join the arrays end to end, with the dtype that the native code assumes."""
     if not arrays:
         return np.empty(0, dtype=dtype)
     return np.concatenate(arrays, dtype=dtype, casting="same_kind")
@@ -106,7 +109,7 @@ def _library() -> ctypes.CDLL | None:
 
 
 def is_available() -> bool:
-    """Whether the others can be called; the first question may compile something."""
+    """True if the other functions can be called; the first call may compile the library."""
     return _library() is not None
 
 
@@ -196,7 +199,7 @@ def merge_trees(held: HeldTrees) -> MergedTrees:
 def score_trees(known: KnownTrees, lengths: npt.NDArray[np.int64], tree_decay: float) -> None:
     """Enter each tree into its two scores, as `Score.enter` does one by one.
 
-    Calibrators are not fitted anew.  lengths, tree_decay: of `cluster.spec.acceptance`.
+    Calibrators are not fitted anew.  lengths, tree_decay: constants of `cluster.spec.acceptance`.
     """
     library = _library()
     assert library is not None, "ask is_available first"
