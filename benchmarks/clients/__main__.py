@@ -1,12 +1,12 @@
-"""Clients that others wrote, each against one started server: do they work unchanged?
+"""Checks that third-party clients work unchanged, each against one started server.
 
     python -m benchmarks.clients                          every client, as `make test-clients` does
     python -m benchmarks.clients --only openai lm_eval    some of them; the others keep their rows
     python -m benchmarks.clients --vllm /path/to/python   also `vllm bench serve`, from there
 
-Every client has an environment of its own below --venvs, with the versions of `plan.py`.  What
-exceeds its time limit is ended with everything that it started.  Exits with 1 if a check failed for
-which `plan.py` has no explanation.
+Every client has an environment of its own below --venvs, with the versions of `plan.py`.  A command
+that exceeds its time limit is ended with everything that it started.  Exits with 1 if a check
+failed for which `plan.py` has no explanation.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
             rows[client.name] = rows_of(client, environments, setting)
             for row in rows[client.name]:
                 print(client.name, row.version, row.check, row.result, row.note, flush=True)
-            # After each one: a run that is ended here has not been for nothing.
+            # After each client, so that an interrupted run keeps its results.
             ordered = {one.name: rows[one.name] for one in CLIENTS if one.name in rows}
             settings = {"config": options.config, "model": model}
             publish(options.out, ordered, settings)
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def free_ports() -> list[str]:
-    """Settings for ports that nobody uses: another server may run beside this one."""
+    """Return settings with unused ports, because another server may run beside this one."""
     with contextlib.ExitStack() as stack:
         probes = [stack.enter_context(socket.socket()) for _ in range(3)]
         for probe in probes:

@@ -1,4 +1,4 @@
-"""An environment for each client, made where it is missing or has other versions."""
+"""Creates an environment for each client if it is missing or has other versions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _INSTALL_S = 600.0
 
 
 class Unavailable(Exception):
-    """The client cannot be run here; says why."""
+    """The client cannot be run here; the message says why."""
 
 
 class Environments:
-    """root: where they are.  vllm: the interpreter of an environment that somebody else made."""
+    """The clients' environments below `root`.  vllm: the interpreter of an existing environment."""
 
     def __init__(self, root: Path, vllm: Path | None) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""Is the perplexity that `lm_eval` finds over HTTP that of transformers?
+"""Checks that `lm_eval` finds the same perplexity over HTTP as transformers.
 
     python -m benchmarks.clients.perplexity
 
@@ -28,7 +28,7 @@ from benchmarks.support.serving import running
 from cluster.config.file import load
 from cluster.models.resolve import resolve
 
-# As a share of the figure: a perplexity of hundreds is known to fewer places than one near 1.
+# The tolerance is relative: a perplexity of hundreds has fewer exact decimals than one near 1.
 _MOST_APART = 1e-3
 _SETTINGS = ("target.engine.dtype=float32",)
 
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _asked(setting: Setting, venvs: Path) -> dict[str, Any]:
-    """What lm_eval finds: its figures, its samples and its version."""
+    """Return lm_eval's results: its figures, its samples and its version."""
     client = next(each for each in CLIENTS if each.name == "lm_eval")
     rows = rows_of(client, Environments(venvs, None), setting, only="perplexity")
     for row in rows:
@@ -102,7 +102,8 @@ def figures(pages: Sequence[str], found: Sequence[float]) -> dict[str, float]:
 
 
 def log_likelihoods(folder: Path, pages: Sequence[str]) -> list[float]:
-    """Of each text behind the token that begins or ends texts, by transformers in float32."""
+    """Compute each text's log-likelihood by transformers in float32, after the token that begins
+    (or else ends) texts."""
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 

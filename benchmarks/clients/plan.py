@@ -1,7 +1,7 @@
-"""Which clients are run, in which versions, and how: one entry for each.
+"""The clients, their versions and their commands: one entry for each client.
 
 A client is a script of `scripts/`, which prints one line of JSON per check, or commands of its own,
-whose exit status and output tell how they ended.
+whose exit status and output show their results.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _SCRIPTS = Path(__file__).resolve().parent / "scripts"
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a client is told.  url: without /v1.  tokenizer: folder.  work: a folder of its own."""
+    """The arguments of a client.  url: without /v1.  tokenizer: folder.  work: its own folder."""
 
     url: str
     model: str
@@ -27,7 +27,7 @@ class Setting:
 class Command:
     """One check by a client's own command line.
 
-    words: after the environment's `bin` folder.  shows: texts that a success prints; all of them.
+    words: after the environment's `bin` folder.  shows: texts, all of which a success prints.
     """
 
     check: str
@@ -37,10 +37,10 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """name: also of its environment.  package: whose version the table shows.
+    """A client.  name: also that of its environment.  package: its version is in the table.
 
-    explained: reasons of the checks that fail, by check.  timeout_s: of each command.
-    environment: variables of its own.
+    explained: by check, the reason why it fails.  timeout_s: of each command.
+    environment: additional environment variables.
     """
 
     name: str
@@ -119,13 +119,13 @@ _SCHEMATHESIS = (
 
 
 def _schemathesis(setting: Setting) -> list[str]:
-    # Answers of other kinds than the schema's, errors of the server, and what contradicts the
-    # document's status codes; inputs that the schema does not allow may still be fine for us.
+    # The checks find answers that contradict the schema or the document's status codes, and server
+    # errors.  We may accept inputs that the schema does not allow.
     return [
         "schemathesis", "run", f"{setting.url}/openapi.json", "--url", setting.url,
         "--checks", ",".join(_SCHEMATHESIS),
-        # Every field at and beyond its borders.  What is drawn at random beside that are answers
-        # which fill the context, for minutes.
+        # Every field at and beyond its limits.  Random inputs would lead to answers that fill the
+        # context, for minutes.
         "--phases", "coverage", "--workers", "2", "--request-timeout", "60", "--seed", "1",
         "--suppress-health-check", "all",
     ]  # fmt: skip
@@ -170,7 +170,7 @@ CLIENTS = (
         "aiperf",
         ("aiperf==0.13.0",),
         (Command("profile, speculative decoding shown", _aiperf, ("Acceptance",)),),
-        # Offline, and "0" is that to it, it takes the folder of a tokenizer for a name on the hub.
+        # In its offline mode, which "0" turns on too, it takes a tokenizer's folder for a hub name.
         environment={"HF_HUB_OFFLINE": "", "TRANSFORMERS_OFFLINE": ""},
     ),
     Client(

@@ -1,4 +1,4 @@
-"""The table: which client, in which version, did what, and how it ended."""
+"""Writes the table of checks: client, version, check and result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one client's checks; whatever it does, this ends within its time limits."""
+"""Runs one client's checks, and ends within the time limits whatever the client does."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 from benchmarks.clients.environments import Environments, Unavailable, version
 from benchmarks.clients.plan import Client, Command, Setting
 
-# The end of an output that did not do what it should.
+# Number of lines at the end of a failed command's output that are shown.
 _TAIL = 5
-# Nothing is fetched: tokenizers are folders, and telemetry has nowhere to go.
+# Nothing is downloaded: tokenizers are folders, and telemetry is off.
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -33,7 +33,7 @@ _ENVIRONMENT = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One check.  result: "passed", "failed" or "not run".  note: why, where it is not passed."""
+    """One check.  result: "passed", "failed" or "not run".  note: the reason if it did not pass."""
 
     version: str
     check: str
@@ -43,14 +43,14 @@ class Row:
 
     @property
     def is_failure(self) -> bool:
-        """Whether it failed and nobody has said why."""
+        """True if it failed without an explanation in the plan."""
         return self.result == "failed" and not self.note.startswith("explained: ")
 
 
 def rows_of(
     client: Client, environments: Environments, setting: Setting, only: str = ""
 ) -> list[Row]:
-    """Every check of `client`, or the command `only`; one that cannot be run gives one row."""
+    """Run all checks of `client`, or the command `only`; a client that cannot run gives one row."""
     try:
         folder = environments.bin(client)
     except Unavailable as reason:
@@ -107,7 +107,9 @@ def _explained(client: Client, row: Row) -> Row:
 
 
 def _run(words: Sequence[str], work: Path, client: Client) -> tuple[str, int | None]:
-    """Output and exit status; None if it took too long.  Everything that it started has ended."""
+    """Run a command; returns output and exit status, None if it took too long.
+
+    Everything that it started has ended then."""
     work.mkdir(parents=True, exist_ok=True)
     log = work / "output.log"
     with log.open("wb") as output:
@@ -133,7 +135,7 @@ def _run(words: Sequence[str], work: Path, client: Client) -> tuple[str, int | N
 
 def _end(output: str, status: int | None) -> str:
     how = "it took too long" if status is None else f"exit status {status}"
-    # Without the frames that some clients draw around their last words.
+    # Strip the frames that some clients draw around their messages.
     lines = [line.strip(" │╭╰─╮╯") for line in output.splitlines()]
     lines = [line for line in lines if line]
     return _one_line(f"{how}: {' / '.join(lines[-_TAIL:])}")

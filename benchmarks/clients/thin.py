@@ -1,4 +1,5 @@
-"""What the thin client costs who installs it: seconds of pip into an empty environment, of import.
+"""Measures the cost of installing the thin client: seconds of pip into an empty environment, and
+seconds of the import.
 
     python -m benchmarks.clients.thin
 
@@ -35,7 +36,7 @@ def main() -> None:
 
 
 def measure(folder: Path, repeats: int) -> dict[str, object]:
-    """Seconds of the installation, of each import, and the packages that came."""
+    """Measure the seconds of the installation and of each import, and list the new packages."""
     subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
         cwd=ROOT / "cluster" / "client",

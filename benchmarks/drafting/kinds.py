@@ -1,11 +1,11 @@
-"""Writes questions of kinds that Spec-Bench has not got, for `benchmarks.spec_bench` to measure.
+"""Writes questions of kinds that Spec-Bench lacks, for `benchmarks.spec_bench` to measure.
 
     python -m benchmarks.drafting.kinds QUESTIONS --config configs/local.yaml --out kinds.jsonl
 
-Code to go on with, JSON by a schema, edits with a prediction, and conversations of three JSON
-answers by one schema, as an agent's calls are.  QUESTIONS: Spec-Bench's JSONL, which edits are made
-from: a prediction is what the target answers under the law, a tenth of its words exchanged.  So a
-file is for one law, and for answers of at most `--max-tokens`.
+The kinds are code to continue, JSON by a schema, edits with a prediction, and conversations of
+three JSON answers by one schema, like an agent's calls.  QUESTIONS: Spec-Bench's JSONL, from which
+the edits are made.  A prediction is the target's answer under the law with a tenth of its words
+replaced, so a file is valid for one law and for answers of at most `--max-tokens`.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     python -m benchmarks.drafting.steps QUESTIONS --config configs/local.yaml \\
         --drafters lm suffix lm+suffix --temperatures 0 0.7 --markdown steps.md
 
-QUESTIONS: Spec-Bench's JSONL; code, JSON, edits with a prediction and second turns come beside its
+QUESTIONS: Spec-Bench's JSONL; code, JSON, edits with a prediction and second turns are added to its
 categories (`benchmarks.drafting.texts`).  The target answers some questions of each category with
-each drafter; a step verifies a fixed number of nodes, so that tokens do not depend on the machine's
-speed; what drafting costs does.  A drafter that the configuration does not have is given by
+each drafter.  A step verifies a fixed number of nodes, so tokens per step do not depend on the
+machine's speed; the cost of drafting does.  A drafter that the configuration lacks is given by
 `--set drafters.NAME.kind=KIND`.
 
-A `prediction` gets what the target answers without drafts, a tenth of its words exchanged for words
-of other answers.
+A `prediction` is the target's answer without drafts, with a tenth of its words replaced by words of
+other answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cluster.local import LLM
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Of one category.
+    """The figures of one category.
 
     tokens_per_step: over all steps.  acceptance_len: over those that verified drafts, the bonus
     token included.  draft_ms: a step's drafting, of all drafters together.  draft_share: of the
@@ -54,7 +54,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """An `Ask` as token ids, with its seed and the prediction that goes with it."""
+    """An `Ask` as token ids, with its seed and its prediction."""
 
     ask: Ask
     token_ids: list[int]
@@ -64,7 +64,7 @@ class Prompt:
 
 
 def prepare(config: Config, asked: Sequence[Ask], law: SamplingParams) -> list[Prompt]:
-    """The prompts, with what the target answers in between without drafts."""
+    """Return the prompts, which contain the target's answers without drafts to earlier turns."""
     with LLM(replace(config, drafters={}, tasks={})) as llm:
         tokenizer = llm.tokenizer
         if tokenizer is None:
@@ -106,7 +106,7 @@ def prepare(config: Config, asked: Sequence[Ask], law: SamplingParams) -> list[P
 def measure(
     config: Config, names: Sequence[str], prompts: Sequence[Prompt], law: SamplingParams
 ) -> dict[str, Figures]:
-    """New drafters over all prompts, in their order, one at a time; by category."""
+    """Measure new drafters on all prompts, in their order, one at a time; by category."""
     drafters = {
         name: replace(config.drafters[name], placement=DrafterPlacement(host="target"))
         for name in names
@@ -144,7 +144,7 @@ def measure(
 
 
 def calibration_errors(metrics: str, task: str) -> list[float]:
-    """Of each drafter that had drafts verified on a task."""
+    """Return the calibration error of each drafter that had drafts verified on a task."""
     lines = re.findall(
         r"^drafthouse_survival_calibration_error\{([^}]*)\} (\S+)$", metrics, re.MULTILINE
     )
@@ -161,7 +161,7 @@ def _total(metrics: str, name: str) -> float:
 
 
 def averaged(by_category: dict[str, Figures]) -> Figures:
-    """Every category counts alike."""
+    """Return the mean over the categories, each with the same weight."""
 
     def over(name: str) -> float | None:
         values = [getattr(each, name) for each in by_category.values()]
@@ -246,7 +246,7 @@ def main(words: Sequence[str] | None = None) -> int:
         rows = report[f"T = {temperature:g}" if temperature else "greedy"] = {}
         for drafters in arguments.drafters:
             rows[drafters] = measure(config, drafters.split("+"), prompts, law)
-            if arguments.markdown is not None:  # as far as it is measured
+            if arguments.markdown is not None:  # with the results so far
                 arguments.markdown.write_text(markdown(report), encoding="utf-8")
     laws = {
         name: {drafters: _plain(figures) for drafters, figures in rows.items()}

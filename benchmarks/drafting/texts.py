@@ -1,5 +1,5 @@
-"""What the target is asked in `benchmarks.drafting.steps`: Spec-Bench's questions and kinds of work
-that it has not got, made from what lies in this repository."""
+"""The prompts of `benchmarks.drafting.steps`: Spec-Bench's questions, and further kinds of work
+made from files of this repository."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.structured.schemas import tasks
 from benchmarks.support.record import ROOT
 from cluster.requests.grammar_spec import GrammarSpec
 
-# Beside the categories of Spec-Bench.
+# Categories in addition to those of Spec-Bench.
 KINDS = ("code", "json", "edit", "agent turns")
 _EDITED_SHARE = 0.1
 # An agent's conversation: the first call's question is a task's own.
 _FURTHER_CALLS = ("Now another one that differs in every value.", "And a third one.")
-# Lines of a held-out file that the target is asked to go on with; shorter ones say too little.
+# Lines of a held-out file that the target is asked to continue; fewer lines determine too little.
 _MIN_CODE_LINES = 6
 
 
@@ -29,8 +29,8 @@ _MIN_CODE_LINES = 6
 class Ask:
     """A conversation that the target answers.
 
-    turns: what the user says; before the last one stand the target's own plain answers.  schema:
-    of every answer.  is_predicted: it comes with the plain answer, edited, as its prediction.
+    turns: the user's messages; the earlier ones are answered by the target without drafts.  schema:
+    of every answer.  is_predicted: the request has the edited plain answer as its prediction.
     """
 
     category: str
@@ -43,7 +43,7 @@ class Ask:
         return GrammarSpec("json_schema", json.dumps(self.schema)) if self.schema else None
 
     def question(self, number: int, prediction: str) -> dict[str, Any]:
-        """As a line of `benchmarks.spec_bench`'s files; number: its id and seed."""
+        """Return the ask as a line of `benchmarks.spec_bench`'s files; number: its id and seed."""
         request: dict[str, Any] = {}
         if self.schema:
             form = {"name": "answer", "strict": True, "schema": self.schema}
@@ -57,7 +57,7 @@ class Ask:
 
 
 def asks(path: Path, per_category: int) -> list[Ask]:
-    """Some of each category, the categories one after another."""
+    """Return some asks of each category, the categories one after another."""
     questions = spec_bench.load(path)
     chosen = spec_bench.limit(questions, per_category)
     found = [
@@ -79,8 +79,8 @@ def asks(path: Path, per_category: int) -> list[Ask]:
 
 
 def edited(text: str, others: Sequence[str], seed: int) -> str:
-    """The text with a tenth of its words, one at least, from other texts: all of some lines, and
-    the beginning of the last one."""
+    """Replace a tenth of the text's words, and at least one, by words of other texts: all words of
+    some lines, and the first words of the last such line."""
     draw = random.Random(seed)
     lines = [_words(line) for line in text.splitlines(keepends=True)]
     pool = [word for other in others for word in _words(other)]
@@ -94,7 +94,7 @@ def edited(text: str, others: Sequence[str], seed: int) -> str:
 
 
 def _words(text: str) -> list[str]:
-    """Each with the white space behind it."""
+    """Split a text into words, each with the white space after it."""
     return re.findall(r"\S+\s*|\s+", text)
 
 
@@ -105,6 +105,6 @@ def _code() -> list[str]:
 
 
 def _spread(found: Sequence[Ask], count: int) -> list[Ask]:
-    """So many, evenly from all over."""
+    """Select `count` asks at even distances."""
     count = min(count, len(found))
     return [found[place * len(found) // count] for place in range(count)]

@@ -71,7 +71,7 @@ def cells_of(settings: Mapping[str, Any], stacks: Sequence[str], patterns: str) 
 
 
 def setup_of(stack: str, settings: Mapping[str, Any], log: Path, *, plain: bool = False) -> Setup:
-    """How to start the processes of a stack; plain: those of its comparison."""
+    """Return the settings for a stack's processes; plain: for those of its comparison."""
     cores, target_cores = tuple(settings["cores"]), None
     if settings["target_cores"]:
         target_cores = tuple(settings["target_cores"])

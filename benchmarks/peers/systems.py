@@ -171,7 +171,7 @@ class Turns:
 
 
 def can_run(name: str, concurrency: int) -> bool:
-    """Whether the system supports `concurrency`; transformers speculates for one sequence only."""
+    """True if the system supports `concurrency`; transformers speculates for one sequence only."""
     return concurrency == 1 or name.partition("@")[0] not in (
         "transformers-assisted",
         "transformers-lookup",

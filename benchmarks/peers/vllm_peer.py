@@ -23,9 +23,9 @@ _COUNTERS = {
 
 
 def environment(cores: Sequence[int]) -> dict[str, str]:
-    """What vLLM wants set on a CPU, computing on `cores`.
+    """Return the environment variables that vLLM needs to compute on the CPU's `cores`.
 
-    By itself it keeps one core free, which on two cores is half of the machine.
+    By default it leaves one core free, which on two cores is half of the machine.
     """
     return {
         "VLLM_CPU_KVCACHE_SPACE": "1",

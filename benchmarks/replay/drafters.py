@@ -43,7 +43,7 @@ _NUM_BINS = 10
 
 @dataclass(slots=True)
 class Claims:
-    """Survivals that a drafter claimed for verified nodes, and what became of these."""
+    """Survivals that a drafter claimed for verified nodes, and the outcomes of these nodes."""
 
     claimed: list[float] = field(default_factory=list)
     accepted: list[bool] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Claims:
 
 
 def replayed(config: Config, name: str, texts: Sequence[Request], nodes: int) -> dict[str, Any]:
-    """One new drafter along all texts, in their order."""
+    """Lead a new drafter along all texts, in their order."""
     drafter = registry.create(name, config.drafters[name], DrafterContext(name, nodes, 1))
     by_task: dict[str, ReplayStats] = {}
     claims = Claims()

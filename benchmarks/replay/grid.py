@@ -1,4 +1,4 @@
-"""The cells of the replay, and what is found in each: plain, the best fixed budget, adaptive."""
+"""The cells of the replay, and the speeds in each: the best fixed budget and the adaptive one."""
 
 from __future__ import annotations
 
@@ -49,9 +49,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Speeds in plain decoding's.  best: of fixed budgets, with so many nodes, 0 = plain.
+    """Speeds relative to plain decoding.
 
-    whys: rounds by why they verified nothing.
+    best: of the fixed budgets, with its number of nodes, 0 = plain.  whys: number of rounds by the
+    reason why they verified nothing.
     """
 
     cell: Cell
@@ -83,7 +84,7 @@ def cells(
 
 
 def pool_of(cell: Cell, drafters: Sequence[str], models: frozenset[str]) -> Pool:
-    """The drafters of a cell.  drafters: the recorded ones; models: those that are no look-ups."""
+    """Return a cell's drafters.  drafters: recorded ones; models: those that are no look-ups."""
     good: dict[str, Source] = {name: recorded(name) for name in drafters}
     sources = {
         "good": good,
@@ -112,7 +113,7 @@ class Bench:
         self._drafters = tuple(texts[0].trees)
         self._models = models & set(self._drafters)
         look_ups = tuple(name for name in self._drafters if name not in models)
-        # What a fixed budget may ask: all of them, or look-ups alone.
+        # The drafters that a fixed budget may ask: all of them, or look-ups alone.
         self._merged = {len(names): merged(names) for names in (self._drafters, look_ups) if names}
         self._seconds = seconds
         self._fixed: dict[tuple[str, str, str, int], tuple[float, int]] = {}
@@ -126,7 +127,7 @@ class Bench:
         return Found(cell, best, best_nodes, outcome.speed, policy.whys)
 
     def _fixed_of(self, cell: Cell, machine: Machine) -> tuple[float, int]:
-        """(the best fixed budget's speed, its nodes), for good drafters; else plain."""
+        """Return (the best fixed budget's speed, its nodes); for bad drafters those of plain."""
         if cell.behaviour in ("random", "sleeping"):
             return 1.0, 0
         key = (cell.machine, cell.place, cell.law, cell.num_sequences)

@@ -1,4 +1,4 @@
-"""Records what a target writes, and what each drafter would have proposed at every place of it.
+"""Records a target's texts, and the tree of each drafter at every place of them.
 
     python -m benchmarks.replay.record QUESTIONS OUT --config configs/local.yaml
 
@@ -36,7 +36,7 @@ from cluster.draft.base import Drafter, DrafterContext
 from cluster.local import LLM
 from cluster.spec.token_log import prefix_hash
 
-# No loop has any use for more nodes of one sequence in one step.
+# The control loop never uses more nodes of one sequence in one step.
 _MAX_NODES = 32
 _REQUEST = "recorded"
 
@@ -77,7 +77,7 @@ def write_texts(
 
 
 def record_trees(drafter: Drafter, text: Request) -> RecordedTrees:
-    """The drafter's complete tree at every place of the text; it is told of one token at a time."""
+    """Record the drafter's complete tree at every place of the text, token by token."""
     trees: list[tuple[TokenTree, FloatArray]] = []
     base_len, base_hash, new = 0, 0, text.prompt_ids
     for position in range(len(text.output_ids)):

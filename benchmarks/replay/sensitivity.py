@@ -1,4 +1,4 @@
-"""What becomes of the cells when a constant of the loop is halved or doubled.
+"""Measures how the cells change when a constant of the loop is halved or doubled.
 
 The constants are those that the sources of the loop define: numbers bound to names in capitals at
 the top of a module.
@@ -14,19 +14,19 @@ from pathlib import Path
 
 from benchmarks.replay.grid import Bench, Found
 
-# The loop that is played, and what it stands on.
+# The modules of the control loop and those that it is built on.
 _SOURCES = (
     "cluster/plan/*.py", "cluster/spec/acceptance.py", "cluster/spec/survival.py",
     "cluster/spec/evidence.py",
 )  # fmt: skip
-# Versions of records, numbers of bins and widths of formats are no choices.
+# Versions of records, numbers of bins and widths of formats are not tuned.
 _NO_CHOICES = ("VERSION", "BINS", "MAX_DRAFTERS")
 _REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """module: where the loop reads it."""
+    """A tuned number.  module: the module from which the loop reads it."""
 
     module: str
     attribute: str

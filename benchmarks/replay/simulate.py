@@ -1,6 +1,6 @@
 """Plays recorded texts through a policy in virtual time: no clocks, and seeded jitter.
 
-Requests come and go: where a text ends, its place takes the next one.  The first minutes count.
+When a text ends, the next one takes its place.  The first minutes count too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cluster.spec.token_log import TokenLog
 from cluster.spec.tree import walk
 
 _JITTER = 0.03
-# Rows of a step, as engines have them by default.
+# The most rows of a step, as by engines' default.
 _MAX_ROWS = 512
 
 
@@ -31,8 +31,8 @@ _MAX_ROWS = 512
 class Playing:
     """A text that is being written.
 
-    prompt_rows: of the step that reads its prompt, 0 = it is read.  offers: what residents have
-    drafted after the last step.
+    prompt_rows: rows of its prompt that are still to be read, 0 = it is read.  offers: the drafts
+    that residents have made after the last step.
     """
 
     recorded: RecordedText
@@ -43,7 +43,7 @@ class Playing:
     offers: dict[str, Offer] = field(default_factory=dict)
 
     def is_complete(self, now: float) -> bool:
-        """Whether no drafter has anything to add."""
+        """True if no drafter has anything to add."""
         return all(each.is_complete(self.recorded, now) for each in self.growing.values())
 
     @property
@@ -53,7 +53,7 @@ class Playing:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a policy wants: a tree per text, and what residents draft after it."""
+    """A policy's decision: a tree per text to verify, and the drafts to ask residents for."""
 
     trees: Sequence[TokenTree]
     ask: Ask = NO_DRAFTS
@@ -61,7 +61,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of a step and of drafting.  prompt_rows: of the step."""
+    """Seconds of a step and of drafting.  prompt_rows: rows of prompts in the step."""
 
     step_s: float
     draft_s: float
@@ -74,21 +74,21 @@ class Policy(Protocol):
     def plan(self, batch: Sequence[Playing], now: float, prompt_rows: int) -> Step: ...
 
     def first_ask(self, own: Playing, now: float) -> Ask:
-        """What residents draft for a text whose prompt is read."""
+        """Return the drafts to ask residents for after a text's prompt is read."""
         ...
 
     def learn(
         self, batch: Sequence[Playing], step: Step, num_tokens: Sequence[int], times: Times
     ) -> None:
-        """Texts have moved on by num_tokens."""
+        """Learn that the texts have moved on by num_tokens."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """tokens: in time_s of virtual time, of which plain decoding would have taken plain_s.
+    """The tokens emitted in time_s of virtual time; plain decoding would have taken plain_s.
 
-    plain_s counts what was read and written, so that it does not matter where the time ends.
+    plain_s counts the prompts and tokens done so far, so the moment of the end does not matter.
     """
 
     tokens: int
@@ -100,12 +100,12 @@ class Outcome:
 
     @property
     def speed(self) -> float:
-        """In plain decoding's."""
+        """The speed relative to plain decoding."""
         return self.plain_s / self.time_s
 
 
 class Simulation:
-    """One cell: so many places, texts of one law, one machine, one pool."""
+    """One cell: a number of concurrent texts, of one law, on one machine, with one pool."""
 
     def __init__(
         self, texts: Sequence[RecordedText], machine: Machine, pool: Pool, num_sequences: int
@@ -116,7 +116,7 @@ class Simulation:
         self._num_sequences = num_sequences
 
     def run(self, policy: Policy, seconds: float, seed: int = 0) -> Outcome:
-        """For so much virtual time."""
+        """Run a policy for `seconds` of virtual time."""
         generator = np.random.default_rng(seed)
         order = generator.permutation(len(self._texts)).tolist()
         turns = list(range(self._num_sequences))
@@ -207,7 +207,7 @@ class Simulation:
 
 
 def _chunks(new: Sequence[Playing], room: int) -> list[int]:
-    """Rows of each prompt that a step reads, the first ones first."""
+    """Return the rows of each prompt that a step reads, the first prompts first."""
     chunks = []
     for own in new:
         chunks.append(min(own.prompt_rows, max(room - sum(chunks), 0)))
@@ -215,7 +215,7 @@ def _chunks(new: Sequence[Playing], room: int) -> list[int]:
 
 
 class Fixed:
-    """Always the best num_nodes nodes of each text."""
+    """A policy that always verifies the best num_nodes nodes of each text."""
 
     def __init__(self, num_nodes: int) -> None:
         self._num_nodes = num_nodes
@@ -254,7 +254,7 @@ class Adaptive:
         config: CoordinatorConfig | None = None,
         learned: Mapping[str, Any] | None = None,
     ) -> None:
-        """learned: what another one's controller has exported."""
+        """learned: a state that another controller has exported."""
         self._config = config or CoordinatorConfig()
         is_resident = pool.nodes_per_s is None
         times = machine.draft_times(has_models=bool(pool.models)) if is_resident else ()

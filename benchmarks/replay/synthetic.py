@@ -13,9 +13,9 @@ _SIZE = 12
 def texts(
     num_texts: int, length: int, agreement: float, seed: int = 0, drafter: str = "lm"
 ) -> list[RecordedText]:
-    """Half greedy and half sampled ones, with a drafter that is right so often at each place.
+    """Make texts, half of them greedy and half sampled, with one drafter of a given accuracy.
 
-    Its trees are trunks with a twig at each node; its claims are too great by a fifth.
+    Its trees are chains with a side node at each node; its claims are too great by a fifth.
     """
     generator = np.random.default_rng(seed)
     found = []

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from cluster.core import FloatArray, TokenArray, TokenTree
 
-# Of another form than this reader's.
+# A file with another version has another form.
 _FORMAT = 1
 
 
@@ -34,7 +34,7 @@ class RecordedTrees:
     survival: FloatArray
 
     def at(self, position: int) -> tuple[TokenTree, FloatArray]:
-        """The tree that continues the prompt and `position` output tokens, and what it claims."""
+        """Return the tree after the prompt and `position` output tokens, and its claims."""
         nodes = slice(int(self.offsets[position]), int(self.offsets[position + 1]))
         tree = TokenTree(self.token_ids[nodes], self.parents[nodes])
         return tree, self.survival[nodes]

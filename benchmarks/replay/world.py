@@ -1,4 +1,4 @@
-"""What the replay assumes of machines and drafters: cost curves, and how trees come to be."""
+"""The replay's models of machines and drafters: cost curves, and the growth of trees."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cluster.spec.merge_trees import merge
 from cluster.spec.step_profile import DraftTime, StepProfile
 from cluster.spec.tree import prune, reroot
 
-# A recorded tree has no more.
+# The most nodes of a recorded tree.
 _MAX_NODES = 32
 
 Offer = tuple[TokenTree, FloatArray]
@@ -25,9 +25,9 @@ NOTHING: Offer = (EMPTY_TREE, EMPTY_FLOATS)
 class Machine:
     """A target's cost curves, all in seconds.
 
-    rows, times_s: of a step.  told_s: what its profile says of these, None = the same.
-    look_up_s: what look-ups take for a round, and for every node of it; model_s: a model beside
-    them.  round_s, sequence_s: what a round takes outside the step, and for every sequence of it.
+    rows, times_s: the rows and times of steps.  told_s: the times by its profile, None = the same.
+    look_up_s: the time of look-ups per round and per node; model_s: the time that a model adds.
+    round_s, sequence_s: the time outside the step per round, and per sequence of it.
     """
 
     name: str
@@ -41,16 +41,16 @@ class Machine:
 
     @property
     def profile(self) -> StepProfile:
-        """What the target has measured before it served."""
+        """Return the profile that the target has measured before it served."""
         return _profile(self.rows, self.told_s or self.times_s)
 
     def step_s(self, num_rows: int, num_sequences: int) -> float:
-        """A round without drafting."""
+        """Return the time of a round without drafting."""
         outside_s = self.round_s + self.sequence_s * num_sequences
         return float(_profile(self.rows, self.times_s).at([num_rows])[0]) + outside_s
 
     def draft_times(self, *, has_models: bool) -> list[DraftTime]:
-        """What its residents took before it served."""
+        """Return the times of its residents, as measured before it served."""
         return [
             DraftTime(
                 count, nodes, with_models,
@@ -62,7 +62,7 @@ class Machine:
         ]  # fmt: skip
 
     def draft_s(self, num_sequences: int, ask: Ask, *, has_models: bool) -> float:
-        """What residents take.  has_models: not all of them are look-ups."""
+        """Return the residents' time.  has_models: not all of them are look-ups."""
         if ask.num_nodes == 0:
             return 0.0
         kinds = (
@@ -77,18 +77,18 @@ def _profile(rows: tuple[int, ...], times_s: tuple[float, ...]) -> StepProfile:
     return found
 
 
-# SmolLM2-135M-Instruct on two cores: rows and times as its engine has profiled them; its distilled
-# LM is the model.
+# SmolLM2-135M-Instruct on two cores, with the rows and times that its engine has profiled.  The
+# model among its residents is its distilled LM.
 CPU = Machine(
     "cpu",
     (1, 2, 4, 8, 12, 16, 32, 64, 128, 256),
     (0.0066, 0.0066, 0.0067, 0.0068, 0.0069, 0.0082, 0.0126, 0.0214, 0.039, 0.0742),
     look_up_s=(0.0001, 0.0000005), model_s=(0.0034, 0.000055),
 )  # fmt: skip
-# The same with profiles that are wrong in shape: one knows of no knee, one of an early one.
+# The same with profiles of a wrong shape: one has no knee, the other one too early.
 FLAT = replace(CPU, name="cpu-flat", told_s=tuple(0.0066 + 0.00001 * rows for rows in CPU.rows))
 STEEP = replace(CPU, name="cpu-steep", told_s=tuple(0.0066 + 0.00060 * rows for rows in CPU.rows))
-# The same model on two cores of a Xeon whose products run in AMX's tiles.
+# The same model on two cores of a Xeon that multiplies matrices with AMX.
 AMX = Machine(
     "amx", (1, 4, 16, 64), (0.0130, 0.0142, 0.0187, 0.0330),
     look_up_s=(0.0001, 0.0000005), model_s=(0.0060, 0.000055),
@@ -105,7 +105,7 @@ GPU = Machine(
 
 @dataclass(slots=True, eq=False)
 class Source:
-    """What one drafter would have in the end at every place of a text."""
+    """The complete tree of one drafter at every place of a text."""
 
     tree_at: Callable[[RecordedText, int], Offer]
 
@@ -121,7 +121,7 @@ def recorded(name: str) -> Source:
 
 
 def merged(names: tuple[str, ...]) -> Source:
-    """Some recorded drafters in one tree, as the best fixed budget sees them."""
+    """Some recorded drafters with their trees merged, as the best fixed budget uses them."""
     known: dict[tuple[int, int], Offer] = {}
 
     def tree_at(text: RecordedText, position: int) -> Offer:
@@ -154,11 +154,11 @@ def silent_source() -> Source:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
-    """Drafters and where they are.
+    """Drafters and the place where they run.
 
     models: names of those that are no look-ups.
-    nodes_per_s: of one text, on devices of their own; None = residents.  crowd: from so many texts
-    on they share the device.  latency_s: from a commit to the first nodes behind it.
+    nodes_per_s: speed for one text on a device of their own; None = residents.  crowd: from so many
+    texts on, the texts share that speed.  latency_s: from a commit to the first nodes after it.
     """
 
     name: str
@@ -189,7 +189,7 @@ class Growing:
         return min(self.kept + max(grown, 0), _MAX_NODES)
 
     def at(self, text: RecordedText, now: float) -> Offer:
-        """What it has at hand."""
+        """Return the nodes that it has grown so far."""
         count = self.num_nodes(now)
         if count == 0:
             return NOTHING
@@ -198,12 +198,12 @@ class Growing:
         return self.known[count]
 
     def is_complete(self, text: RecordedText, now: float) -> bool:
-        """Whether it has nothing to add."""
+        """True if it has nothing to add."""
         has_begun = now >= self.since_s + self.latency_s
         return has_begun and self.num_nodes(now) >= len(self.source.tree_at(text, self.position)[0])
 
     def commit(self, text: RecordedText, position: int, now: float) -> None:
-        """The text goes on to `position`: what hangs on the way survives."""
+        """Move on to `position` of the text; nodes below the committed path are kept."""
         tree, _ = self.at(text, now)
         followed = text.token_ids[self.position : position]
         rest = reroot(tree, followed)

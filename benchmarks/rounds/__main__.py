@@ -4,8 +4,8 @@
     python -m benchmarks.rounds --only time     real workers without Ray, the target's own clock
     python -m benchmarks.rounds --only capacity null workers in one process
 
-Time: the target says of every step how long it was after the one before, and the coordinator keeps
-the last few hundred.
+Time: the target reports for every step the time since the one before, and the coordinator keeps the
+last few hundred reports.
 
   forward      the model
   draw         draws and walks: the step minus its forward
@@ -54,9 +54,9 @@ _PARTS = {
 
 
 def shares(steps: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The parts of the time between two steps, medians in milliseconds.
+    """Return the parts of the time between two steps, as medians in milliseconds.
 
-    steps: of `RecentSteps.report`.
+    steps: entries of `RecentSteps.report`.
     """
 
     def median_ms(values: list[float]) -> float:

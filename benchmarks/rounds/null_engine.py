@@ -1,7 +1,7 @@
-"""An engine whose forward takes a given time and computes nothing: all the rest is real.
+"""An engine whose forward takes a given time and computes nothing; all other parts are real.
 
 The text is fixed: the token at position p is a function of p, with a period that look-ups learn
-from the prompt.  Logits have the width of a real vocabulary, so draws cost what they do.
+from the prompt.  Logits have the width of a real vocabulary, so draws have their real cost.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SPUN_BYTES = b"\0" * (1 << 15)
 
 
 def asleep(seconds: float) -> None:
-    """As on a GPU: the core is free."""
+    """Wait as for a GPU: the core is free."""
     time.sleep(seconds)
 
 
 def spinning(seconds: float) -> None:
-    """As on a CPU: the core is taken, and the interpreter's lock is not."""
+    """Wait as for a CPU: the core is busy, but the interpreter's lock is free."""
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         hashlib.sha256(_SPUN_BYTES).digest()
@@ -43,9 +43,9 @@ def text(start: int, count: int) -> TokenArray:
 
 
 class NullEngine:
-    """What `cluster.worker.verifier.Verifier` needs of an engine.
+    """An engine with the methods that `cluster.worker.verifier.Verifier` calls.
 
-    steps: of each step, when it began and ended, the works it answered and their nodes.
+    steps: for each step its beginning and end, the number of works it answered and their nodes.
     """
 
     def __init__(self, forward: Callable[[float], None], forward_s: float) -> None:

@@ -86,10 +86,10 @@ def draft_tree(start: int) -> tuple[TokenTree, FloatArray]:
 
 
 class NullTarget:
-    """Steps all texts that are open, each time all others have had some turns."""
+    """Steps all open texts, each time after the other tasks have had some turns."""
 
     def __init__(self, step_time_s: float = 0.02, step_turns: int = 16) -> None:
-        """step_time_s: the step time it reports, without taking it.
+        """step_time_s: the step time that it reports; it does not really take that long.
 
         step_turns: turns of the event loop between two steps, so that the drafters answer first.
         """
@@ -137,7 +137,7 @@ class NullTarget:
                 await link.send(frame)
 
     def answer(self) -> VerdictFrame:
-        """One step."""
+        """Make one step."""
         self._serial += 1
         verdicts = tuple(map(self._verdict, list(self._lengths)))
         num_nodes = sum(verdict.num_nodes for verdict in verdicts)

@@ -1,13 +1,13 @@
-"""Measures what a step takes beyond its forward: nobody should wait.
+"""Measures the time between steps beyond the forward, in which no part should wait.
 
     python -m benchmarks.rounds.period
     python -m benchmarks.rounds.period --delay-ms 20    # on every frame to and from the target
     python -m benchmarks.rounds.period --pause-ms 100   # the coordinator stops once a second
 
-The target's forward takes 8 ms, asleep (as on a GPU) or spinning (as on a CPU); the vocabulary's
-width, draws, gRPC, coordinator, a look-up inside the target, a drafter of the pool and the streams
-to the ingress are real, each in the process that it has by hand.  Reported: the mean time from one
-step's beginning to the next one's, over the forward's, while all requests are being decoded.
+The target's forward takes 8 ms, asleep (as on a GPU) or spinning (as on a CPU).  All the rest is
+real: the size of the vocabulary, draws, gRPC, coordinator, a look-up inside the target, a drafter
+of the pool and the streams to the ingress, each in its own process as without Ray.  Reports the
+mean time between the beginnings of two steps, over the forward's, while all requests are decoding.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _CORES = (0, 1)
 
 
 class _Relay:
-    """Passes bytes between the coordinator and the target, each after a while."""
+    """Passes bytes between the coordinator and the target with a delay."""
 
     def __init__(self, address: str, delay_s: float) -> None:
         self._host, port = address.rsplit(":", 1)
@@ -76,7 +76,7 @@ class _Relay:
 
 def _requests(count: int, num_tokens: int, is_drafted: bool, round_number: int) -> list[Request]:
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens)
-    # Each goes on elsewhere in the period, and has seen it once.
+    # Each prompt contains the period once and ends at another place of it.
     return [
         Request(
             f"{round_number}-{index}", text(0, PERIOD + 16 + index), replace(params, seed=index),
@@ -112,7 +112,7 @@ def _pauses(process: PinnedProcess, pause_s: float, is_over: threading.Event) ->
 
 
 def _period(steps: Sequence[Sequence[float]], size: int) -> dict[str, float]:
-    """Of the steps that had all texts, but for the first and the last ones."""
+    """Return the figures of the steps that had all texts, without the first and the last ones."""
     full = [index for index, step in enumerate(steps[:-1])
             if step[2] == size and steps[index + 1][2] == size]  # fmt: skip
     full = full[len(full) // 10 : -max(len(full) // 10, 1)]
@@ -128,7 +128,7 @@ def _period(steps: Sequence[Sequence[float]], size: int) -> dict[str, float]:
 
 
 def measure(arguments: argparse.Namespace, how: str, size: int, is_drafted: bool) -> dict[str, Any]:
-    """One cell, in processes of its own."""
+    """Measure one cell in processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         config, out = root / "null.yaml", root / "steps.json"
@@ -154,7 +154,7 @@ def measure(arguments: argparse.Namespace, how: str, size: int, is_drafted: bool
             lead = start("cluster.lead", str(config), "--target", address, "--drafter",
                          f"pool={_ready(drafter)}", "--log-level", "WARNING")  # fmt: skip
             coordinator = _ready(lead)
-            time.sleep(1.0)  # for everybody to join
+            time.sleep(1.0)  # until all processes have joined
             if arguments.pause_ms:
                 threading.Thread(
                     target=_pauses, args=(lead, 1e-3 * arguments.pause_ms, is_over), daemon=True

@@ -1,11 +1,10 @@
-"""Measures what taps (hidden states for draft heads) cost of a step.
+"""Measures the cost of taps (hidden states for draft heads) as a share of a step.
 
     python -m benchmarks.rounds.taps --model smollm2-135m-instruct
 
-Steps with EAGLE-3's three taps and the final norm's output, and the same steps without, in pairs
-that take turns in who is first; decoding steps by their requests and draft nodes, and a chunk of a
-prompt.  Reported is the median over pairs of the ratio of step times, with its 95 % bootstrap
-interval.
+Each pair is a step with EAGLE-3's three taps and the final norm's output, and the same step without
+them; the order alternates.  Cells are decoding steps by requests and draft nodes, and a chunk of a
+prompt.  Reports the median over pairs of the ratio of step times, with its 95 % bootstrap interval.
 
 Bar: at most 1.02 in every cell.  Exit status 1 if missed.
 """
@@ -35,14 +34,14 @@ _DRAWS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A step of so many requests, each with so many draft nodes; new_tokens: that each appends."""
+    """A step by its requests and the draft nodes of each; new_tokens: those that each appends."""
 
     requests: int
     nodes: int
     new_tokens: int = 1
 
     def works(self, vocab_size: int) -> Iterator[Work]:
-        """Rolls the requests back and runs them again from there."""
+        """Yield works that roll the requests back and run them again from there."""
         tokens = token_array(4 + np.arange(self.new_tokens) % (vocab_size - 4))
         chain = TokenTree.of(4 + np.arange(self.nodes), np.arange(self.nodes) - 1)
         for index in range(self.requests):
@@ -53,7 +52,7 @@ CELLS = (Cell(1, 0), Cell(1, 8), Cell(4, 8), Cell(16, 4), Cell(32, 0), Cell(1, 0
 
 
 def measure(engine: Engine, cell: Cell, taps: Sequence[int], num_pairs: int) -> dict[str, Any]:
-    """One cell's times, in milliseconds, and their ratio."""
+    """Measure one cell: its times in milliseconds, and their ratio."""
     vocab_size = engine.vocab_size
     for index in range(cell.requests):
         # Texts that differ from their beginning share no pages.
@@ -84,7 +83,7 @@ def measure(engine: Engine, cell: Cell, taps: Sequence[int], num_pairs: int) -> 
 
 
 def _run(engine: Engine, works: Sequence[Work], taps: Sequence[int]) -> float:
-    """Seconds that the works' steps take."""
+    """Run the works; returns the seconds of their steps."""
     for work in works:
         engine.submit(work)
     seconds = 0.0
@@ -97,7 +96,7 @@ def _run(engine: Engine, works: Sequence[Work], taps: Sequence[int]) -> float:
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """EAGLE-3's, and the final norm's output."""
+    """Return EAGLE-3's taps and the final norm's output."""
     return (2, num_layers // 2, num_layers - 3, num_layers)
 
 

@@ -1,4 +1,4 @@
-"""What speculation is worth on real questions: ours with and without it, and vLLM.
+"""Measures the gain of speculation on real questions: ours with and without it, and vLLM.
 
     python -m benchmarks.spec_bench QUESTIONS.jsonl
     python -m benchmarks.spec_bench QUESTIONS.jsonl --questions-per-category 2 --max-tokens 16 \\
@@ -40,13 +40,14 @@ from cluster.config.file import load as load_config
 from cluster.errors import ConfigError
 from cluster.models.resolve import resolve
 
-# vLLM compiles its model anew for another limit; so a small run shares what a large one compiled.
+# vLLM recompiles its model for another limit; with this minimum, a small run shares the compiled
+# model of a large one.
 _MIN_SEQUENCES = 32
 _WAYS = {"http": HTTP, "in-process": IN_PROCESS}
 
 
 def measure(record: Record, runs: Sequence[Run], setup: Setup, max_tokens: int) -> None:
-    """The runs that are missing; a server that fails is noted and left out from then on."""
+    """Measure the missing runs; a server that fails is recorded and skipped from then on."""
     missing = [run for run in runs if run.key not in record.results]
     total = sum(len(block.questions) for run in missing for block in run.blocks)
     with tqdm(total=total, unit="question", smoothing=0.1) as bar:
@@ -135,7 +136,7 @@ def _prepare(arguments: argparse.Namespace) -> tuple[Record, list[Run], Setup]:
         arguments.max_context_len,
         arguments.port, arguments.logs,
     )  # fmt: skip
-    # Peers may be added to what was measured without them, and stay in the report.
+    # Peers may be added to a record that was measured without them, and stay in the report.
     free = ("systems", "vllm", "vllm_draft_tokens")
     record = Record(arguments.out, settings, free=free, fresh=arguments.fresh)
     known = [block["system"] for run in record.results.values() for block in run["blocks"]]

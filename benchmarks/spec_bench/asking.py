@@ -20,7 +20,7 @@ from benchmarks.spec_bench.plan import OURS, PLAIN, Block, Run
 from benchmarks.spec_bench.servers import VLLM_DRAFT_TOKENS, Asked, Setup, ours, vllm
 from benchmarks.support.processes import PinnedProcess
 
-# What is kept of an answer's text, to see that it is sensible.
+# The number of characters of an answer that are kept, to see that it is sensible.
 _TEXT_LEN = 200
 HTTP, IN_PROCESS = "HTTP", "in process"
 
@@ -28,14 +28,14 @@ Told = Callable[[], object]
 
 
 def peer_name(mode: str, way: str) -> str:
-    """A peer's name in tables: its mode, and how it is asked."""
+    """Return a peer's name in tables: its mode and its interface."""
     return f"vLLM {mode}, {way}"
 
 
 def answer(run: Run, setup: Setup, max_tokens: int, told: Told) -> list[dict[str, Any]]:
-    """All blocks of a run on a server of their own.  told: called after each question.
+    """Ask all blocks of a run on a new server.  told: called after each question.
 
-    Raises RuntimeError, OSError or httpx.HTTPError where the server fails.
+    Raises RuntimeError, OSError or httpx.HTTPError if the server fails.
     """
     if run.server == OURS:
         with ours(setup) as asked:
@@ -54,7 +54,7 @@ async def _over_http(run: Run, asked: Asked, max_tokens: int, told: Told) -> lis
     async with httpx.AsyncClient(base_url=asked.url, timeout=600, limits=limits) as client:
         for block in run.blocks:
             extra = {"speculation": {"enabled": False}} if block.system == PLAIN else {}
-            # vLLM draws slower with a generator per request, which a seed asks for.
+            # A seed would make vLLM use a generator per request, with which it draws slower.
             asker = Asker(client, asked.model, run.law, max_tokens, extra, run.server == OURS)
             try:
                 turns = await asker.ask_all(block.questions, block.concurrency, told)

@@ -19,7 +19,7 @@ from benchmarks.support.answers import Law
 class Turn:
     """One answer.  Times are seconds of one clock, None where no text came.
 
-    steps, drafted, accepted: what the server says of speculation for this answer.
+    steps, drafted, accepted: the server's figures of speculation for this answer.
     """
 
     question_id: int
@@ -41,7 +41,7 @@ class Turn:
 
     @property
     def decode_s(self) -> float:
-        """From the first token to the last."""
+        """Seconds from the first token to the last."""
         return self.last_s - self.first_s
 
     @property
@@ -51,7 +51,7 @@ class Turn:
 
 
 class RefusedError(Exception):
-    """The server refuses a question, as one that is too long for its model."""
+    """The server refuses a question, e.g. because it is too long for its model."""
 
 
 @dataclass(slots=True)
@@ -74,8 +74,8 @@ class Asker:
     async def ask_all(
         self, questions: Sequence[Question], concurrency: int, answered: Callable[[], object]
     ) -> list[Turn]:
-        """Every turn of every question, `concurrency` conversations at a time; nothing of those
-        that are refused."""
+        """Ask all questions, `concurrency` conversations at a time; returns the turns of those that
+        are not refused."""
         waiting = list(questions)[::-1]
         turns: list[Turn] = []
 
@@ -94,7 +94,7 @@ class Asker:
         return turns
 
     async def ask(self, question: Question) -> list[Turn]:
-        """Raises RefusedError, and RuntimeError where the server fails."""
+        """Ask a question's turns.  Raises RefusedError, or RuntimeError if the server fails."""
         messages: list[dict[str, str]] = []
         turns = []
         for index, text in enumerate(question.turns):
@@ -110,7 +110,7 @@ class Asker:
             "messages": messages,
             "max_tokens": self.max_tokens,
             "temperature": self.law.temperature,
-            # Servers differ in whether a checkpoint's sampling defaults hold; here none does.
+            # Some servers apply a checkpoint's sampling defaults; these fields override them.
             "top_p": 1.0,
             "stream": True,
             "stream_options": {"include_usage": True},

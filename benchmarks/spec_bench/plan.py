@@ -1,9 +1,9 @@
-"""Which server answers which questions when.
+"""The plan of the runs: the server, the questions and their order in each.
 
 A *run* is the life of one server, in which no question is asked twice: look-ups, prefix caches and
 learned states know nothing of an answer before it is measured.  Ours answers, at each level of
-concurrency, one group of questions with speculation and another one without; the next run has them
-the other way round, so that every question is answered both ways.  A peer has one mode per server
+concurrency, one group of questions with speculation and another one without; the next run swaps
+the groups, so that every question is answered both ways.  A peer has one mode per server
 and answers both groups in one run.
 """
 
@@ -25,7 +25,7 @@ _LEAST_SHARE = 12
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Questions that are asked `concurrency` at a time.  system: whose figures they are."""
+    """Questions that are asked `concurrency` at a time.  system: the system that they measure."""
 
     system: str
     concurrency: int
@@ -53,7 +53,7 @@ def plan(
     peers: Sequence[str],
     num_rounds: int,
 ) -> list[Run]:
-    """All runs, ours and the peers' in turn.  In each round the levels have other questions."""
+    """Return all runs, ours and the peers' in turns.  Each round gives levels other questions."""
     runs = []
     for round_index in range(num_rounds):
         weights = [max(level + 1, _LEAST_SHARE) for level in levels for _ in range(2)]
@@ -63,7 +63,7 @@ def plan(
             for swap in (False, True):
                 index = 2 * round_index + swap
                 runs.append(Run(OURS, law, index, _ours(pairs, levels, swap=swap)))
-                # A peer's turn comes between ours, so that a drifting machine hits all alike.
+                # A peer's turn comes between ours, so that drift affects all equally.
                 for peer in peers[swap::2]:
                     blocks = (
                         Block(peer, level, (*first, *second))
@@ -94,6 +94,6 @@ def _ours(
     for place, (level, (first, second)) in enumerate(zip(levels, pairs, strict=True)):
         with_drafts, without = (second, first) if swap else (first, second)
         both = [Block(OURS, level, tuple(with_drafts)), Block(PLAIN, level, tuple(without))]
-        # Who goes first alternates: what one leaves behind (heat, page cache) favours neither.
+        # The order alternates, so that aftereffects (heat, page cache) favour neither.
         blocks += both if (place + swap) % 2 == 0 else both[::-1]
     return tuple(blocks)

@@ -1,4 +1,4 @@
-"""Questions in Spec-Bench's form, and how they are shared out over the runs of a server.
+"""Reads questions in Spec-Bench's form, and distributes them over the runs of a server.
 
 One JSON object a line: {"question_id", "category", "turns": [str]}, and "request" where a question
 has fields of its own for every request.  No questions come with this repository; Spec-Bench's own
@@ -33,7 +33,7 @@ class Question:
 
 
 def load(path: Path) -> list[Question]:
-    """The questions of a file; ValueError names the line that is none."""
+    """Return the questions of a file; raises ValueError with the number of a malformed line."""
     questions = []
     for number, line in enumerate(path.read_text("utf-8").splitlines(), start=1):
         if not line.strip():
@@ -60,8 +60,8 @@ def categories(questions: Sequence[Question]) -> list[str]:
 
 
 def share_out(questions: Sequence[Question], weights: Sequence[int]) -> list[list[Question]]:
-    """Disjoint groups whose sizes are as `weights`, with as equal shares of every category as
-    their numbers allow."""
+    """Divide the questions into disjoint groups with sizes in proportion to `weights`; every
+    category is divided in the same proportion as far as its number allows."""
     groups: list[list[Question]] = [[] for _ in weights]
     order = categories(questions)
     owed = [0] * len(weights)
@@ -75,7 +75,7 @@ def share_out(questions: Sequence[Question], weights: Sequence[int]) -> list[lis
 
 
 def rotated(questions: Sequence[Question], share: float) -> list[Question]:
-    """The same questions, each category's beginning after `share` of it."""
+    """Rotate the questions of each category, so that they begin after `share` of it."""
     turned = []
     for category in categories(questions):
         own = [question for question in questions if question.category == category]

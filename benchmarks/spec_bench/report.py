@@ -81,7 +81,7 @@ def _all(ratios: Mapping[str, Any] | None) -> str:
 
 
 def _categories(records: Sequence[Record]) -> list[str]:
-    """Ratio to plain and acceptance length by category, of those that have a plain mode."""
+    """Tables of the ratio to plain and of acceptance lengths, for systems with a plain mode."""
     chosen = [record for record in records if record["to_own_plain"]]
     if not chosen:
         return []
@@ -96,7 +96,8 @@ def _categories(records: Sequence[Record]) -> list[str]:
 
 
 def picture(document: Mapping[str, Any], path: Path) -> None:
-    """One row per law: every system to its own plain mode; ours by category; acceptance lengths.
+    """Draw one row per law: ratios of all systems to their plain modes, ours by category, and
+    acceptance lengths.
 
     RuntimeError without matplotlib.
     """

@@ -20,7 +20,7 @@ from benchmarks.peers.vllm_peer import environment, speculative_config
 from benchmarks.support.record import ROOT
 from benchmarks.support.serving import running
 
-# Draft tokens per step and request, at most: what vLLM's documentation shows for each mode.
+# The most draft tokens per step and request, as in vLLM's documentation of each mode.
 VLLM_DRAFT_TOKENS = {"plain": 0, "ngram": 5, "suffix": 32, "draft": 4, "eagle3": 2}
 # The first start of a mode compiles its model for minutes; vLLM keeps the result.
 _READY_S = 900.0
@@ -29,7 +29,7 @@ _STOP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Where a server answers, and the name of its model."""
+    """The address of a server, and the name of its model."""
 
     url: str
     model: str
@@ -37,11 +37,11 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the servers are started with.
+    """The settings with which the servers are started.
 
-    config, overrides: ours.  model, draft: folders, the peers'; draft, "" = none, is a draft model
-    or a head.  vllm_python: an interpreter that has vLLM.  max_sequences: at a time.  log: folder
-    for the peers' logs.
+    config, overrides: for our server.  model, draft: folders for the peers; draft is a draft model
+    or a head, "" = none.  vllm_python: an interpreter that has vLLM.  max_sequences: limit for the
+    sequences at a time.  log: folder for the peers' logs.
     """
 
     config: str
@@ -58,14 +58,14 @@ class Setup:
 
 @contextmanager
 def ours(setup: Setup) -> Iterator[Asked]:
-    """`drafthouse serve`, fresh; ended with the block."""
+    """Start a new `drafthouse serve`, and end it with the block."""
     with running(setup.config, setup.overrides) as server:
         yield Asked(server.url, server.model())
 
 
 @contextmanager
 def vllm(mode: str, setup: Setup) -> Iterator[Asked]:
-    """vLLM's OpenAI server; RuntimeError with the end of its log where it does not come up."""
+    """Start vLLM's OpenAI server; raises RuntimeError with the end of its log if that fails."""
     config = speculative_config(mode, setup.draft, VLLM_DRAFT_TOKENS[mode])
     command = [
         os.path.abspath(setup.vllm_python), "-m", "vllm.entrypoints.openai.api_server",
@@ -132,7 +132,7 @@ def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], log: Path) -
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """The whole group: vLLM's engine is a process of its own."""
+    """End the whole process group, because vLLM's engine is a process of its own."""
     for number, patience_s in ((signal.SIGTERM, _STOP_S), (signal.SIGKILL, _STOP_S)):
         try:
             os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""What the answers say: rates, ratios to plain decoding with intervals, acceptance by category."""
+"""Summarises answers: rates, ratios to plain decoding with intervals, acceptance by category."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def summarise(settings: Mapping[str, Any], runs: Mapping[str, Any]) -> list[dict
 
 
 def plain_of(system: str) -> str:
-    """The plain mode to compare a system with: our own, or vLLM's, asked in the same way."""
+    """Return the plain mode to compare a system with: ours, or vLLM's with the same interface."""
     if system in (OURS, PLAIN):
         return PLAIN
     return f"vLLM plain, {system.partition(', ')[2]}"
@@ -80,7 +80,8 @@ def _record(cell: Cell, cells: Mapping[str, Cell]) -> dict[str, Any]:
             np.median([1e3 * (turn.first_s - turn.submitted_s) for turn in cell.turns])
         ),
         "mean_answer_tokens": float(np.mean([turn.num_tokens for turn in cell.turns])),
-        # To its own plain mode, by category; to our plain mode and the fastest peer, over all.
+        # Ratios to its own plain mode are by category; those to our plain mode and the fastest peer
+        # are over all categories.
         "to_own_plain": _ratios(cell, cells.get(plain_of(cell.system)), categories),
         "to_plain": _ratios(cell, cells.get(PLAIN), ()),
         "fastest_peer": fastest.system if fastest else None,
@@ -94,7 +95,7 @@ def _record(cell: Cell, cells: Mapping[str, Cell]) -> dict[str, Any]:
 
 
 def _fastest_peer(cells: Mapping[str, Cell]) -> Cell | None:
-    """The peer whose streams are fastest here, whatever its mode and however it is asked."""
+    """Return the peer with the fastest streams here, whatever its mode and interface."""
     peers = [cell for name, cell in cells.items() if name not in (OURS, PLAIN)]
     return max(peers, key=lambda cell: stream_rate(cell.turns), default=None)
 
@@ -115,8 +116,8 @@ def _of(turns: Sequence[Turn], category: str) -> list[Turn]:
 
 
 def throughput(cell: Cell) -> float | None:
-    """Tokens per second while `concurrency` answers were under way, prefills included; the mean
-    over runs; None where so many never were."""
+    """Return the tokens per second while `concurrency` answers were running, prefills included, as
+    the mean over runs; None if so many never ran at once."""
     rates = []
     for turns in cell.runs:
         answers = [
@@ -132,16 +133,16 @@ def throughput(cell: Cell) -> float | None:
 
 
 def stream_rate(turns: Sequence[Turn]) -> float:
-    """Tokens per second as one client sees them: all decoded tokens by all decode seconds."""
+    """Return the tokens per second of one client: all decoded tokens over all decode seconds."""
     seconds = sum(turn.decode_s for turn in turns)
     return sum(turn.decode_tokens for turn in turns) / seconds if seconds else 0.0
 
 
 def ratio(above: Sequence[Turn], below: Sequence[Turn]) -> Estimate | None:
-    """The quotient of two stream rates with its 95 % interval; None where one has no tokens.
+    """Return the ratio of two stream rates with its 95 % interval; None if one has no tokens.
 
-    Questions are resampled, the same ones on both sides: every question is answered both ways, and
-    how hard it is concerns both alike.
+    Questions are resampled, the same ones on both sides, because every question is answered both
+    ways and its difficulty affects both alike.
     """
     ids = sorted({turn.question_id for turn in above} & {turn.question_id for turn in below})
     one, other = (_table(turns, ids, _decoded) for turns in (above, below))
@@ -192,7 +193,7 @@ def _table(
 
 
 def _quotients(table: Any, chosen: Any) -> Any:
-    """float64[draws]: one column's sum by the other's, of the chosen questions."""
+    """Divide one column's sum by the other's, over the chosen questions: float64[draws]."""
     sums = table[chosen].sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         return sums[:, 0] / sums[:, 1]

@@ -1,11 +1,11 @@
-"""Answers under JSON schemas: are they valid, and what do they cost beside free text?
+"""Measures answers under JSON schemas: their validity, and their cost compared with free text.
 
     python -m benchmarks.structured --count 500
 
 Each question is answered under its schema with speculation on and off, and then, with as many
-tokens as the answer had, without a schema.  All in one process, over the whole stack but HTTP.
-The prompts are read before anything is timed, so that every way finds them in the prefix cache,
-and whether speculation is on or off first changes from batch to batch.
+tokens as the answer had, without a schema.  All runs in one process, with the whole stack but HTTP.
+The prompts are read before anything is timed, so that every way finds them in the prefix cache.
+The order of speculation on and off alternates from batch to batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cluster.local import LLM, Completion
 from cluster.requests.grammar_spec import GrammarSpec
 
 _PLAIN = SpeculationOptions(enabled=False)
-# A prompt with its schema, its answer, and as much again for the prefix cache.
+# Tokens of a prompt with its schema and its answer, and as many again for the prefix cache.
 _TOKENS_PER_TEXT = 2048
 
 
@@ -54,9 +54,10 @@ def main() -> None:
 
 
 def _inside(config: Config, concurrency: int) -> Config:
-    """The same with its residents alone: processes of their own belong to a cluster.
+    """Keep only the residents among the drafters: others need processes of a cluster.
 
-    The KV cache would take a quarter of the machine's free memory; it gets what these texts need.
+    By default the KV cache would take a quarter of the machine's free memory; here it gets only the
+    memory that these texts need.
     """
     drafters = {name: config.drafters[name] for name in config.residents}
     engine = config.target.engine
@@ -65,7 +66,7 @@ def _inside(config: Config, concurrency: int) -> Config:
 
 
 def measure(llm: LLM, asked: Sequence[Task], options: argparse.Namespace) -> dict[str, Any]:
-    """Every way of answering, batch by batch in turns, so that all meet the same machine."""
+    """Measure every way of answering, in turns by batches, so that drift affects all equally."""
     ways = {name: _Way() for name in ("constrained", "constrained plain", "free", "free plain")}
     params = SamplingParams(
         temperature=options.temperature, seed=options.seed, max_tokens=options.max_tokens
@@ -114,8 +115,8 @@ def _named(kind: str, speculation: SpeculationOptions | None) -> str:
 
 
 def _ratio(slow: _Way, quick: _Way) -> float:
-    """How many times as fast the second is, as the median of the batches: a pause of the machine
-    spoils one of them."""
+    """Return how many times as fast the second is: the median over the batches, because a pause of
+    the machine may spoil a batch."""
     pairs = zip(slow.seconds, quick.seconds, strict=True)
     return round(statistics.median(one / other for one, other in pairs), 3)
 
@@ -123,7 +124,7 @@ def _ratio(slow: _Way, quick: _Way) -> float:
 class _Way:
     """One way of answering.
 
-    ended: answers that ended with stop; valid: those of them that are.  seconds: of each batch.
+    ended: answers that ended with stop; valid: the valid ones of them.  seconds: of each batch.
     """
 
     def __init__(self) -> None:
@@ -144,7 +145,7 @@ class _Way:
         ignore_eos: bool = False,
     ) -> list[Completion]:
         started = time.perf_counter()
-        # A task of its own: look-ups would draft free text from the same question's answer.
+        # Free text has its own task: otherwise look-ups would draft it from the question's answer.
         found = llm.generate(
             list(prompts), params, task="free" if ignore_eos else "held",
             speculation=speculation, ignore_eos=ignore_eos,
@@ -175,7 +176,7 @@ class _Way:
 
 
 def is_valid(text: str, task: Task) -> bool:
-    """Whether an answer obeys its schema, as `jsonschema` sees it."""
+    """True if an answer obeys its schema, as `jsonschema` checks it."""
     try:
         jsonschema.validate(json.loads(text), task.schema)
     except (ValueError, jsonschema.ValidationError):
@@ -192,7 +193,7 @@ def _prompt(llm: LLM, task: Task) -> list[int]:
 
 
 def _warm_up(llm: LLM, params: SamplingParams) -> None:
-    """Step times and acceptance are learned from the first texts."""
+    """Run some texts first, from which step times and acceptance are learned."""
     for task in tasks(4, seed=0):
         held = replace(params, grammar=GrammarSpec("json_schema", json.dumps(task.schema)))
         llm.generate([_prompt(llm, task)] * 2, [held, replace(params, max_tokens=64)])

@@ -1,4 +1,4 @@
-"""Varied JSON schemas, as many as wanted: each family by turns, filled in by a seed."""
+"""Any number of varied JSON schemas: the families take turns, and a seed fills them in."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Task:
 
 
 def tasks(count: int, seed: int) -> list[Task]:
-    """The same ones for the same seed; a longer list begins with the shorter one."""
+    """Return the tasks of a seed; a longer list begins with the shorter one."""
     generator = random.Random(seed)
     families = list(FAMILIES.items())
     found = []

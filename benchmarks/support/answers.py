@@ -95,7 +95,7 @@ class Result:
 
 
 def loops(token_ids: Sequence[int]) -> bool:
-    """Whether an 8-gram occurs at least three times in the text, overlaps included."""
+    """True if an 8-gram occurs at least three times in the text, overlaps included."""
     counts: dict[tuple[int, ...], int] = {}
     for start in range(len(token_ids) - _LOOP_LEN + 1):
         gram = tuple(token_ids[start : start + _LOOP_LEN])

@@ -35,7 +35,7 @@ _JOIN_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """How to start our processes.
+    """The settings for starting our processes.
 
     overrides: KEY=VALUE of the configuration.  drafters: names of the drafters to start; every
     request may use all of them.  by_task: use the configuration's drafters per task instead.

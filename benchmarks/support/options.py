@@ -7,7 +7,7 @@ import argparse
 from benchmarks.support.answers import Law
 from benchmarks.support.record import ROOT
 
-# The embedded pair: what benchmarks serve that do not say otherwise.
+# The embedded pair, which benchmarks serve by default.
 DEMO_CONFIG = "configs/tiny.yaml"
 DEMO_TARGET = ROOT / "models" / "demo-target"
 DEMO_DRAFT = ROOT / "models" / "demo-draft"

@@ -32,7 +32,7 @@ def head(titles: Iterable[str]) -> list[str]:
 
 
 def origin(document: Mapping[str, Any]) -> str:
-    """Where a report comes from, in one line."""
+    """Return the origin of a report in one line."""
     machine = document["machine"]
     versions = ", ".join(f"{name} {value}" for name, value in document["versions"].items())
     commits = ", ".join(filter(None, document.get("commits", [])))

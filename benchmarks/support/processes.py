@@ -140,7 +140,7 @@ def _cpu_s(process_id: int) -> float:
 
 
 def is_alive(process_id: int) -> bool:
-    """Whether the process exists and has not ended; a zombie has ended."""
+    """True if the process exists and has not ended; a zombie has ended."""
     try:
         state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

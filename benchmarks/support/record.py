@@ -1,4 +1,4 @@
-"""Where results are written: a small report that is committed, and the raw results beside it.
+"""Writes results: a small report that is committed, and the raw results beside it.
 
 NAME.json holds command, date, machine, versions, settings and summary.  NAME.raw.json holds every
 result, so that the same command continues an interrupted run; git ignores it.
@@ -100,7 +100,7 @@ def write_report(path: Path, report: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show_report(path: Path, report: Mapping[str, Any]) -> None:
-    """As `write_report`, and print it."""
+    """Write the report as `write_report` does, and print it."""
     print(json.dumps(write_report(path, report), indent=2))
 
 

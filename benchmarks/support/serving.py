@@ -62,7 +62,7 @@ _ANEW = "coordinator.keep_learned=false"
 def running(config: str, overrides: Sequence[str] = (), url: str | None = None) -> Iterator[Server]:
     """The server at `url`, or one started from `config` and stopped at the end of the block.
 
-    One that is started knows nothing of former runs: its first minute counts.
+    A started server has learned nothing from former runs, and its first minute counts too.
     """
     if url is not None:
         yield Server(url.rstrip("/"))

@@ -1,8 +1,8 @@
-"""canitoolcall's live probe, judged by what a server can do about it.
+"""canitoolcall's live probe; only the findings that a server is responsible for count.
 
-Whether a model calls a tool that it may call is the model's affair, and a small one often does not.
-Everything else the probe finds counts: a forced call that is missing, arguments against the schema,
-markers that leak, a stream that says something else than the whole answer.
+The model decides whether it calls a tool that it may call, and a small one often does not.  All
+other findings count: a forced call that is missing, arguments against the schema, markers that
+leak, a stream that differs from the whole answer.
 """
 
 import json

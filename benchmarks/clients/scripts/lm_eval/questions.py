@@ -1,5 +1,7 @@
-"""A few questions, here so that nothing is fetched.  Their answers do not matter: that there are
-scores and texts does."""
+"""A few questions, stored here so that nothing is downloaded.
+
+Their answers do not matter; the test is that scores and texts come back.
+"""
 
 import json
 from pathlib import Path
@@ -11,7 +13,7 @@ _QUESTIONS = [
     for left in (3, 5, 8, 13)
     for right in (1, 2)
 ]
-# Texts that nothing here was trained on.
+# Texts on which no model of this repository was trained.
 _HELD_OUT = Path(__file__).resolve().parents[4] / "models" / "heldout.jsonl"
 _TEXTS_PER_PAGE, _NUM_PAGES = 5, 8
 
