@@ -236,7 +236,9 @@ MISTAKES: dict[str, tuple[Callable[[Beginner], None], str, str]] = {
     "one port for two": (one_port_for_two, "grpc.port", "change one"),
     "another machine's host": (http(host="192.0.2.1"), "http.host: '192.0.2.1'", "use 127.0.0.1"),
     "open to all": (open_to_all_without_a_token, "RAY_AUTH_MODE=disabled", "unset it"),
-    "two coordinators": (section("coordinator", replicas=2), "coordinator.replicas", "set it to 1"),
+    "more coordinators than seats": (
+        section("coordinator", replicas=999), "coordinator.replicas", "lower replicas or raise",
+    ),
 }  # fmt: skip
 
 

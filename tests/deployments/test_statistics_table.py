@@ -45,7 +45,7 @@ def test_the_document_says_the_same_of_every_answer_that_is_generated() -> None:
 
 def test_requests_without_drafts_are_told_in_the_same_words_in_the_table_and_in_grpc() -> None:
     proto = (api_reference.DOCS.parent / "protos/drafthouse/v1/generation.proto").read_text("utf-8")
-    comment = proto.partition("// Why there was no speculative step")[2].partition("string")[0]
+    comment = proto.partition("// Reason for no speculative step")[2].partition("string")[0]
     assert all(f'"{reason}"' in comment for reason in IdleReason)
 
 
