@@ -49,10 +49,10 @@ def _in_source(path: Path) -> Iterator[Constant]:
         if not (isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)):
             continue
         name, value = node.targets[0].id, node.value
-        is_number = isinstance(value, ast.Constant) and type(value.value) in (int, float)
-        if is_number and name.isupper() and not any(each in name for each in _NO_CHOICES):
-            assert isinstance(value, ast.Constant)
-            yield Constant(module, name, float(value.value))  # type: ignore[arg-type]
+        if not isinstance(value, ast.Constant) or not isinstance(value.value, int | float):
+            continue
+        if name.isupper() and not any(each in name for each in _NO_CHOICES):
+            yield Constant(module, name, float(value.value))
 
 
 def changed(bench: Bench, usual: Sequence[Found], constant: Constant, factor: float) -> float:

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cluster.spec import evidence
 from cluster.spec.budget import Prices
 from cluster.spec.forest import Floats, Indices
 from cluster.spec.step_cost import NODE_EDGES
@@ -55,10 +54,6 @@ class ArmWorth:
         for sums, weights in ((self._nodes, None), (self._tokens, survival)):
             found = np.bincount(cells, weights=weights, minlength=count).reshape(shape) / num_texts
             sums += share * (found - sums)
-
-    def is_known(self, size: int) -> bool:
-        """True once such trees have been seen a few times."""
-        return bool(self._turns[SIZES.index(size)] >= evidence.FIRST_TRIES)
 
     @property
     def num_turns(self) -> int:

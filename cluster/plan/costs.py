@@ -23,6 +23,8 @@ _MEMORY = 64.0
 _PRIOR_ROUNDS = 2.0
 # A round counts as at most so many times its expected time; beyond that, something else slowed it.
 _STRAY = 2.0
+# A factor falls to no less than this share of its prior.
+_LEAST_SHARE = 0.001
 # Rows at which computing costs as much as reading the weights, for a target without a profile.
 _KNEE_ROWS = 32.0
 # A drafting call takes as long as so many nodes, until that is measured: on two cores SmolLM2's
@@ -108,7 +110,8 @@ class RoundTimes:
         evidence: Floats = self._products + np.diag(beliefs)
         times: Floats = self._times + beliefs * self._prior
         found: Floats = np.asarray(np.linalg.solve(evidence, times), dtype=np.float64)
-        self._factors = np.maximum(found, 0.0)
+        # Above zero, for the next round is measured in units of its expected time.
+        self._factors = np.maximum(found, _LEAST_SHARE * self._prior)
 
     def at_edges(self, num_sequences: int, num_others: int = 0) -> Floats | None:
         """Return the seconds for each number of nodes in EDGES; None while nothing is known.
@@ -143,7 +146,8 @@ class RoundTimes:
         size = len(self._prior)
         if not (products.size == size**2 and times.size == size and factors.size in (0, size)):
             raise ValueError("times of rounds in another form")
-        if not all(np.isfinite(each).all() for each in (factors, products, times)):
+        is_sound = all(np.isfinite(each).all() for each in (factors, products, times))
+        if not is_sound or (factors <= 0.0).any() or (products < 0.0).any():
             raise ValueError("times of rounds that are none")
         if factors.size:
             self._factors = self._prior = factors

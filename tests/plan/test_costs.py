@@ -84,6 +84,21 @@ def test_one_stray_step_changes_little_and_a_new_speed_is_believed_soon() -> Non
     assert times.estimate(1, 0) == pytest.approx(0.018, rel=0.2)
 
 
+def test_times_that_contradict_the_parts_leave_every_estimate_above_zero() -> None:
+    """A plain step that takes next to nothing, and drafted ones that take all, cannot break it."""
+    times = steps()
+    for _ in range(300):
+        times.record(1, 0, 1e-9)
+        times.record(1, 64, 1.0)
+    plain = times.estimate(1, 0)
+    assert plain is not None
+    assert 0.0 < plain < 0.001
+    found = times.at_edges(32)
+    assert found is not None
+    assert np.isfinite(found).all()
+    assert (found > 0.0).all()
+
+
 def test_drafting_nothing_takes_nothing() -> None:
     drafting = RoundTimes(draft_parts)
     assert drafting.at_edges(4) is None
@@ -123,7 +138,13 @@ def test_what_was_measured_is_kept_as_plain_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "state", [[[1.0], [1.0], [1.0]], [[], [], []], [[1.0, float("nan")], [0.0] * 4, [0.0] * 2]]
+    "state",
+    [
+        [[1.0], [1.0], [1.0]],
+        [[], [], []],
+        [[1.0, float("nan")], [0.0] * 4, [0.0] * 2],
+        [[0.0, 1.0], [0.0] * 4, [0.0] * 2],
+    ],
 )
 def test_a_record_of_another_form_is_refused(state: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="times of rounds"):
