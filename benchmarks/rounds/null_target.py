@@ -1,6 +1,7 @@
 """A target worker over `NullEngine`, as a process: `python -m benchmarks.rounds.null_target`.
 
-It serves gRPC like any other until SIGTERM, and then writes when its steps began and ended.
+It serves gRPC like any other until SIGTERM, and then writes when its steps began and ended, and how
+long after each walk the verdict was handed to gRPC.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import asyncio
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,16 +21,39 @@ from cluster.draft.base import DrafterContext
 from cluster.draft.breaker import CircuitBreaker
 from cluster.messages import AdapterList, WorkerDescription
 from cluster.plan.controller import Controller
-from cluster.rpc.server import serve_target
+from cluster.rpc.server import ServerStream, serve_target
 from cluster.rpc.standalone import run_until_signal
 from cluster.spec.step_profile import StepProfile
 from cluster.worker.draft_profile import profile_drafting
 from cluster.worker.priority import freeze_gc, shorten_switch_interval
 from cluster.worker.residents import ResidentDrafter, Residents
 from cluster.worker.target import TargetWorker
-from cluster.worker.verifier import Verifier
+from cluster.worker.verifier import Stepped, Verifier
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class _Wire:
+    """Times from the end of a step's walks until gRPC has taken the verdicts' frame, in seconds."""
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.times_s: list[float] = []
+        self._walked_at = 0.0  # 0 = the frame of the last step has been written
+        step, write = verifier.step, ServerStream.write
+
+        def timed_step() -> Stepped:
+            stepped = step()
+            self._walked_at = time.perf_counter()
+            return stepped
+
+        async def timed_write(stream: ServerStream, data: bytes) -> None:
+            await write(stream, data)
+            walked_at, self._walked_at = self._walked_at, 0.0
+            if walked_at:
+                self.times_s.append(time.perf_counter() - walked_at)
+
+        cast(Any, verifier).step = timed_step
+        cast(Any, ServerStream).write = timed_write
 
 
 def _residents() -> Residents:
@@ -37,10 +62,9 @@ def _residents() -> Residents:
     return Residents([ResidentDrafter("suffix", drafter, VOCAB_SIZE, CircuitBreaker(3, 2.0))])
 
 
-def build(engine: NullEngine, budget: str, forward_s: float) -> TargetWorker:
+def build(engine: NullEngine, verifier: Verifier, budget: str, forward_s: float) -> TargetWorker:
     """The worker, not yet started."""
     residents = _residents()
-    verifier = Verifier(cast(Any, engine))
     config = CoordinatorConfig(budget=cast(Any, budget), max_draft_tokens=4)
     profile = StepProfile.of(_ROWS, [forward_s] * len(_ROWS))
     times = profile_drafting(verifier, residents, VOCAB_SIZE, 64) if budget == "adaptive" else ()
@@ -71,7 +95,9 @@ def main() -> int:
     arguments = parser.parse_args()
     forward_s = 1e-3 * arguments.forward_ms
     engine = NullEngine({"asleep": asleep, "spinning": spinning}[arguments.how], forward_s)
-    worker = build(engine, arguments.budget, forward_s)
+    verifier = Verifier(cast(Any, engine))
+    wire = _Wire(verifier)
+    worker = build(engine, verifier, arguments.budget, forward_s)
     shorten_switch_interval()
     freeze_gc()
     worker.start()
@@ -79,7 +105,7 @@ def main() -> int:
         asyncio.run(_serve(worker))
     finally:
         worker.stop()
-        arguments.out.write_text(json.dumps(engine.steps))
+        arguments.out.write_text(json.dumps({"steps": engine.steps, "wire": wire.times_s}))
     return 0
 
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,8 +111,9 @@ def _pauses(process: PinnedProcess, pause_s: float, is_over: threading.Event) ->
         process.resume()
 
 
-def _period(steps: Sequence[Sequence[float]], size: int) -> dict[str, float]:
+def _period(report: Mapping[str, Any], size: int) -> dict[str, float]:
     """Return the figures of the steps that had all texts, without the first and the last ones."""
+    steps: Sequence[Sequence[float]] = report["steps"]
     full = [index for index, step in enumerate(steps[:-1])
             if step[2] == size and steps[index + 1][2] == size]  # fmt: skip
     full = full[len(full) // 10 : -max(len(full) // 10, 1)]
@@ -124,6 +125,7 @@ def _period(steps: Sequence[Sequence[float]], size: int) -> dict[str, float]:
         "period over forward": round(statistics.mean(periods) / statistics.mean(forwards), 3),
         "outside, ms": round(1e3 * (statistics.mean(periods) - statistics.mean(forwards)), 2),
         "forward, ms": round(1e3 * statistics.mean(forwards), 2),
+        "walk to wire, ms": round(1e3 * statistics.median(report["wire"]), 2),
     }
 
 
