@@ -1,6 +1,6 @@
 """Measures how much slower than plain decoding speculation can be, and compares budgets.
 
-    python -m benchmarks.never_slower                                    the whole grid: hours
+    python -m benchmarks.never_slower                                    the whole grid: an hour
     python -m benchmarks.never_slower --cells 'normal/code/greedy/*' --pairs 2 --max-tokens 16 \
         --out /tmp/never-slower.json                                     minutes
 
@@ -8,7 +8,8 @@ A cell is STACK/KIND/LAW/CONCURRENCY: drafters and budget, kind of prompts, samp
 number of concurrent requests.
 
   normal    the configured drafters, each request with those of its task
-  random    one drafter that drafts random tokens; sleeper: one that answers half a second late
+  random    one drafter that drafts random tokens; sleeper: one that answers half a second late;
+            residents of the target, and as pool-random and pool-sleeper drafters of the pool
   fixed-K   as normal, but always K draft nodes per sequence and step
   control   no drafters; only measured if --stacks names it
 
@@ -42,12 +43,15 @@ from benchmarks.support.answers import Law
 from benchmarks.support.by_hand import Ours, Setup
 from benchmarks.support.options import DEMO_TARGET, add_config_options, numbers, parser_of, words
 from benchmarks.support.processes import exit_on_sigterm
-from benchmarks.support.record import OUT, Record
+from benchmarks.support.record import OUT, ROOT, Record
 from cluster.config.file import load
 
 KINDS = ("code", "prose", "random")
-STACKS = ("normal", "random", "sleeper", "fixed-2", "fixed-4", "fixed-8")
+STACKS = (
+    "normal", "random", "sleeper", "pool-random", "pool-sleeper", "fixed-2", "fixed-4", "fixed-8"
+)  # fmt: skip
 
+_POOL = "pool-"
 _WORTHLESS = {
     "random": "benchmarks.never_slower.drafters:RandomDrafter",
     "sleeper": "benchmarks.never_slower.drafters:SleepingDrafter",
@@ -86,12 +90,13 @@ def setup_of(stack: str, settings: Mapping[str, Any], log: Path, *, plain: bool 
     ]
     if plain or stack == CONTROL:
         return start(overrides=tuple(overrides), drafters=())
-    if stack in _WORTHLESS:
-        overrides.append(f"drafters.{stack}.kind={_WORTHLESS[stack]}")
-        overrides.append(f"drafters.{stack}.options.vocab_size={settings['vocab_size']}")
-        if target_cores:
-            overrides.append(f"drafters.{stack}.placement.cores={list(cores)}")
-        return start(overrides=tuple(overrides), drafters=(stack,))
+    name = stack.removeprefix(_POOL)
+    if name in _WORTHLESS:
+        overrides.append(f"drafters.{name}.kind={_WORTHLESS[name]}")
+        overrides.append(f"drafters.{name}.options.vocab_size={settings['vocab_size']}")
+        if target_cores or stack != name:
+            overrides.append(f"drafters.{name}.placement.cores={list(cores)}")
+        return start(overrides=tuple(overrides), drafters=(name,))
     if stack.startswith(FIXED):
         overrides.append("coordinator.budget=fixed")
         overrides.append(f"coordinator.max_draft_tokens={int(stack.removeprefix(FIXED))}")
@@ -102,13 +107,15 @@ def setup_of(stack: str, settings: Mapping[str, Any], log: Path, *, plain: bool 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of(__doc__)
     add = parser.add_argument
-    add("--model", default=str(DEMO_TARGET), help="the target's checkpoint")
+    add("--model", default=str(DEMO_TARGET.relative_to(ROOT)), help="the target's checkpoint")
     add_config_options(parser)
     add("--stacks", type=words, default=list(STACKS))
     add("--cells", default="*", help="patterns of cells, e.g. 'normal/code/*,*/random/greedy/1'")
     add("--laws", type=words, default=["greedy", "t1"])
     add("--concurrency", type=numbers, default=[1, 4, 16, 32])
     add("--pairs", type=int, default=6, help="per cell")
+    about = "no further pairs for a stack whose mean is known within this share"
+    add("--until", type=float, default=0.02, help=about)
     add("--turn", type=int, default=3, help="pairs per cell until all processes start anew")
     add("--prompts", type=int, default=4, help="per run; never fewer than run at a time")
     add("--max-tokens", type=int, default=64)
@@ -123,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 _SETTINGS = (
-    "model", "config", "overrides", "laws", "concurrency", "pairs", "turn", "prompts",
+    "model", "config", "overrides", "laws", "concurrency", "pairs", "until", "turn", "prompts",
     "max_tokens", "cores", "target_cores",
 )  # fmt: skip
 
@@ -139,7 +146,7 @@ def main() -> int:
         tokenizer = AutoTokenizer.from_pretrained(arguments.model)
         shape = json.loads((Path(arguments.model) / "config.json").read_text("utf-8"))
         settings["vocab_size"] = min(len(tokenizer), shape["vocab_size"])
-        record = Record(arguments.out, settings, free=("pairs",), fresh=arguments.fresh)
+        record = Record(arguments.out, settings, free=("pairs", "until"), fresh=arguments.fresh)
     except (ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from error
     library = PromptSets(settings, tokenizer)

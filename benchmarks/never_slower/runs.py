@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks.never_slower.figures import Cell, Interval, ratios
+from benchmarks.never_slower.figures import Cell, Interval, geometric_mean, ratios, stacks_of
 from benchmarks.peers.systems import System
 from benchmarks.support.answers import Law, Result, rate_at_level
 from benchmarks.support.processes import PinnedProcess
@@ -97,7 +97,8 @@ def measure(
 ) -> None:
     """Measure the missing pairs.  processes_of: creates the processes of a stack, not yet started.
 
-    A stack that fails is recorded and skipped.
+    A stack that fails is recorded and skipped; one whose geometric mean is known closely enough
+    gets no further pairs.
     """
     num_pairs, turn = record.settings["pairs"], record.settings["turn"]
     for first in range(0, num_pairs, turn):
@@ -109,7 +110,7 @@ def measure(
                 for cell in cells
                 if cell.stack == stack and number >= len(record.results.get(cell.key, ()))
             ]
-            if not missing or stack in record.failures:
+            if not missing or stack in record.failures or _is_known(stack, record):
                 continue
             rivals = processes_of(stack)
             try:
@@ -126,6 +127,13 @@ def measure(
                 print(f"{stack} failed and is left out: {error}", file=sys.stderr, flush=True)
             finally:
                 rivals.stop()
+
+
+def _is_known(stack: str, record: Record) -> bool:
+    """True if the interval of the stack's mean reaches no further than `until` to each side."""
+    found = stacks_of(record.results).get(stack)
+    mean = geometric_mean(found) if found else None
+    return bool(mean and mean.high and mean.high / mean.mean - 1.0 <= record.settings["until"])
 
 
 def _warm_up(

@@ -60,7 +60,8 @@ class Asker:
 
     extra: fields of every request that are the server's own.  seeded: each question's id is its
     seed, so that answers of different runs can be compared.  refused: ids of the questions that the
-    server refused so far.
+    server refused so far.  arrivals: (time, number of tokens), whenever the server told how many it
+    has made: at an answer's end, or in every chunk if it is asked for continuous usage.
     """
 
     client: httpx.AsyncClient
@@ -70,6 +71,7 @@ class Asker:
     extra: dict[str, Any] = field(default_factory=dict)
     seeded: bool = True
     refused: list[int] = field(default_factory=list)
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
 
     async def ask_all(
         self, questions: Sequence[Question], concurrency: int, answered: Callable[[], object]
@@ -139,7 +141,10 @@ class Asker:
                 chunk = json.loads(line.removeprefix("data: "))
                 if "error" in chunk:
                     raise RuntimeError(f"question {question.id}: {chunk['error']}")
-                usage = chunk.get("usage") or usage
+                if counted := chunk.get("usage"):
+                    new = counted["completion_tokens"] - usage.get("completion_tokens", 0)
+                    self.arrivals.append((time.perf_counter(), new))
+                    usage = counted
                 metrics = chunk.get("metrics") or {}
                 statistics = metrics.get("speculative_decoding") or statistics
                 for choice in chunk["choices"]:

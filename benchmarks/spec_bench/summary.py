@@ -16,6 +16,17 @@ ALL = "all"
 _DRAWS = 2000
 
 Estimate = dict[str, Any]
+Work = Callable[[Turn], tuple[float, float]]
+
+
+def decoded(turn: Turn) -> tuple[float, float]:
+    """(tokens, seconds) of the decoding of an answer."""
+    return turn.decode_tokens, turn.decode_s
+
+
+def whole(turn: Turn) -> tuple[float, float]:
+    """(tokens, seconds) of an answer from its submission on."""
+    return turn.num_tokens, turn.last_s - turn.submitted_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,7 @@ def _record(cell: Cell, cells: Mapping[str, Cell]) -> dict[str, Any]:
         # are over all categories.
         "to_own_plain": _ratios(cell, cells.get(plain_of(cell.system)), categories),
         "to_plain": _ratios(cell, cells.get(PLAIN), ()),
+        "whole_to_own_plain": _ratios(cell, cells.get(plain_of(cell.system)), (), whole),
         "fastest_peer": fastest.system if fastest else None,
         "to_fastest_peer": _ratios(cell, fastest, ()),
         "acceptance_length": {
@@ -101,12 +113,12 @@ def _fastest_peer(cells: Mapping[str, Cell]) -> Cell | None:
 
 
 def _ratios(
-    cell: Cell, base: Cell | None, categories: Sequence[str]
+    cell: Cell, base: Cell | None, categories: Sequence[str], work: Work = decoded
 ) -> dict[str, Estimate | None] | None:
     if base is None or base.system == cell.system:
         return None
     return {
-        category: ratio(_of(cell.turns, category), _of(base.turns, category))
+        category: ratio(_of(cell.turns, category), _of(base.turns, category), work)
         for category in (ALL, *categories)
     }
 
@@ -138,14 +150,14 @@ def stream_rate(turns: Sequence[Turn]) -> float:
     return sum(turn.decode_tokens for turn in turns) / seconds if seconds else 0.0
 
 
-def ratio(above: Sequence[Turn], below: Sequence[Turn]) -> Estimate | None:
-    """Return the ratio of two stream rates with its 95 % interval; None if one has no tokens.
+def ratio(above: Sequence[Turn], below: Sequence[Turn], work: Work = decoded) -> Estimate | None:
+    """Return the ratio of two rates with its 95 % interval; None if one has no tokens.
 
     Questions are resampled, the same ones on both sides, because every question is answered both
     ways and its difficulty affects both alike.
     """
     ids = sorted({turn.question_id for turn in above} & {turn.question_id for turn in below})
-    one, other = (_table(turns, ids, _decoded) for turns in (above, below))
+    one, other = (_table(turns, ids, work) for turns in (above, below))
     if not ids or any(table.sum(axis=0).min() <= 0.0 for table in (one, other)):
         return None
     return _estimate(len(ids), lambda chosen: _quotients(one, chosen) / _quotients(other, chosen))
@@ -176,13 +188,7 @@ def _estimate(num_questions: int, value_of: Callable[[Any], Any]) -> Estimate:
     return found
 
 
-def _decoded(turn: Turn) -> tuple[float, float]:
-    return turn.decode_tokens, turn.decode_s
-
-
-def _table(
-    turns: Sequence[Turn], ids: Sequence[int], fields: Callable[[Turn], tuple[float, float]]
-) -> Any:
+def _table(turns: Sequence[Turn], ids: Sequence[int], fields: Work) -> Any:
     """float64[questions, 2]: the sums of two fields over the turns of each question."""
     places = {question_id: place for place, question_id in enumerate(ids)}
     table = np.zeros((len(ids), 2))

@@ -65,18 +65,24 @@ def test_many_pairs_have_no_narrower_an_interval_than_they_should() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "passes"),
+    ("found", "failures"),
     [
-        ([1.0, 1.01, 0.99, 1.0], True),
-        ([0.965, 0.966, 0.965, 0.964], False),  # sure to be too slow
-        ([1.2, 0.8, 1.1, 0.9], False),  # the mean is good, the bound is not
-        ([1.5], False),  # one pair has no bound
+        ([1.0, 1.01, 0.99, 1.0], []),
+        ([0.965, 0.966, 0.965, 0.964], ["random", "random/code/greedy/1"]),  # surely too slow
+        ([1.2, 0.8, 1.1, 0.9], ["random"]),  # the mean is good, its bound is not
+        ([1.5], ["random"]),  # one pair has no bound
     ],
 )
-def test_a_cell_passes_by_its_mean_and_its_bound(found: list[float], passes: bool) -> None:
-    summary = summarise(grid(random_1=pairs(*found)))
-    assert summary["cells"][0]["passes"] is passes
-    assert summary["failures"] == ([] if passes else ["random/code/greedy/1"])
+def test_a_stack_is_held_by_its_lower_bound_and_a_cell_by_its_upper_one(
+    found: list[float], failures: list[str]
+) -> None:
+    assert summarise(grid(random_1=pairs(*found)))["failures"] == failures
+
+
+def test_a_stacks_mean_varies_by_what_pairs_of_one_cell_differ_in() -> None:
+    cells = grid(random_1=pairs(4.0, 4.0), random_4=pairs(1.0, 1.0))
+    (stack,) = summarise(cells)["stacks"]
+    assert (stack["mean"], stack["low"], stack["count"]) == pytest.approx((2.0, 2.0, 4))
 
 
 def test_fixed_budgets_and_the_control_may_be_slow() -> None:
@@ -141,13 +147,13 @@ class ToyPrompts:
 def settings(**more: Any) -> dict[str, Any]:
     return {
         "model": "m", "config": "configs/tiny.yaml", "overrides": [], "laws": ["greedy"],
-        "concurrency": [1, 4], "pairs": 3, "turn": 2, "prompts": 4, "max_tokens": 100,
-        "cores": [0], "target_cores": [], "vocab_size": 512, **more,
+        "concurrency": [1, 4], "pairs": 3, "until": -1.0, "turn": 2, "prompts": 4,
+        "max_tokens": 100, "cores": [0], "target_cores": [], "vocab_size": 512, **more,
     }  # fmt: skip
 
 
 def run(path: Path, diary: list[str], failing: str = "", **more: Any) -> Record:
-    record = Record(path, settings(**more), free=("pairs",))
+    record = Record(path, settings(**more), free=("pairs", "until"))
 
     def processes_of(stack: str) -> PlainAndRival:
         plain = ToySystem("plain", 0.02, diary)
@@ -196,6 +202,11 @@ def test_more_pairs_are_added_to_those_that_there_are(tmp_path: Path) -> None:
     assert len(after) == 5
 
 
+def test_a_stack_that_is_known_well_enough_gets_no_further_pairs(tmp_path: Path) -> None:
+    record = run(tmp_path / "n.json", [], until=0.02, pairs=6)
+    assert list(map(len, record.results.values())) == [2] * 4
+
+
 def test_a_failed_stack_is_recorded_and_the_others_continue(tmp_path: Path) -> None:
     diary: list[str] = []
     record = run(tmp_path / "n.json", diary, failing="normal")
@@ -213,7 +224,7 @@ def test_a_report_has_a_table_per_stack_and_says_what_is_below_the_bar(tmp_path:
     slow = grid(random_1=pairs(0.9, 0.9), fixed_2_1=pairs(1.5, 1.5))
     document["summary"] = summarise(record.results | slow)
     text = markdown(document)
-    assert "Below the bar, or not surely above it: random/code/greedy/1." in text
+    assert "Below the bar, or not surely above it: random, random/code/greedy/1." in text
     assert "**0.90 (0.90 to 0.90)**" in text
     assert "1.33 (1.33 to 1.33) to 2" in text
     pytest.importorskip("matplotlib")
@@ -268,12 +279,13 @@ def test_no_two_pairs_share_a_random_prompt() -> None:
     assert max(max(ids) for ids in seen) < 512
 
 
-@pytest.mark.parametrize("stack", ["normal", "random", "sleeper", "fixed-4", "control"])
+@pytest.mark.parametrize("stack", ["normal", "random", "pool-sleeper", "fixed-4", "control"])
 def test_stacks_are_configurations_of_the_product(stack: str, tmp_path: Path) -> None:
     setup = setup_of(stack, settings(model="models/demo-target"), tmp_path)
     config = load(setup.config, setup.overrides).config
     assert set(setup.drafters) <= set(config.drafters)
     assert bool(setup.drafters) is (stack != "control")
+    assert set(setup.drafters) <= set(config.pool) or stack != "pool-sleeper"
     if stack == "fixed-4":
         assert (config.coordinator.budget, config.coordinator.max_draft_tokens) == ("fixed", 4)
     else:

@@ -18,6 +18,8 @@ from benchmarks.spec_bench.client import Asker, Turn
 from benchmarks.spec_bench.plan import OURS, PLAIN, plan, short_blocks
 from benchmarks.spec_bench.questions import Question, limit, load, share_out
 from benchmarks.spec_bench.report import markdown, picture
+from benchmarks.spec_bench.starts import plan as starts_of
+from benchmarks.spec_bench.starts import summarise as summarise_starts
 from benchmarks.spec_bench.summary import Cell, acceptance_length, ratio, summarise, throughput
 from benchmarks.support.answers import Law
 
@@ -174,8 +176,8 @@ def document_of(**more: Any) -> dict[str, Any]:
 def test_the_report_shows_every_ratio_and_what_failed() -> None:
     text = markdown(document_of())
     (row,) = [line for line in text.splitlines() if line.startswith("| ours |")]
-    # To its own plain mode, to ours, and to the fastest peer.
-    assert "| 10.0 | 2.00 | 2.00 | 2.00 |" in row
+    # To its own plain mode, to ours, in whole answers, and to the fastest peer.
+    assert "| 10.0 | 2.00 | 2.00 | 1.50 | 2.00 |" in row
     assert row.endswith("| 2.00 | 100% |")
     assert "| vLLM suffix, HTTP | 1 | 0 |" in text
     assert "| ours: to its own plain | 2.00 |" in text
@@ -216,6 +218,8 @@ def chat_server() -> FastAPI:
             statistics = {
                 "num_spec_steps": 2, "num_draft_tokens": 9, "num_accepted_draft_tokens": 4
             }  # fmt: skip
+            counted = {"choices": [], "usage": {"completion_tokens": 3}}
+            yield f"data: {json.dumps(counted)}\n\n"
             tail = {
                 "choices": [], "usage": {"completion_tokens": 7},
                 "metrics": {"speculative_decoding": statistics},
@@ -240,6 +244,23 @@ async def test_a_conversation_goes_on_with_its_own_answers_and_a_seed_of_its_own
     one = by_question[1, 0]
     assert (one.num_tokens, one.steps, one.drafted, one.accepted) == (7, 2, 9, 4)
     assert one.submitted_s <= one.first_s <= one.last_s
+    assert [tokens for _, tokens in asker.arrivals].count(3) == len(turns)
+    assert sum(tokens for _, tokens in asker.arrivals) == 7 * len(turns)
+
+
+def test_starts_are_compared_by_their_medians_and_follow_each_other() -> None:
+    starts = starts_of([GREEDY], [4, 16], 2)
+    assert [start.key for start in starts[:4]] == [
+        f"greedy/4/{OURS}/0", f"greedy/4/{PLAIN}/0", f"greedy/16/{OURS}/0", f"greedy/16/{PLAIN}/0"
+    ]  # fmt: skip
+    assert [start.system for start in starts[4:6]] == [PLAIN, OURS]
+    runs = {
+        f"greedy/4/{system}/{index}": [tokens // 2, tokens // 2]
+        for system, counts in ((OURS, (300, 200, 990)), (PLAIN, (100, 200, 400)))
+        for index, tokens in enumerate(counts)
+    }
+    (cell,) = summarise_starts({**runs, f"greedy/16/{OURS}/0": [5, 5]})
+    assert (cell["concurrency"], cell["ours"], cell["ratio"]) == (4, [300, 200, 990], 1.5)
 
 
 async def test_a_questions_own_fields_are_in_its_requests() -> None:
