@@ -103,4 +103,4 @@ def models_table() -> str:
 def _at(path: str, error: ConfigError) -> ConfigError:
     """`error` with the path of the key that names the model."""
     name = f"{path}.model"
-    return ConfigError(f"{name}: {error.message}", param=name)
+    return ConfigError.at(name, f"{error.message}")

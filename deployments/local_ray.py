@@ -137,11 +137,11 @@ class JoinedRay:
         """Raise ConfigError where the ingress could not listen here, or would share a port."""
         num_nodes = sum(bool(node["Alive"]) for node in ray.nodes())
         if num_nodes > 1:
-            raise ConfigError(
-                f"http.listener: ingress listens on the ingress' own node, which may be any of "
+            raise ConfigError.at(
+                "http.listener",
+                f"ingress listens on the ingress' own node, which may be any of "
                 f"{num_nodes} here; set http.listener: serve, and Ray Serve's proxies listen on "
                 "every one",
-                param="http.listener",
             )
         if self._application not in serve.status().applications:
             # Of a Ray that runs already the dashboard does, too.

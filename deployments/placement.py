@@ -52,9 +52,8 @@ def rank_bundle(placement: PlacementConfig) -> dict[str, float]:
     wanted = {"CPU": placement.num_cpus, "GPU": placement.num_gpus, **placement.resources}
     bundle = {name: amount for name, amount in wanted.items() if amount > 0}
     if not bundle:
-        raise ConfigError(
-            "target.placement: reserves nothing; give it some num_cpus, num_gpus or resources",
-            param="target.placement",
+        raise ConfigError.at(
+            "target.placement", "reserves nothing; give it some num_cpus, num_gpus or resources"
         )
     return bundle
 
@@ -82,10 +81,10 @@ def local_labels(config: Config) -> dict[str, str]:
     for placement in _placements(config):
         for key, value in placement.labels.items():
             if labels.setdefault(key, value) != value:
-                raise ConfigError(
-                    f"placement.labels: {key} is {labels[key]!r} here and {value!r} there, and one "
+                raise ConfigError.at(
+                    "placement.labels",
+                    f"{key} is {labels[key]!r} here and {value!r} there, and one "
                     "machine cannot be both; join a cluster of several nodes with --address",
-                    param="placement.labels",
                 )
     return labels
 
@@ -100,8 +99,8 @@ def check_gpus(config: Config, num_gpus: float) -> None:
     """Raise ConfigError if the application reserves more GPUs than `num_gpus`."""
     wanted = total_resources(config).get("GPU", 0.0)
     if wanted > num_gpus:
-        raise ConfigError(
-            f"placement: num_gpus of all replicas are {wanted:g}, this machine has {num_gpus:g}; "
+        raise ConfigError.at(
+            "placement",
+            f"num_gpus of all replicas are {wanted:g}, this machine has {num_gpus:g}; "
             "lower them, or join a larger cluster with --address",
-            param="placement",
         )

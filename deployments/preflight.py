@@ -213,11 +213,11 @@ def _check_devices(config: Config) -> None:
 
         path = f"{TARGET}.tensor_parallel"
         unseen = None if num_gpus else unseen_gpu(Machine())
-        raise ConfigError(
-            f"{path}: {ranks} ranks need a GPU each, {unseen or f'this machine shows {num_gpus}'}; "
+        raise ConfigError.at(
+            path,
+            f"{ranks} ranks need a GPU each, {unseen or f'this machine shows {num_gpus}'}; "
             "lower it, join a cluster with --address, or set target.engine.device: cpu to try it "
             "without",
-            param=path,
         )
     check_gpus(config, num_gpus)
 
@@ -232,4 +232,4 @@ def _named(path: str) -> Iterator[None]:
         if not param.startswith("target."):
             param = f"{path}.{param}"
         message = error.message.removeprefix(f"{param}: ").removeprefix(f"{error.param}: ")
-        raise ConfigError(f"{param}: {message}", param=param) from error
+        raise ConfigError.at(param, message) from error

@@ -46,10 +46,10 @@ def address_for(interface: str, num_nodes: int, node_address: str) -> str:
     if interface == "node":
         return node_address
     if num_nodes > 1:
-        raise ConfigError(
-            f"network.interface: on loopback the parts cannot reach each other, for this Ray has "
+        raise ConfigError.at(
+            "network.interface",
+            f"on loopback the parts cannot reach each other, for this Ray has "
             f"{num_nodes} nodes; set it to node, in a network that is closed to others",
-            param="network.interface",
         )
     return LOOPBACK
 

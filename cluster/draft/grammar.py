@@ -43,10 +43,9 @@ class GrammarDrafter(TextDrafter):
         super().__init__(context)
         if context.open_text is None:
             path = f"drafters.{context.name}.placement"
-            raise ConfigError(
-                f"{path}: a drafter of kind grammar runs inside the target; set it to "
-                "{with: target}",
-                param=path,
+            raise ConfigError.at(
+                path,
+                "a drafter of kind grammar runs inside the target; set it to {with: target}",
             )
         self._open = context.open_text
         self._followed: dict[int, _Followed] = {}

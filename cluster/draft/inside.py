@@ -188,10 +188,10 @@ def host_of(target: Any, name: str, kind: str) -> Host:
     """The drafter's host; raises ConfigError outside of a target."""
     if target is None:
         path = f"drafters.{name}.placement"
-        raise ConfigError(
-            f"{path}: {kind} drafts from the target's hidden rows and cannot run in a process of "
+        raise ConfigError.at(
+            path,
+            f"{kind} drafts from the target's hidden rows and cannot run in a process of "
             "its own; set it to {with: target}",
-            param=path,
         )
     host: Host = target
     return host

@@ -76,10 +76,10 @@ class EarlyExitDrafter(OwnLayersDrafter):
             self._exit = load_head_of(ExitHead, folder, target_shape(host), host.weight)
             if options.exit_layer not in (0, self._exit.exit_layer):
                 path = f"drafters.{context.name}.options.exit_layer"
-                raise ConfigError(
-                    f"{path}: {options.exit_layer} is not the {self._exit.exit_layer} that "
+                raise ConfigError.at(
+                    path,
+                    f"{options.exit_layer} is not the {self._exit.exit_layer} that "
                     f"{options.model} was trained behind; leave it out",
-                    param=path,
                 )
             options = replace(options, exit_layer=self._exit.exit_layer)
         super().__init__(context, options)

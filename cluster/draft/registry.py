@@ -119,17 +119,13 @@ def _external_options(kind: str, path: str) -> type[Any]:
             reason += "; put the file beside the configuration or into the working directory"
         else:
             reason += "; correct the module"
-        raise ConfigError(f"{path}: {reason}", param=path) from error
+        raise ConfigError.at(path, reason) from error
     reason = _why_no_drafter(found)
     if reason:
-        raise ConfigError(
-            f"{path}: {kind!r} is no drafter: {reason}; docs/drafters.md shows one", param=path
-        )
+        raise ConfigError.at(path, f"{kind!r} is no drafter: {reason}; docs/drafters.md shows one")
     options = getattr(found, "Options", NoOptions)
     if not (isinstance(options, type) and is_dataclass(options)):
-        raise ConfigError(
-            f"{path}: {kind}.Options is no dataclass; make it a frozen one", param=path
-        )
+        raise ConfigError.at(path, f"{kind}.Options is no dataclass; make it a frozen one")
     return options
 
 
@@ -196,8 +192,8 @@ def create(
         raise
     except Exception as error:
         path = f"drafters.{name}.kind"
-        raise ConfigError(
-            f"{path}: {config.kind!r} raised when it was created: {_told(error)}", param=path
+        raise ConfigError.at(
+            path, f"{config.kind!r} raised when it was created: {_told(error)}"
         ) from error
 
 

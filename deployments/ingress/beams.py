@@ -28,23 +28,20 @@ def read_beams(fields: Fields, width: int) -> BeamSpec | None:
             if value is not None and (
                 value != default or isinstance(value, bool) != isinstance(default, bool)
             ):
-                raise RequestError(
-                    f"{name}: {shown(fields.get(name))} belongs to beam search; remove it or send "
+                raise RequestError.at(
+                    name,
+                    f"{shown(fields.get(name))} belongs to beam search; remove it or send "
                     "use_beam_search: true",
-                    param=name,
                 )
         return None
     for name in _WITHOUT:
         value = fields.get(name)
         # A prompt_logprobs of 0 asks for something.
         if value or (name == "prompt_logprobs" and value is not None):
-            raise RequestError(
-                f"{name}: not served with beam search; remove it, or the search", param=name
-            )
+            raise RequestError.at(name, "not served with beam search; remove it, or the search")
     if fields.get("echo") and fields.get("logprobs") is not None:
-        raise RequestError(
-            "logprobs: a beam search has none of the prompt's; remove echo or logprobs",
-            param="logprobs",
+        raise RequestError.at(
+            "logprobs", "a beam search has none of the prompt's; remove echo or logprobs"
         )
     penalty = fields.number("length_penalty", 1.0, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
     return BeamSpec(width, penalty, _early_stopping(fields))

@@ -21,13 +21,11 @@ _MAX_TEXT = 2**31
 def parse_messages(value: Any) -> tuple[Message, ...]:
     """Parse OpenAI's `messages`; content is a text or a list of text parts."""
     if not isinstance(value, list):
-        raise RequestError(f"messages: {json_kind(value)}; send a list", param="messages")
+        raise RequestError.at("messages", f"{json_kind(value)}; send a list")
     if not value:
-        raise RequestError("messages: empty; send at least one message", param="messages")
+        raise RequestError.at("messages", "empty; send at least one message")
     if len(value) > MAX_MESSAGES:
-        raise RequestError(
-            f"messages: {len(value)} messages; send at most {MAX_MESSAGES}", param="messages"
-        )
+        raise RequestError.at("messages", f"{len(value)} messages; send at most {MAX_MESSAGES}")
     return tuple(_message(item, f"messages[{i}]") for i, item in enumerate(value))
 
 
@@ -36,16 +34,13 @@ def _message(value: Any, path: str) -> Message:
     role = fields.string("role", "", max_len=64)
     if not role or role == "function":
         remedy = f"{role!r}: the older form of tool" if role else "missing"
-        raise RequestError(
-            f"{path}.role: {remedy}; send system, user, assistant or tool", param=f"{path}.role"
-        )
+        raise RequestError.at(f"{path}.role", f"{remedy}; send system, user, assistant or tool")
     message: dict[str, Any] = {"role": role}
     calls = fields.get("tool_calls")
     calls = None if calls == [] else calls
     if calls is not None and role != "assistant":
-        raise RequestError(
-            f"{path}.tool_calls: only messages of role assistant have some; remove them",
-            param=f"{path}.tool_calls",
+        raise RequestError.at(
+            f"{path}.tool_calls", "only messages of role assistant have some; remove them"
         )
     content = f"{path}.content"
     if fields.get("content") is None and calls is not None:
@@ -65,21 +60,18 @@ def _tool_calls(calls: Any, path: str) -> list[dict[str, Any]]:
     """The calls of an earlier answer."""
     name = f"{path}.tool_calls"
     if not isinstance(calls, list):
-        raise RequestError(f"{name}: {json_kind(calls)}; send a list", param=name)
+        raise RequestError.at(name, f"{json_kind(calls)}; send a list")
     if len(calls) > MAX_TOOL_CALLS:
-        raise RequestError(f"{name}: {len(calls)} calls; send at most {MAX_TOOL_CALLS}", param=name)
+        raise RequestError.at(name, f"{len(calls)} calls; send at most {MAX_TOOL_CALLS}")
     found = tool_calls_of(calls, path)
     for index, call in enumerate(found):
         function = f"{name}[{index}].function"
         if not Fields.of(call["function"], function).string("name", "", max_len=64):
-            raise RequestError(
-                f"{function}.name: missing; send the tool's name", param=f"{function}.name"
-            )
+            raise RequestError.at(f"{function}.name", "missing; send the tool's name")
         arguments = call["function"]["arguments"]
         if not isinstance(arguments, str | dict):
-            raise RequestError(
-                f"{function}.arguments: {json_kind(arguments)}; send a JSON object as a text",
-                param=f"{function}.arguments",
+            raise RequestError.at(
+                f"{function}.arguments", f"{json_kind(arguments)}; send a JSON object as a text"
             )
         encodable_json(arguments, f"{function}.arguments")
         encodable_json(call, f"{name}[{index}]")
@@ -94,8 +86,7 @@ def parse_template(fields: Fields, arguments: Mapping[str, Any]) -> ChatOptions:
     continues = fields.boolean("continue_final_message", default=False)
     adds = fields.boolean("add_generation_prompt", default=not continues)
     if continues and adds:
-        raise RequestError(
-            "continue_final_message: not together with add_generation_prompt; send one of them",
-            param="continue_final_message",
+        raise RequestError.at(
+            "continue_final_message", "not together with add_generation_prompt; send one of them"
         )
     return ChatOptions(adds, continues, arguments)

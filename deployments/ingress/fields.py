@@ -52,7 +52,7 @@ class Fields:
     def of(cls, value: Any, path: str) -> Fields:
         """Read `value` as an object; raises RequestError if it is not one."""
         if not isinstance(value, dict):
-            raise RequestError(f"{path}: {json_kind(value)}; send an object", param=path)
+            raise RequestError.at(path, f"{json_kind(value)}; send an object")
         return cls(value, path)
 
     def name(self, key: str) -> str:
@@ -74,12 +74,12 @@ class Fields:
             return default
         name = self.name(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise RequestError(
-                f"{name}: {shown(value)} is not a number; send {_interval(low, high)}", param=name
+            raise RequestError.at(
+                name, f"{shown(value)} is not a number; send {_interval(low, high)}"
             )
         if not low <= value <= high:
-            raise RequestError(
-                f"{name}: {shown(value)} is out of range; send {_interval(low, high)}", param=name
+            raise RequestError.at(
+                name, f"{shown(value)} is out of range; send {_interval(low, high)}"
             )
         return float(value) + 0.0  # -0.0 is 0
 
@@ -91,9 +91,9 @@ class Fields:
         name = self.name(key)
         remedy = f"send an integer from {low} to {high}"
         if isinstance(value, bool) or not isinstance(value, int):
-            raise RequestError(f"{name}: {shown(value)} is not an integer; {remedy}", param=name)
+            raise RequestError.at(name, f"{shown(value)} is not an integer; {remedy}")
         if not low <= value <= high:
-            raise RequestError(f"{name}: {_digits(value)} is out of range; {remedy}", param=name)
+            raise RequestError.at(name, f"{_digits(value)} is out of range; {remedy}")
         return value
 
     def boolean(self, key: str, *, default: bool) -> bool:
@@ -102,9 +102,7 @@ class Fields:
             return default
         if not isinstance(value, bool):
             name = self.name(key)
-            raise RequestError(
-                f"{name}: {shown(value)} is not a boolean; send true or false", param=name
-            )
+            raise RequestError.at(name, f"{shown(value)} is not a boolean; send true or false")
         return value
 
     def string(self, key: str, default: str, max_len: int = 256) -> str:
@@ -113,11 +111,9 @@ class Fields:
             return default
         name = self.name(key)
         if not isinstance(value, str):
-            raise RequestError(f"{name}: {shown(value)} is not a string", param=name)
+            raise RequestError.at(name, f"{shown(value)} is not a string")
         if len(value) > max_len:
-            raise RequestError(
-                f"{name}: {len(value)} characters; send at most {max_len}", param=name
-            )
+            raise RequestError.at(name, f"{len(value)} characters; send at most {max_len}")
         return encodable(value, name)
 
     def strings(self, key: str, max_items: int, max_len: int = 256) -> tuple[str, ...] | None:
@@ -127,13 +123,11 @@ class Fields:
             return None
         name = self.name(key)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise RequestError(f"{name}: {shown(value)} is not a list of strings", param=name)
+            raise RequestError.at(name, f"{shown(value)} is not a list of strings")
         if len(value) > max_items:
-            raise RequestError(f"{name}: {len(value)} items; send at most {max_items}", param=name)
+            raise RequestError.at(name, f"{len(value)} items; send at most {max_items}")
         if any(len(item) > max_len for item in value):
-            raise RequestError(
-                f"{name}: an item is longer than {max_len} characters; shorten it", param=name
-            )
+            raise RequestError.at(name, f"an item is longer than {max_len} characters; shorten it")
         return tuple(encodable(item, name) for item in value)
 
     def integers(self, key: str, max_items: int, low: int, high: int) -> tuple[int, ...]:
@@ -143,13 +137,13 @@ class Fields:
             return ()
         name = self.name(key)
         if not isinstance(value, list) or any(type(item) is not int for item in value):
-            raise RequestError(f"{name}: {shown(value)} is not a list of integers", param=name)
+            raise RequestError.at(name, f"{shown(value)} is not a list of integers")
         if len(value) > max_items:
-            raise RequestError(f"{name}: {len(value)} items; send at most {max_items}", param=name)
+            raise RequestError.at(name, f"{len(value)} items; send at most {max_items}")
         for item in value:
             if not low <= item <= high:
-                raise RequestError(
-                    f"{name}: {_digits(item)} is out of range; send {low} to {high}", param=name
+                raise RequestError.at(
+                    name, f"{_digits(item)} is out of range; send {low} to {high}"
                 )
         return tuple(value)
 
@@ -159,8 +153,8 @@ def encodable(text: str, name: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RequestError(
-            f"{name}: contains half of a surrogate pair; send valid Unicode", param=name
+        raise RequestError.at(
+            name, "contains half of a surrogate pair; send valid Unicode"
         ) from None
     return text
 

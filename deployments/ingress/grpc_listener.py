@@ -47,10 +47,10 @@ class GrpcListener:
         try:
             self._server.add_insecure_port(where)
         except RuntimeError as error:
-            raise ConfigError(
-                f"grpc: {where} cannot be bound on this node; choose another host or port, or set "
+            raise ConfigError.at(
+                "grpc",
+                f"{where} cannot be bound on this node; choose another host or port, or set "
                 "grpc.listener: serve",
-                param="grpc",
             ) from error
         await self._server.start()
 

@@ -59,9 +59,8 @@ def request_name(request: GenerationRequest) -> str:
     name = request.request_id
     if len(name) > _MAX_NAME_LEN or not name.isprintable():
         what = f"{len(name)} characters" if len(name) > _MAX_NAME_LEN else "a control character"
-        raise RequestError(
-            f"request_id: {what}; send at most {_MAX_NAME_LEN} printable characters or none",
-            param="request_id",
+        raise RequestError.at(
+            "request_id", f"{what}; send at most {_MAX_NAME_LEN} printable characters or none"
         )
     return name or f"gen-{uuid.uuid4().hex}"
 
@@ -120,16 +119,14 @@ def _searched(
     if asked is None:
         return spec
     if request.resume:
-        raise RequestError(
-            "resume: a beam search has nothing to resume; send the request without it",
-            param="resume",
+        raise RequestError.at(
+            "resume", "a beam search has nothing to resume; send the request without it"
         )
     width = asked.num_beams or spec.num_choices
     if not spec.num_choices <= width <= limits.max_choices:
-        raise RequestError(
-            f"sampling.beam_search.num_beams: {width}; send n={spec.num_choices} to "
-            f"{limits.max_choices}",
-            param="sampling.beam_search.num_beams",
+        raise RequestError.at(
+            "sampling.beam_search.num_beams",
+            f"{width}; send n={spec.num_choices} to {limits.max_choices}",
         )
     searched = Fields({**fields.values(), "use_beam_search": True})
     own = {"length_penalty": asked.length_penalty, "early_stopping": asked.early_stopping}
@@ -143,10 +140,9 @@ def _grammar(grammar: GrammarSpec | None) -> GrammarSpec | None:
         return None
     kind = "json" if grammar.kind == "json_schema" else grammar.kind
     if kind not in ("json", "regex", "choice", "grammar", "structural_tag"):
-        raise RequestError(
-            f"sampling.grammar.kind: {shown(grammar.kind)}; send json_schema, regex, choice, "
-            "grammar or structural_tag",
-            param="sampling.grammar.kind",
+        raise RequestError.at(
+            "sampling.grammar.kind",
+            f"{shown(grammar.kind)}; send json_schema, regex, choice, grammar or structural_tag",
         )
     source = parse_json(grammar.source, _GRAMMAR) if kind == "choice" else grammar.source
     return grammar_of(kind, source, _GRAMMAR)
@@ -156,13 +152,9 @@ def _check_resume(resume: Sequence[ResumedChoice], num_choices: int, limits: Lim
     seen: set[int] = set()
     for position, one in enumerate(resume):
         if not 0 <= one.index < num_choices:
-            raise RequestError(
-                f"resume: choice {one.index} is not one of n={num_choices}", param="resume"
-            )
+            raise RequestError.at("resume", f"choice {one.index} is not one of n={num_choices}")
         if one.index in seen:
-            raise RequestError(
-                f"resume: choice {one.index} occurs twice; send it once", param="resume"
-            )
+            raise RequestError.at("resume", f"choice {one.index} occurs twice; send it once")
         seen.add(one.index)
         check_ids(one.token_ids, f"resume[{position}].token_ids", limits)
 
@@ -173,10 +165,10 @@ def check_ids(token_ids: TokenArray, name: str, limits: Limits) -> None:
         return
     low, high = int(token_ids.min()), int(token_ids.max())
     if low < 0 or high >= limits.vocab_size:
-        raise RequestError(
-            f"{name}: token id {low if low < 0 else high} is out of range; the vocabulary has "
+        raise RequestError.at(
+            name,
+            f"token id {low if low < 0 else high} is out of range; the vocabulary has "
             f"{limits.vocab_size} tokens",
-            param=name,
         )
 
 
@@ -184,11 +176,11 @@ def prompt_of(prompt: str | Sequence[ChatMessage] | TokenArray, limits: Limits) 
     """The prompt of a request; raises RequestError for an empty one."""
     if isinstance(prompt, str):
         if not prompt:
-            raise RequestError("text: empty; send at least one character", param="text")
+            raise RequestError.at("text", "empty; send at least one character")
         return Prompt(text=prompt, names=names_of(prompt))
     if isinstance(prompt, np.ndarray):
         if len(prompt) == 0:
-            raise RequestError("tokens: empty; send at least one token", param="tokens")
+            raise RequestError.at("tokens", "empty; send at least one token")
         check_ids(prompt, "tokens", limits)
         return Prompt(token_ids=prompt, names=names_of(prompt))
     messages = [{"role": one.role, "content": one.content, "name": one.name} for one in prompt]

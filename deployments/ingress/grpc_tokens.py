@@ -78,7 +78,7 @@ class TokenCalls:
         self._check_named(message.model)
         token_ids = TOKENS.read(message.token_ids)
         if len(token_ids) == 0:
-            raise RequestError("token_ids: empty; send at least one token", param="token_ids")
+            raise RequestError.at("token_ids", "empty; send at least one token")
         check_ids(token_ids, "token_ids", self._ingress.limits)
         # A message of some megabytes holds many tokens.
         text = await asyncio.to_thread(

@@ -82,9 +82,9 @@ def _bound(where: HttpConfig) -> socket.socket:
         bound.setblocking(False)
     except OSError as error:
         bound.close()
-        raise ConfigError(
-            f"http: {joined(where.host, where.port)} cannot be bound on this node "
+        raise ConfigError.at(
+            "http",
+            f"{joined(where.host, where.port)} cannot be bound on this node "
             f"({error.strerror}); choose another host or port, or set http.listener: serve",
-            param="http",
         ) from error
     return bound

@@ -38,10 +38,10 @@ def max_tokens(prompt_len: int, spec: GenerationSpec, limit: int) -> int:
             param=spec.max_tokens_name,
         )
     if limit and prompt_len + spec.params.min_tokens > limit:
-        raise RequestError(
-            f"min_tokens: {spec.params.min_tokens} and a prompt of {prompt_len} tokens exceed the "
+        raise RequestError.at(
+            "min_tokens",
+            f"{spec.params.min_tokens} and a prompt of {prompt_len} tokens exceed the "
             f"limit of {limit} tokens; send at most {limit - prompt_len}",
-            param="min_tokens",
         )
     room = (limit or 2**31) - prompt_len
     # A request that sets min_tokens wants at least that many tokens.

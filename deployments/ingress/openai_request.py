@@ -36,9 +36,7 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
     num_choices = fields.integer("n", 1, 1, limits.max_choices) or 1
     best_of = fields.integer("best_of", num_choices, 1, limits.max_choices) or num_choices
     if best_of < num_choices:
-        raise RequestError(
-            f"best_of: {best_of} is less than n={num_choices}; raise it", param="best_of"
-        )
+        raise RequestError.at("best_of", f"{best_of} is less than n={num_choices}; raise it")
     echo = fields.boolean("echo", default=False)
     logprobs = fields.integer("logprobs", None, 0, limits.max_logprobs)
     shown = read_prompt_logprobs(fields, limits)
@@ -56,10 +54,9 @@ def parse_completion(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest
     )
     asked = _request(fields, opened, spec, model, is_chat=False, echo=echo)
     if is_ranked and asked.stream:
-        raise RequestError(
-            f"best_of: {best_of} exceeds n={num_choices}, which cannot be streamed; send stream: "
-            "false",
-            param="best_of",
+        raise RequestError.at(
+            "best_of",
+            f"{best_of} exceeds n={num_choices}, which cannot be streamed; send stream: false",
         )
     return dataclasses.replace(
         asked,
@@ -78,9 +75,7 @@ def parse_chat(values: Mapping[str, Any], limits: Limits) -> OpenAIRequest:
     wants_logprobs = fields.boolean("logprobs", default=False)
     top = fields.integer("top_logprobs", None, 0, limits.max_logprobs)
     if top is not None and not wants_logprobs:
-        raise RequestError(
-            f"top_logprobs: {top} needs logprobs; send logprobs: true", param="top_logprobs"
-        )
+        raise RequestError.at("top_logprobs", f"{top} needs logprobs; send logprobs: true")
     use = read_chat_use(fields, limits.dialect)
     is_newer = fields.get("max_completion_tokens") is not None
     prompt = Prompt(
@@ -118,10 +113,10 @@ def with_chat_use(spec: GenerationSpec, use: ChatUse) -> GenerationSpec:
     if use.grammar is not None:
         if params.grammar is not None:
             name = spec.grammar_field
-            raise RequestError(
-                f"{name}: the tools say what the answer must be, too; remove it, or send "
+            raise RequestError.at(
+                name,
+                "the tools say what the answer must be, too; remove it, or send "
                 "tool_choice auto and tools that are not strict",
-                param=name,
             )
         params = dataclasses.replace(params, grammar=use.grammar)
         spec = dataclasses.replace(spec, grammar_field="tools")
@@ -135,9 +130,8 @@ def _request(
     include_usage = continuous = False
     if fields.get("stream_options") is not None:
         if not stream:
-            raise RequestError(
-                "stream_options: only for streams; send stream: true or remove it",
-                param="stream_options",
+            raise RequestError.at(
+                "stream_options", "only for streams; send stream: true or remove it"
             )
         options = Fields.of(fields.get("stream_options"), "stream_options")
         include_usage = options.boolean("include_usage", default=False)
@@ -166,10 +160,10 @@ def model_of(fields: Fields, limits: Limits) -> str:
 def check_model(model: str, limits: Limits) -> None:
     """Raise NotFoundError or RequestError unless `model` is a name of what is served."""
     if not model:
-        raise RequestError(f"model: missing; send {limits.model_name!r}", param="model")
+        raise RequestError.at("model", f"missing; send {limits.model_name!r}")
     if model not in limits.model_names:
         served = " or ".join(map(repr, limits.model_names))
-        raise NotFoundError(f"model: {shown(model)} is not served; ask for {served}", param="model")
+        raise NotFoundError.at("model", f"{shown(model)} is not served; ask for {served}")
 
 
 def _prompts(fields: Fields, limits: Limits) -> tuple[Prompt, ...]:
@@ -178,12 +172,11 @@ def _prompts(fields: Fields, limits: Limits) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (Prompt(text=_prompt_text(value)),)
     if not isinstance(value, list):
-        raise RequestError(
-            f"prompt: {json_kind(value)}; send a string, token ids or a list of either",
-            param="prompt",
+        raise RequestError.at(
+            "prompt", f"{json_kind(value)}; send a string, token ids or a list of either"
         )
     if not value:
-        raise RequestError("prompt: an empty list; send at least one token or text", param="prompt")
+        raise RequestError.at("prompt", "an empty list; send at least one token or text")
     kinds = set(map(type, value))
     if kinds == {int}:
         return (Prompt(token_ids=token_ids_of(value, limits, "prompt")),)
@@ -192,15 +185,15 @@ def _prompts(fields: Fields, limits: Limits) -> tuple[Prompt, ...]:
     if kinds == {list}:
         return tuple(Prompt(token_ids=token_ids_of(item, limits, "prompt")) for item in value)
     found = ", ".join(sorted({json_kind(item) for item in value}))
-    raise RequestError(
-        f"prompt: a list of {found}; send strings only, token ids only, or lists of token ids only",
-        param="prompt",
+    raise RequestError.at(
+        "prompt",
+        f"a list of {found}; send strings only, token ids only, or lists of token ids only",
     )
 
 
 def _prompt_text(text: str) -> str:
     if not text:
-        raise RequestError("prompt: an empty string; send at least one character", param="prompt")
+        raise RequestError.at("prompt", "an empty string; send at least one character")
     return encodable(text, "prompt")
 
 
@@ -209,14 +202,13 @@ def token_ids_of(
 ) -> np.ndarray[Any, np.dtype[np.int32]]:
     """The tokens in the field `name`; raises RequestError for one outside the vocabulary."""
     if not values:
-        raise RequestError(f"{name}: an empty list of tokens; send at least one", param=name)
+        raise RequestError.at(name, "an empty list of tokens; send at least one")
     if set(map(type, values)) != {int}:
-        raise RequestError(f"{name}: a token id is not an integer; send integers", param=name)
+        raise RequestError.at(name, "a token id is not an integer; send integers")
     if min(values) < 0 or max(values) >= limits.vocab_size:
         bad = min(values) if min(values) < 0 else max(values)
-        raise RequestError(
-            f"{name}: token id {shown(bad)} is out of range; the vocabulary has "
-            f"{limits.vocab_size} tokens",
-            param=name,
+        raise RequestError.at(
+            name,
+            f"token id {shown(bad)} is out of range; the vocabulary has {limits.vocab_size} tokens",
         )
     return np.array(values, dtype=np.int32)

@@ -27,7 +27,7 @@ def read_prediction(fields: Fields) -> str:
     asked = Fields.of(value, "prediction")
     kind = asked.get("type")
     if kind != "content":
-        raise RequestError(f"prediction.type: {shown(kind)}; send content", param="prediction.type")
+        raise RequestError.at("prediction.type", f"{shown(kind)}; send content")
     path = "prediction.content"
     return encodable(text_of(asked.get("content"), path), path)
 
@@ -52,10 +52,10 @@ async def prediction_ids(
         return ()
     limit = int(MAX_PREDICTION_TOKENS * max_chars_per_token)
     if len(text) > limit:
-        raise RequestError(
-            f"prediction: {len(text)} characters; at most {limit} are read; send the part that the "
+        raise RequestError.at(
+            "prediction",
+            f"{len(text)} characters; at most {limit} are read; send the part that the "
             "output begins with",
-            param="prediction",
         )
 
     def encode() -> tuple[int, ...]:
@@ -63,10 +63,10 @@ async def prediction_ids(
 
     found = encode() if len(text) <= _INLINE_CHARACTERS else await asyncio.to_thread(encode)
     if len(found) > MAX_PREDICTION_TOKENS:
-        raise RequestError(
-            f"prediction: {len(found)} tokens; at most {MAX_PREDICTION_TOKENS} are read; send the "
+        raise RequestError.at(
+            "prediction",
+            f"{len(found)} tokens; at most {MAX_PREDICTION_TOKENS} are read; send the "
             "part that the output begins with",
-            param="prediction",
         )
     return found
 

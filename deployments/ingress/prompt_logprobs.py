@@ -21,10 +21,7 @@ def read_prompt_logprobs(fields: Fields, limits: Limits) -> int | None:
     """How many alternatives per token of the prompt; None = no log-probabilities of it."""
     asked = fields.integer("prompt_logprobs", None, 0, limits.max_logprobs)
     if asked is not None and fields.boolean("stream", default=False):
-        raise RequestError(
-            "prompt_logprobs: not for streams, as in vLLM; send stream: false",
-            param="prompt_logprobs",
-        )
+        raise RequestError.at("prompt_logprobs", "not for streams, as in vLLM; send stream: false")
     return asked
 
 
@@ -32,7 +29,7 @@ def read_max_tokens(fields: Fields, name: str, *, is_prompt_wanted: bool) -> int
     """None = not given.  0, which only tells of the prompt, needs is_prompt_wanted."""
     count = fields.integer(name, None, 0, MAX_TOKENS)
     if count == 0 and not is_prompt_wanted:
-        raise RequestError(f"{name}: 0 {_NOTHING}", param=name)
+        raise RequestError.at(name, f"0 {_NOTHING}")
     return count
 
 

@@ -29,10 +29,10 @@ def check_lengths(
         count = _num_characters(prompt)
         if limit and count > limit:
             param = "prompt" if prompt.messages is None else "messages"
-            raise RequestError(
-                f"{param}: {count} characters; the limit is {limit}, for {max_context_len} tokens "
+            raise RequestError.at(
+                param,
+                f"{count} characters; the limit is {limit}, for {max_context_len} tokens "
                 "of prompt and output at ingress.max_chars_per_token; shorten the prompt",
-                param=param,
             )
 
 

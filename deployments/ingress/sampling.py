@@ -39,10 +39,9 @@ def read_spec(
     _check_sequences(len(prompts), num_choices, limits)
     min_tokens = fields.integer("min_tokens", 0, 0, MAX_TOKENS) or 0
     if max_tokens is not None and min_tokens > max_tokens:
-        raise RequestError(
-            f"min_tokens: {min_tokens} exceeds the {max_tokens} tokens that may be generated; "
-            "lower it",
-            param="min_tokens",
+        raise RequestError.at(
+            "min_tokens",
+            f"{min_tokens} exceeds the {max_tokens} tokens that may be generated; lower it",
         )
     defaults = limits.defaults
     params = SamplingParams(
@@ -90,10 +89,10 @@ def _check_sequences(num_prompts: int, num_choices: int, limits: Limits) -> None
     total = num_prompts * num_choices
     if total > limits.max_sequences:
         name = "prompt" if num_prompts > 1 else "n"
-        raise RequestError(
-            f"{name}: {num_prompts} prompts times {num_choices} texts are {total} sequences, the "
+        raise RequestError.at(
+            name,
+            f"{num_prompts} prompts times {num_choices} texts are {total} sequences, the "
             f"limit is {limits.max_sequences} (ingress.max_sequences_per_request); send fewer",
-            param=name,
         )
 
 
@@ -103,9 +102,8 @@ def _tenant(fields: Fields) -> bytes:
         return DEFAULT_TENANT
     if not isinstance(salt, str) or not salt:
         # A client whose salt got lost must not share what it writes; the value is a secret.
-        raise RequestError(
-            "cache_salt: it must be text that is not empty; send some or remove it",
-            param="cache_salt",
+        raise RequestError.at(
+            "cache_salt", "it must be text that is not empty; send some or remove it"
         )
     return tenant_of(fields.string("cache_salt", "", MAX_SALT_LEN))
 
@@ -113,9 +111,8 @@ def _tenant(fields: Fields) -> bytes:
 def _top_p(fields: Fields, default: float) -> float:
     top_p = fields.number("top_p", default, 0.0, 1.0)
     if top_p == 0.0:
-        raise RequestError(
-            "top_p: 0 keeps no token; send more than 0, or temperature 0 for greedy decoding",
-            param="top_p",
+        raise RequestError.at(
+            "top_p", "0 keeps no token; send more than 0, or temperature 0 for greedy decoding"
         )
     return top_p
 
@@ -128,9 +125,8 @@ def _top_k(fields: Fields, default: int) -> int:
 def _repetition_penalty(fields: Fields, default: float) -> float:
     penalty = fields.number("repetition_penalty", default, 0.0, 10.0)
     if penalty == 0.0:
-        raise RequestError(
-            "repetition_penalty: 0 divides by zero; send more than 0, 1 for none",
-            param="repetition_penalty",
+        raise RequestError.at(
+            "repetition_penalty", "0 divides by zero; send more than 0, 1 for none"
         )
     return penalty
 
@@ -141,17 +137,14 @@ def _logit_bias(fields: Fields, limits: Limits) -> tuple[tuple[int, float], ...]
     bias = Fields.of(fields.get("logit_bias"), "logit_bias")
     keys = list(fields.get("logit_bias"))
     if len(keys) > MAX_LOGIT_BIAS:
-        raise RequestError(
-            f"logit_bias: {len(keys)} entries; send at most {MAX_LOGIT_BIAS}", param="logit_bias"
-        )
+        raise RequestError.at("logit_bias", f"{len(keys)} entries; send at most {MAX_LOGIT_BIAS}")
     entries = []
     for key in keys:
         is_token = key.isascii() and key.isdigit() and len(key) < 10
         if not is_token or int(key) >= limits.vocab_size:
-            raise RequestError(
-                f"logit_bias: {shown(key)} is not a token id; the vocabulary has "
-                f"{limits.vocab_size} tokens",
-                param="logit_bias",
+            raise RequestError.at(
+                "logit_bias",
+                f"{shown(key)} is not a token id; the vocabulary has {limits.vocab_size} tokens",
             )
         entries.append((int(key), bias.number(key, 0.0, -100.0, 100.0)))
     return tuple(sorted(dict(entries).items()))
@@ -163,7 +156,7 @@ def _stop(fields: Fields, limits: Limits) -> tuple[str, ...]:
         fields = Fields({"stop": [value]})
     stop = fields.strings("stop", limits.max_stop_strings) or ()
     if "" in stop:
-        raise RequestError("stop: an empty string would end every text; remove it", param="stop")
+        raise RequestError.at("stop", "an empty string would end every text; remove it")
     return stop
 
 
@@ -173,14 +166,11 @@ def _task(fields: Fields) -> str:
     metadata = Fields.of(fields.get("metadata"), "metadata")
     keys = list(fields.get("metadata"))
     if len(keys) > MAX_METADATA:
-        raise RequestError(
-            f"metadata: {len(keys)} keys; send at most {MAX_METADATA}", param="metadata"
-        )
+        raise RequestError.at("metadata", f"{len(keys)} keys; send at most {MAX_METADATA}")
     for key in keys:
         if len(key) > MAX_METADATA_KEY_LEN:
-            raise RequestError(
-                f"metadata: a key of {len(key)} characters; send at most {MAX_METADATA_KEY_LEN}",
-                param="metadata",
+            raise RequestError.at(
+                "metadata", f"a key of {len(key)} characters; send at most {MAX_METADATA_KEY_LEN}"
             )
         encodable(key, "metadata")
         metadata.string(key, "", max_len=MAX_METADATA_VALUE_LEN)
@@ -209,10 +199,10 @@ def _latency_class(name: str, limits: Limits) -> str | None:
         return None
     if name not in limits.latency_classes:
         allowed = ", ".join(limits.latency_classes) or "none"
-        raise RequestError(
-            f"speculation.latency_class: {shown(name)} is not open to requests; "
+        raise RequestError.at(
+            "speculation.latency_class",
+            f"{shown(name)} is not open to requests; "
             f"allowed: {allowed} (ingress.public_latency_classes)",
-            param="speculation.latency_class",
         )
     return name
 
@@ -222,7 +212,6 @@ def check_drafters(drafters: tuple[str, ...] | None, limits: Limits) -> None:
     for name in drafters or ():
         if name not in limits.drafters:
             known = ", ".join(limits.drafters) or "none"
-            raise RequestError(
-                f"speculation.drafters: {shown(name)} is not a drafter; known: {known}",
-                param="speculation.drafters",
+            raise RequestError.at(
+                "speculation.drafters", f"{shown(name)} is not a drafter; known: {known}"
             )

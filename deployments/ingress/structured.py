@@ -23,9 +23,8 @@ def read_grammar(fields: Fields) -> GrammarSpec | None:
     wanted = fields.get("response_format")
     format_ = None if wanted is None else _format(Fields.of(wanted, "response_format"))
     if outputs is not None and format_ is not None:
-        raise RequestError(
-            "response_format: structured_outputs says what the answer must be, too; send one",
-            param="response_format",
+        raise RequestError.at(
+            "response_format", "structured_outputs says what the answer must be, too; send one"
         )
     return outputs or format_
 
@@ -49,7 +48,7 @@ def refuse_others(fields: Fields, *names: str) -> None:
             name = fields.name(key[:40])
             near = difflib.get_close_matches(key[:40], names, n=1, cutoff=0.6)
             hint = f"did you mean {near[0]}?" if near else "remove it"
-            raise RequestError(f"{name}: unknown field; {hint}", param=name)
+            raise RequestError.at(name, f"unknown field; {hint}")
 
 
 def _format(fields: Fields) -> GrammarSpec | None:
@@ -62,14 +61,13 @@ def _format(fields: Fields) -> GrammarSpec | None:
     if kind == "structural_tag":
         return grammar_of(kind, dict(fields.values()), "response_format")
     if kind != "json_schema":
-        raise RequestError(
-            f"response_format.type: {shown(kind)}; send text, json_object, json_schema or "
-            "structural_tag",
-            param="response_format.type",
+        raise RequestError.at(
+            "response_format.type",
+            f"{shown(kind)}; send text, json_object, json_schema or structural_tag",
         )
     path = "response_format.json_schema"
     if fields.get("json_schema") is None:
-        raise RequestError(f"{path}: missing; send a name and a schema", param=path)
+        raise RequestError.at(path, "missing; send a name and a schema")
     named = Fields.of(fields.get("json_schema"), path)
     refuse_others(named, "name", "description", "schema", "strict")
     named.string("name", "", max_len=64)
@@ -86,9 +84,8 @@ def _outputs(fields: Fields) -> GrammarSpec | None:
     if not kinds:
         return None
     if len(kinds) > 1:
-        raise RequestError(
-            f"structured_outputs: {' and '.join(kinds)} are set; send one of them",
-            param="structured_outputs",
+        raise RequestError.at(
+            "structured_outputs", f"{' and '.join(kinds)} are set; send one of them"
         )
     (kind,) = kinds
     if kind == "json_object":
@@ -103,7 +100,7 @@ def grammar_of(kind: str, value: Any, path: str) -> GrammarSpec:
     if kind == "choice":
         if not isinstance(value, list) or not value:
             what = "an empty list" if isinstance(value, list) else json_kind(value)
-            raise RequestError(f"{path}: {what}; send a list with at least one text", param=path)
+            raise RequestError.at(path, f"{what}; send a list with at least one text")
         texts = Fields({path: value}).strings(path, _MAX_CHOICES, max_len=65536) or ()
         return GrammarSpec("choice", _dumped(list(dict.fromkeys(texts))))
     if kind == "structural_tag":
@@ -111,16 +108,16 @@ def grammar_of(kind: str, value: Any, path: str) -> GrammarSpec:
         return GrammarSpec("structural_tag", _dumped(encodable_json(tag, path)))
     if not isinstance(value, str) or not value:
         what = "empty" if value == "" else json_kind(value)
-        raise RequestError(f"{path}: {what}; send a text with at least one character", param=path)
+        raise RequestError.at(path, f"{what}; send a text with at least one character")
     return GrammarSpec(kind, encodable(value, path))
 
 
 def schema_grammar(schema: Any, path: str) -> GrammarSpec:
     """The grammar of a JSON schema; raises RequestError for what is none."""
     if schema is None:
-        raise RequestError(f"{path}: missing; send a JSON schema", param=path)
+        raise RequestError.at(path, "missing; send a JSON schema")
     if not isinstance(schema, dict):
-        raise RequestError(f"{path}: {json_kind(schema)}; send a JSON schema", param=path)
+        raise RequestError.at(path, f"{json_kind(schema)}; send a JSON schema")
     return GrammarSpec("json_schema", _dumped(encodable_json(schema, path)))
 
 

@@ -56,10 +56,10 @@ def read_chat_use(fields: Fields, dialect: Dialect) -> ChatUse:
     if not tools or choice == "none":
         return ChatUse(template_arguments=arguments, shows_reasoning=shows)
     if dialect.calls is None or "tools" not in dialect.template:
-        raise RequestError(
-            "tools: the model's chat template shows no known format of tool calls; remove them, or "
+        raise RequestError.at(
+            "tools",
+            "the model's chat template shows no known format of tool calls; remove them, or "
             "set answers.tool_parser for a template that writes tools",
-            param="tools",
         )
     grammar = _grammar(dialect, tools, choice, named, is_parallel=is_parallel)
     is_forced = choice != "auto"
@@ -94,14 +94,14 @@ def _grammar(
 
 def _tools(values: Any) -> list[_Tool]:
     if not isinstance(values, list):
-        raise RequestError(f"tools: {json_kind(values)}; send a list", param="tools")
+        raise RequestError.at("tools", f"{json_kind(values)}; send a list")
     if len(values) > _MAX_TOOLS:
-        raise RequestError(f"tools: {len(values)}; send at most {_MAX_TOOLS}", param="tools")
+        raise RequestError.at("tools", f"{len(values)}; send at most {_MAX_TOOLS}")
     tools = [_tool(value, f"tools[{index}]") for index, value in enumerate(values)]
     names = [tool.name for tool in tools]
     doubled = next((name for name in names if names.count(name) > 1), None)
     if doubled is not None:
-        raise RequestError(f"tools: {doubled!r} is named twice; name it once", param="tools")
+        raise RequestError.at("tools", f"{doubled!r} is named twice; name it once")
     return tools
 
 
@@ -110,23 +110,22 @@ def _tool(value: Any, path: str) -> _Tool:
     refuse_others(fields, "type", "function")
     kind = fields.get("type")
     if kind != "function":
-        raise RequestError(f"{path}.type: {shown(kind)}; send function", param=f"{path}.type")
+        raise RequestError.at(f"{path}.type", f"{shown(kind)}; send function")
     function = Fields.of(value.get("function"), f"{path}.function")
     refuse_others(function, "name", "description", "parameters", "strict")
     name = function.string("name", "", max_len=64)
     if not NAME.fullmatch(name):
-        raise RequestError(
-            f"{path}.function.name: {shown(name)}; send up to 64 letters, digits, '_', '-' and '.'",
-            param=f"{path}.function.name",
+        raise RequestError.at(
+            f"{path}.function.name",
+            f"{shown(name)}; send up to 64 letters, digits, '_', '-' and '.'",
         )
     function.string("description", "", max_len=65536)
     schema = function.get("parameters")
     if schema is None:
         schema = _ANY_ARGUMENTS
     if not isinstance(schema, dict):
-        raise RequestError(
-            f"{path}.function.parameters: {json_kind(schema)}; send a JSON schema",
-            param=f"{path}.function.parameters",
+        raise RequestError.at(
+            f"{path}.function.parameters", f"{json_kind(schema)}; send a JSON schema"
         )
     encodable_json(schema, f"{path}.function.parameters")
     return _Tool(name, schema, function.boolean("strict", default=False))
@@ -138,20 +137,16 @@ def _choice(value: Any, tools: Sequence[_Tool]) -> tuple[str, str]:
         return "auto", ""
     if value in ("none", "auto", "required"):
         if value == "required" and not tools:
-            raise RequestError("tool_choice: required needs tools; send some", param="tool_choice")
+            raise RequestError.at("tool_choice", "required needs tools; send some")
         return value, ""
     if not isinstance(value, dict) or value.get("type") != "function":
-        raise RequestError(
-            f"tool_choice: {shown(value)}; send none, auto, required, or an object that names a "
-            "function",
-            param="tool_choice",
+        raise RequestError.at(
+            "tool_choice",
+            f"{shown(value)}; send none, auto, required, or an object that names a function",
         )
     name = Fields.of(value.get("function"), "tool_choice.function").string("name", "", max_len=64)
     if name not in [tool.name for tool in tools]:
-        raise RequestError(
-            f"tool_choice.function.name: {shown(name)} is not one of the tools",
-            param="tool_choice.function.name",
-        )
+        raise RequestError.at("tool_choice.function.name", f"{shown(name)} is not one of the tools")
     return "named", name
 
 
@@ -165,15 +160,12 @@ def template_arguments(fields: Fields, dialect: Dialect) -> Mapping[str, Any]:
     effort = fields.string("reasoning_effort", "", max_len=16)
     if effort:
         if effort not in _EFFORTS:
-            raise RequestError(
-                f"reasoning_effort: {shown(effort)}; send one of {', '.join(_EFFORTS)}",
-                param="reasoning_effort",
+            raise RequestError.at(
+                "reasoning_effort", f"{shown(effort)}; send one of {', '.join(_EFFORTS)}"
             )
         found["reasoning_effort"] = effort
     for key in found:
         if key in RESERVED_ARGUMENTS or not key.isidentifier() or key not in dialect.template:
             name = key if key == "reasoning_effort" else f"chat_template_kwargs.{key[:40]}"
-            raise RequestError(
-                f"{name}: the model's chat template does not use it; remove it", param=name
-            )
+            raise RequestError.at(name, "the model's chat template does not use it; remove it")
     return found

@@ -101,9 +101,7 @@ class Opened:
                     self._unknown(key, name, rules)
             elif rule.status is Status.REFUSED:
                 if not rule.asks_for_nothing(value):
-                    raise RequestError(
-                        f"{name}: {shown(value)} is not supported; {rule.note}", param=name
-                    )
+                    raise RequestError.at(name, f"{shown(value)} is not supported; {rule.note}")
             elif rule.status is Status.IGNORED:
                 if not rule.asks_for_nothing(value):
                     self.ignored.append(name)
@@ -124,7 +122,7 @@ class Opened:
             return
         near = difflib.get_close_matches(key[:_MAX_NAME_LEN], rules, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}?" if near else "remove it"
-        raise RequestError(f"{name}: unknown field; {hint}", param=name)
+        raise RequestError.at(name, f"unknown field; {hint}")
 
 
 def warning_header(ignored: Sequence[str]) -> Mapping[str, str]:

@@ -43,12 +43,10 @@ def parse_messages_request(values: Mapping[str, Any], limits: Limits) -> Message
     fields, model, prompt, use, ignored = _conversation(MESSAGES, values, limits)
     max_tokens = fields.integer("max_tokens", None, 1, MAX_TOKENS)
     if max_tokens is None:
-        raise RequestError("max_tokens: missing; send how many, at most", param="max_tokens")
+        raise RequestError.at("max_tokens", "missing; send how many, at most")
     stop = fields.get("stop_sequences")
     if stop is not None and not isinstance(stop, list):
-        raise RequestError(
-            f"stop_sequences: {json_kind(stop)}; send a list", param="stop_sequences"
-        )
+        raise RequestError.at("stop_sequences", f"{json_kind(stop)}; send a list")
     # The parsers of the other endpoints read it all by OpenAI's names.
     as_chat = Fields({**messages_fields(fields), "stop": stop})
     with prompt.names.told():
@@ -70,7 +68,7 @@ def _conversation(
     model = model_of(fields, limits)
     messages = fields.get("messages")
     if not isinstance(messages, list):
-        raise RequestError(f"messages: {json_kind(messages)}; send a list", param="messages")
+        raise RequestError.at("messages", f"{json_kind(messages)}; send a list")
     turns = [turn for i, one in enumerate(messages) for turn in _turns(one, f"messages[{i}]")]
     system = fields.get("system")
     if system is not None:
@@ -100,9 +98,7 @@ def _turns(message: Any, path: str) -> list[Turn]:
     fields = Fields.of(message, path)
     role = fields.string("role", "", max_len=64)
     if role not in ("user", "assistant", "system"):
-        raise RequestError(
-            f"{path}.role: {shown(role)} is none; send user or assistant", param=f"{path}.role"
-        )
+        raise RequestError.at(f"{path}.role", f"{shown(role)} is none; send user or assistant")
     content = fields.get("content")
     if not isinstance(content, list):
         return [Turn({"role": role, "content": content}, {"": path})]

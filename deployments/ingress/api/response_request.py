@@ -59,7 +59,7 @@ def parse_response(
     include = fields.strings("include", 16) or ()
     for name in include:
         if name != _LOGPROBS:
-            raise RequestError(f"include: {shown(name)} is not served; remove it", param="include")
+            raise RequestError.at("include", f"{shown(name)} is not served; remove it")
     shows_logprobs = bool(top or include)
     max_tokens = fields.integer("max_output_tokens", None, 1, MAX_TOKENS)
     logprobs = top if shows_logprobs else None
@@ -115,10 +115,10 @@ def _turns(value: Any) -> list[Turn]:
     """The messages of a chat that say the same."""
     if isinstance(value, str):
         if not value:
-            raise RequestError("input: empty; send at least one character", param="input")
+            raise RequestError.at("input", "empty; send at least one character")
         return [Turn({"role": "user", "content": value}, {"": "input", ".content": "input"})]
     if not isinstance(value, list):
-        raise RequestError(f"input: {json_kind(value)}; send a string or a list", param="input")
+        raise RequestError.at("input", f"{json_kind(value)}; send a string or a list")
     # Reasoning that comes back is no part of a prompt.
     return _joined_calls(
         [
@@ -165,10 +165,9 @@ def _turn(item: Any, path: str) -> Turn:
         message = {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
         places = {".content": f"{path}.output", ".tool_call_id": f"{path}.call_id"}
         return Turn(message, {"": path, **places})
-    raise RequestError(
-        f"{path}.type: {shown(kind)} is not served; send messages, function_call and "
-        "function_call_output",
-        param=f"{path}.type",
+    raise RequestError.at(
+        f"{path}.type",
+        f"{shown(kind)} is not served; send messages, function_call and function_call_output",
     )
 
 

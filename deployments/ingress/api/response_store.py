@@ -55,10 +55,10 @@ class ResponseStore:
         """Raises NotFoundError, naming `param`, for one that is not kept."""
         found = self._stored.get(response_id)
         if found is None:
-            raise NotFoundError(
-                f"{param}: no such answer is kept here (any more); send the whole conversation as "
+            raise NotFoundError.at(
+                param,
+                "no such answer is kept here (any more); send the whole conversation as "
                 "input, or raise api.max_stored_responses",
-                param=param,
             )
         return found[0]
 

@@ -36,7 +36,7 @@ def parse_tokenize(values: Mapping[str, Any], limits: Limits) -> TokenizeRequest
     template = parse_template(fields, use.template_arguments or {})
     text, messages = fields.get("prompt"), fields.get("messages")
     if (text is None) == (messages is None):
-        raise RequestError("prompt: send either prompt or messages", param="prompt")
+        raise RequestError.at("prompt", "send either prompt or messages")
     if messages is not None:
         prompt = Prompt(
             messages=parse_messages(messages), tools=use.tools, template=template, names=OF_CHATS
@@ -44,7 +44,7 @@ def parse_tokenize(values: Mapping[str, Any], limits: Limits) -> TokenizeRequest
     elif isinstance(text, str):
         prompt = Prompt(text=encodable(text, "prompt"))
     else:
-        raise RequestError(f"prompt: {json_kind(text)}; send a string", param="prompt")
+        raise RequestError.at("prompt", f"{json_kind(text)}; send a string")
     return TokenizeRequest(
         prompt,
         fields.boolean("add_special_tokens", default=True),
@@ -60,7 +60,7 @@ def parse_detokenize(values: Mapping[str, Any], limits: Limits) -> TokenArray:
     _check_named(fields, limits)
     tokens = fields.get("tokens")
     if not isinstance(tokens, list):
-        raise RequestError(f"tokens: {json_kind(tokens)}; send a list of token ids", param="tokens")
+        raise RequestError.at("tokens", f"{json_kind(tokens)}; send a list of token ids")
     return token_ids_of(tokens, limits, "tokens")
 
 

@@ -38,10 +38,10 @@ def response_fields(fields: Fields) -> dict[str, Any]:
     if isinstance(choice, dict):
         kind = choice.get("type")
         if kind != "function":
-            raise RequestError(
-                f"tool_choice.type: {shown(kind)} is not served; send function and a name, or "
+            raise RequestError.at(
+                "tool_choice.type",
+                f"{shown(kind)} is not served; send function and a name, or "
                 "tool_choice none, auto or required",
-                param="tool_choice.type",
             )
         found["tool_choice"] = _named(choice.get("name"))
     answer = fields.get("text")
@@ -74,9 +74,8 @@ def messages_fields(fields: Fields) -> dict[str, Any]:
         elif isinstance(kind, str) and kind in kinds:
             found["tool_choice"] = kinds[kind]
         else:
-            raise RequestError(
-                f"tool_choice.type: {shown(kind)}; send auto, any, tool or none",
-                param="tool_choice.type",
+            raise RequestError.at(
+                "tool_choice.type", f"{shown(kind)}; send auto, any, tool or none"
             )
         is_single = asked.boolean("disable_parallel_tool_use", default=False)
         found["parallel_tool_calls"] = not is_single
@@ -98,10 +97,7 @@ def shows_thinking(fields: Fields) -> bool:
         return False
     kind = Fields.of(thinking, "thinking").get("type")
     if kind not in ("enabled", "disabled", "adaptive"):
-        raise RequestError(
-            f"thinking.type: {shown(kind)}; send enabled, adaptive or disabled",
-            param="thinking.type",
-        )
+        raise RequestError.at("thinking.type", f"{shown(kind)}; send enabled, adaptive or disabled")
     return bool(kind != "disabled")
 
 
@@ -110,7 +106,7 @@ def _listed(fields: Fields, key: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise RequestError(f"{key}: {json_kind(value)}; send a list", param=key)
+        raise RequestError.at(key, f"{json_kind(value)}; send a list")
     return value
 
 
@@ -119,9 +115,7 @@ def _function(tool: Any, path: str, schema: str) -> dict[str, Any]:
     fields = Fields.of(tool, path)
     kind = fields.get("type")
     if kind not in (None, "function" if schema == "parameters" else "custom"):
-        raise RequestError(
-            f"{path}.type: {shown(kind)} is not served; send functions", param=f"{path}.type"
-        )
+        raise RequestError.at(f"{path}.type", f"{shown(kind)} is not served; send functions")
     refuse_others(fields, "type", "name", "description", schema, "strict", "cache_control")
     named = {"name": fields.get("name"), "description": fields.get("description")}
     more = {"parameters": fields.get(schema), "strict": fields.get("strict")}
@@ -136,9 +130,7 @@ def _named(name: Any) -> dict[str, Any]:
 
 def _check_one_form(fields: Fields, name: str) -> None:
     if fields.get("response_format") is not None:
-        raise RequestError(
-            f"{name}: response_format says what the answer must be, too; send one", param=name
-        )
+        raise RequestError.at(name, "response_format says what the answer must be, too; send one")
 
 
 def _form(fields: Fields) -> dict[str, Any]:
