@@ -6,53 +6,57 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 
 from cluster.errors import DrafthouseError
-from cluster.train.compare import compare, drafters_of, read_questions, table
-from cluster.train.compare_cli import PUBLISHED
+from cluster.train.chat_heads import HeadSettings
+from cluster.train.compare import Questions, compare, drafters_of, read_questions, table
 from cluster.train.demo import RECIPES, TARGET_NAME, heldout_bits, train_demo
-from cluster.train.head_cli import HEADS, add_head, run_head
+from cluster.train.heads import train_head
 from cluster.train.layer_skip import SearchSettings, find_layer_skip
-from cluster.train.options import add_folders, add_threads, add_training, budget, positive_int
+from cluster.train.options import FOLDERS, PUBLISHED, add, add_training
+from cluster.train.processes import processes, run_together
+from cluster.train.trainer import Budget
+
+HEADS = {
+    "drafter": "distil a small draft model of a chat model from its own answers",
+    "eagle3": "train an EAGLE-3 head on a chat model's own answers",
+    "medusa": "train Medusa heads on a chat model's own answers",
+    "early-exit": "train an exit between a chat model's layers on its own answers",
+}
+_OF_ONE_KIND = {"drafter": ("--layers", "--weights"), "early-exit": ("--exit-layer",)}
+# A draft model chooses among more tokens than a head, which is a smaller part of it.
+_DRAFTER_VOCAB_SIZE = 10_240
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the training verbs to the parser of `drafthouse train`."""
     verbs = parser.add_subparsers(dest="train_verb", metavar="STEP", required=True)
     for kind, told in HEADS.items():
-        add_head(verbs.add_parser(kind, help=told), kind)
+        head = verbs.add_parser(kind, help=told)
+        head.add_argument("name", help="the folder of the new drafter")
+        add(head, "--target", "--depth", *_OF_ONE_KIND.get(kind, ()), "--vocab-size", "--loss")
+        add(head, "--answer-tokens", *FOLDERS)
+        add_training(head)
+        add(head, "--evaluate")
+        if kind == "drafter":
+            head.set_defaults(vocab_size=_DRAFTER_VOCAB_SIZE)
     skip = verbs.add_parser(
         "layer-skip", help="find the layers that a target can leave out when it drafts for itself"
     )
     skip.add_argument("target", help="a folder, a hub model or one of `drafthouse models`")
-    skip.add_argument("--out", type=Path, help="write the drafter's options there, as YAML")
-    skip.add_argument(
-        "--tokens", type=positive_int, default=SearchSettings().num_tokens,
-        help="of the target's own answers that sets of layers are compared on",
-    )  # fmt: skip
-    skip.add_argument("--seed", type=int, default=0)
+    add(skip, "--out", "--tokens", "--seed", "--threads")
     demo = verbs.add_parser("demo", help="train the demonstration models on this machine's text")
     names = ", ".join(recipe.name for recipe in RECIPES)
     demo.add_argument("names", nargs="*", help=f"some of {names}; default: all")
-    add_folders(demo)
+    add(demo, *FOLDERS)
     add_training(demo)
     evaluate = verbs.add_parser("evaluate", help="measure the demonstration models")
-    evaluate.add_argument("--models", type=Path, default=PUBLISHED)
-    evaluate.add_argument(
-        "--questions", type=Path, default=PUBLISHED / "heldout.jsonl",
-        help="that drafters are compared on: excerpts, or Spec-Bench's JSONL",
-    )  # fmt: skip
-    evaluate.add_argument(
-        "--max-bytes", type=positive_int, help="held-out bytes of each kind (default: all)"
-    )
-    evaluate.add_argument(
-        "--skip-bits", action="store_true", help="measure only the drafters (fast)"
-    )
-    for verb in (skip, evaluate):
-        add_threads(verb)
+    add(evaluate, "--models", "--questions", "--max-bytes", "--skip-bits", "--threads")
+    evaluate.set_defaults(models=PUBLISHED)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -61,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if getattr(arguments, "threads", None):
         torch.set_num_threads(arguments.threads)
     verbs: dict[str, Callable[[argparse.Namespace], None]] = {
-        **dict.fromkeys(HEADS, run_head),
+        **dict.fromkeys(HEADS, _head),
         "layer-skip": _layer_skip,
         "demo": _demo,
         "evaluate": _evaluate,
@@ -81,9 +85,60 @@ def main() -> int:
     return run(parser.parse_args())
 
 
+def _budget(arguments: argparse.Namespace) -> Budget:
+    return Budget(steps=arguments.steps, minutes=arguments.minutes)
+
+
+def _head(arguments: argparse.Namespace) -> None:
+    """Train a drafter, say how it does, and compare it with others if asked."""
+    questions, kind = questions_of(arguments), arguments.train_verb
+    given = {each.name: getattr(arguments, each.name, None) for each in fields(HeadSettings)}
+    settings = replace(
+        HeadSettings(), **{name: value for name, value in given.items() if value is not None}
+    )
+    # A draft model's answers are drawn without hidden rows; all heads share theirs.
+    work = arguments.work / arguments.name if kind == "drafter" else arguments.work
+    run_together(
+        arguments.processes, _train_head, kind, arguments.target, work,
+        arguments.models / arguments.name, settings, _budget(arguments), arguments.seed,
+    )  # fmt: skip
+    show_comparison(arguments, arguments.target, questions)
+
+
+def _train_head(
+    kind: str, target: str, work: Path, folder: Path, settings: HeadSettings, budget: Budget,
+    seed: int,
+) -> None:  # fmt: skip
+    """In each process of the training."""
+    found = train_head(kind, target, work, folder, settings, budget, seed)
+    if not processes().is_main_process:
+        return
+    print(f"held-out answers\t{found.num_answers}")
+    for depth, figures in enumerate(zip(found.loss_nats, found.agreement, strict=True), 1):
+        loss, agreement = figures
+        print(f"draft {depth}\t{loss:.3f} nats per token\tagreement {agreement:.3f}")
+    print(f"mean acceptance length of greedy chains of {settings.depth}\t{found.chain_len:.3f}")
+    print(f"the target's probability inside the draft vocabulary\t{found.coverage:.3f}")
+
+
+def questions_of(arguments: argparse.Namespace) -> Questions | None:
+    """The questions that drafters are to be compared on; None = they are not compared."""
+    return read_questions(arguments.evaluate) if arguments.evaluate else None
+
+
+def show_comparison(
+    arguments: argparse.Namespace, target: str, questions: Questions | None
+) -> None:
+    """Print how the drafters in --models and the published ones do, in the main process."""
+    if questions is None or not processes().is_main_process:
+        return
+    folders = [*PUBLISHED.glob("*/"), *arguments.models.glob("*/")]
+    print(table(compare(target, drafters_of(target, folders), questions)))
+
+
 def _demo(arguments: argparse.Namespace) -> None:
     train_demo(
-        arguments.work, arguments.models, arguments.names, budget(arguments),
+        arguments.work, arguments.models, arguments.names, _budget(arguments),
         arguments.processes, arguments.seed,
     )  # fmt: skip
 

@@ -1,45 +1,21 @@
-"""The options that several verbs of `drafthouse train` have."""
+"""The options of `drafthouse train`, each told once; a verb adds those that it has."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from cluster.train.trainer import Budget
+from cluster.models.catalogue import REPOSITORY
+from cluster.train.chat_heads import LOSSES, WEIGHTS
+from cluster.train.layer_skip import SearchSettings
 
+# The models of this repository.
+PUBLISHED = REPOSITORY / "models"
 
-def add_folders(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--work", type=Path, default=Path("train-work"), help="streams, checkpoints, interim models"
-    )
-    # The default is not the published folder, which training must not overwrite by accident.
-    parser.add_argument(
-        "--models", type=Path, default=Path("train-work/models"), help="finished models"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-
-
-def add_training(parser: argparse.ArgumentParser) -> None:
-    """How long a network is trained, and by how many processes."""
-    parser.add_argument(
-        "--processes",
-        type=positive_int,
-        default=1,
-        help="divide each step among so many single-threaded processes on a busy CPU; several "
-        "GPUs: `accelerate launch -m cluster.train ...`",
-    )
-    add_threads(parser)
-    budget = parser.add_mutually_exclusive_group(required=True)
-    budget.add_argument("--steps", type=positive_int, help="repeatable on one machine")
-    budget.add_argument("--minutes", type=positive_float, help="as many steps as fit")
-
-
-def add_threads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", type=positive_int, help="default: one per core")
-
-
-def budget(arguments: argparse.Namespace) -> Budget:
-    return Budget(steps=arguments.steps, minutes=arguments.minutes)
+FOLDERS = ("--work", "--models", "--seed")
+_BUDGET = ("--steps", "--minutes")
 
 
 def positive_int(text: str) -> int:
@@ -54,3 +30,66 @@ def positive_float(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return value
+
+
+# As argparse takes them.  What has no default here has that of its settings.
+_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "--target": {
+        "required": True, "help": "the chat model: a folder, a hub model or one of `drafthouse "
+        "models`",
+    },
+    "--depth": {"type": positive_int, "help": "drafts in a chain, or heads"},
+    "--layers": {"dest": "num_layers", "type": positive_int, "help": "of the target"},
+    "--weights": {"choices": WEIGHTS, "help": "how they are written"},
+    "--exit-layer": {"type": positive_int, "help": "layers that run; default: half of them"},
+    "--vocab-size": {"type": positive_int, "help": "tokens it drafts"},
+    "--loss": {"choices": LOSSES},
+    "--answer-tokens": {
+        "dest": "num_answer_tokens", "type": positive_int,
+        "help": "tokens of answers that the target writes first",
+    },
+    "--work": {
+        "type": Path, "default": Path("train-work"), "help": "streams, checkpoints, interim models"
+    },
+    # The default is not the published folder, which training must not overwrite by accident.
+    "--models": {"type": Path, "default": Path("train-work/models"), "help": "finished models"},
+    "--seed": {"type": int, "default": 0},
+    "--processes": {
+        "type": positive_int, "default": 1, "help": "divide each step among so many "
+        "single-threaded processes on a busy CPU; several GPUs: `accelerate launch -m "
+        "cluster.train ...`",
+    },
+    "--threads": {"type": positive_int, "help": "default: one per core"},
+    "--steps": {"type": positive_int, "help": "repeatable on one machine"},
+    "--minutes": {"type": positive_float, "help": "as many steps as fit"},
+    "--evaluate": {
+        "nargs": "?", "type": Path, "const": PUBLISHED / "heldout.jsonl", "metavar": "QUESTIONS",
+        "help": "afterwards compare the target's drafters, by depth and task, on held-out text or "
+        "on questions as Spec-Bench's JSONL has them",
+    },
+    "--out": {"type": Path, "help": "write the drafter's options there, as YAML"},
+    "--tokens": {
+        "type": positive_int, "default": SearchSettings().num_tokens,
+        "help": "of the target's own answers that sets of layers are compared on",
+    },
+    "--questions": {
+        "type": Path, "default": PUBLISHED / "heldout.jsonl",
+        "help": "that drafters are compared on: excerpts, or Spec-Bench's JSONL",
+    },
+    "--max-bytes": {"type": positive_int, "help": "held-out bytes of each kind (default: all)"},
+    "--skip-bits": {"action": "store_true", "help": "measure only the drafters (fast)"},
+}  # fmt: skip
+
+
+def add(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Let a verb have these options."""
+    for name in names:
+        parser.add_argument(name, **_OPTIONS[name])
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """How long a network is trained, and by how many processes."""
+    add(parser, "--processes", "--threads")
+    budget = parser.add_mutually_exclusive_group(required=True)
+    for name in _BUDGET:
+        budget.add_argument(name, **_OPTIONS[name])

@@ -13,9 +13,10 @@ from cluster.config.schema import DrafterConfig
 from cluster.core import SpeculationStats
 from cluster.errors import ConfigError
 from cluster.models.made_for import MadeFor, write_made_for
+from cluster.train.cli import questions_of, show_comparison
 from cluster.train.compare import Acceptance, compare, drafters_of, read_questions, table
-from cluster.train.compare_cli import add_evaluate, questions_of, show_comparison
 from cluster.train.made_for import target_of
+from cluster.train.options import add
 
 
 def folder_for(parent: Path, model: Path, made_for: MadeFor) -> Path:
@@ -106,7 +107,7 @@ def test_the_command_compares_what_lies_in_its_models_only_when_asked(
     folder_for(tmp_path, llama_folder, target_of(str(llama_folder)))
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", type=Path)
-    add_evaluate(parser)
+    add(parser, "--evaluate")
     for words in ([], ["--evaluate", str(questions_file(tmp_path))]):
         arguments = parser.parse_args(["--models", str(tmp_path), *words])
         show_comparison(arguments, str(llama_folder), questions_of(arguments))
